@@ -1,0 +1,1 @@
+"""Record-level fault tolerance for PySpark streams."""

@@ -1,0 +1,197 @@
+"""The exceptions a user can meet.
+
+Every message says what is wrong, where, and what to do. Errors that cross the vertex service carry
+their ``code`` on the wire, so that the client raises the class the vertex raised.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class FTLayerError(Exception):
+    """Base of everything ftlayer raises on purpose."""
+
+    code: ClassVar[str] = "FTLAYER"
+
+
+# ---------------------------------------------------------------- set-up
+
+
+class ConfigError(FTLayerError, ValueError):
+    """An option, or a combination of options, makes no sense; the message names them."""
+
+    code = "CONFIG"
+
+
+class MachineError(FTLayerError):
+    """The machine lacks something: Java, a free address space, a Spark version."""
+
+    code = "ENVIRONMENT"
+
+
+class JavaMissingError(MachineError):
+    """No Java, or one that is too old for this Spark; the message says how to install one."""
+
+    code = "JAVA"
+
+
+class UnsupportedError(FTLayerError):
+    """A thing that works elsewhere and not here; the message names the alternative."""
+
+    code = "UNSUPPORTED"
+
+
+class UnhashableKeyError(FTLayerError, TypeError):
+    """A key column has a type that Spark cannot hash, or Arrow cannot carry; names the column."""
+
+    code = "UNHASHABLE_KEY"
+
+
+class InvalidTopologyError(FTLayerError):
+    """A graph or a query that could not be tracked; names the operators."""
+
+    code = "TOPOLOGY"
+
+
+# ---------------------------------------------------------------- records
+
+
+class FailException(FTLayerError):  # noqa: N818 - the name the original design gave it
+    """Raised by a user's function to fail the record it was called for."""
+
+    code = "FAIL"
+
+
+class CodecError(FTLayerError, ValueError):
+    """Bytes or a schema that are not a tracked batch."""
+
+    code = "CODEC"
+
+
+# ---------------------------------------------------------------- store
+
+
+class StoreError(FTLayerError):
+    """Base of the store's errors; the path is part of the message."""
+
+    code = "STORE"
+
+
+class StoreLockedError(StoreError):
+    """Another process holds this store."""
+
+    code = "STORE_LOCKED"
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a newer ftlayer."""
+
+    code = "STORE_VERSION"
+
+
+class StorePathError(StoreError):
+    """The directory is missing, not a directory, or cannot be written."""
+
+    code = "STORE_PATH"
+
+
+class StoreDamagedError(StoreError):
+    """The store's files fail their checks."""
+
+    code = "STORE_DAMAGED"
+
+
+class StoreFullError(StoreError):
+    """The store has used the share of its map (or its disk) that intake may use."""
+
+    code = "STORE_FULL"
+
+
+# ---------------------------------------------------------------- vertex
+
+
+class VertexError(FTLayerError):
+    """Base of the errors of the vertex and its clients."""
+
+    code = "VERTEX"
+
+
+class MalformedRequestError(VertexError, ValueError):
+    """A request the vertex cannot read; names the field. Nothing was changed."""
+
+    code = "MALFORMED"
+
+
+class UnauthorizedError(VertexError):
+    """The token is missing or wrong."""
+
+    code = "UNAUTHORIZED"
+
+
+class StaleIncarnationError(VertexError):
+    """The call was meant for an earlier incarnation of the vertex, which has restarted since."""
+
+    code = "STALE_INCARNATION"
+
+
+class StaleOwnerError(VertexError):
+    """A newer run of the same query has taken over; this one has to stop."""
+
+    code = "STALE_OWNER"
+
+
+class IntakeTimeoutError(VertexError):
+    """``max_pending`` or a full store held intake back for longer than ``persist_timeout``."""
+
+    code = "INTAKE_TIMEOUT"
+
+
+class VertexUnavailableError(VertexError):
+    """The vertex did not answer before the deadline."""
+
+    code = "UNAVAILABLE"
+
+
+class ProtocolError(VertexError):
+    """A call that is well-formed and makes no sense now (a commit without a seal, say)."""
+
+    code = "PROTOCOL"
+
+
+# ---------------------------------------------------------------- queries
+
+
+class QueryError(FTLayerError):
+    """Base of the errors of a wrapped query."""
+
+    code = "QUERY"
+
+
+class UnaccountedRootsError(QueryError):
+    """Under ``strict``, rows went missing in an operator that is not allowed to drop them."""
+
+    code = "UNACCOUNTED"
+
+
+class RecomputedResultError(QueryError):
+    """What was handed to the sink is not what was sealed: Spark recomputed it differently."""
+
+    code = "RECOMPUTED"
+
+
+class CheckpointMismatchError(QueryError):
+    """The Spark checkpoint belongs to another query, or to the same one with other options."""
+
+    code = "CHECKPOINT"
+
+
+def error_for_code(code: str) -> type[FTLayerError]:
+    """Return the class with this wire ``code``, or `FTLayerError` for one this version lacks."""
+    todo: list[type[FTLayerError]] = [FTLayerError]
+    while todo:
+        cls = todo.pop()
+        if cls.__dict__.get("code") == code:
+            return cls
+        todo.extend(cls.__subclasses__())
+    return FTLayerError

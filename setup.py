@@ -1,0 +1,13 @@
+"""The C extension; everything else is in setup.cfg."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "ftlayer._native",
+            sources=["native/module.c"],
+            extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
+        )
+    ]
+)
