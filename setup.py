@@ -6,7 +6,8 @@ setup(
     ext_modules=[
         Extension(
             "ftlayer._native",
-            sources=["native/module.c"],
+            sources=["native/module.c", "native/buffers.c", "native/ids.c", "native/fold.c"],
+            depends=["native/native.h"],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
         )
     ]

@@ -1,7 +1,23 @@
-/* ftlayer._native: kernels that must be fast from the first call inside a Spark Python worker. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+/* ftlayer._native: kernels that must be fast from the first call inside a Spark Python worker.
+ * Their Python signatures are in ftlayer/_native.pyi. */
+#include "native.h"
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "ftlayer._native", NULL, -1, NULL, NULL, NULL, NULL, NULL};
+static PyMethodDef methods[] = {
+    {"mix64", native_mix64, METH_VARARGS, NULL},
+    {"child_ids", native_child_ids, METH_VARARGS, NULL},
+    {"join_ids", native_join_ids, METH_VARARGS, NULL},
+    {"root_ids", native_root_ids, METH_VARARGS, NULL},
+    {"replay_root_ids", native_replay_root_ids, METH_VARARGS, NULL},
+    {"xor_fold", native_xor_fold, METH_VARARGS, NULL},
+    {"xor_runs", native_xor_runs, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "ftlayer._native",
+    .m_size = -1,
+    .m_methods = methods,
+};
 
 PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }

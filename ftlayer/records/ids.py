@@ -1,0 +1,264 @@
+"""Record ids: how they are derived, and how they are folded.
+
+An id is an unsigned 64-bit number and never 0. Ids are *derived*, not drawn: a task that is executed again
+gives its records the ids they had, so what it reports twice is the same event and not a new one. Distinct
+copies get distinct ids because everything that tells them apart (operator, edge, ordinal, channel, join
+side) is mixed in. Whatever is not excluded exactly collides with probability 2**-64 a pair (2**-(64 - bits of
+the shard) for root ids).
+
+The mix is SplitMix64's finalizer (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
+2014). It is no cryptography: whoever chooses ids on purpose can make them collide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ftlayer.errors import ConfigError
+from ftlayer.records.kernels import native
+
+U64Array: TypeAlias = npt.NDArray[np.uint64]
+I64Array: TypeAlias = npt.NDArray[np.int64]
+I32Array: TypeAlias = npt.NDArray[np.int32]
+
+MAX_SHARDS = 1 << 16
+"""At most this many shards: 16 bits of a root id, so that 48 are left to tell records apart."""
+
+
+class RecordId(NamedTuple):
+    """The name of one record: its root, and itself. Both are uint64 and never 0."""
+
+    source_record_id: int
+    record_id: int
+
+
+def mix64(values: U64Array) -> U64Array:
+    """Return SplitMix64's finalizer of uint64[n] ``values``.
+
+    A bijection, each output bit of which depends on all input bits. 0 is mapped to 0.
+    """
+    values = _u64(values)
+    out = np.empty(len(values), np.uint64)
+    native.mix64(values, out)
+    return out
+
+
+def operator_key(uid: str) -> int:
+    """Hash an operator's uid to 64 bits, the same in every process and version."""
+    digest = hashlib.blake2b(uid.encode(), digest_size=8, person=b"ftl operator").digest()
+    return int.from_bytes(digest, "little")
+
+
+def child_ids(
+    parent_ids: U64Array, *, operator: int, edge: int, ordinals: U64Array, channel: int | U64Array
+) -> U64Array:
+    """Derive the ids of records from the ids of the records they come from.
+
+    Args:
+        parent_ids: uint64[n], the ``record_id`` of each child's parent.
+        operator: `operator_key` of the operator that emits them.
+        edge: number of the operator's output edge, 0 or more.
+        ordinals: uint64[n], the number of each child among all the outputs of the invocation.
+        channel: the receiving channel, one for all or uint64[n]. A broadcast record is one copy a channel.
+
+    Returns:
+        uint64[n], never 0. Children of one parent, operator, edge and channel with distinct ordinals have
+        distinct ids for certain, all others save for one pair in 2**64.
+
+    Raises:
+        TypeError, ValueError, OverflowError: an argument of another type, length or range; names it.
+    """
+    parent_ids = _u64(parent_ids)
+    out = np.empty(len(parent_ids), np.uint64)
+    native.child_ids(parent_ids, operator, edge, _u64(ordinals), _channel(channel), out)
+    return out
+
+
+def join_ids(
+    left: U64Array,
+    right: U64Array,
+    *,
+    side: int,
+    operator: int,
+    edge: int,
+    ordinals: U64Array,
+    channel: int | U64Array,
+) -> U64Array:
+    """Derive the ids of joined records, for the root of one of their sides.
+
+    A joined record has one id for each distinct root it comes from: call this with ``side=0`` for the root of
+    ``left`` and ``side=1`` for the root of ``right``, with ``left`` and ``right`` (uint64[n], record ids) in
+    the same order both times. The other arguments, the result and the errors are those of `child_ids`.
+    """
+    left = _u64(left)
+    out = np.empty(len(left), np.uint64)
+    native.join_ids(left, _u64(right), side, operator, edge, _u64(ordinals), _channel(channel), out)
+    return out
+
+
+def initial_record_ids(roots: U64Array) -> U64Array:
+    """Return the ``record_id`` of source records as they are stored: a function of their root alone."""
+    return child_ids(roots, operator=0, edge=0, ordinals=np.zeros(len(roots), np.uint64), channel=0)
+
+
+@dataclass(frozen=True)
+class RootSeed:
+    """What names the records of one partition of one batch of a source.
+
+    Attributes:
+        query: the query or job.
+        run: the run of it; part of the name because a batch run again may number other rows the same.
+        source: the source's name within the query.
+        batch: batch or epoch, 0 or more.
+        partition: partition of the source within the batch, 0 or more.
+    """
+
+    query: str
+    run: str
+    source: str
+    batch: int
+    partition: int
+
+    @cached_property
+    def key(self) -> bytes:
+        """16 bytes that stand for all fields; what `root_ids` and the wire need of a seed."""
+        digest = hashlib.blake2b(digest_size=16, person=b"ftl root")
+        for name in (self.query, self.run, self.source):
+            encoded = name.encode()
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+        for number in (self.batch, self.partition):
+            digest.update(number.to_bytes(8, "little"))
+        return digest.digest()
+
+
+def root_ids(
+    seed: RootSeed | bytes, first_ordinal: int, n: int, *, shard: int = 0, shards: int = 1
+) -> U64Array:
+    """Derive the root ids of ``n`` records with consecutive ordinals.
+
+    Args:
+        seed: what names the records, or its 16-byte ``key``.
+        first_ordinal: ordinal of the first of them within the seed, 0 or more.
+        n: how many.
+        shard: the shard in charge of them; becomes the top bits of the ids.
+        shards: number of shards, a power of two up to `MAX_SHARDS`; 1 takes no bits.
+
+    Returns:
+        uint64[n], never 0. Ids of one seed and shard with distinct ordinals are distinct for certain.
+
+    Raises:
+        ConfigError: ``shards`` or ``shard`` out of range.
+        ValueError, OverflowError: another argument out of range.
+    """
+    bits = shard_bits(shards)
+    _check_shard(shard, shards)
+    key0, key1 = _split_key(seed)
+    out = np.empty(n, np.uint64)
+    native.root_ids(key0, key1, first_ordinal, shard, bits, out)
+    return out
+
+
+def random_root_ids(n: int, *, shard: int = 0, shards: int = 1) -> U64Array:
+    """Draw ``n`` root ids from the operating system's secure source, for records that nothing names.
+
+    The result is uint64[n], never 0, with the shard in its top bits; two are equal with probability
+    2**-(64 - bits of the shard).
+    """
+    bits = shard_bits(shards)
+    _check_shard(shard, shards)
+    mask = np.uint64((1 << (64 - bits)) - 1)
+    drawn: U64Array = np.frombuffer(bytearray(os.urandom(8 * n)), np.uint64) & mask
+    while not drawn.all():
+        missing = np.flatnonzero(drawn == 0)
+        drawn[missing] = np.frombuffer(os.urandom(8 * len(missing)), np.uint64) & mask
+    return drawn | np.uint64(shard << (64 - bits) if bits else 0)
+
+
+def replay_root_ids(roots: U64Array, attempts: I32Array, *, incarnation: int, shards: int = 1) -> U64Array:
+    """Derive fresh root ids for records that are sent again.
+
+    Args:
+        roots: uint64[n], the root ids of the attempts that ended.
+        attempts: int32[n], the number of the attempt that begins.
+        incarnation: the vertex's incarnation, so that a restarted vertex cannot repeat an id it gave before.
+        shards: as in `root_ids`; the ids keep their shard.
+
+    Returns:
+        uint64[n], never 0. Distinct roots of one shard and attempt get distinct ids for certain.
+    """
+    roots = _u64(roots)
+    attempts = np.ascontiguousarray(attempts)
+    out = np.empty(len(roots), np.uint64)
+    native.replay_root_ids(roots, attempts, incarnation, shard_bits(shards), out)
+    return out
+
+
+def shard_bits(shards: int) -> int:
+    """Return how many top bits of a root id name its shard.
+
+    Raises ConfigError unless ``shards`` is a power of two up to `MAX_SHARDS`.
+    """
+    if not 1 <= shards <= MAX_SHARDS or shards & (shards - 1):
+        raise ConfigError(f"shards must be a power of two between 1 and {MAX_SHARDS}, not {shards}")
+    return shards.bit_length() - 1
+
+
+def shard_of(roots: U64Array, shards: int) -> I64Array:
+    """Return the shard of each root: int64[n] in 0..shards-1."""
+    bits = shard_bits(shards)
+    roots = _u64(roots)
+    if bits == 0:
+        return np.zeros(len(roots), np.int64)
+    return (roots >> np.uint64(64 - bits)).astype(np.int64)
+
+
+def xor_fold_by_root(roots: U64Array, values: U64Array) -> tuple[U64Array, U64Array]:
+    """XOR ``values`` (uint64[n]) by their ``roots`` (uint64[n], in any order).
+
+    Returns:
+        The distinct roots in the order of their first appearance, and each one's XOR; both uint64[m].
+        A root whose values cancel out stays in the result, with 0.
+    """
+    roots = _u64(roots)
+    unique, folded = np.empty(len(roots), np.uint64), np.empty(len(roots), np.uint64)
+    groups = native.xor_fold(roots, _u64(values), unique, folded)
+    return unique[:groups], folded[:groups]
+
+
+def xor_runs(roots: U64Array, values: U64Array) -> tuple[U64Array, U64Array]:
+    """Do the same as `xor_fold_by_root`, faster, for equal roots that stand together.
+
+    Every run of equal roots gives one entry: a root in several runs appears several times.
+    """
+    roots = _u64(roots)
+    unique, folded = np.empty(len(roots), np.uint64), np.empty(len(roots), np.uint64)
+    groups = native.xor_runs(roots, _u64(values), unique, folded)
+    return unique[:groups], folded[:groups]
+
+
+def _u64(values: U64Array) -> U64Array:
+    """Make a strided view contiguous; another type is left for the kernel to refuse by name."""
+    return np.ascontiguousarray(values)
+
+
+def _channel(channel: int | U64Array) -> int | U64Array:
+    return np.ascontiguousarray(channel) if isinstance(channel, np.ndarray) else int(channel)
+
+
+def _check_shard(shard: int, shards: int) -> None:
+    if not 0 <= shard < shards:
+        raise ConfigError(f"shard must lie in 0..{shards - 1}, not {shard}")
+
+
+def _split_key(seed: RootSeed | bytes) -> tuple[int, int]:
+    key = seed.key if isinstance(seed, RootSeed) else seed
+    if len(key) != 16:
+        raise ValueError(f"a root seed's key has 16 bytes, not {len(key)}")
+    return int.from_bytes(key[:8], "little"), int.from_bytes(key[8:], "little")

@@ -1,0 +1,55 @@
+/* What the kernels share: typed views on Python buffers, the 64-bit mix, and the list of entry points.
+ *
+ * Every kernel takes contiguous one-dimensional buffers (NumPy arrays, say), checks their item type and
+ * length, releases the GIL while it loops, and writes into a buffer that the caller allocated. */
+#ifndef FTLAYER_NATIVE_H
+#define FTLAYER_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "ftlayer's kernels read Arrow's little-endian buffers in place"
+#endif
+
+typedef enum { ITEM_U64, ITEM_I32 } item_type;
+
+typedef struct {
+    Py_buffer buffer; /* buffer.obj is NULL when there is none */
+    void *data;
+    Py_ssize_t length;
+} array_view;
+
+/* Take a view of `object`; 0, or -1 with a TypeError that names the argument. */
+int view_array(PyObject *object, const char *name, item_type type, int writable, array_view *view);
+void release_array(array_view *view);
+
+/* 0 when the view has `length` items, or -1 with a ValueError that names the argument. */
+int check_length(const array_view *view, const char *name, Py_ssize_t length);
+
+/* A Python int in 0..2**64-1; 0, or -1 with an error that names the argument. */
+int read_u64(PyObject *object, const char *name, uint64_t *value);
+
+/* Odd, 2**64 divided by the golden ratio: the increment of SplitMix64. */
+#define GOLDEN UINT64_C(0x9E3779B97F4A7C15)
+
+/* The finalizer of SplitMix64 (Steele, Lea, Flood, 2014; constants: Stafford's "Mix13"). A bijection. */
+static inline uint64_t mix64(uint64_t x) {
+    x = (x ^ (x >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+    x = (x ^ (x >> 27)) * UINT64_C(0x94D049BB133111EB);
+    return x ^ (x >> 31);
+}
+
+/* ids.c */
+PyObject *native_mix64(PyObject *self, PyObject *args);
+PyObject *native_child_ids(PyObject *self, PyObject *args);
+PyObject *native_join_ids(PyObject *self, PyObject *args);
+PyObject *native_root_ids(PyObject *self, PyObject *args);
+PyObject *native_replay_root_ids(PyObject *self, PyObject *args);
+
+/* fold.c */
+PyObject *native_xor_fold(PyObject *self, PyObject *args);
+PyObject *native_xor_runs(PyObject *self, PyObject *args);
+
+#endif
