@@ -1,0 +1,13 @@
+"""Where the vertex keeps its records: transactions over tables of byte keys."""
+
+from ftlayer.store.kv import INTAKE_SHARE, TABLES, KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.store.memory import MemoryStore
+
+__all__ = [
+    "INTAKE_SHARE",
+    "TABLES",
+    "KeyValueStore",
+    "MemoryStore",
+    "ReadTransaction",
+    "WriteTransaction",
+]

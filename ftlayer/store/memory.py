@@ -1,0 +1,280 @@
+"""A store in memory: for tests, and for vertices whose records need not outlive them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ftlayer.errors import StoreError, StoreFullError
+from ftlayer.store.kv import INTAKE_SHARE, TABLES, check_key, check_table
+from ftlayer.store.sorted_keys import SortedKeys
+
+_DEFAULT_MAX_BYTES = 1 << 30
+
+
+class _Table:
+    """Keys in order and their values."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.keys = SortedKeys()
+
+    def copy(self) -> _Table:
+        other = _Table()
+        other.values = self.values.copy()
+        other.keys = self.keys.copy()
+        return other
+
+    def set(self, key: bytes, value: bytes) -> None:
+        if key not in self.values:
+            self.keys.add(key)
+        self.values[key] = value
+
+    def unset(self, key: bytes) -> None:
+        del self.values[key]
+        self.keys.remove(key)
+
+
+class _Changes:
+    """What a write transaction did to one table so far: None marks a deleted key."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes | None] = {}
+        self.keys = SortedKeys()
+        self.added = 0
+
+    def set(self, key: bytes, value: bytes | None) -> None:
+        if key not in self.values:
+            self.keys.add(key)
+        self.values[key] = value
+
+
+class _Read:
+    """A view of published tables, which nobody changes while it is open."""
+
+    def __init__(self, tables: dict[str, _Table]) -> None:
+        self._tables = tables
+        self._open = True
+
+    def end(self) -> None:
+        self._open = False
+
+    def sees(self, name: str, table: _Table) -> bool:
+        """Whether ``table`` is the one this view reads as ``name``."""
+        return self._tables[name] is table
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        return self._table(table).values.get(key)
+
+    def scan(
+        self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        self._table(table)
+        return self._scan(table, start, stop, reverse)
+
+    def count(self, table: str) -> int:
+        return len(self._table(table).values)
+
+    def _table(self, table: str) -> _Table:
+        check_table(table)
+        if not self._open:
+            raise StoreError("this transaction has ended: use it inside its with block only")
+        return self._tables[table]
+
+    def _scan(
+        self, table: str, start: bytes, stop: bytes | None, reverse: bool
+    ) -> Iterator[tuple[bytes, bytes]]:
+        key = self._before(table, stop) if reverse else self._after(table, start, inclusive=True)
+        while key is not None and key >= start and (stop is None or key < stop):
+            value = self.get(table, key)
+            assert value is not None
+            yield key, value
+            key = self._before(table, key) if reverse else self._after(table, key, inclusive=False)
+
+    def _after(self, table: str, key: bytes, *, inclusive: bool) -> bytes | None:
+        return self._table(table).keys.above(key, inclusive=inclusive)
+
+    def _before(self, table: str, key: bytes | None) -> bytes | None:
+        keys = self._table(table).keys
+        return keys.last() if key is None else keys.below(key)
+
+
+class _Write(_Read):
+    """Published tables with changes laid over them; applied at commit, dropped at abort."""
+
+    def __init__(self, tables: dict[str, _Table], used_bytes: int, limit_bytes: int) -> None:
+        super().__init__(tables)
+        self.changes = {table: _Changes() for table in TABLES}
+        self.used_bytes = used_bytes
+        self._limit_bytes = limit_bytes
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        published = super().get(table, key)
+        return self.changes[table].values.get(key, published)
+
+    def count(self, table: str) -> int:
+        return super().count(table) + self.changes[table].added
+
+    def put(self, table: str, key: bytes, value: bytes | memoryview, *, append: bool = False) -> None:
+        check_key(key)
+        old = self.get(table, key)
+        if append:
+            last = self._before(table, None)
+            if last is not None and key <= last:
+                raise ValueError(f"append to {table!r} of a key that is not above its last one")
+        changes = self.changes[table]
+        changes.added += old is None
+        changes.set(key, bytes(value))
+        self.used_bytes += memoryview(value).nbytes + len(key)
+        self.used_bytes -= 0 if old is None else len(old) + len(key)
+        self.check_room()
+
+    def check_room(self) -> None:
+        """Raise `StoreFullError` when the changes so far exceed what this transaction may use."""
+        if self.used_bytes > self._limit_bytes:
+            raise StoreFullError(
+                f"the store in memory is full: {self.used_bytes} of {self._limit_bytes} bytes that this "
+                "change may use; wait until records complete, or give it more max_bytes"
+            )
+
+    def delete(self, table: str, key: bytes) -> bool:
+        old = self.get(table, key)
+        if old is None:
+            return False
+        changes = self.changes[table]
+        changes.added -= 1
+        changes.set(key, None)
+        self.used_bytes -= len(old) + len(key)
+        return True
+
+    def _after(self, table: str, key: bytes, *, inclusive: bool) -> bytes | None:
+        published, changes = self._table(table), self.changes[table]
+        old = published.keys.above(key, inclusive=inclusive)
+        while old is not None and old in changes.values:
+            old = published.keys.above(old, inclusive=False)
+        new = changes.keys.above(key, inclusive=inclusive)
+        while new is not None and changes.values[new] is None:
+            new = changes.keys.above(new, inclusive=False)
+        return min((k for k in (old, new) if k is not None), default=None)
+
+    def _before(self, table: str, key: bytes | None) -> bytes | None:
+        published, changes = self._table(table), self.changes[table]
+        old = published.keys.last() if key is None else published.keys.below(key)
+        while old is not None and old in changes.values:
+            old = published.keys.below(old)
+        new = changes.keys.last() if key is None else changes.keys.below(key)
+        while new is not None and changes.values[new] is None:
+            new = changes.keys.below(new)
+        return max((k for k in (old, new) if k is not None), default=None)
+
+
+class MemoryStore:
+    """A `KeyValueStore` that lives and dies with its process; its incarnation is always 1.
+
+    Readers never wait: a commit copies the tables it changes while a snapshot holds them.
+    """
+
+    def __init__(self, max_bytes: int = _DEFAULT_MAX_BYTES) -> None:
+        """``max_bytes`` bounds keys and values; Python's own overhead (about 200 bytes an entry) is extra."""
+        self._max_bytes = max_bytes
+        self._used_bytes = 0
+        self._tables = {table: _Table() for table in TABLES}
+        self._snapshots: list[_Read] = []
+        self._closed = False
+        self._writer = threading.Lock()
+        self._guard = threading.Lock()  # of the published tables and the snapshots, held for moments
+        self._local = threading.local()
+
+    @contextmanager
+    def write(self, *, intake: bool) -> Iterator[_Write]:
+        """See `KeyValueStore.write`."""
+        with self._alone_in_thread(), self._writer:
+            self._check_open()
+            limit = int(self._max_bytes * INTAKE_SHARE) if intake else self._max_bytes
+            if intake and self._used_bytes >= limit:
+                raise StoreFullError(
+                    f"the store in memory is full: {self._used_bytes} of {self._max_bytes} bytes in use, "
+                    f"intake stops at {INTAKE_SHARE:.0%}; wait until records complete"
+                )
+            transaction = _Write(self._tables, self._used_bytes, limit)
+            try:
+                yield transaction
+                self._apply(transaction)
+            finally:
+                transaction.end()
+
+    @contextmanager
+    def read(self) -> Iterator[_Read]:
+        """See `KeyValueStore.read`."""
+        with self._alone_in_thread():
+            with self._guard:
+                self._check_open()
+                transaction = _Read(self._tables.copy())
+                self._snapshots.append(transaction)
+            try:
+                yield transaction
+            finally:
+                transaction.end()
+                with self._guard:
+                    self._snapshots.remove(transaction)
+
+    def sync(self) -> None:
+        """Do nothing: there is nothing below this store."""
+        self._check_open()
+
+    def close(self) -> None:
+        """See `KeyValueStore.close`."""
+        with self._writer:
+            self._closed = True
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        self._check_open()
+        return self._used_bytes
+
+    @property
+    def used_share(self) -> float:
+        """See `KeyValueStore.used_share`."""
+        return self.used_bytes / self._max_bytes
+
+    @property
+    def max_bytes(self) -> int:
+        """See `KeyValueStore.max_bytes`."""
+        return self._max_bytes
+
+    @property
+    def incarnation(self) -> int:
+        """Always 1: a store in memory is opened once."""
+        return 1
+
+    def _apply(self, transaction: _Write) -> None:
+        transaction.check_room()
+        with self._guard:
+            for name, changes in transaction.changes.items():
+                if not changes.values:
+                    continue
+                table = self._tables[name]
+                if any(snapshot.sees(name, table) for snapshot in self._snapshots):
+                    table = self._tables[name] = table.copy()
+                for key, value in changes.values.items():
+                    if value is not None:
+                        table.set(key, value)
+                    elif key in table.values:
+                        table.unset(key)
+            self._used_bytes = transaction.used_bytes
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreError("the store in memory is closed")
+
+    @contextmanager
+    def _alone_in_thread(self) -> Iterator[None]:
+        if getattr(self._local, "busy", False):
+            raise StoreError("this thread has a transaction open: transactions do not nest")
+        self._local.busy = True
+        try:
+            yield
+        finally:
+            self._local.busy = False
