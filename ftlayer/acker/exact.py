@@ -1,0 +1,260 @@
+"""The tracker that remembers every id: for tests, and to find out what a stuck root waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ftlayer.errors import ConfigError
+from ftlayer.timeouts import NEVER
+from ftlayer.timeouts.segmented_table import U64, Mask, as_stamp, as_u64, no_zeros
+
+from .tracker import Forgotten, IdLists, Roots, fold_ids
+
+
+@dataclass(frozen=True)
+class Owed:
+    """An id that a root waits for.
+
+    ``emitted`` says which half is missing. True: the id was emitted to operator ``owner``, which has not
+    acknowledged it. False: it was acknowledged, and no event has told of its emission yet. ``owner`` is
+    None where the event named none.
+    """
+
+    record_id: int
+    owner: str | None
+    emitted: bool
+
+
+@dataclass
+class _Entry:
+    registered: bool = False
+    location: int = 0
+    bucket: int = NEVER
+    folded: int = 0
+    ids_known: bool = True
+    owed: dict[int, Owed] = field(default_factory=dict)
+
+    def is_complete(self) -> bool:
+        return self.registered and (not self.owed if self.ids_known else self.folded == 0)
+
+
+class ExactTracker:
+    """Pending roots with the set of ids each waits for: a `Tracker` some hundred times slower.
+
+    With ``ids`` in every event of a root, the root completes when each id was seen twice, and
+    `early_zeros` counts the events after which its XOR was 0 while ids were missing: what the table
+    would have taken for completion. A root that got an event without ``ids`` is judged by its XOR
+    alone, as the table does it.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, _Entry] = {}
+        self._unknown_xors = 0
+        self._duplicate_registrations = 0
+        self._early_zeros = 0
+
+    def register(
+        self,
+        roots: U64,
+        values: U64,
+        *,
+        locations: U64 | None = None,
+        bucket: int = NEVER,
+        ids: IdLists | None = None,
+    ) -> Roots:
+        """Enter roots; see `Tracker.register`."""
+        roots, values = no_zeros(as_u64(roots, "roots"), "roots"), as_u64(values, "values", len(roots))
+        given = [0] * len(roots) if locations is None else as_u64(locations, "locations", len(roots)).tolist()
+        as_stamp(bucket)
+        lists = _lists(ids, values)
+        complete: list[tuple[int, int]] = []
+        seen: set[int] = set()
+        for root, value, location, owed in zip(roots.tolist(), values.tolist(), given, lists, strict=True):
+            entry = self._entries.setdefault(root, _Entry())
+            if entry.registered or root in seen:
+                self._duplicate_registrations += 1
+                continue
+            seen.add(root)
+            entry.registered, entry.location, entry.bucket = True, location, bucket
+            self._fold(entry, value, owed)
+        for root in dict.fromkeys(roots.tolist()):
+            self._complete_if_due(root, complete)
+        return _roots(complete)
+
+    def xor(
+        self,
+        roots: U64,
+        values: U64,
+        *,
+        hold_unregistered: bool = False,
+        bucket: int = NEVER,
+        ids: IdLists | None = None,
+    ) -> Roots:
+        """XOR values into pending roots; see `Tracker.xor`."""
+        roots, values = as_u64(roots, "roots"), as_u64(values, "values", len(roots))
+        as_stamp(bucket)
+        complete: list[tuple[int, int]] = []
+        done: set[int] = set()
+        for root, value, owed in zip(roots.tolist(), values.tolist(), _lists(ids, values), strict=True):
+            entry = self._entries.get(root)
+            if entry is None:
+                if not hold_unregistered or root == 0 or root in done:
+                    self._unknown_xors += 1
+                    continue
+                entry = self._entries[root] = _Entry()
+            elif not entry.registered and not hold_unregistered:
+                self._unknown_xors += 1
+                continue
+            if not entry.registered:
+                entry.bucket = bucket
+            self._fold(entry, value, owed)
+            if self._complete_if_due(root, complete):
+                done.add(root)
+        return _roots(complete)
+
+    def explain(self, root: int) -> Explanation | None:
+        """Return what ``root`` waits for; None if it is not pending and nothing is held for it."""
+        entry = self._entries.get(root)
+        if entry is None:
+            return None
+        return Explanation(entry.registered, entry.ids_known, tuple(entry.owed.values()))
+
+    @property
+    def early_zeros(self) -> int:
+        """Events after which a registered root's XOR was 0 while ids were missing, since the start."""
+        return self._early_zeros
+
+    def forget(self, roots: U64) -> Forgotten:
+        """Drop pending roots; see `Tracker.forget`."""
+        wanted = as_u64(roots, "roots").tolist()
+        pending = np.zeros(len(wanted), np.bool_)
+        locations = np.zeros(len(wanted), np.uint64)
+        for position, root in enumerate(wanted):
+            if self._is_pending(root):
+                pending[position] = True
+                locations[position] = self._entries.pop(root).location
+        return Forgotten(pending, locations)
+
+    def touch(self, roots: U64, bucket: int) -> Mask:
+        """Move pending roots to ``bucket``; see `Tracker.touch`."""
+        as_stamp(bucket)
+        found = self.contains(roots)
+        for root in roots[found].tolist():
+            self._entries[root].bucket = bucket
+        return found
+
+    def expire(self, buckets: Sequence[int], *, keep_as: int | None = None) -> Roots:
+        """Take the pending roots of ``buckets``; see `Tracker.expire`."""
+        taken = [(root, entry.location) for root, entry in self._in(buckets) if entry.registered]
+        for root, _ in taken:
+            if keep_as is None:
+                del self._entries[root]
+            else:
+                self._entries[root].bucket = keep_as
+        return _roots(taken)
+
+    def drop_orphans(self, buckets: Sequence[int]) -> int:
+        """Drop the orphans in ``buckets``; see `Tracker.drop_orphans`."""
+        orphans = [root for root, entry in self._in(buckets) if not entry.registered]
+        for root in orphans:
+            del self._entries[root]
+        return len(orphans)
+
+    def contains(self, roots: U64) -> Mask:
+        """Return which roots are pending; see `Tracker.contains`."""
+        return np.array([self._is_pending(root) for root in as_u64(roots, "roots").tolist()], np.bool_)
+
+    def values(self, roots: U64) -> U64:
+        """Return the values of roots; see `Tracker.values`."""
+        wanted = as_u64(roots, "roots").tolist()
+        return np.array([self._entries[r].folded if self._is_pending(r) else 0 for r in wanted], np.uint64)
+
+    def pending(self) -> Roots:
+        """Return a copy of all pending roots; see `Tracker.pending`."""
+        return _roots((root, entry.location) for root, entry in self._entries.items() if entry.registered)
+
+    @property
+    def pending_count(self) -> int:
+        """Number of pending roots."""
+        return sum(entry.registered for entry in self._entries.values())
+
+    @property
+    def orphan_count(self) -> int:
+        """Number of roots with events held for a registration."""
+        return len(self._entries) - self.pending_count
+
+    @property
+    def unknown_xors(self) -> int:
+        """Events that were ignored since the start."""
+        return self._unknown_xors
+
+    @property
+    def duplicate_registrations(self) -> int:
+        """Registrations that were ignored since the start."""
+        return self._duplicate_registrations
+
+    def _is_pending(self, root: int) -> bool:
+        return root in self._entries and self._entries[root].registered
+
+    def _in(self, buckets: Sequence[int]) -> list[tuple[int, _Entry]]:
+        wanted = set(buckets) - {NEVER}
+        return [(root, entry) for root, entry in self._entries.items() if entry.bucket in wanted]
+
+    def _fold(self, entry: _Entry, value: int, owed: list[Owed] | None) -> None:
+        entry.folded ^= value
+        if owed is None:
+            entry.ids_known = False
+            return
+        for item in owed:
+            if entry.owed.pop(item.record_id, None) is None:
+                entry.owed[item.record_id] = item
+
+    def _complete_if_due(self, root: int, complete: list[tuple[int, int]]) -> bool:
+        entry = self._entries.get(root)
+        if entry is None or not entry.registered:
+            return False
+        if entry.is_complete():
+            complete.append((root, self._entries.pop(root).location))
+            return True
+        self._early_zeros += entry.folded == 0
+        return False
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a root waits for: its registration, if not ``registered``, and the ids ``owed``.
+
+    ``ids_known`` False: some of its events came without their ids, so ``owed`` does not say it all.
+    """
+
+    registered: bool
+    ids_known: bool
+    owed: tuple[Owed, ...]
+
+
+def _lists(ids: IdLists | None, values: U64) -> list[list[Owed] | None]:
+    """Split ``ids`` by event; `ConfigError` if they are not what ``values`` were folded from."""
+    if ids is None:
+        return [None] * values.size
+    folded = fold_ids(ids)
+    if folded.size != values.size or (folded != values).any():
+        raise ConfigError("ids: their XOR differs from the values; give the lists that the values come from")
+    owners = ids.owners if ids.owners is not None else [None] * ids.ids.size
+    emitted = (owner != "" for owner in owners)
+    owed = [
+        Owed(record_id, owner or None, is_emitted)
+        for record_id, owner, is_emitted in zip(ids.ids.tolist(), owners, emitted, strict=True)
+    ]
+    bounds = ids.offsets.tolist()
+    return [owed[start:stop] for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+
+
+def _roots(pairs: Iterable[tuple[int, int]]) -> Roots:
+    rows = list(pairs)
+    return Roots(
+        np.array([root for root, _ in rows], np.uint64),
+        np.array([location for _, location in rows], np.uint64),
+    )

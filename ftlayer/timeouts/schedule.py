@@ -1,0 +1,84 @@
+"""Which bucket an entry belongs to now, and which buckets have expired."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ftlayer.errors import ConfigError
+
+from .segmented_table import MAX_STAMP
+
+
+@dataclass
+class _Bucket:
+    number: int
+    interval: int
+
+
+class ExpirySchedule:
+    """The buckets of one timeout, by an explicit clock in milliseconds.
+
+    It owns the bucket numbers ``first_bucket`` to ``first_bucket + buckets - 1`` of a table, so schedules
+    of several timeouts share a table when their numbers don't overlap; a table's `expire` takes the
+    numbers, and stamps come from `bucket_at`. Time is cut into intervals of ``timeout / (buckets - 1)``, a
+    bucket for each; one expires ``timeout`` after its interval's end.
+
+    Guaranteed, whatever the clock does: an entry stamped by ``bucket_at(t)`` is not expired by an
+    ``advance(now)`` with ``now < t + timeout``. If `advance` is called before `bucket_at` with the same
+    time (as a rule), it is by the first one with ``now >= t + timeout x (1 + 1 / (buckets - 1))``. A clock
+    that goes back is taken to stand still.
+
+    Raises `ConfigError` for fewer than two buckets, a timeout below ``buckets - 1`` ms, or numbers out of
+    a table's range.
+    """
+
+    def __init__(self, timeout_ms: int, buckets: int = 3, *, first_bucket: int = 1) -> None:
+        if buckets < 2:
+            raise ConfigError(f"buckets: expected at least 2, got {buckets}")
+        if timeout_ms < buckets - 1:
+            raise ConfigError(
+                f"timeout_ms: expected at least {buckets - 1} with {buckets} buckets, got {timeout_ms}"
+            )
+        if first_bucket < 1 or first_bucket + buckets - 1 > MAX_STAMP:
+            raise ConfigError(
+                f"first_bucket: {first_bucket} with {buckets} buckets is not within 1 to {MAX_STAMP}"
+            )
+        self.timeout_ms = timeout_ms
+        self.buckets = buckets
+        self.first_bucket = first_bucket
+        self._now = 0
+        self._open: deque[_Bucket] = deque()
+        self._free = deque(range(first_bucket, first_bucket + buckets))
+
+    def bucket_at(self, now_ms: int) -> int:
+        """Return the bucket for entries that are put or touched now."""
+        interval = self._interval(now_ms)
+        if self._open and (self._open[-1].interval == interval or not self._free):
+            # Without a free number (nobody advanced for long) the newest bucket lives longer instead.
+            self._open[-1].interval = interval
+        else:
+            self._open.append(_Bucket(self._free.popleft(), interval))
+        return self._open[-1].number
+
+    def advance(self, now_ms: int) -> list[int]:
+        """Return the buckets that have expired by now, oldest first (several after a jump of the clock).
+
+        Take their entries out of the table before the next `bucket_at`, which may hand the numbers out again.
+        """
+        interval = self._interval(now_ms)
+        expired = []
+        while self._open and self._open[0].interval + self.buckets <= interval:
+            expired.append(self._open.popleft().number)
+        self._free.extend(expired)
+        return expired
+
+    def next_expiry_ms(self) -> int | None:
+        """Return the first time at which `advance` has something to expire; None when nothing is stamped."""
+        if not self._open:
+            return None
+        return -(-(self._open[0].interval + self.buckets) * self.timeout_ms // (self.buckets - 1))
+
+    def _interval(self, now_ms: int) -> int:
+        self._now = max(self._now, now_ms)
+        return self._now * (self.buckets - 1) // self.timeout_ms
