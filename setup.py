@@ -6,8 +6,15 @@ setup(
     ext_modules=[
         Extension(
             "ftlayer._native",
-            sources=["native/module.c", "native/buffers.c", "native/ids.c", "native/fold.c"],
-            depends=["native/native.h"],
+            sources=[
+                "native/module.c",
+                "native/buffers.c",
+                "native/ids.c",
+                "native/fold.c",
+                "native/column.c",
+                "native/keyhash.c",
+            ],
+            depends=["native/native.h", "native/arrow_c.h", "native/column.h", "native/murmur3.h"],
             extra_compile_args=["-O3", "-std=c11", "-Wall", "-Wextra"],
         )
     ]

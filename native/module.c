@@ -10,6 +10,7 @@ static PyMethodDef methods[] = {
     {"replay_root_ids", native_replay_root_ids, METH_VARARGS, NULL},
     {"xor_fold", native_xor_fold, METH_VARARGS, NULL},
     {"xor_runs", native_xor_runs, METH_VARARGS, NULL},
+    {"hash_column", native_hash_column, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

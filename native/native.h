@@ -52,4 +52,7 @@ PyObject *native_replay_root_ids(PyObject *self, PyObject *args);
 PyObject *native_xor_fold(PyObject *self, PyObject *args);
 PyObject *native_xor_runs(PyObject *self, PyObject *args);
 
+/* keyhash.c */
+PyObject *native_hash_column(PyObject *self, PyObject *args);
+
 #endif
