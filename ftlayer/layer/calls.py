@@ -236,12 +236,14 @@ class OpenQuery:
 
 @dataclass(frozen=True, slots=True)
 class QueryOpened:
-    """Reply to `OpenQuery`. Batch ids are -1 where there was none yet."""
+    """Reply to `OpenQuery`. Batch ids are -1 where there was none yet; root ids carry ``shard``."""
 
     epoch: int
     incarnation: int
     last_sealed: int
     last_committed: int
+    shard: int = 0
+    shards: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +282,16 @@ class BeginBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchBegun:
-    """Reply to `BeginBatch`. ``failed`` (only if SEALED) are the rewindable source rows the seal took."""
+    """Reply to `BeginBatch`. Only if SEALED: what the seal (and its reseals) said had failed.
+
+    ``failed`` are the rewindable source rows the seal took, ``redelivered`` the roots of the delivered
+    rows that failed, ``resumed`` the failures of records resumed from another query.
+    """
 
     state: BatchState
     failed: tuple[SealedRows, ...] = ()
+    redelivered: tuple[int, ...] = ()
+    resumed: tuple[Failure, ...] = ()
     rows: int = 0
     digest: int = 0
 
@@ -321,8 +329,9 @@ class Seal:
     """The verdict of a batch: what failed, what was handed on; everything else of it is done at commit.
 
     ``delivered`` gives for each stream the offsets [start, end) this batch was given. ``redelivered``
-    are failures of delivered rows (the vertex has their payload). ``rows`` and ``digest`` describe the
-    rows that go to the sink; they are kept and handed back. Sealing a sealed batch again is refused unless
+    are failures of delivered rows (the vertex has their payload), ``resumed`` those of records another
+    query emitted: kept and handed back, the caller sends the `Fail` for them. ``rows`` and ``digest``
+    describe the rows that go to the sink; they are kept and handed back. Sealing a sealed batch again is refused unless
     it says the same; a *sealed* batch that is run again uses `Reseal`.
     """
 
@@ -332,6 +341,7 @@ class Seal:
     delivered: dict[str, tuple[int, int]]
     failed: tuple[SealedRows, ...] = ()
     redelivered: tuple[Failure, ...] = ()
+    resumed: tuple[Failure, ...] = ()
     emitted: tuple[EmittedRows, ...] = ()
     rows: int = 0
     digest: int = 0
@@ -349,6 +359,7 @@ class Reseal:
     batch: int
     failed: tuple[SealedRows, ...] = ()
     redelivered: tuple[Failure, ...] = ()
+    resumed: tuple[Failure, ...] = ()
     emitted: tuple[EmittedRows, ...] = ()
     rows: int = 0
     digest: int = 0
