@@ -1,0 +1,226 @@
+"""Transactions of the LMDB store: tables, checksums, and large values in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import lmdb
+
+from ftlayer.errors import StoreDamagedError, StoreError
+from ftlayer.store.kv import check_key, check_table
+from ftlayer.store.lmdb_errors import translate
+from ftlayer.store.values import (
+    Reference,
+    checksum,
+    decode,
+    encode_inline,
+    max_inline,
+    number_of,
+    part_key,
+    split,
+)
+
+PARTS = "parts"
+
+_ENTRY_OVERHEAD = 24  # bytes LMDB and the checksum add to a small entry
+
+
+class LmdbReadTransaction:
+    """See `ReadTransaction`: values are ``memoryview`` into the map, but for large ones."""
+
+    def __init__(
+        self,
+        transaction: lmdb.Transaction,
+        databases: Mapping[str, lmdb._Database],
+        path: Path,
+        page_size: int,
+    ) -> None:
+        self._transaction = transaction
+        self._databases = databases
+        self._path = path
+        self._page_size = page_size
+        self._open = True
+        self._changes = 0  # a scan has to find its place again after a change
+
+    def end(self) -> None:
+        """Refuse any further use."""
+        self._open = False
+
+    def get(self, table: str, key: bytes) -> memoryview | bytes | None:
+        """See `ReadTransaction.get`."""
+        database = self._database(table)
+        check_key(key)
+        try:
+            entry = self._transaction.get(key, db=database)
+            return None if entry is None else self._value(table, key, entry)
+        except lmdb.Error as error:
+            raise translate(error, self._path) from error
+
+    def scan(
+        self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, memoryview | bytes]]:
+        """See `ReadTransaction.scan`."""
+        database = self._database(table)
+        for key, entry in self._entries(database, start, stop, reverse):
+            yield key, self._value(table, key, entry)
+
+    def count(self, table: str) -> int:
+        """See `ReadTransaction.count`."""
+        return self._transaction.stat(self._database(table))["entries"]
+
+    def sizes(self, table: str) -> Iterator[int]:
+        """Iterate over the sizes of a table's values in key order, without reading the large ones."""
+        for key, entry in self._entries(self._database(table), b"", None, False):
+            stored = decode(entry)
+            if stored is None:
+                raise self._damage(table, key)
+            yield stored.length if isinstance(stored, Reference) else len(stored.value)
+
+    def _entries(
+        self, database: lmdb._Database, start: bytes, stop: bytes | None, reverse: bool
+    ) -> Iterator[tuple[bytes, memoryview | bytes]]:
+        try:
+            cursor = self._transaction.cursor(database)
+            if not reverse:
+                found = cursor.set_range(start) if start else cursor.first()
+            elif stop and cursor.set_range(stop):
+                found = cursor.prev()
+            else:
+                found = stop != b"" and cursor.last()
+            while found:
+                key = bytes(cursor.key())
+                if key < start if reverse else stop is not None and key >= stop:
+                    return
+                changes = self._changes
+                yield key, cursor.value()
+                if not self._open:
+                    raise _ended()
+                if self._changes == changes:
+                    found = cursor.prev() if reverse else cursor.next()
+                elif reverse:
+                    found = cursor.prev() if cursor.set_range(key) else cursor.last()
+                else:
+                    found = cursor.set_range(key) and (bytes(cursor.key()) != key or cursor.next())
+        except lmdb.Error as error:
+            raise translate(error, self._path) from error
+
+    def _database(self, table: str) -> lmdb._Database:
+        check_table(table)
+        if not self._open:
+            raise _ended()
+        return self._databases[table]
+
+    def _value(self, table: str, key: bytes, entry: memoryview | bytes) -> memoryview | bytes:
+        stored = decode(entry)
+        if isinstance(stored, Reference):
+            value: memoryview | bytes = self._join(stored)
+        elif stored is not None:
+            value = stored.value
+        else:
+            raise self._damage(table, key)
+        if checksum(key, value) != stored.checksum:
+            raise self._damage(table, key)
+        return value
+
+    def _join(self, reference: Reference) -> bytes:
+        """Return what there is of a large value; the checksum tells whether it is all."""
+        end = part_key(reference.number + 1, 0)
+        start = part_key(reference.number, 0)
+        return b"".join(part for _, part in self._entries(self._databases[PARTS], start, end, False))
+
+    def _damage(self, table: str, key: bytes) -> StoreDamagedError:
+        return StoreDamagedError(
+            f"{self._path} is damaged: the entry {key.hex()} of table {table!r} fails its checksum. Restore "
+            "the directory from a copy, or delete that entry to go on without it"
+        )
+
+
+class LmdbWriteTransaction(LmdbReadTransaction):
+    """See `WriteTransaction`: values are ``bytes``, since a page in change may move."""
+
+    def __init__(
+        self,
+        transaction: lmdb.Transaction,
+        databases: Mapping[str, lmdb._Database],
+        path: Path,
+        page_size: int,
+    ) -> None:
+        super().__init__(transaction, databases, path, page_size)
+        self._next_number: int | None = None
+        self.put_bytes = 0
+        self.failed = False
+
+    def put(self, table: str, key: bytes, value: bytes | memoryview, *, append: bool = False) -> None:
+        """See `WriteTransaction.put`."""
+        database = self._database(table)
+        check_key(key)
+        if not isinstance(value, bytes):
+            value = memoryview(value).cast("B")
+        check = checksum(key, value)
+        large = len(value) > max_inline(self._page_size)
+        number = self._take_number() if large else 0
+        entry = Reference(check, number, len(value)).encode() if large else encode_inline(check, value)
+        self._changes += 1
+        self.put_bytes += len(key) + len(value) + _ENTRY_OVERHEAD
+        try:
+            if append:
+                if not self._transaction.put(key, entry, db=database, append=True):
+                    raise ValueError(f"append to {table!r} of a key that is not above its last one")
+            else:
+                self._delete_parts(self._transaction.replace(key, entry, db=database))
+            if large:
+                for name, part in split(value, number, self._page_size):
+                    self._transaction.put(name, part, db=self._databases[PARTS], append=True)
+        except lmdb.Error as error:
+            self.failed = True
+            raise translate(error, self._path) from error
+
+    def delete(self, table: str, key: bytes) -> bool:
+        """See `WriteTransaction.delete`."""
+        database = self._database(table)
+        check_key(key)
+        self._changes += 1
+        try:
+            old = self._transaction.pop(key, db=database)
+            self._delete_parts(old)
+        except lmdb.Error as error:
+            self.failed = True
+            raise translate(error, self._path) from error
+        return old is not None
+
+    def tree_pages(self) -> int:
+        """Return the pages of all tables as they are now."""
+        return tree_pages(self._transaction, self._databases)
+
+    def _take_number(self) -> int:
+        """Return a number above that of all parts, so that parts are appended."""
+        if self._next_number is None:
+            cursor = self._transaction.cursor(self._databases[PARTS])
+            self._next_number = number_of(cursor.key()) + 1 if cursor.last() else 1
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def _delete_parts(self, entry: bytes | memoryview | None) -> None:
+        stored = None if entry is None else decode(entry)
+        if not isinstance(stored, Reference):
+            return
+        cursor = self._transaction.cursor(self._databases[PARTS])
+        cursor.set_range(part_key(stored.number, 0))
+        # Deleting moves on to the next part; the key is empty behind the last one.
+        while (key := cursor.key()) and number_of(key) == stored.number:
+            cursor.delete()
+
+
+def tree_pages(transaction: lmdb.Transaction, databases: Mapping[str, lmdb._Database]) -> int:
+    """Return the pages of all tables, the one of their names included, as ``transaction`` sees them."""
+    pages = 0
+    for database in (None, *databases.values()):
+        stat = transaction.stat() if database is None else transaction.stat(database)
+        pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+    return pages
+
+
+def _ended() -> StoreError:
+    return StoreError("this transaction has ended: use it inside its with block only")

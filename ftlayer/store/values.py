@@ -1,0 +1,94 @@
+"""How a value is written: with a checksum over key and value, and large ones in parts of one page each.
+
+LMDB puts a large value into a run of neighbouring pages. In a store that lives near its limit there is
+soon no free run that is long enough, though free pages abound. Parts of one page fit wherever a page
+is free, so that space which was given back can always be used again.
+
+An entry of a table is either ``kind, checksum, value`` or ``kind, checksum, number, length``, and then the
+value is in the parts (number, 0), (number, 1), … of the table of parts.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_INLINE, _PARTED = 0, 1
+_HEAD = struct.Struct("<BI")
+_REFERENCE = struct.Struct("<BIQQ")
+_PART_KEY = struct.Struct(">QI")
+
+_OVERFLOW_HEADER = 16  # what LMDB puts before a value on a page of its own
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Where a large value is: ``length`` bytes in parts of ``number``."""
+
+    checksum: int
+    number: int
+    length: int
+
+    def encode(self) -> bytes:
+        """Return the entry that stands for the value."""
+        return _REFERENCE.pack(_PARTED, self.checksum, self.number, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Inline:
+    """A value that is in its entry."""
+
+    checksum: int
+    value: bytes | memoryview
+
+
+def checksum(key: bytes, value: bytes | memoryview) -> int:
+    """Return the CRC-32 of key and value: 0.2 ms for 800 kB, and any single damaged page is noticed."""
+    return zlib.crc32(value, zlib.crc32(key))
+
+
+def max_inline(page_size: int) -> int:
+    """Return the size of the largest value whose entry takes one page at most."""
+    return page_size - _OVERFLOW_HEADER - _HEAD.size
+
+
+def part_size(page_size: int) -> int:
+    """Return how many bytes of a value fit on one page."""
+    return page_size - _OVERFLOW_HEADER
+
+
+def encode_inline(check: int, value: bytes | memoryview) -> bytes:
+    """Return the entry of a small value."""
+    return b"".join((_HEAD.pack(_INLINE, check), value))
+
+
+def decode(entry: bytes | memoryview) -> Inline | Reference | None:
+    """Return what an entry holds, or None when it is not one."""
+    if len(entry) < _HEAD.size:
+        return None
+    kind, check = _HEAD.unpack_from(entry)
+    if kind == _INLINE:
+        return Inline(check, entry[_HEAD.size :])
+    if kind == _PARTED and len(entry) == _REFERENCE.size:
+        return Reference(*_REFERENCE.unpack(entry)[1:])
+    return None
+
+
+def part_key(number: int, index: int) -> bytes:
+    """Return the key of one part."""
+    return _PART_KEY.pack(number, index)
+
+
+def number_of(key: bytes | memoryview) -> int:
+    """Return the number in a part's key."""
+    number: int = _PART_KEY.unpack(key)[0]
+    return number
+
+
+def split(value: bytes | memoryview, number: int, page_size: int) -> Iterator[tuple[bytes, memoryview]]:
+    """Iterate over the parts of a large value with their keys."""
+    view, step = memoryview(value), part_size(page_size)
+    for index, start in enumerate(range(0, len(view), step)):
+        yield part_key(number, index), view[start : start + step]
