@@ -248,7 +248,10 @@ class QueryOpened:
 
 @dataclass(frozen=True, slots=True)
 class Deliverable:
-    """How far can a query read ``stream`` from ``start``, taking ``max_rows`` at most? (Moves due replays.)"""
+    """How far can a query read ``stream`` from ``start``, taking ``max_rows`` at most?
+
+    Moves due replays into the delivery log as far as they are asked for; sent again, it is executed again.
+    """
 
     stream: str
     start: int
@@ -503,6 +506,25 @@ MutatingCall = (
     | Commit
     | Requeue
     | Purge
+    | Deliverable
 )
-ReadingCall = Deliverable | ReadDeliveries | QueryStatusCall | ListRecords | Stats
+ReadingCall = ReadDeliveries | QueryStatusCall | ListRecords | Stats
 Call = MutatingCall | ReadingCall
+
+Reply = (
+    Accepted
+    | Xored
+    | Failed
+    | Touched
+    | StreamOpened
+    | RecordBatches
+    | QueryOpened
+    | DeliverableUpTo
+    | BatchBegun
+    | Sealed
+    | Committed
+    | QueryStatus
+    | RecordList
+    | Changed
+    | StatsReply
+)
