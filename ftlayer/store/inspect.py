@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from ftlayer.store.directory import holder_of
@@ -79,11 +79,7 @@ def list_entries(
     store = LmdbStore.open(path, read_only=True)
     try:
         with store.read() as transaction:
-            return list(_first(transaction.scan(table, after + b"\0" if after else b""), limit))
+            entries = transaction.scan(table, after + b"\0" if after else b"")
+            return [(key, bytes(value)) for key, value in islice(entries, limit)]
     finally:
         store.close()
-
-
-def _first(entries: Iterator[tuple[bytes, memoryview | bytes]], limit: int) -> Iterator[tuple[bytes, bytes]]:
-    for _, (key, value) in zip(range(limit), entries, strict=False):
-        yield key, bytes(value)

@@ -26,7 +26,7 @@ from ftlayer.store.lmdb_transaction import PARTS
 FORMAT_VERSION = 1
 
 # The last 10 % of a smaller store would be too few pages for deletes to work in.
-MIN_STORE_BYTES = 4 << 20
+MIN_STORE_BYTES = 8 << 20
 
 _HEADER_TABLE = "header"
 _HEADER_KEY = b"header"
