@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -71,16 +72,16 @@ class ExactTracker:
         as_stamp(bucket)
         lists = _lists(ids, values)
         complete: list[tuple[int, int]] = []
-        seen: set[int] = set()
+        registered = []
         for root, value, location, owed in zip(roots.tolist(), values.tolist(), given, lists, strict=True):
             entry = self._entries.setdefault(root, _Entry())
-            if entry.registered or root in seen:
+            if entry.registered:
                 self._duplicate_registrations += 1
                 continue
-            seen.add(root)
+            registered.append(root)
             entry.registered, entry.location, entry.bucket = True, location, bucket
             self._fold(entry, value, owed)
-        for root in dict.fromkeys(roots.tolist()):
+        for root in registered:
             self._complete_if_due(root, complete)
         return _roots(complete)
 
@@ -249,7 +250,7 @@ def _lists(ids: IdLists | None, values: U64) -> list[list[Owed] | None]:
         for record_id, owner, is_emitted in zip(ids.ids.tolist(), owners, emitted, strict=True)
     ]
     bounds = ids.offsets.tolist()
-    return [owed[start:stop] for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [owed[start:stop] for start, stop in pairwise(bounds)]
 
 
 def _roots(pairs: Iterable[tuple[int, int]]) -> Roots:

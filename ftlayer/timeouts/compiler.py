@@ -37,5 +37,5 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def helper(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile ``function`` into every kernel that calls it; it has no life (or cache) of its own."""
-    compiled: Callable[..., Any] = numba.njit(inline="never")(function)
+    compiled: Callable[..., Any] = numba.njit(inline="always")(function)
     return compiled

@@ -21,17 +21,23 @@ NEVER = 0
 
 MAX_STAMP = 2**16 - 1
 
-_SMALLEST_CAPACITY = 64
-# Growing by a quarter keeps 60 to 75 % of the slots in use, at four moves (in memory order) per entry.
-_GROWTH = 1.25
-_MAX_LOAD = 0.75
-# A segment shrinks when it could do with this share of its slots, so that a steady swing never resizes it.
+# While the table fits the CPU's inner caches, mispredicted branches are what a lookup costs: more room,
+# fewer full lines, and few steps of growth. Ends at some 50,000 keys.
+_SMALLEST_LINES = 8
+_DOUBLINGS = 4
+_MAX_LOAD_WHILE_SMALL = 0.4
+# Up to 60 % of the places, 9 of 10 keys are in their home line. Steps of 15 % keep 52 to 60 % in use,
+# 47 bytes a key on average, and cost seven moves (in memory order) for each entry of a growing table.
+_MAX_LOAD = 0.6
+_GROWTH = 1.15
+# A segment shrinks when it could do with this share of its places, so that a steady swing never resizes it.
 _SHRINK_BELOW = 0.4
-# Slots reserved (as address space) at first; a table that outgrows them is moved as a whole.
-_RESERVED_SLOTS = 1 << 27
-_LEAST_RESERVED_SLOTS = 1 << 20
-# A region of a power of two would put the same slot of all segments into the same sets of the caches.
-_REGION_GRAIN = 256
+# Lines reserved (as address space) at first; a table that outgrows them is moved as a whole.
+_RESERVED_LINES = 1 << 25
+_LEAST_RESERVED_LINES = 1 << 18
+# A region of a power of two would put the same line of all segments into the same sets of the caches.
+_REGION_GRAIN = 64
+_BYTES_PER_LINE = 64 + 32 + 8
 
 
 class Entries(NamedTuple):
@@ -83,192 +89,195 @@ def as_stamp(bucket: int) -> np.uint16:
 class SegmentedTable:
     """uint64 key → (uint64 value, uint64 word, uint16 stamp), a batch of keys per call.
 
-    26 bytes a slot. A call that adds n keys resizes the segments that it fills; segments grow at
-    different moments, so a small batch pays for few of them. One segment at most shrinks per call of
-    `shrink_one`. Keys are never 0. Not safe for concurrent calls: the kernels run without the GIL.
+    A call that adds n keys resizes the segments that it fills; segments grow at different moments, so a
+    small batch pays for few of them. One segment at most shrinks per call of `shrink_one`. Keys are never
+    0. Not safe for concurrent calls: the kernels run without the GIL.
+
+    Raises `MachineError` where the address space is limited to less than a small table takes.
     """
 
     def __init__(self) -> None:
         self._levels = [0] * kernels.SEGMENTS
-        self._directory = np.zeros((kernels.SEGMENTS, 4), np.int64)
+        self._directory = np.zeros(3 * kernels.SEGMENTS, np.uint64)
+        self._lines, self._limits, self._counts = self._directory.reshape(3, -1)
+        self._peaks = np.zeros(kernels.SEGMENTS, np.uint64)
+        self._ring = np.zeros(kernels.RING, np.uint64)
         self._scratch = _Scratch(0)
         self._next_to_shrink = 0
-        self._reserve(_RESERVED_SLOTS, _LEAST_RESERVED_SLOTS)
+        self._reserve(_RESERVED_LINES, _LEAST_RESERVED_LINES)
         for segment in range(kernels.SEGMENTS):
-            self._directory[segment, kernels.CAPACITY] = _capacity(segment, 0)
-            self._directory[segment, kernels.LIMIT] = _limit(_capacity(segment, 0))
+            self._lines[segment] = _lines_at(segment, 0)
+            self._limits[segment] = _limit(_lines_at(segment, 0))
 
     def __len__(self) -> int:
-        return int(self._directory[:, kernels.COUNT].sum())
+        return int(self._counts.sum())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all slots, free ones too, and of the scratch space for resizing."""
-        slots = int(self._directory[:, kernels.CAPACITY].sum())
-        return slots * 26 + self._scratch.nbytes
+        """Bytes of all places, free ones too, and of the scratch space for resizing."""
+        return int(self._lines.sum()) * _BYTES_PER_LINE + self._scratch.nbytes
 
     def insert(self, keys: U64, values: U64, words: U64, stamp: np.uint16) -> int:
         """Add the keys that are new; return how many were there already (and stay as they are)."""
-        position, refused = 0, 0
-        while True:
+        position, segment, refused = 0, 0, 0
+        while segment >= 0:
             position, segment, already = kernels.insert(
-                *self._slots, self._directory, self._stride, keys, values, words, stamp, position
+                self._table, keys, values, words, stamp, np.uint64(position)
             )
             refused += already
-            if segment < 0:
-                self._note_peaks()
-                return refused
-            self._resize(segment, self._levels[segment] + 1)
+            if segment >= 0:
+                self._resize(segment, self._levels[segment] + 1)
+        np.maximum(self._peaks, self._counts, out=self._peaks)
+        return refused
 
     def upsert(self, keys: U64, values: U64, stamp: np.uint16, *, fold: bool) -> None:
         """Add keys, or replace (``fold``: XOR into) the value of those that are there; stamp them all."""
-        position = 0
-        while True:
-            position, segment = kernels.upsert(
-                *self._slots, self._directory, self._stride, keys, values, stamp, fold, position
-            )
-            if segment < 0:
-                self._note_peaks()
-                return
-            self._resize(segment, self._levels[segment] + 1)
+        position, segment = 0, 0
+        while segment >= 0:
+            position, segment = kernels.upsert(self._table, keys, values, stamp, fold, np.uint64(position))
+            if segment >= 0:
+                self._resize(segment, self._levels[segment] + 1)
+        np.maximum(self._peaks, self._counts, out=self._peaks)
 
     def fold_until_zero(
         self, keys: U64, values: U64, zeros: U64, missing: npt.NDArray[np.int64]
     ) -> tuple[int, int]:
         """See `kernels.fold_until_zero`; ``zeros`` and ``missing`` have room for n items."""
-        reached, missed = kernels.fold_until_zero(
-            self._pairs, self._directory, self._stride, keys, values, zeros, missing
-        )
+        reached, missed = kernels.fold_until_zero(self._table, keys, values, zeros, missing)
         return int(reached), int(missed)
 
     def remove(self, keys: U64) -> Lookup:
         """Take keys out; a key twice in the batch is found once."""
         lookup = _empty_lookup(keys.size)
-        kernels.remove(*self._slots, self._directory, self._stride, keys, *lookup)
+        kernels.remove(self._table, keys, *lookup)
         return lookup
 
     def look_up(self, keys: U64) -> Lookup:
         """Read keys."""
         lookup = _empty_lookup(keys.size)
-        kernels.look_up(self._pairs, self._extras, self._directory, self._stride, keys, *lookup)
+        kernels.look_up(self._table, keys, *lookup)
         return lookup
 
     def restamp(self, keys: U64, stamp: np.uint16) -> Mask:
         """Give the keys that are there another stamp; return which were."""
         found = np.empty(keys.size, np.bool_)
-        kernels.restamp(self._pairs, self._stamps, self._directory, self._stride, keys, stamp, found)
+        kernels.restamp(self._table, keys, stamp, found)
         return found
 
     def stamped(self, stamp: np.uint16) -> Entries:
         """Return the entries with this stamp (not 0), in no particular order."""
-        counts = kernels.count_stamped(self._stamps, self._directory, self._stride, stamp)
+        counts = kernels.count_stamped(self._table, stamp)
         entries = _empty_entries(int(counts.sum()))
-        kernels.collect_stamped(*self._slots, self._directory, self._stride, counts, stamp, *entries)
+        kernels.collect_stamped(self._table, counts, stamp, *entries)
         return entries
 
     def entries(self) -> Entries:
         """Return a copy of all entries, in no particular order."""
         entries = _empty_entries(len(self))
-        kernels.collect_all(self._pairs, self._extras, self._directory, self._stride, *entries)
+        kernels.collect_all(self._table, *entries)
         return entries
 
     def shrink_one(self) -> None:
-        """Look at the next segment in turn, and give back slots it has not needed since the last look."""
+        """Look at the next segment in turn, and give back places it has not needed since the last look."""
         segment = self._next_to_shrink
         self._next_to_shrink = (segment + 1) % kernels.SEGMENTS
-        row = self._directory[segment]
-        needed = max(int(row[kernels.PEAK]), int(row[kernels.COUNT]))
-        row[kernels.PEAK] = 0
-        if needed < _SHRINK_BELOW * row[kernels.LIMIT] and self._levels[segment] > 0:
-            level = self._levels[segment]
-            while level > 0 and _limit(_capacity(segment, level - 1)) > needed / _MAX_LOAD:
+        needed = max(int(self._peaks[segment]), int(self._counts[segment]))
+        self._peaks[segment] = 0
+        level = self._levels[segment]
+        if level > 0 and needed < _SHRINK_BELOW * int(self._limits[segment]):
+            while level > 0 and _limit(_lines_at(segment, level - 1)) > needed / _MAX_LOAD:
                 level -= 1
             self._resize(segment, level)
 
     def longest_run(self) -> int:
-        """Return the length of the longest run of used slots: no probe sequence is longer."""
+        """Return the length of the longest run of full lines: no search reads more than one line more."""
         longest = 0
         for segment in range(kernels.SEGMENTS):
-            base = segment * self._stride
-            keys = self._pairs[2 * base : 2 * (base + int(self._directory[segment, kernels.CAPACITY])) : 2]
-            free = np.flatnonzero(keys == 0)
-            gaps = np.diff(np.concatenate([free, free[:1] + keys.size]))
+            first = int(segment * self._stride)
+            lines = self._arenas[0].array[8 * first : 8 * (first + int(self._lines[segment]))].reshape(-1, 8)
+            not_full = np.flatnonzero(lines[:, kernels.PLACES - 1] == 0)
+            gaps = np.diff(np.concatenate([not_full, not_full[:1] + len(lines)]))
             longest = max(longest, int(gaps.max()) - 1)
         return longest
 
-    def _note_peaks(self) -> None:
-        peaks = self._directory[:, kernels.PEAK]
-        np.maximum(peaks, self._directory[:, kernels.COUNT], out=peaks)
-
     def _resize(self, segment: int, level: int) -> None:
-        old, new = int(self._directory[segment, kernels.CAPACITY]), _capacity(segment, level)
+        old, new = int(self._lines[segment]), _lines_at(segment, level)
         if new > self._stride:
             self._move_to_larger_regions()
-        base = segment * self._stride
-        if new > old:
-            for arena in self._arenas:
-                scale = arena.array.size // self._extras.size
-                arena.use_huge_pages(base * scale, (base + new) * scale)
-        count = int(self._directory[segment, kernels.COUNT])
-        if self._scratch.room < count:
-            self._scratch = _Scratch(int(count * _GROWTH) + 1)
-        kernels.resize(
-            *self._slots, self._directory, self._stride, segment, new, _limit(new), *self._scratch.arrays
-        )
+        if self._scratch.lines < old:
+            self._scratch = _Scratch(int(old * _GROWTH) + 1)
+        number = np.uint64(segment)
+        kernels.resize(self._table, number, np.uint64(new), *self._scratch.arrays)
+        self._limits[segment] = _limit(new)
         self._levels[segment] = level
         if new < old:
+            first = int(segment * self._stride)
             for arena in self._arenas:
-                scale = arena.array.size // self._extras.size
-                arena.release((base + new) * scale, (base + old) * scale)
-            self._scratch = _Scratch(0)
+                arena.release(first + new, first + old)
+            if self._scratch.lines > 2 * int(self._lines.max()):
+                self._scratch = _Scratch(0)
 
-    def _reserve(self, slots: int, least: int) -> None:
-        """Take address space for ``slots``, or where it is limited for fewer, but not below ``least``."""
+    def _reserve(self, lines: int, least: int) -> None:
+        """Take address space for ``lines``, or where it is limited for fewer, but not below ``least``."""
         while True:
-            stride = slots // kernels.SEGMENTS // _REGION_GRAIN * _REGION_GRAIN + _REGION_GRAIN
-            length = stride * kernels.SEGMENTS
+            stride = (lines // kernels.SEGMENTS // _REGION_GRAIN + 1) * _REGION_GRAIN + 1
+            total = stride * kernels.SEGMENTS
             try:
-                arenas = (Arena(2 * length, np.uint64), Arena(length, np.uint64), Arena(length, np.uint16))
+                self._arenas = (
+                    Arena(total, 8, np.uint64),
+                    Arena(total, kernels.PLACES, np.uint64),
+                    Arena(total, kernels.PLACES, np.uint16),
+                )
                 break
             except OSError as error:
-                if slots // 2 < least:
+                if lines // 2 < least:
                     raise MachineError(
-                        f"cannot reserve {26 * length >> 20} MiB of address space for a table of roots "
-                        f"({error}); raise the limit (ulimit -v) or lower max_pending"
+                        f"cannot reserve {total * _BYTES_PER_LINE >> 20} MiB of address space for a table of "
+                        f"pending roots ({error}); raise its limit (ulimit -v) or lower max_pending"
                     ) from error
-                slots //= 2
-        self._arenas = arenas
-        self._pairs, self._extras, self._stamps = self._slots = tuple(arena.array for arena in arenas)
-        self._stride = stride
+                lines //= 2
+        self._stride = np.uint64(stride)
+        pairs, extras, stamps = (arena.array for arena in self._arenas)
+        self._table = (pairs, extras, stamps, self._directory, self._ring, self._stride)
 
     def _move_to_larger_regions(self) -> None:
-        old_slots, old_stride = self._slots, self._stride
-        slots = 2 * old_stride * kernels.SEGMENTS
-        self._reserve(slots, slots)
+        old_arenas, old_stride = self._arenas, int(self._stride)
+        lines = 2 * old_stride * kernels.SEGMENTS
+        self._reserve(lines, lines)
         for segment in range(kernels.SEGMENTS):
-            used = int(self._directory[segment, kernels.CAPACITY])
-            for scale, old, new in zip((2, 1, 1), old_slots, self._slots, strict=True):
-                start = segment * self._stride * scale
-                was = segment * old_stride * scale
-                new[start : start + used * scale] = old[was : was + used * scale]
+            used = int(self._lines[segment])
+            source, target = segment * old_stride, segment * int(self._stride)
+            for old, new in zip(old_arenas, self._arenas, strict=True):
+                width = old.width
+                new.array[target * width : (target + used) * width] = old.array[
+                    source * width : (source + used) * width
+                ]
 
 
 class _Scratch:
-    """Room for the entries of one segment while it is resized."""
+    """Room for the lines of one segment while it is resized."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.arrays = np.empty(2 * room, np.uint64), np.empty(room, np.uint64), np.empty(room, np.uint16)
+    def __init__(self, lines: int) -> None:
+        self.lines = lines
+        self.arrays = (
+            np.empty(8 * lines, np.uint64),
+            np.empty(4 * lines, np.uint64),
+            np.empty(4 * lines, np.uint16),
+        )
         self.nbytes = sum(array.nbytes for array in self.arrays)
 
 
-def _capacity(segment: int, level: int) -> int:
-    """Slots of a segment at a level of growth; segments are out of phase, so they don't grow together."""
-    return int(_SMALLEST_CAPACITY * math.pow(_GROWTH, level + segment / kernels.SEGMENTS))
+def _lines_at(segment: int, level: int) -> int:
+    """Lines of a segment at a level of growth; segments are out of phase, so they don't grow together."""
+    phase = segment / kernels.SEGMENTS
+    if level < _DOUBLINGS:
+        return int(_SMALLEST_LINES * 2 ** (level + phase))
+    return int(_SMALLEST_LINES * 2**_DOUBLINGS * math.pow(_GROWTH, level - _DOUBLINGS + phase))
 
 
-def _limit(capacity: int) -> int:
-    return int(capacity * _MAX_LOAD)
+def _limit(lines: int) -> int:
+    load = _MAX_LOAD_WHILE_SMALL if lines < _SMALLEST_LINES * 2**_DOUBLINGS else _MAX_LOAD
+    return int(lines * kernels.PLACES * load)
 
 
 def _empty_lookup(length: int) -> Lookup:
