@@ -83,12 +83,9 @@ def check_file(path: Path) -> Meta:
         meta = read_meta(file.fileno(), path)
         # Pages taken and given back within one transaction are counted though they were never written.
         size = min(meta.end, os.fstat(file.fileno()).st_size)
-        with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as mapped:
-            walk = _Walk(path, np.frombuffer(mapped, dtype=np.uint8), meta)
-            try:
-                walk.run()
-            finally:
-                walk.close()
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    # Unmapped when the last array that looks at it is gone; an error's traceback may keep one for a while.
+    _Walk(path, np.frombuffer(mapped, dtype=np.uint8), meta).run()
     return meta
 
 
@@ -102,9 +99,6 @@ class _Walk:
         self._pages = len(data) // meta.page_size
         self._used = np.zeros(meta.last_page + 1, dtype=bool)
         self._used[:2] = True
-
-    def close(self) -> None:
-        del self._data  # the map cannot be closed while an array looks at it
 
     def run(self) -> None:
         subtrees: list[Tree] = []

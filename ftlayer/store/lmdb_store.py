@@ -65,7 +65,6 @@ class LmdbStore:
         self._readers = 0
         self._readers_changed = threading.Condition()
         self._local = threading.local()
-        self._file_bytes = os.fstat(self._data_file).st_size
         with self._environment.begin() as transaction:
             trees = tree_pages(transaction, self._databases)
         self._used_pages = trees + self._pages_beside_trees()
@@ -238,26 +237,24 @@ class LmdbStore:
         if intake:
             if used > self._pages(INTAKE_SHARE):
                 raise self._full(used)
-            self._extend_file(transaction.put_bytes)
+            self._extend_file(used * self._page_size)
         elif transaction.put_bytes and self._used_pages < used > self._pages(_DELETE_SHARE):
             raise self._full(used)
         return trees
 
-    def _extend_file(self, more: int) -> None:
-        """Make sure that the disk has room for ``more`` bytes, and for deletes after them."""
-        end = read_meta(self._data_file, self._path / DATA_FILE).end
+    def _extend_file(self, used: int) -> None:
+        """Make sure that beside the ``used`` bytes the disk has given the file room for deletes."""
         reserve = min(_EXTEND_BYTES, self._header.max_bytes // 16)
-        needed = min(end + more + reserve, self._header.max_bytes)
-        if needed <= self._file_bytes:
+        size = self.file_bytes
+        if size >= min(used + reserve, self._header.max_bytes):
             return
-        target = min(needed + _EXTEND_BYTES, self._header.max_bytes)
+        target = min(used + reserve + _EXTEND_BYTES, self._header.max_bytes)
         try:
-            os.posix_fallocate(self._data_file, self._file_bytes, target - self._file_bytes)
+            os.posix_fallocate(self._data_file, size, target - size)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise disk_full(self._path) from error
             raise StoreError(f"{self._path}: its file cannot be extended: {error.strerror}") from error
-        self._file_bytes = target
 
     def _full(self, used: int) -> StoreFullError:
         share = used * self._page_size / self._header.max_bytes

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlayer.errors import StoreError, StorePathError
+from ftlayer.store import LmdbStore
+from ftlayer.store.inspect import TableReport, inspect_store, list_entries
+
+
+def fill(path: Path) -> LmdbStore:
+    store = LmdbStore.open(path, max_store_bytes=16 << 20)
+    with store.write(intake=True) as transaction:
+        transaction.put("segments", b"a", bytes(100_000))
+        transaction.put("segments", b"b", bytes(11))
+        for number in range(10):
+            transaction.put("dead", b"%d" % number, b"letter %d" % number)
+    return store
+
+
+def test_a_report_says_what_a_store_holds(tmp_path: Path) -> None:
+    fill(tmp_path / "s").close()
+    report = inspect_store(tmp_path / "s")
+    assert report.tables["segments"] == TableReport(2, 100_011)
+    assert report.tables["dead"] == TableReport(10, 80)
+    assert report.tables["waiting"] == TableReport(0, 0)
+    assert (report.format_version, report.incarnation, report.holder) == (1, 1, None)
+    assert 100_000 < report.used_bytes < 300_000
+    assert report.used_share == report.used_bytes / (16 << 20)
+    assert report.file_bytes >= report.used_bytes
+
+
+def test_entries_are_listed_page_by_page(tmp_path: Path) -> None:
+    fill(tmp_path / "s").close()
+    first = list_entries(tmp_path / "s", "dead", limit=4)
+    assert first == [(b"%d" % n, b"letter %d" % n) for n in range(4)]
+    rest = list_entries(tmp_path / "s", "dead", after=first[-1][0], limit=100)
+    assert [key for key, _ in rest] == [b"%d" % n for n in range(4, 10)]
+    assert list_entries(tmp_path / "s", "segments") == [(b"a", bytes(100_000)), (b"b", bytes(11))]
+
+
+def test_a_live_store_can_be_inspected(tmp_path: Path, start_python: Any) -> None:
+    store = fill(tmp_path / "s")
+    code = """
+        import sys
+        from ftlayer.store.inspect import inspect_store
+        report = inspect_store(sys.argv[1])
+        print(report.holder, report.tables["dead"].entries)
+    """
+    for entries in (10, 11):
+        out, err = start_python(code, tmp_path / "s").communicate(timeout=60)
+        assert out.split() == [str(os.getpid()), str(entries)], err
+        with store.write(intake=True) as transaction:
+            transaction.put("dead", b"more", b"x")
+    store.close()
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StorePathError, match="does not exist"):
+        inspect_store(tmp_path / "s")
+    with pytest.raises(StorePathError, match="no store"):
+        inspect_store(tmp_path)
+    with pytest.raises(StorePathError, match="does not exist"):
+        list_entries(tmp_path / "s", "dead")
+
+
+def test_a_store_of_the_same_process_says_why_not(tmp_path: Path) -> None:
+    store = fill(tmp_path / "s")
+    with pytest.raises(StoreError, match="already open in this process"):
+        inspect_store(tmp_path / "s")
+    store.close()
