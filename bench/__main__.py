@@ -1,0 +1,34 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+from pathlib import Path
+
+import bench
+from bench import harness
+
+_NOT_BENCHMARKS = {"__main__", "harness"}
+
+
+def main() -> None:
+    """Run one benchmark and report it; a missed target is shown, and is no failure of the process."""
+    names = sorted({module.name for module in pkgutil.iter_modules(bench.__path__)} - _NOT_BENCHMARKS)
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Run one of ftlayer's benchmarks.")
+    parser.add_argument("name", choices=names)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: under 45 seconds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as well")
+    options = parser.parse_args()
+
+    module = importlib.import_module(f"bench.{options.name}")
+    facts = harness.machine()
+    metrics: dict[str, float] = module.run(options.quick)
+    harness.report(options.name, metrics, module.TARGETS)
+    if options.json is not None:
+        harness.write_json(options.json, options.name, facts, metrics, options.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The acker table: XORs a second at three sizes, whole roots a second, memory, and pauses of growth."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.harness import Target, note, quiet_median, seconds
+from ftlayer.acker import AckerTable, warm_up
+
+TARGETS = {
+    "xor_per_s_10k": Target(at_least=150e6, unit="XOR/s"),
+    "xor_per_s_1m": Target(at_least=70e6, unit="XOR/s"),
+    "xor_per_s_10m": Target(at_least=50e6, unit="XOR/s"),
+    "vs_java_1m": Target(at_least=20, unit="times"),
+    "roots_per_s": Target(at_least=8e6, unit="roots/s"),
+    "bytes_per_root": Target(at_most=48, unit="bytes"),
+    "growth_pause_ms": Target(at_most=10, unit="ms"),
+}
+
+U64 = npt.NDArray[np.uint64]
+
+_BATCH = 65_536
+_BATCHES = 16
+_GROWTH_BATCH = 4_096
+_JAVA_SOURCE = Path(__file__).parent / "java" / "RotatingMapsAcker.java"
+
+
+def run(quick: bool) -> dict[str, float]:
+    """Measure; ``quick`` repeats less often."""
+    warm_up()
+    rng = np.random.default_rng(20)
+    repeats = 6 if quick else 30
+    metrics: dict[str, float] = {}
+    for name, pending in (("10k", 10_000), ("1m", 1_000_000), ("10m", 10_000_000)):
+        roots = _ids(rng, pending)
+        events = [(roots[rng.integers(0, pending, _BATCH)], _ids(rng, _BATCH)) for _ in range(_BATCHES)]
+        metrics[f"xor_per_s_{name}"] = _xor_per_second(roots, events, repeats)
+        if name == "1m":
+            java = _java_xor_per_second(roots, events, repeats)
+            if java is not None:
+                metrics["java_xor_per_s_1m"] = java
+                metrics["vs_java_1m"] = metrics["xor_per_s_1m"] / java
+    metrics["roots_per_s"] = _roots_per_second(rng, 1_000_000, repeats)
+    metrics |= _growth(rng, 10_000_000, 3 if quick else 5)
+    return metrics
+
+
+def _ids(rng: np.random.Generator, count: int) -> U64:
+    return rng.integers(1, 2**64, count, dtype=np.uint64)
+
+
+def _filled(roots: U64) -> AckerTable:
+    table = AckerTable()
+    for start in range(0, roots.size, _BATCH):
+        part = roots[start : start + _BATCH]
+        table.register(part, part, bucket=1)
+    return table
+
+
+def _xor_per_second(roots: U64, events: list[tuple[U64, U64]], repeats: int) -> float:
+    """XORs of random live roots; none completes, as a random value is never 0."""
+    table = _filled(roots)
+    return _BATCH / quiet_median(
+        seconds(lambda batch=batch, values=values: table.xor(batch, values))  # type: ignore[misc]
+        for _ in range(repeats)
+        for batch, values in events
+    )
+
+
+def _roots_per_second(rng: np.random.Generator, pending: int, repeats: int) -> float:
+    """Register a batch, XOR each root twice (the second time in another order), and so complete it."""
+    table = _filled(_ids(rng, pending))
+    samples = []
+    for _ in range(4 * repeats):
+        roots, first, second = (_ids(rng, _BATCH) for _ in range(3))
+        order = rng.permutation(_BATCH)
+        shuffled, last = roots[order], second[order]
+        emitted = first ^ second
+        start = time.perf_counter()
+        table.register(roots, emitted, locations=roots, bucket=1)
+        table.xor(roots, first)
+        done = table.xor(shuffled, last)
+        samples.append(time.perf_counter() - start)
+        assert done.roots.size == _BATCH
+    return _BATCH / quiet_median(samples)
+
+
+def _growth(rng: np.random.Generator, pending: int, repeats: int) -> dict[str, float]:
+    """Grow an empty table by small batches: the longest call, as the median of a few whole runs.
+
+    Pauses count by the wall clock and include page faults. Memory is what the process takes more, or
+    what the table says it uses if that is more.
+    """
+    roots = _ids(rng, pending)
+    longest, typical, sizes = [], [], []
+    for _ in range(repeats):
+        gc.collect()
+        before = _resident_bytes()
+        table = AckerTable()
+        calls = []
+        for start in range(0, pending, _GROWTH_BATCH):
+            part = roots[start : start + _GROWTH_BATCH]
+            begin = time.perf_counter()
+            table.register(part, part, locations=part, bucket=1)
+            calls.append(time.perf_counter() - begin)
+        sizes.append(max(table.nbytes, _resident_bytes() - before) / pending)
+        longest.append(max(calls))
+        typical.append(statistics.median(calls))
+        del table
+    return {
+        "bytes_per_root": max(sizes),
+        "growth_pause_ms": statistics.median(longest) * 1e3,
+        "growth_pause_worst_ms": max(longest) * 1e3,
+        "growth_call_typical_ms": statistics.median(typical) * 1e3,
+    }
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _java_xor_per_second(roots: U64, events: list[tuple[U64, U64]], repeats: int) -> float | None:
+    """Run the same events through rotating Java hash maps; None (and a note) without a JDK."""
+    java, javac = shutil.which("java"), shutil.which("javac")
+    if java is None or javac is None:
+        note("vs_java_1m was skipped: it needs javac and java on the PATH (a JDK)")
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run([javac, "-d", scratch, str(_JAVA_SOURCE)], check=True)
+        roots_file, events_file = Path(scratch) / "roots", Path(scratch) / "events"
+        roots.astype("<u8").tofile(roots_file)
+        np.concatenate([np.column_stack(batch).ravel() for batch in events]).astype("<u8").tofile(events_file)
+        command = [java, "-Xms3g", "-Xmx3g", "-XX:+UseParallelGC", "-cp", scratch, _JAVA_SOURCE.stem]
+        arguments = [str(roots_file), str(events_file), str(_BATCH), str(max(3, repeats // 2))]
+        run = subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
+    return _BATCH / quiet_median(float(line) * 1e-9 for line in run.stdout.split())

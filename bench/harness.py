@@ -1,0 +1,116 @@
+"""What the benchmarks share: targets, timing, the machine, and the report."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_VERSIONS_OF = ("numpy", "numba", "pyarrow", "pyspark", "lmdb")
+_notes: list[str] = []
+
+
+@dataclass(frozen=True)
+class Target:
+    """A bound that a metric should keep: ``at_least`` or ``at_most``, with the unit it is given in."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+    unit: str = ""
+
+    def is_met(self, value: float) -> bool:
+        above = self.at_least is None or value >= self.at_least
+        return above and (self.at_most is None or value <= self.at_most)
+
+    def __str__(self) -> str:
+        low = "" if self.at_least is None else f"≥ {readable(self.at_least)}"
+        return low if self.at_most is None else f"{low} ≤ {readable(self.at_most)}".strip()
+
+
+def note(text: str) -> None:
+    """Say something beside the metrics: what was skipped, and why."""
+    _notes.append(text)
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Time one call by the monotone clock."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def quiet_median(samples: Iterable[float]) -> float:
+    """Return the median of the faster half of timings, in seconds.
+
+    On a shared machine noise only ever adds time; the very best sample is luck, the plain median the
+    neighbours' load.
+    """
+    ordered = sorted(samples)
+    return statistics.median(ordered[: (len(ordered) + 1) // 2])
+
+
+def machine() -> dict[str, Any]:
+    """Describe where the figures come from."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "load_before": round(os.getloadavg()[0], 2),
+        **{name: importlib.metadata.version(name) for name in _VERSIONS_OF},
+    }
+
+
+def report(name: str, metrics: dict[str, float], targets: dict[str, Target]) -> None:
+    """Print metrics beside their targets."""
+    table = Table(title=f"bench {name}", title_justify="left")
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    table.add_column("unit")
+    table.add_column("target", justify="right")
+    table.add_column("")
+    for metric, value in metrics.items():
+        target = targets.get(metric)
+        mark = "" if target is None else "[green]✓[/]" if target.is_met(value) else "[red]✗[/]"
+        unit = "" if target is None else target.unit
+        table.add_row(metric, readable(value), unit, "" if target is None else str(target), mark)
+    for metric in targets.keys() - metrics.keys():
+        table.add_row(metric, "skipped", targets[metric].unit, str(targets[metric]), "–")
+    console = Console()
+    console.print(table)
+    for text in _notes:
+        console.print(f"note: {text}", markup=False)
+
+
+def write_json(path: Path, name: str, facts: dict[str, Any], metrics: dict[str, float], quick: bool) -> None:
+    """Write the figures with where they come from."""
+    content = {"name": name, "quick": quick, "machine": facts, "metrics": metrics, "notes": _notes}
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def readable(value: float) -> str:
+    """Return a number in three to four digits: 74.2 M, 8.81 M, 3.4, 0.012."""
+    for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.4g}{suffix}"
+    return f"{value:.3g}"
+
+
+def _cpu() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
