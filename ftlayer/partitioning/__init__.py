@@ -1,0 +1,1 @@
+"""Partitioners, which give every record its channels, and their replay twins."""

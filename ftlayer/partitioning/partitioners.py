@@ -1,0 +1,185 @@
+"""Partitioners: which channel of an output edge receives each record.
+
+All of them are frozen values without state, so a re-executed task selects what it selected before, and one
+partitioner serves every subtask. The replay twin of each is in `ftlayer.partitioning.replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.partitioning.channels import ALL_CHANNELS, check_channels, spread
+from ftlayer.records.ids import I32Array, U64Array
+from ftlayer.records.keyhash import key_column, partition_of
+from ftlayer.records.selector import KeySelector, Selector
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """Rows that are about to leave a subtask by one edge.
+
+    Attributes:
+        payload: the user's columns of n rows.
+        record_ids: uint64[n], their ids before a channel is mixed in.
+        subtask: index of the subtask that sends them.
+        first_ordinal: how many rows this subtask sent by this edge before them.
+    """
+
+    payload: pa.RecordBatch
+    record_ids: U64Array
+    subtask: int = 0
+    first_ordinal: int = 0
+
+
+class Partitioner(Protocol):
+    """Decides which channels receive the rows that leave a subtask."""
+
+    def select(self, rows: Outgoing, channels: int) -> I32Array:
+        """Return a selection: int32[n], see `ftlayer.partitioning.channels`.
+
+        Raises ConfigError if there is no channel, and what each partitioner says of its own.
+        """
+
+    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+        """Return what has to be stored with each row for the replay twin: int32[n], or None for nothing.
+
+        It goes where key hashes go, into the ``key_hash`` column of the stored batch.
+        """
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Subtask i sends to channel i. The edge must have as many channels as senders."""
+
+    def select(self, rows: Outgoing, channels: int) -> I32Array:
+        """Return the subtask's index for all rows; InvalidTopologyError if there is no such channel."""
+        check_channels(channels)
+        if not 0 <= rows.subtask < channels:
+            raise InvalidTopologyError(
+                f"subtask {rows.subtask} cannot forward to one of {channels} channels; "
+                "give both operators the same parallelism or rebalance between them"
+            )
+        return np.full(len(rows.record_ids), rows.subtask, np.int32)
+
+    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+        """Store the channel: nothing else of a record says which subtask read it."""
+        return self.select(rows, channels)
+
+
+@dataclass(frozen=True)
+class Rebalance:
+    """Channels take turns. Subtask i begins at channel ``start`` + i, so that few rows do not meet in one."""
+
+    start: int = 0
+
+    def select(self, rows: Outgoing, channels: int) -> I32Array:
+        """Return consecutive channels, going on where the subtask's last batch ended."""
+        check_channels(channels)
+        first = (self.start + rows.subtask + rows.first_ordinal) % channels
+        return ((np.arange(len(rows.record_ids)) + first) % channels).astype(np.int32)
+
+    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+        """Store nothing: any channel is as good as the first."""
+        return None
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """A random channel for each record, drawn from its id and ``seed`` (0 to 2**64-1)."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.seed < 2**64:
+            raise ConfigError(f"the seed of a shuffle lies in 0..2**64-1, not {self.seed}")
+
+    def select(self, rows: Outgoing, channels: int) -> I32Array:
+        """Return channels that are spread evenly and are the same whenever the records have the same ids."""
+        return spread(rows.record_ids, channels, self.seed)
+
+    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+        """Store nothing: any channel is as good as the first."""
+        return None
+
+
+@dataclass(frozen=True)
+class HashByKey:
+    """Equal keys to the same channel, the one where Spark's ``repartition(channels, *key)`` puts them."""
+
+    selector: Selector
+
+    def select(self, rows: Outgoing, channels: int) -> I32Array:
+        """Return the positive remainder of the key's hash."""
+        check_channels(channels)
+        return partition_of(self.selector.hash(rows.payload), channels)
+
+    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+        """Store the key's hash, which serves any number of channels."""
+        return self.selector.hash(rows.payload)
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """A copy of each record to every channel."""
+
+    def select(self, rows: Outgoing, channels: int) -> I32Array:
+        """Return `ALL_CHANNELS` for all rows."""
+        check_channels(channels)
+        return np.full(len(rows.record_ids), ALL_CHANNELS, np.int32)
+
+    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+        """Store nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class Global:
+    """Every record to channel 0."""
+
+    def select(self, rows: Outgoing, channels: int) -> I32Array:
+        """Return 0 for all rows."""
+        check_channels(channels)
+        return np.zeros(len(rows.record_ids), np.int32)
+
+    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+        """Store nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A function of the user's decides from the key.
+
+    Attributes:
+        selector: the key's columns.
+        function: called with the key (the value of a single column, a tuple of several) and the number of
+            channels; returns a channel in 0..channels-1. It has to be pure: re-executed tasks call it again.
+    """
+
+    selector: KeySelector
+    function: Callable[[Any, int], int]
+
+    def select(self, rows: Outgoing, channels: int) -> I32Array:
+        """Return what the function returns for each row; ConfigError if that is no channel of the edge."""
+        check_channels(channels)
+        columns = [key_column(rows.payload, name).to_pylist() for name in self.selector.columns]
+        keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        chosen = [self.function(key, channels) for key in keys]
+        for row, channel in enumerate(chosen):
+            if not isinstance(channel, int | np.integer) or not 0 <= channel < channels:
+                name = getattr(self.function, "__qualname__", repr(self.function))
+                raise ConfigError(
+                    f"the partitioner function {name} returned {channel!r} for key {keys[row]!r}; "
+                    f"it must return an int in 0..{channels - 1}"
+                )
+        return np.array(chosen, np.int32)
+
+    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+        """Store the channel: the function can be asked only where the payload can be read."""
+        return self.select(rows, channels)
