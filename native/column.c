@@ -30,7 +30,7 @@ static const format_kind EXACT_FORMATS[] = {
     {"+vL", KIND_LIST_VIEW_64},
 };
 
-static int parse_format(const char *format, column *out) {
+static int parse_format(const char *format, key_column *out) {
     for (size_t i = 0; i < sizeof EXACT_FORMATS / sizeof *EXACT_FORMATS; i++) {
         if (strcmp(format, EXACT_FORMATS[i].format) == 0) {
             out->kind = EXACT_FORMATS[i].kind;
@@ -56,7 +56,7 @@ static int parse_format(const char *format, column *out) {
     return -1;
 }
 
-static int parse_index_format(const char *format, column *out) {
+static int parse_index_format(const char *format, key_column *out) {
     const char *found = strlen(format) == 1 ? strchr("cCsSiIlL", *format) : NULL;
     if (found == NULL) {
         PyErr_Format(PyExc_TypeError, "dictionary indices of Arrow's type '%s' cannot be read", format);
@@ -82,9 +82,9 @@ static int parse_index_format(const char *format, column *out) {
     return 0;
 }
 
-static int open_nested(const struct ArrowSchema *schema, const struct ArrowArray *array, column *out, int depth);
+static int open_nested(const struct ArrowSchema *schema, const struct ArrowArray *array, key_column *out, int depth);
 
-static int open_children(const struct ArrowSchema *schema, const struct ArrowArray *array, column *out, int depth) {
+static int open_children(const struct ArrowSchema *schema, const struct ArrowArray *array, key_column *out, int depth) {
     int dictionary = out->kind == KIND_DICTIONARY;
     int64_t n = dictionary ? 1 : schema->n_children;
     if (n == 0) return 0;
@@ -108,7 +108,7 @@ static int open_children(const struct ArrowSchema *schema, const struct ArrowArr
     return 0;
 }
 
-static int open_nested(const struct ArrowSchema *schema, const struct ArrowArray *array, column *out, int depth) {
+static int open_nested(const struct ArrowSchema *schema, const struct ArrowArray *array, key_column *out, int depth) {
     memset(out, 0, sizeof *out);
     if (depth > MAX_DEPTH) {
         PyErr_Format(PyExc_ValueError, "the key's type is nested more than %d deep", MAX_DEPTH);
@@ -122,11 +122,11 @@ static int open_nested(const struct ArrowSchema *schema, const struct ArrowArray
     return open_children(schema, array, out, depth);
 }
 
-int open_column(const struct ArrowSchema *schema, const struct ArrowArray *array, column *out) {
+int open_column(const struct ArrowSchema *schema, const struct ArrowArray *array, key_column *out) {
     return open_nested(schema, array, out, 0);
 }
 
-void release_column(column *column) {
+void release_column(key_column *column) {
     for (int64_t i = 0; i < column->n_children; i++) release_column(&column->children[i]);
     free(column->children);
     column->children = NULL;

@@ -30,7 +30,7 @@ typedef enum {
     KIND_DICTIONARY,
 } column_kind;
 
-typedef struct column {
+typedef struct key_column {
     column_kind kind;
     column_kind index_kind; /* of a dictionary-encoded column */
     int64_t width;          /* bytes of a fixed-size binary, items of a fixed-size list */
@@ -38,11 +38,11 @@ typedef struct column {
     const uint8_t *validity; /* NULL when nothing is null */
     const void **buffers;
     int64_t n_children;
-    struct column *children; /* fields of a struct; the items of a list; the values of a dictionary */
-} column;
+    struct key_column *children; /* fields of a struct; the items of a list; the values of a dictionary */
+} key_column;
 
 /* Prepare `array`; 0, or -1 with a Python error. Release with `release_column` in the first case only. */
-int open_column(const struct ArrowSchema *schema, const struct ArrowArray *array, column *out);
-void release_column(column *column);
+int open_column(const struct ArrowSchema *schema, const struct ArrowArray *array, key_column *out);
+void release_column(key_column *column);
 
 #endif

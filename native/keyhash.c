@@ -32,7 +32,7 @@ static uint32_t hash_wide_decimal(uint32_t seed, const uint8_t *little_endian) {
 }
 
 /* A view holds up to 12 bytes itself; of a longer one it names the buffer and the place in it. */
-static uint32_t hash_view(uint32_t seed, const column *column, int64_t i) {
+static uint32_t hash_view(uint32_t seed, const key_column *column, int64_t i) {
     const uint8_t *view = (const uint8_t *)column->buffers[1] + 16 * i;
     int32_t length, buffer, start;
     memcpy(&length, view, 4);
@@ -42,7 +42,7 @@ static uint32_t hash_view(uint32_t seed, const column *column, int64_t i) {
     return murmur_bytes(seed, (const uint8_t *)column->buffers[2 + buffer] + start, length);
 }
 
-static int64_t dictionary_index(const column *column, int64_t i) {
+static int64_t dictionary_index(const key_column *column, int64_t i) {
     switch (column->index_kind) {
     case KIND_INT8:
         return ((const uint8_t *)column->buffers[1])[i];
@@ -55,20 +55,20 @@ static int64_t dictionary_index(const column *column, int64_t i) {
     }
 }
 
-static uint32_t hash_row(uint32_t seed, const column *column, int64_t row);
+static uint32_t hash_row(uint32_t seed, const key_column *column, int64_t row);
 
-static uint32_t hash_items(uint32_t seed, const column *list, int64_t begin, int64_t count) {
+static uint32_t hash_items(uint32_t seed, const key_column *list, int64_t begin, int64_t count) {
     for (int64_t i = begin; i < begin + count; i++) seed = hash_row(seed, &list->children[0], i);
     return seed;
 }
 
-static uint32_t hash_fields(uint32_t seed, const column *column, int64_t i) {
+static uint32_t hash_fields(uint32_t seed, const key_column *column, int64_t i) {
     for (int64_t field = 0; field < column->n_children; field++) seed = hash_row(seed, &column->children[field], i);
     return seed;
 }
 
 /* Value `i` of the buffers, known not to be null. Inlined with a constant `kind` into the loops below. */
-static inline __attribute__((always_inline)) uint32_t hash_value(uint32_t seed, const column *column,
+static inline __attribute__((always_inline)) uint32_t hash_value(uint32_t seed, const key_column *column,
                                                                  column_kind kind, int64_t i) {
     if (kind == KIND_NULL) return seed;
     if (kind == KIND_STRUCT) return hash_fields(seed, column, i);
@@ -125,13 +125,13 @@ static inline __attribute__((always_inline)) uint32_t hash_value(uint32_t seed, 
 }
 
 /* One row of a column, null or not. A null leaves the running hash as it is. */
-static uint32_t hash_row(uint32_t seed, const column *column, int64_t row) {
+static uint32_t hash_row(uint32_t seed, const key_column *column, int64_t row) {
     int64_t i = row + column->offset;
     if (column->validity != NULL && !bit_is_set(column->validity, i)) return seed;
     return hash_value(seed, column, column->kind, i);
 }
 
-static inline __attribute__((always_inline)) void hash_rows(uint32_t *hashes, const column *column, column_kind kind,
+static inline __attribute__((always_inline)) void hash_rows(uint32_t *hashes, const key_column *column, column_kind kind,
                                                             int64_t n) {
     int64_t offset = column->offset;
     const uint8_t *validity = column->validity;
@@ -145,7 +145,7 @@ static inline __attribute__((always_inline)) void hash_rows(uint32_t *hashes, co
 }
 
 /* A loop for each of the common types, so that the compiler can unroll or vectorize it; the others share one. */
-static void hash_column(uint32_t *hashes, const column *column, int64_t n) {
+static void hash_column(uint32_t *hashes, const key_column *column, int64_t n) {
     switch (column->kind) {
     case KIND_NULL:
         return;
@@ -182,7 +182,7 @@ PyObject *native_hash_column(PyObject *self, PyObject *args) {
     if (array == NULL) return NULL;
     array_view hashes;
     if (view_array(hashes_object, "hashes", ITEM_I32, 1, &hashes) != 0) return NULL;
-    column column;
+    key_column column;
     PyObject *result = NULL;
     if (check_length(&hashes, "hashes", (Py_ssize_t)array->length) == 0 && open_column(schema, array, &column) == 0) {
         Py_BEGIN_ALLOW_THREADS

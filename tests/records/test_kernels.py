@@ -19,7 +19,7 @@ def test_a_missing_extension_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delattr(ftlayer, "_native")
     monkeypatch.setitem(sys.modules, "ftlayer._native", None)
     with pytest.raises(MachineError, match=r"pip install \."):
-        import ftlayer.records.kernels  # noqa: F401
+        import ftlayer.records.kernels
 
 
 def test_buffers_are_released_when_a_call_is_refused() -> None:
@@ -49,9 +49,9 @@ def test_hashing_takes_only_arrow_capsules_of_the_right_length() -> None:
         native.hash_column(schema, array, np.zeros(3, np.int32))
     with pytest.raises(ValueError, match="PyCapsule"):
         native.hash_column(array, schema, np.zeros(2, np.int32))
+    a_map = pa.array([], pa.map_(pa.string(), pa.string())).__arrow_c_array__()
     with pytest.raises(TypeError, match="Arrow's type '\\+m'"):
-        capsules = pa.array([], pa.map_(pa.string(), pa.string())).__arrow_c_array__()
-        native.hash_column(*capsules, np.zeros(0, np.int32))
+        native.hash_column(*a_map, np.zeros(0, np.int32))
     nested = pa.int8()
     for _ in range(130):
         nested = pa.list_(nested)
