@@ -114,8 +114,8 @@ static int open_nested(const struct ArrowSchema *schema, const struct ArrowArray
         PyErr_Format(PyExc_ValueError, "the key's type is nested more than %d deep", MAX_DEPTH);
         return -1;
     }
-    int parsed = schema->dictionary != NULL ? parse_index_format(schema->format, out) : parse_format(schema->format, out);
-    if (parsed != 0) return -1;
+    int encoded = schema->dictionary != NULL;
+    if ((encoded ? parse_index_format(schema->format, out) : parse_format(schema->format, out)) != 0) return -1;
     out->offset = array->offset;
     out->buffers = array->buffers;
     if (array->null_count != 0 && array->n_buffers > 0) out->validity = array->buffers[0];

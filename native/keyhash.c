@@ -131,8 +131,8 @@ static uint32_t hash_row(uint32_t seed, const key_column *column, int64_t row) {
     return hash_value(seed, column, column->kind, i);
 }
 
-static inline __attribute__((always_inline)) void hash_rows(uint32_t *hashes, const key_column *column, column_kind kind,
-                                                            int64_t n) {
+static inline __attribute__((always_inline)) void hash_rows(uint32_t *hashes, const key_column *column,
+                                                            column_kind kind, int64_t n) {
     int64_t offset = column->offset;
     const uint8_t *validity = column->validity;
     if (validity == NULL) {
