@@ -7,7 +7,8 @@ batch that nobody in the vertex looks into.
 
 Names:
   stream    what a source's records are filed under: ``"<query>/<source>"`` for a wrapped source,
-            ``"ingest/<name>"`` for an ingest, ``"<job>/<source>"`` for a topology. A stream lives on one shard.
+            ``"ingest/<name>"`` for an ingest, ``"<job>/<source>"`` for a topology. A stream lives on one
+            shard.
   query     the stable name of a wrapped query (it survives restarts)
   epoch     handed out by `OpenQuery`; calls of an older epoch are refused with `StaleOwnerError`
   offset    position in a stream's delivery log: the number of rows ever made deliverable before it
@@ -334,8 +335,8 @@ class Seal:
     ``delivered`` gives for each stream the offsets [start, end) this batch was given. ``redelivered``
     are failures of delivered rows (the vertex has their payload), ``resumed`` those of records another
     query emitted: kept and handed back, the caller sends the `Fail` for them. ``rows`` and ``digest``
-    describe the rows that go to the sink; they are kept and handed back. Sealing a sealed batch again is refused unless
-    it says the same; a *sealed* batch that is run again uses `Reseal`.
+    describe the rows that go to the sink; they are kept and handed back. Sealing a sealed batch again is
+    refused unless it says the same; a *sealed* batch that is run again uses `Reseal`.
     """
 
     query: str
@@ -370,7 +371,9 @@ class Reseal:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """Reply to `Seal` and `Reseal`: of the failed rows, how many will wait and how many are dead at commit."""
+    """Reply to `Seal` and `Reseal`: of the failed rows, how many will wait and how many are dead at
+    commit.
+    """
 
     waiting: int
     dead: int
@@ -434,7 +437,9 @@ class ListRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """One record as `ListRecords` shows it; ``history`` has one (wall_ms, reason, operator) a failed attempt."""
+    """One record as `ListRecords` shows it; ``history`` has one (wall_ms, reason, operator) a failed
+    attempt.
+    """
 
     key: bytes
     stream: str
@@ -486,7 +491,9 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class StatsReply:
-    """Counters since the start of this incarnation, and gauges (``used_share``, ``pending``, ``waiting`` …)."""
+    """Counters since the start of this incarnation, and gauges (``used_share``, ``pending``, ``waiting``
+    …).
+    """
 
     values: dict[str, float]
 

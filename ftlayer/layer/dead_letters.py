@@ -1,0 +1,44 @@
+"""Dead letters go back to work or go for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftlayer.layer.calls import Changed, Now, Purge, Requeue
+from ftlayer.layer.state import State
+from ftlayer.layer.streams import Stream
+from ftlayer.store import failed
+from ftlayer.store.failed import FailedRecord, FailedTable
+from ftlayer.store.kv import WriteTransaction
+
+
+class DeadLetters:
+    """`Requeue` and `Purge`. Keys that are not there are passed over: somebody was faster."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def requeue(self, txn: WriteTransaction, call: Requeue, now: Now) -> Changed:
+        """Give dead letters their attempts back; they are due at once and keep their history."""
+        taken = [self._take(txn, key) for key in call.keys]
+        for stream, record in filter(None, taken):
+            key = failed.key_of(stream.number, now.wall_ms, self._state.new_serial())
+            failed.put(txn, FailedTable.WAITING, key, replace(record, attempt=1))
+            stream.waiting += 1
+            self._state.counters.requeued += 1
+        return Changed(sum(item is not None for item in taken))
+
+    def purge(self, txn: WriteTransaction, call: Purge) -> Changed:
+        """Delete dead letters for ever."""
+        purged = sum(self._take(txn, key) is not None for key in call.keys)
+        self._state.counters.purged += purged
+        return Changed(purged)
+
+    def _take(self, txn: WriteTransaction, key: bytes) -> tuple[Stream, FailedRecord] | None:
+        record = failed.get(txn, FailedTable.DEAD, key)
+        if record is None:
+            return None
+        txn.delete(FailedTable.DEAD, key)
+        stream = self._state.numbers[failed.stream_of(key)]
+        stream.dead -= 1
+        return stream, record

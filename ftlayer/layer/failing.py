@@ -1,0 +1,80 @@
+"""Rows that fail leave their segment: to wait for a replay, or dead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftlayer.layer.calls import Now
+from ftlayer.layer.live import by_segment
+from ftlayer.layer.retry import MAX_TRACEBACK, Cause, cut, extended, next_attempt
+from ftlayer.layer.state import State
+from ftlayer.layer.streams import Stream
+from ftlayer.store import failed
+from ftlayer.store.failed import FailedRecord, FailedTable
+from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.rows import U64, Rows
+
+
+class Failing:
+    """Moves failed rows, in the transaction in which they leave their segment."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def move_tracked(
+        self, txn: WriteTransaction, roots: U64, locations: U64, causes: Sequence[Cause], now: Now
+    ) -> tuple[dict[int, bytes], int]:
+        """Move rows of tracked segments; ``roots`` are the ids of the attempts that ended.
+
+        Returns the keys of those that wait now, by root, and how many are dead. Rows that had moved before
+        count as neither.
+        """
+        waiting: dict[int, bytes] = {}
+        dead = 0
+        for segment, rows, positions in by_segment(locations):
+            live = self._state.live.get(segment)
+            new = self._state.live.finish(segment, rows)
+            if live is None or not new.any():
+                continue
+            rows, positions = rows[new], positions[new]
+            live.stream.in_flight -= len(rows)
+            taken = self._state.segments.rows(txn, segment, rows).with_roots(roots[positions])
+            for row, position in enumerate(positions.tolist()):
+                key = self.move(txn, live.stream, taken, row, causes[position], now)
+                if key is None:
+                    dead += 1
+                else:
+                    waiting[int(roots[position])] = key
+            self._state.live.write_segment(txn, segment)
+        return waiting, dead
+
+    def move(
+        self, txn: WriteTransaction, stream: Stream, rows: Rows, row: int, cause: Cause, now: Now
+    ) -> bytes | None:
+        """Store one failed row by itself; return its key if it waits, None if it is dead."""
+        info = rows.info
+        origin, attempt = int(info.origins[row]), int(info.attempts[row])
+        retry = next_attempt(stream.options, origin, attempt, fatal=cause.fatal, wall_ms=now.wall_ms)
+        digest, body = self._state.payloads.write(txn, rows.payload.slice(row, 1))
+        hashes, flat = failed.hashes_of(info.key_hashes, row)
+        record = FailedRecord(
+            root=int(info.roots[row]),
+            origin=origin,
+            attempt=retry.attempt if retry else attempt,
+            key_hashes=hashes,
+            flat_hashes=flat,
+            history=extended(info.history(row), now.wall_ms, cause),
+            traceback=cut(cause.traceback, MAX_TRACEBACK),
+            digest=digest,
+            body=bytes(body),
+        )
+        time_ms = retry.not_before_ms if retry else now.wall_ms
+        key = failed.key_of(stream.number, time_ms, self._state.new_serial())
+        if retry is None:
+            failed.put(txn, FailedTable.DEAD, key, record)
+            stream.dead += 1
+            self._state.counters.dead += 1
+            return None
+        failed.put(txn, FailedTable.WAITING, key, record)
+        stream.waiting += 1
+        return key

@@ -1,0 +1,95 @@
+"""When a failed record is tried again, and what is kept of its failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftlayer.errors import MalformedRequestError
+from ftlayer.layer.calls import StreamOptions
+from ftlayer.store.rows import History
+
+MAX_REASON = 1_024  # characters
+MAX_OPERATOR = 256  # characters
+MAX_TRACEBACK = 8_192  # characters: some 100 frames, of which the first and the last tell most
+MAX_HISTORY = 16  # failed attempts; the first and the newest are kept
+
+_MASK = (1 << 64) - 1
+_LONGEST_MS = 1 << 52  # about 140,000 years: times stay exact, whatever they are added to
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an attempt ended."""
+
+    reason: str
+    operator: str = ""
+    traceback: str = ""
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The next attempt: its number, and the wall time (ms) before which it does not begin."""
+
+    attempt: int
+    not_before_ms: int
+
+
+def next_attempt(
+    options: StreamOptions, origin: int, attempt: int, *, fatal: bool, wall_ms: int
+) -> Retry | None:
+    """Return what follows when ``attempt`` failed at ``wall_ms``; None when the record is dead.
+
+    The pause is the same whenever it is computed for one record and attempt: its random share is a hash of
+    both.
+    """
+    if fatal or attempt >= options.max_attempts:
+        return None
+    pause = options.backoff_ms[min(attempt, len(options.backoff_ms)) - 1] if options.backoff_ms else 0
+    drawn = _hash64(origin, attempt) / 2**64
+    return Retry(attempt + 1, wall_ms + round(pause * (1 - options.jitter * drawn)))
+
+
+def longest_pause_ms(options: StreamOptions) -> int:
+    """Return the longest pause that `next_attempt` makes."""
+    return max(options.backoff_ms, default=0)
+
+
+def extended(history: History, wall_ms: int, cause: Cause) -> History:
+    """Return ``history`` with one more failed attempt, cut to `MAX_HISTORY`."""
+    entry = (wall_ms, cut(cause.reason, MAX_REASON), cut(cause.operator, MAX_OPERATOR))
+    if len(history) >= MAX_HISTORY:
+        history = history[:1] + history[len(history) - MAX_HISTORY + 2 :]
+    return (*history, entry)
+
+
+def cut(text: str, limit: int) -> str:
+    """Return ``text`` with at most ``limit`` characters; what is left out of its middle is counted there."""
+    if len(text) <= limit:
+        return text
+    note = f"\n[… {len(text) - limit} characters and this note's length left out …]\n"
+    kept = limit - len(note)
+    head = kept // 2
+    return text[:head] + note + text[len(text) - (kept - head) :]
+
+
+def check_options(options: StreamOptions, buckets: int) -> None:
+    """Raise `MalformedRequestError` for options that make no sense, naming the field."""
+    checks = (
+        ("timeout_ms", buckets - 1 <= options.timeout_ms <= _LONGEST_MS, f"at least {buckets - 1} ms"),
+        ("max_attempts", 1 <= options.max_attempts < 2**31, "at least 1"),
+        ("backoff_ms", all(0 <= ms <= _LONGEST_MS for ms in options.backoff_ms), "no negative pause"),
+        ("jitter", 0 <= options.jitter <= 1, "from 0 to 1"),
+        ("max_pending", 1 <= options.max_pending <= _LONGEST_MS, "at least 1"),
+    )
+    for name, holds, expected in checks:
+        if not holds:
+            raise MalformedRequestError(f"options.{name} is {getattr(options, name)!r}; expected {expected}")
+
+
+def _hash64(origin: int, attempt: int) -> int:
+    """Mix two numbers to 64 bits with SplitMix64's finalizer (Steele, Lea, Flood, 2014)."""
+    value = (origin + attempt * 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

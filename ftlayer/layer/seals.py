@@ -1,0 +1,205 @@
+"""What a seal says, checked and stored."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from ftlayer.errors import MalformedRequestError, ProtocolError
+from ftlayer.layer.calls import EmittedRows, Failure, Now, Reseal, Seal, SealedRows
+from ftlayer.layer.retry import MAX_OPERATOR, MAX_REASON, MAX_TRACEBACK, cut, next_attempt
+from ftlayer.layer.state import State, check_array
+from ftlayer.layer.tracking import check_payload, failed_roots
+from ftlayer.store import batches
+from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit, StoredFailure
+from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.queries import QueryRecord
+from ftlayer.store.rows import Rows, first_attempts, pack
+from ftlayer.store.segments import Kind
+from ftlayer.store.streams import get_bounds, log_entries
+
+_MAX_FIELD = 1 << 64
+
+
+class SealWriter:
+    """Stores the content of `Seal` and `Reseal`."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def extend(
+        self,
+        txn: WriteTransaction,
+        query: QueryRecord,
+        batch: int,
+        head: BatchHead,
+        call: Seal | Reseal,
+        now: Now,
+    ) -> BatchHead:
+        """Store ``head`` with what ``call`` says added to it, and return it.
+
+        Raises `MalformedRequestError` and `ProtocolError` before anything is stored.
+        """
+        attempts = self._delivered_attempts(txn, head) if call.redelivered or call.emitted else {}
+        self._check(query, call, head, attempts)
+        known = {failure.root for failure in head.redelivered}
+        redelivered = {
+            failure.root: stored_failure(failure) for failure in call.redelivered if failure.root not in known
+        }
+        resumed = {failure.root: failure for failure in head.resumed}
+        resumed.update((failure.root, stored_failure(failure)) for failure in call.resumed)
+        waiting = sum(
+            self._will_wait(rows.stream, 1, failure, now) for rows in call.failed for failure in rows.failures
+        )
+        waiting += sum(
+            self._will_wait(*attempts[failure.root], failure, now) for failure in redelivered.values()
+        )
+        failures = sum(len(rows.failures) for rows in call.failed) + len(redelivered)
+        for number, rows in enumerate(call.failed, start=head.parts + 1):
+            stored = tuple(stored_failure(failure) for failure in rows.failures)
+            info = first_attempts(np.ascontiguousarray(rows.roots), rows.key_hashes)
+            part = BatchPart(rows.stream, Rows(info, rows.payload), stored)
+            batches.put_part(txn, query.number, batch, number, part, self._state.payloads)
+        head = replace(
+            head,
+            redelivered=head.redelivered + tuple(redelivered.values()),
+            resumed=tuple(resumed.values()),
+            emitted=self._replace_emitted(txn, head, call.emitted),
+            rows=call.rows,
+            digest=call.digest,
+            parts=head.parts + len(call.failed),
+            waiting=head.waiting + waiting,
+            dead=head.dead + failures - waiting,
+        )
+        batches.put_head(txn, query.number, batch, head)
+        return head
+
+    def _replace_emitted(
+        self, txn: WriteTransaction, head: BatchHead, emitted: tuple[EmittedRows, ...]
+    ) -> tuple[StoredEmit, ...]:
+        for old in head.emitted:
+            if old.segment >= 0:
+                self._state.segments.delete(txn, old.segment)
+        stored = []
+        for rows in emitted:
+            if not len(rows.roots):
+                continue
+            segment = -1
+            if rows.payload is not None:
+                # Stored at the seal: the payload must be durable before the first of its children is handed
+                # on.
+                segment = self._state.new_segment()
+                info = first_attempts(np.ascontiguousarray(rows.roots), None)
+                number = self._state.stream(rows.stream).number
+                self._state.segments.append(txn, segment, number, Kind.SEALED, Rows(info, rows.payload))
+            stored.append(StoredEmit(rows.stream, segment, rows.roots.tobytes(), rows.values.tobytes()))
+        return tuple(stored)
+
+    def _delivered_attempts(self, txn: WriteTransaction, head: BatchHead) -> dict[int, tuple[str, int]]:
+        """Return the stream and attempt of every row this batch was given, by root."""
+        attempts: dict[int, tuple[str, int]] = {}
+        for name, start, end in head.delivered:
+            number = self._state.stream(name).number
+            start = max(start, get_bounds(txn, number).committed)
+            for entry in log_entries(txn, number, start, end):
+                info = self._state.segments.head(txn, entry.segment).info
+                part = slice(max(start - entry.start, 0), max(min(end - entry.start, entry.rows), 0))
+                for root, attempt in zip(
+                    info.roots[part].tolist(), info.attempts[part].tolist(), strict=True
+                ):
+                    attempts[root] = name, attempt
+        return attempts
+
+    def _will_wait(self, stream: str, attempt: int, failure: Failure | StoredFailure, now: Now) -> bool:
+        options = self._state.stream(stream).options
+        retry = next_attempt(options, failure.root, attempt, fatal=failure.fatal, wall_ms=now.wall_ms)
+        return retry is not None
+
+    def _check(
+        self, query: QueryRecord, call: Seal | Reseal, head: BatchHead, attempts: dict[int, tuple[str, int]]
+    ) -> None:
+        if not 0 <= call.rows < _MAX_FIELD or not 0 <= call.digest < _MAX_FIELD:
+            raise MalformedRequestError("rows, digest: expected numbers from 0 to 2**64 - 1")
+        for rows in call.failed:
+            self._check_failed(query, rows)
+        failed_roots({failure.root: failure for failure in (*call.redelivered, *call.resumed)})
+        for failure in call.redelivered:
+            if failure.root not in attempts:
+                raise ProtocolError(f"redelivered: root {failure.root} was not delivered to this batch")
+        failing = {failure.root for failure in call.redelivered}
+        failing.update(failure.root for failure in head.redelivered)
+        failing.update(failure.root for rows in call.failed for failure in rows.failures)
+        delivered: set[str] = set()
+        for emitted in call.emitted:
+            self._check_emitted(query, emitted, failing)
+            if emitted.payload is not None:
+                continue
+            missing = next((root for root in emitted.roots.tolist() if root not in attempts), None)
+            if missing is not None:
+                raise ProtocolError(
+                    f"emitted: root {missing} has no payload and was not delivered to this batch"
+                )
+            if emitted.stream in delivered:
+                raise ProtocolError(
+                    f"emitted: delivered rows of {emitted.stream!r} come twice; put them together"
+                )
+            delivered.add(emitted.stream)
+
+    def _check_failed(self, query: QueryRecord, rows: SealedRows) -> None:
+        _check_stream(query, rows.stream, "failed")
+        check_array(rows.roots, "failed.roots", rows.payload.num_rows)
+        check_payload(rows.payload.num_rows, rows.key_hashes)
+        self._state.check_roots(rows.roots, "failed.roots")
+        if [failure.root for failure in rows.failures] != rows.roots.tolist():
+            raise MalformedRequestError("failed: failures[i].root must be roots[i], one failure for each row")
+
+    def _check_emitted(self, query: QueryRecord, rows: EmittedRows, failing: set[int]) -> None:
+        _check_stream(query, rows.stream, "emitted")
+        check_array(rows.roots, "emitted.roots", None if rows.payload is None else rows.payload.num_rows)
+        check_array(rows.values, "emitted.values", len(rows.roots))
+        check_payload(len(rows.roots), None)
+        self._state.check_roots(rows.roots, "emitted.roots")
+        if failing and (both := failing.intersection(rows.roots.tolist())):
+            raise ProtocolError(f"root {both.pop()} has failed and was emitted: a root is all or nothing")
+
+
+def said(call: Seal) -> bytes:
+    """Return a digest of what a seal says. An id names one record for ever, so payload is left out."""
+    content = [
+        [[rows.stream, rows.roots.tobytes(), _plain(rows.failures)] for rows in call.failed],
+        sorted((name, *offsets) for name, offsets in call.delivered.items()),
+        _plain(call.redelivered),
+        _plain(call.resumed),
+        [[rows.stream, rows.roots.tobytes(), rows.values.tobytes()] for rows in call.emitted],
+        call.rows,
+        call.digest,
+    ]
+    return hashlib.blake2b(pack(content), digest_size=16).digest()
+
+
+def stored_failure(failure: Failure) -> StoredFailure:
+    """Return a failure as it is stored, its texts cut to their bounds."""
+    return StoredFailure(
+        failure.root,
+        cut(failure.reason, MAX_REASON),
+        cut(failure.operator, MAX_OPERATOR),
+        cut(failure.traceback, MAX_TRACEBACK),
+        failure.fatal,
+    )
+
+
+def plain_failure(failure: StoredFailure) -> Failure:
+    """Return a stored failure as calls have it."""
+    return Failure(failure.root, failure.reason, failure.operator, failure.traceback, failure.fatal)
+
+
+def _plain(failures: Iterable[Failure]) -> list[list[object]]:
+    return [[failure.root, failure.reason, failure.operator, failure.fatal] for failure in failures]
+
+
+def _check_stream(query: QueryRecord, stream: str, what: str) -> None:
+    if stream not in query.streams:
+        raise ProtocolError(f"{what}: stream {stream!r} is none of the query's ({', '.join(query.streams)})")

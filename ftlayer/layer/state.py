@@ -1,0 +1,155 @@
+"""What all rules of a shard work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ftlayer.acker import AckerTable, ExactTracker, Roots, Tracker
+from ftlayer.errors import MalformedRequestError, ProtocolError, StaleIncarnationError
+from ftlayer.layer.calls import Envelope, Reply
+from ftlayer.layer.expiry import Schedules
+from ftlayer.layer.live import LiveSegments, by_segment
+from ftlayer.layer.options import LayerOptions
+from ftlayer.layer.stats import Counters
+from ftlayer.layer.streams import Stream
+from ftlayer.records.ids import shard_bits
+from ftlayer.store.payloads import Payloads
+from ftlayer.store.rows import U64
+from ftlayer.store.segments import Segments
+
+MAX_STREAM_BYTES = 256
+
+
+@dataclass(slots=True)
+class Group:
+    """What calls of an open transaction did that is not in memory yet.
+
+    It is dropped with its transaction. ``unconfirmed`` counts calls whose ``after`` did not run;
+    ``irrevocable`` says that one of them changed memory already, so that a lost transaction leaves memory
+    wrong.
+    """
+
+    replies: dict[Envelope, Reply] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    unconfirmed: int = 0
+    irrevocable: bool = False
+
+    def add_rows(self, stream: str, rows: int) -> None:
+        """Count rows that will be in flight (negative: that now are)."""
+        self.rows[stream] = self.rows.get(stream, 0) + rows
+
+
+class State:
+    """Memory of a shard, and the typed tables of its store."""
+
+    def __init__(self, options: LayerOptions, incarnation: int) -> None:
+        self.options = options
+        self.incarnation = incarnation
+        self.payloads = Payloads()
+        self.segments = Segments(self.payloads)
+        self.live = LiveSegments(self.segments)
+        self.tracker: Tracker = ExactTracker() if options.tracker == "exact" else AckerTable()
+        self.schedules = Schedules(options.buckets)
+        self.orphan_schedules = Schedules(options.buckets)
+        self.streams: dict[str, Stream] = {}
+        self.numbers: dict[int, Stream] = {}
+        self.timed_out: dict[int, bytes] = {}  # root → key of its record in the table of waiting ones
+        self.cancelled: set[bytes] = set()  # keys of waiting records that completed late
+        self.counters = Counters()
+        self.next_segment = 0
+        self.group = Group()
+        self._serials = 0
+
+    def new_segment(self) -> int:
+        """Return the number of the next segment. Lost transactions leave gaps."""
+        self.next_segment += 1
+        return self.next_segment - 1
+
+    def new_serial(self) -> int:
+        """Return a number that tells two keys apart, in any incarnation."""
+        self._serials += 1
+        return self.incarnation << 32 | self._serials
+
+    def add_stream(self, stream: Stream) -> None:
+        """Make a stream known."""
+        self.streams[stream.name] = stream
+        self.numbers[stream.number] = stream
+
+    def find_stream(self, name: str) -> Stream | None:
+        """Return a stream, one made by this transaction too; None if there is none."""
+        return self.streams.get(name) or self.group.streams.get(name)
+
+    def stream(self, name: str) -> Stream:
+        """Return a stream; `ProtocolError` if nobody declared it."""
+        stream = self.find_stream(name)
+        if stream is None:
+            raise ProtocolError(f"stream {name!r} is unknown; declare it first (OpenStream, or OpenQuery)")
+        return stream
+
+    def bucket(self, stream: Stream, mono_ms: int) -> int:
+        """Return the bucket of roots of ``stream`` whose time starts now."""
+        return self.schedules.bucket(stream.options.timeout_ms, mono_ms)
+
+    def complete(self, complete: Roots) -> None:
+        """Take note of roots that completed: their rows are done, or their replay is cancelled."""
+        self.counters.completed += len(complete.roots)
+        for segment, rows, positions in by_segment(complete.locations):
+            live = self.live.get(segment)
+            new = self.live.finish(segment, rows)
+            finished = int(np.count_nonzero(new))
+            if live is not None:
+                live.stream.in_flight -= finished
+            if finished < len(rows):
+                for root in complete.roots[positions[~new]].tolist():
+                    self._cancel_replay(root)
+
+    def _cancel_replay(self, root: int) -> None:
+        """A row that is not in its segment any more, and whose root is still tracked, waits after a
+        timeout.
+        """
+        key = self.timed_out.pop(root)
+        self.cancelled.add(key)
+        self.numbers[int.from_bytes(key[:4], "big")].waiting -= 1
+        self.counters.cancelled_replays += 1
+
+    def check_incarnation(self, incarnation: int) -> None:
+        """Raise `StaleIncarnationError` for a call meant for another incarnation."""
+        if incarnation != self.incarnation:
+            raise StaleIncarnationError(
+                f"the call is for incarnation {incarnation} of the vertex, this is {self.incarnation}; "
+                "what was pending is replayed under new ids: drop what you know of the old ones"
+            )
+
+    def check_roots(self, roots: U64, what: str) -> None:
+        """Raise `MalformedRequestError` unless ``roots`` are ids of this shard."""
+        if not len(roots):
+            return
+        if not roots.all():
+            raise MalformedRequestError(
+                f"{what}: item {int(np.flatnonzero(roots == 0)[0])} is 0, never an id"
+            )
+        bits = shard_bits(self.options.shards)
+        if bits:
+            foreign = np.flatnonzero(roots >> np.uint64(64 - bits) != np.uint64(self.options.shard))
+            if len(foreign):
+                raise MalformedRequestError(
+                    f"{what}: item {int(foreign[0])} belongs to another shard than {self.options.shard}; "
+                    f"its top {bits} bits name the shard to send it to"
+                )
+
+
+def check_array(values: object, what: str, length: int | None = None) -> None:
+    """Raise `MalformedRequestError` unless ``values`` is a uint64[n], of ``length`` if given."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.uint64 or values.ndim != 1:
+        raise MalformedRequestError(f"{what}: expected a one-dimensional uint64 array")
+    if length is not None and len(values) != length:
+        raise MalformedRequestError(f"{what}: expected {length} items, got {len(values)}")
+
+
+def check_stream_name(name: str) -> None:
+    """Raise `MalformedRequestError` for a name that is empty or too long."""
+    if not 1 <= len(name.encode()) <= MAX_STREAM_BYTES:
+        raise MalformedRequestError(f"stream {name!r}: expected a name of 1 to {MAX_STREAM_BYTES} bytes")

@@ -1,0 +1,78 @@
+"""How much is to be done: for a query that would like to end, and for whoever watches."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from ftlayer.errors import ProtocolError
+from ftlayer.layer.calls import Now, QueryStatus, QueryStatusCall, StatsReply
+from ftlayer.layer.replay import Replay
+from ftlayer.layer.state import State
+from ftlayer.store import batches
+from ftlayer.store.kv import KeyValueStore, ReadTransaction
+from ftlayer.store.queries import QueryRecord, get_query
+from ftlayer.store.streams import get_bounds
+
+
+class Status:
+    """`QueryStatusCall` and `Stats`."""
+
+    def __init__(self, state: State, store: KeyValueStore, replay: Replay) -> None:
+        self._state = state
+        self._store = store
+        self._replay = replay
+
+    def query(self, txn: ReadTransaction, call: QueryStatusCall, now: Now) -> QueryStatus:
+        """Count the rows of a query's streams. Rows that a sealed batch is about to move count as
+        delivered.
+        """
+        query = get_query(txn, call.query)
+        if query is None:
+            raise ProtocolError(f"query {call.query!r} is unknown: open it first (OpenQuery)")
+        streams = [self._state.stream(name) for name in query.streams]
+        times = [self._replay.next_due_ms(txn, stream, now) for stream in streams]
+        due = min((time for time in times if time is not None), default=None)
+        unread = sum(max(stream.logged - self._offered(stream.number, txn), 0) for stream in streams)
+        return QueryStatus(
+            waiting=sum(stream.waiting + stream.due_rows for stream in streams),
+            deliverable=unread,
+            delivered=sum(stream.logged for stream in streams) - unread + self._sealed_rows(txn, query),
+            pending=sum(stream.in_flight for stream in streams),
+            dead=sum(stream.dead for stream in streams),
+            next_due_in_ms=-1 if due is None else max(due - now.wall_ms, 0),
+        )
+
+    def stats(self) -> StatsReply:
+        """Return all counters and gauges."""
+        state = self._state
+        streams = state.streams.values()
+        values = {name: float(value) for name, value in asdict(state.counters).items()}
+        values |= {
+            "incarnation": float(state.incarnation),
+            "streams": float(len(state.streams)),
+            "pending": float(sum(stream.in_flight for stream in streams)),
+            "waiting": float(sum(stream.waiting + stream.due_rows for stream in streams)),
+            "in_delivery": float(sum(stream.logged for stream in streams)),
+            "dead_letters": float(sum(stream.dead for stream in streams)),
+            "tracked_roots": float(state.tracker.pending_count),
+            "orphans": float(state.tracker.orphan_count),
+            "live_segments": float(len(state.live)),
+            "used_bytes": float(self._store.used_bytes),
+            "used_share": float(self._store.used_share),
+        }
+        return StatsReply(values)
+
+    def _offered(self, number: int, txn: ReadTransaction) -> int:
+        """Return how many uncommitted rows of a log the query was told of."""
+        stream = self._state.numbers[number]
+        return max(stream.offered - get_bounds(txn, number).committed, 0)
+
+    def _sealed_rows(self, txn: ReadTransaction, query: QueryRecord) -> int:
+        if query.last_sealed <= query.last_committed:
+            return 0
+        head = batches.get_head(txn, query.number, query.last_sealed)
+        if head is None:
+            return 0
+        parts = batches.parts(txn, query.number, query.last_sealed, head.parts, self._state.payloads)
+        emitted = sum(len(emit.roots) // 8 for emit in head.emitted if emit.segment >= 0)
+        return sum(len(part.rows) for part in parts) + emitted

@@ -1,0 +1,284 @@
+"""Persist, register, XOR, touch, fail, expire: the tracking of roots."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+
+from ftlayer.acker import Roots
+from ftlayer.errors import MalformedRequestError, ProtocolError
+from ftlayer.layer.calls import (
+    Accepted,
+    Fail,
+    Failed,
+    Failure,
+    Now,
+    Persist,
+    SourcePosition,
+    Touch,
+    Touched,
+    Xor,
+    Xored,
+)
+from ftlayer.layer.expiry import PASSING
+from ftlayer.layer.failing import Failing
+from ftlayer.layer.live import MAX_ROWS, by_segment, locate, locations_of
+from ftlayer.layer.retry import Cause
+from ftlayer.layer.state import State, check_array
+from ftlayer.layer.streams import Stream
+from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.rows import I32, I64, U64, Rows, first_attempts
+from ftlayer.store.segments import Kind
+from ftlayer.store.streams import get_position, put_position
+from ftlayer.timeouts import NEVER
+
+# Rows that one tick moves after a timeout: about a quarter of a second's work, so that calls are not held
+# up for long.
+EXPIRED_PER_TICK = 10_000
+MAX_PARTITION_BYTES = 400
+
+
+class Tracking:
+    """The rules of pending roots."""
+
+    def __init__(self, state: State, failing: Failing) -> None:
+        self._state = state
+        self._failing = failing
+        self._expired: deque[Roots] = deque()
+
+    # ------------------------------------------------------------ persist
+
+    def persist(
+        self, txn: WriteTransaction, call: Persist, now: Now
+    ) -> tuple[Accepted, Callable[[], None] | None]:
+        """Store rows as a segment; the callback registers them once they are committed."""
+        state = self._state
+        stream = state.stream(call.stream)
+        rows = call.payload.num_rows
+        check_array(call.roots, "roots", rows)
+        check_array(call.values, "values", rows)
+        state.check_roots(call.roots, "roots")
+        check_payload(call.payload.num_rows, call.key_hashes)
+        check_intake(stream, rows)
+        if call.position is not None and not self._advance_position(txn, stream, call.position):
+            return Accepted(rows), None
+        if rows == 0:
+            return Accepted(0), None
+        sequence = state.new_segment()
+        info = first_attempts(np.ascontiguousarray(call.roots), call.key_hashes)
+        state.segments.append(txn, sequence, stream.number, Kind.TRACKED, Rows(info, call.payload))
+        group = state.group
+        group.add_rows(stream.name, rows)
+
+        def register() -> None:
+            group.add_rows(stream.name, -rows)
+            state.counters.persisted += rows
+            self.register(stream, sequence, call.roots, call.values, now)
+
+        return Accepted(rows), register
+
+    def register(self, stream: Stream, sequence: int, roots: U64, values: U64, now: Now) -> None:
+        """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids."""
+        state = self._state
+        state.live.add(sequence, stream, np.zeros(len(roots), np.bool_))
+        self.enter(stream, roots, values, locations_of(sequence, len(roots)), now)
+
+    def enter(self, stream: Stream, roots: U64, values: U64, locations: U64, now: Now) -> None:
+        """Enter rows of live segments in the tracker; their time starts now."""
+        state = self._state
+        duplicates = state.tracker.duplicate_registrations
+        bucket = state.bucket(stream, now.mono_ms)
+        complete = state.tracker.register(roots, values, locations=locations, bucket=bucket)
+        state.counters.registered += len(roots)
+        stream.in_flight += len(roots)
+        if state.tracker.duplicate_registrations > duplicates:
+            self._replay_refused(stream, locations, complete)
+        state.complete(complete)
+
+    def _replay_refused(self, stream: Stream, locations: U64, complete: Roots) -> None:
+        """Rows whose root was pending already could never complete: replay them under roots of their own."""
+        entered = np.concatenate([self._state.tracker.pending().locations, complete.locations])
+        refused = locations[~np.isin(locations, entered)]
+        self._state.counters.duplicate_roots += len(refused)
+        stream.in_flight -= len(refused)
+        for segment, rows, _ in by_segment(refused):
+            stream.add_due(segment, rows)
+
+    def _advance_position(self, txn: WriteTransaction, stream: Stream, position: SourcePosition) -> bool:
+        """Move a source partition on; return False when these rows were accepted before."""
+        if not 1 <= len(position.partition.encode()) <= MAX_PARTITION_BYTES:
+            raise MalformedRequestError(
+                f"position.partition {position.partition!r}: expected 1 to {MAX_PARTITION_BYTES} bytes"
+            )
+        last = get_position(txn, stream.number, position.partition)
+        if last == (position.start, position.end):
+            return False
+        reached = None if last is None else last[1]
+        if position.start != reached:
+            raise ProtocolError(
+                f"partition {position.partition!r} of {stream.name!r} has come to {reached!r}, and these "
+                f"rows start at {position.start!r}; ask OpenStream for its positions and go on there"
+            )
+        put_position(txn, stream.number, position.partition, position.start, position.end)
+        return True
+
+    # ------------------------------------------------------------ events
+
+    def xor(self, call: Xor, now: Now) -> Xored:
+        """Fold events into pending roots. In memory only: what completes is written down by the next
+        flush.
+        """
+        state = self._state
+        state.check_incarnation(call.incarnation)
+        check_array(call.roots, "roots")
+        check_array(call.values, "values", len(call.roots))
+        unknown = state.tracker.unknown_xors
+        if call.hold:
+            bucket = state.orphan_schedules.bucket(self._orphan_timeout_ms(), now.mono_ms)
+            complete = state.tracker.xor(call.roots, call.values, hold_unregistered=True, bucket=bucket)
+        else:
+            complete = state.tracker.xor(call.roots, call.values)
+        state.complete(complete)
+        unknown = state.tracker.unknown_xors - unknown
+        state.counters.late_ignored += unknown
+        return Xored(len(complete.roots), unknown)
+
+    def touch(self, call: Touch, now: Now) -> Touched:
+        """Start the time of pending roots again."""
+        state = self._state
+        state.check_incarnation(call.incarnation)
+        check_array(call.roots, "roots")
+        timeouts = {stream.options.timeout_ms for stream in state.streams.values()}
+        if len(timeouts) == 1:
+            bucket = state.schedules.bucket(timeouts.pop(), now.mono_ms)
+            return Touched(int(np.count_nonzero(state.tracker.touch(call.roots, bucket))))
+        # A root's stream, and with it its timeout, is known by its location: collect them in one bucket
+        # first.
+        state.tracker.touch(call.roots, PASSING)
+        found = state.tracker.expire([PASSING], keep_as=NEVER)
+        for segment, _, positions in by_segment(found.locations):
+            live = state.live.get(segment)
+            if live is not None:
+                state.tracker.touch(found.roots[positions], state.bucket(live.stream, now.mono_ms))
+        return Touched(len(found.roots))
+
+    def fail(self, txn: WriteTransaction, call: Fail, now: Now) -> Failed:
+        """End attempts. A root that timed out before is not failed again, but its late events are ignored
+        now.
+        """
+        state = self._state
+        state.check_incarnation(call.incarnation)
+        failures: dict[int, Failure] = {}
+        for failure in call.failures:
+            failures.setdefault(failure.root, failure)
+        roots = failed_roots(failures)
+        forgotten = state.tracker.forget(roots)
+        pending = roots[forgotten.pending]
+        causes = [cause_of(failures[root]) for root in pending.tolist()]
+        waiting, dead = self._failing.move_tracked(
+            txn, pending, forgotten.locations[forgotten.pending], causes, now
+        )
+        for root in pending.tolist():
+            state.timed_out.pop(root, None)
+        unknown = len(call.failures) - len(waiting) - dead
+        state.counters.failed_explicit += len(waiting) + dead
+        state.counters.late_ignored += unknown
+        return Failed(len(waiting), dead, unknown)
+
+    # ------------------------------------------------------------ time
+
+    def advance(self, now: Now) -> None:
+        """Take note of what expired, before anything is put into a bucket."""
+        state = self._state
+        buckets = state.schedules.expired(now.mono_ms)
+        if buckets:
+            # They stay in the tracker: events that come before the replay is sent may still complete them.
+            self._expired.append(state.tracker.expire(buckets, keep_as=NEVER))
+        buckets = state.orphan_schedules.expired(now.mono_ms)
+        if buckets:
+            state.counters.orphans_dropped += state.tracker.drop_orphans(buckets)
+
+    def expire(self, txn: WriteTransaction, now: Now) -> None:
+        """Move rows of expired roots, `EXPIRED_PER_TICK` of them at most."""
+        budget = EXPIRED_PER_TICK
+        while self._expired and budget:
+            roots, locations = self._expired.popleft()
+            if len(roots) > budget:
+                self._expired.appendleft(Roots(roots[budget:], locations[budget:]))
+                roots, locations = roots[:budget], locations[:budget]
+            budget -= len(roots)
+            self._time_out(txn, roots, locations, now)
+
+    def _time_out(self, txn: WriteTransaction, roots: U64, locations: U64, now: Now) -> None:
+        state = self._state
+        # Between the expiry and now a root may have completed or failed.
+        still = state.tracker.contains(roots)
+        roots, locations = roots[still], locations[still]
+        causes = [Cause("")] * len(roots)
+        for segment, _, positions in by_segment(locations):
+            live = state.live.get(segment)
+            if live is not None:
+                cause = Cause(f"timed out after {live.stream.options.timeout_ms} ms")
+                for position in positions.tolist():
+                    causes[position] = cause
+        waiting, dead = self._failing.move_tracked(txn, roots, locations, causes, now)
+        state.timed_out.update(waiting)
+        if dead:
+            gone = [root for root in roots.tolist() if root not in state.timed_out]
+            state.tracker.forget(np.array(gone, np.uint64))
+        state.counters.timed_out += len(waiting) + dead
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether `expire` has something to do."""
+        return bool(self._expired)
+
+    def _orphan_timeout_ms(self) -> int:
+        """Events that came before their registration are dropped after two timeouts."""
+        timeouts = [stream.options.timeout_ms for stream in self._state.streams.values()]
+        return 2 * max(timeouts, default=30_000)
+
+    # ------------------------------------------------------------ replay
+
+    def reissue(self, stream: Stream, sequence: int, rows: I64, roots: U64, now: Now) -> None:
+        """Register rows of a live segment under fresh roots, each with its root as its one copy's id."""
+        live = self._state.live.get(sequence)
+        assert live is not None, "only rows of live segments are due"
+        if live.reissued is None:
+            live.reissued = np.zeros(len(live.done), np.bool_)
+        live.reissued[rows] = True
+        self.enter(stream, roots, roots, locate(sequence, rows), now)
+
+
+def failed_roots(failures: dict[int, Failure]) -> U64:
+    """Return the roots that failures are for; `MalformedRequestError` for a number that is no id."""
+    for root in failures:
+        if not 0 < root < 1 << 64:
+            raise MalformedRequestError(f"failures: root {root} is no id (1 to 2**64 - 1)")
+    return np.fromiter(failures, np.uint64, len(failures))
+
+
+def cause_of(failure: Failure) -> Cause:
+    """Return why an attempt ended."""
+    return Cause(failure.reason, failure.operator, failure.traceback, failure.fatal)
+
+
+def check_payload(rows: int, key_hashes: I32 | None) -> None:
+    """Raise `MalformedRequestError` for too many rows, or key hashes that don't fit them."""
+    if rows > MAX_ROWS:
+        raise MalformedRequestError(f"payload: {rows} rows in one call; send {MAX_ROWS} at most")
+    if key_hashes is not None and (
+        key_hashes.dtype != np.int32 or key_hashes.ndim not in (1, 2) or len(key_hashes) != rows
+    ):
+        raise MalformedRequestError(f"key_hashes: expected int32[{rows}] or int32[{rows}, selectors]")
+
+
+def check_intake(stream: Stream, rows: int) -> None:
+    """Raise `ProtocolError` for a call that could never be accepted."""
+    if rows > stream.options.max_pending:
+        raise ProtocolError(
+            f"{rows} rows in one call, and {stream.name!r} may have {stream.options.max_pending} in flight "
+            "(max_pending); send fewer at a time"
+        )

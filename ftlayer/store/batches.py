@@ -1,0 +1,160 @@
+"""Sealed batches in a store: a head, and a part for each group of failed source rows.
+
+Keys are query (u32), batch (u64), part (u32), big-endian; part 0 is the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ftlayer.errors import StoreDamagedError
+from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.payloads import Payloads
+from ftlayer.store.rows import Rows, decode_info, encode_info, pack, unpack
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFailure:
+    """Why one root failed."""
+
+    root: int
+    reason: str
+    operator: str
+    traceback: str
+    fatal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEmit:
+    """Rows of ``stream`` that were handed on: ``roots`` and ``values`` are uint64[n] as bytes.
+
+    ``segment`` has their source rows; -1 where the delivery log has them.
+    """
+
+    stream: str
+    segment: int
+    roots: bytes
+    values: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHead:
+    """What is known of a sealed batch. ``said`` is a digest of what its seal said, ``parts`` counts its
+    parts.
+    """
+
+    committed: bool
+    said: bytes
+    delivered: tuple[tuple[str, int, int], ...]
+    redelivered: tuple[StoredFailure, ...]
+    resumed: tuple[StoredFailure, ...]
+    emitted: tuple[StoredEmit, ...]
+    rows: int
+    digest: int
+    parts: int
+    waiting: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPart:
+    """Failed rows of a rewindable source, one failure a row."""
+
+    stream: str
+    rows: Rows
+    failures: tuple[StoredFailure, ...]
+
+
+def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
+    """Return the head of a batch; None if it is not sealed."""
+    value = txn.get("batches", _key(query, batch, 0))
+    if value is None:
+        return None
+    try:
+        version, committed, said, delivered, redelivered, resumed, emitted, *numbers = unpack(value)
+        rows, digest, parts, waiting, dead = numbers
+        if version != _FORMAT:
+            raise ValueError(f"format {version}")
+        return BatchHead(
+            committed,
+            said,
+            tuple((stream, start, end) for stream, start, end in delivered),
+            tuple(StoredFailure(*failure) for failure in redelivered),
+            tuple(StoredFailure(*failure) for failure in resumed),
+            tuple(StoredEmit(*emit) for emit in emitted),
+            rows,
+            digest,
+            parts,
+            waiting,
+            dead,
+        )
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"sealed batch {batch} cannot be read: {error}") from error
+
+
+def put_head(txn: WriteTransaction, query: int, batch: int, head: BatchHead) -> None:
+    """Store the head of a batch."""
+    values = [
+        _FORMAT,
+        head.committed,
+        head.said,
+        head.delivered,
+        [_plain(failure) for failure in head.redelivered],
+        [_plain(failure) for failure in head.resumed],
+        [[emit.stream, emit.segment, emit.roots, emit.values] for emit in head.emitted],
+        head.rows,
+        head.digest,
+        head.parts,
+        head.waiting,
+        head.dead,
+    ]
+    txn.put("batches", _key(query, batch, 0), pack(values))
+
+
+def put_part(
+    txn: WriteTransaction, query: int, batch: int, part: int, content: BatchPart, payloads: Payloads
+) -> None:
+    """Store part ``part`` (from 1) of a batch."""
+    digest, body = payloads.write(txn, content.rows.payload)
+    failures = [_plain(failure) for failure in content.failures]
+    values = [_FORMAT, content.stream, failures, encode_info(content.rows.info), digest, body]
+    txn.put("batches", _key(query, batch, part), pack(values))
+
+
+def parts(
+    txn: ReadTransaction, query: int, batch: int, count: int, payloads: Payloads
+) -> Iterator[BatchPart]:
+    """Iterate over the ``count`` parts of a batch."""
+    for part in range(1, count + 1):
+        value = txn.get("batches", _key(query, batch, part))
+        if value is None:
+            raise StoreDamagedError(f"part {part} of sealed batch {batch} is missing from the store")
+        try:
+            _, stream, failures, info, digest, body = unpack(value)
+            payload = payloads.read(txn, digest, body)
+            stored = tuple(StoredFailure(*failure) for failure in failures)
+            yield BatchPart(stream, Rows(decode_info(info), payload), stored)
+        except (ValueError, TypeError) as error:
+            raise StoreDamagedError(f"part {part} of sealed batch {batch} cannot be read: {error}") from error
+
+
+def delete_parts(txn: WriteTransaction, query: int, batch: int, count: int) -> None:
+    """Remove the parts of a batch."""
+    for part in range(1, count + 1):
+        txn.delete("batches", _key(query, batch, part))
+
+
+def delete_head(txn: WriteTransaction, query: int, batch: int) -> None:
+    """Remove the head of a batch."""
+    txn.delete("batches", _key(query, batch, 0))
+
+
+def _key(query: int, batch: int, part: int) -> bytes:
+    return query.to_bytes(4, "big") + batch.to_bytes(8, "big") + part.to_bytes(4, "big")
+
+
+def _plain(failure: StoredFailure) -> list[object]:
+    return [failure.root, failure.reason, failure.operator, failure.traceback, failure.fatal]

@@ -1,0 +1,141 @@
+"""Failed records: one entry each, waiting for a replay or dead.
+
+Keys order the records of a stream by time: stream (u32), Unix milliseconds (u64), serial (u64), big-endian.
+For a waiting record the time is the earliest one for its replay, for a dead one that of its death.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from ftlayer.errors import StoreDamagedError
+from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.rows import History, decode_history, pack, unpack
+
+_FORMAT = 1
+_STREAM_BYTES = 4
+KEY_BYTES = 20
+
+
+class FailedTable(StrEnum):
+    """Where failed records are."""
+
+    WAITING = "waiting"
+    DEAD = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRecord:
+    """A failed record. ``root`` is the id its failed attempt had, ``attempt`` the number of the one to come
+    (of the last one, if dead). ``body`` is its payload as `Payloads` writes it."""
+
+    root: int
+    origin: int
+    attempt: int
+    key_hashes: tuple[int, ...] | None
+    flat_hashes: bool
+    history: History
+    traceback: str
+    digest: bytes
+    body: bytes
+
+    @property
+    def shape(self) -> tuple[bytes, int]:
+        """What records must share to become rows of one batch: the schema and the number of key hashes."""
+        if self.key_hashes is None:
+            return self.digest, -1
+        return self.digest, 0 if self.flat_hashes else len(self.key_hashes) + 1
+
+    def hash_row(self) -> Any:
+        """Return the key hashes as an item of an array: a number if the source had one selector as
+        int32[n].
+        """
+        assert self.key_hashes is not None
+        return self.key_hashes[0] if self.flat_hashes else self.key_hashes
+
+
+def hashes_of(
+    key_hashes: np.ndarray[Any, np.dtype[np.int32]] | None, row: int
+) -> tuple[tuple[int, ...] | None, bool]:
+    """Return the key hashes of one row, and whether the array is flat."""
+    if key_hashes is None:
+        return None, False
+    if key_hashes.ndim == 1:
+        return (int(key_hashes[row]),), True
+    return tuple(key_hashes[row].tolist()), False
+
+
+def key_of(stream: int, time_ms: int, serial: int) -> bytes:
+    """Return the key of a record of ``stream``; ``serial`` tells records of the same time apart."""
+    return (
+        stream.to_bytes(_STREAM_BYTES, "big") + max(time_ms, 0).to_bytes(8, "big") + serial.to_bytes(8, "big")
+    )
+
+
+def stream_of(key: bytes) -> int:
+    """Return the stream of a key."""
+    return int.from_bytes(key[:_STREAM_BYTES], "big")
+
+
+def time_of(key: bytes) -> int:
+    """Return the time of a key, Unix milliseconds."""
+    return int.from_bytes(key[_STREAM_BYTES : _STREAM_BYTES + 8], "big")
+
+
+def put(txn: WriteTransaction, table: FailedTable, key: bytes, record: FailedRecord) -> None:
+    """Store a failed record."""
+    packed = pack(
+        [
+            _FORMAT,
+            record.root,
+            record.origin,
+            record.attempt,
+            record.key_hashes,
+            record.flat_hashes,
+            record.history,
+            record.traceback,
+            record.digest,
+            record.body,
+        ]
+    )
+    txn.put(table, key, packed)
+
+
+def get(txn: ReadTransaction, table: FailedTable, key: bytes) -> FailedRecord | None:
+    """Return the record at ``key``, or None."""
+    value = txn.get(table, key) if len(key) == KEY_BYTES else None
+    return None if value is None else decode(value)
+
+
+def scan(
+    txn: ReadTransaction, table: FailedTable, stream: int, start_ms: int = 0
+) -> Iterator[tuple[bytes, memoryview | bytes]]:
+    """Iterate over keys and values of a stream's records from ``start_ms`` on; `decode` reads a value."""
+    return txn.scan(table, key_of(stream, start_ms, 0), (stream + 1).to_bytes(_STREAM_BYTES, "big"))
+
+
+def decode(value: bytes | memoryview) -> FailedRecord:
+    """Return the record of a stored value; `StoreDamagedError` if it is not one."""
+    try:
+        version, root, origin, attempt, hashes, flat, history, traceback, digest, body = unpack(value)
+        if version != _FORMAT:
+            raise ValueError(f"format {version}")
+        key_hashes = None if hashes is None else tuple(hashes)
+        return FailedRecord(
+            root,
+            origin,
+            attempt,
+            key_hashes,
+            flat,
+            decode_history(history),
+            traceback,
+            digest,
+            body,
+        )
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"a failed record cannot be read: {error}") from error

@@ -1,0 +1,105 @@
+"""Payload in a store: Arrow IPC bytes, whose schema is stored once under its digest.
+
+A record batch becomes one IPC message without its schema. One with dictionary columns becomes a whole IPC
+stream, since a message alone lacks the dictionaries.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import pyarrow as pa
+
+from ftlayer.errors import StoreDamagedError
+from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.rows import I64
+
+_PREFIX = b"schema/"
+_DIGEST_BYTES = 16
+
+
+class Payloads:
+    """Writes and reads payload, and remembers the schemas it met. Schemas are never removed: they are few
+    and small.
+    """
+
+    def __init__(self) -> None:
+        self._latest: tuple[pa.Schema, bytes] | None = None
+        self._schemas: dict[bytes, tuple[pa.Schema, bool]] = {}
+
+    def write(self, txn: WriteTransaction, payload: pa.RecordBatch) -> tuple[bytes, memoryview]:
+        """Return the digest of the payload's schema, which is stored if it is new, and the IPC bytes."""
+        digest = self._digest(payload.schema)
+        if txn.get("meta", _PREFIX + digest) is None:
+            txn.put("meta", _PREFIX + digest, memoryview(payload.schema.serialize()))
+        if not self._schemas[digest][1]:
+            return digest, memoryview(payload.serialize())
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, payload.schema) as writer:
+            writer.write_batch(payload)
+        return digest, memoryview(sink.getvalue())
+
+    def read(self, txn: ReadTransaction, digest: bytes, body: bytes | memoryview) -> pa.RecordBatch:
+        """Return the record batch written as ``body``; it owns its memory.
+
+        Raises `StoreDamagedError` for an unknown schema or bytes that are not its record batch.
+        """
+        schema, has_dictionaries = self._schema(txn, digest)
+        owned = pa.py_buffer(body if isinstance(body, bytes) else bytes(body))
+        try:
+            if not has_dictionaries:
+                return pa.ipc.read_record_batch(owned, schema)
+            with pa.ipc.open_stream(owned) as reader:
+                return reader.read_next_batch()
+        except (pa.ArrowException, OSError) as error:
+            raise StoreDamagedError(f"stored payload that is not a record batch: {error}") from error
+
+    def _digest(self, schema: pa.Schema) -> bytes:
+        if self._latest is not None and self._latest[0].equals(schema, check_metadata=True):
+            return self._latest[1]
+        digest = hashlib.blake2b(memoryview(schema.serialize()), digest_size=_DIGEST_BYTES).digest()
+        self._schemas[digest] = schema, _has_dictionaries(schema)
+        self._latest = schema, digest
+        return digest
+
+    def _schema(self, txn: ReadTransaction, digest: bytes) -> tuple[pa.Schema, bool]:
+        if digest not in self._schemas:
+            stored = txn.get("meta", _PREFIX + digest)
+            if stored is None:
+                raise StoreDamagedError(f"the store lacks the schema {digest.hex()} of rows it holds")
+            schema = pa.ipc.read_schema(pa.py_buffer(bytes(stored)))
+            self._schemas[digest] = schema, _has_dictionaries(schema)
+        return self._schemas[digest]
+
+
+def take_rows(payload: pa.RecordBatch, rows: I64) -> pa.RecordBatch:
+    """Return ``rows`` (int64[m]) of a record batch, in that order; without a copy where they stand
+    together.
+    """
+    if len(rows) and len(rows) == rows[-1] - rows[0] + 1 and (rows[1:] > rows[:-1]).all():
+        return payload.slice(int(rows[0]), len(rows))
+    try:
+        return payload.take(pa.array(rows))
+    except (
+        pa.ArrowNotImplementedError
+    ):  # some types (views) have no kernel for `take`, but can be put together
+        return concat([payload.slice(row, 1) for row in rows.tolist()] or [payload.slice(0, 0)])
+
+
+def concat(payloads: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return record batches of one schema as one; at least one must be given."""
+    if len(payloads) == 1:
+        return payloads[0]
+    batches = pa.Table.from_batches(payloads).combine_chunks().to_batches()
+    return batches[0] if batches else payloads[0]
+
+
+def _has_dictionaries(schema: pa.Schema) -> bool:
+    def within(kind: pa.DataType) -> bool:
+        if pa.types.is_dictionary(kind):
+            return True
+        if isinstance(kind, pa.BaseExtensionType):
+            return within(kind.storage_type)
+        return any(within(kind.field(i).type) for i in range(kind.num_fields))
+
+    return any(within(field.type) for field in schema)

@@ -1,0 +1,138 @@
+"""Stored rows: a record batch that nobody looks into, and what the vertex knows of each of its rows.
+
+In a store, rows are a *head* (msgpack: ids, attempts, histories) and a *body* (Arrow IPC). They are kept
+apart, so that reading ids never touches payload. The schema of a body is stored once, by digest; see
+`ftlayer.store.payloads`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ftlayer.errors import StoreDamagedError
+
+U64: TypeAlias = npt.NDArray[np.uint64]
+I64: TypeAlias = npt.NDArray[np.int64]
+I32: TypeAlias = npt.NDArray[np.int32]
+
+History: TypeAlias = tuple[tuple[int, str, str], ...]
+"""One (wall_ms, reason, operator) for each failed attempt, oldest first."""
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowInfo:
+    """What is known of n rows beside their payload.
+
+    ``roots`` and ``origins`` are uint64[n], ``attempts`` int32[n] (1 on the first run), ``key_hashes``
+    int32[n] or int32[n, selectors]. ``histories`` has one history a row, or is empty when no row ever failed.
+    """
+
+    roots: U64
+    origins: U64
+    attempts: I32
+    key_hashes: I32 | None = None
+    histories: tuple[History, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.roots)
+
+    def take(self, rows: I64) -> RowInfo:
+        """Return what is known of ``rows`` (int64[m]), in that order."""
+        return RowInfo(
+            self.roots[rows],
+            self.origins[rows],
+            self.attempts[rows],
+            None if self.key_hashes is None else self.key_hashes[rows],
+            tuple(self.histories[row] for row in rows) if self.histories else (),
+        )
+
+    def history(self, row: int) -> History:
+        """Return the failed attempts of one row."""
+        return self.histories[row] if self.histories else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows with their payload."""
+
+    info: RowInfo
+    payload: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return len(self.info)
+
+    def with_roots(self, roots: U64) -> Rows:
+        """Return the same rows under other root ids."""
+        return Rows(replace(self.info, roots=roots), self.payload)
+
+
+def first_attempts(roots: U64, key_hashes: I32 | None) -> RowInfo:
+    """Return what is known of rows on their first run: they are their own origins."""
+    return RowInfo(roots, roots, np.ones(len(roots), np.int32), key_hashes)
+
+
+def encode_info(info: RowInfo) -> list[object]:
+    """Return ``info`` as plain values for msgpack; what is the same in all rows is not written row by row."""
+    hashes = info.key_hashes
+    return [
+        _FORMAT,
+        info.roots.tobytes(),
+        None if info.origins is info.roots else info.origins.tobytes(),
+        None if (info.attempts == 1).all() else info.attempts.astype(np.int32).tobytes(),
+        None if hashes is None else [list(hashes.shape[1:]), hashes.astype(np.int32).tobytes()],
+        info.histories or None,
+    ]
+
+
+def decode_info(values: Sequence[Any]) -> RowInfo:
+    """Return what `encode_info` was given; arrays are read-only. `StoreDamagedError` for another format."""
+    try:
+        version, roots, origins, attempts, hashes, histories = values
+        if version != _FORMAT:
+            raise ValueError(f"format {version}")
+        ids = np.frombuffer(roots, np.uint64)
+        return RowInfo(
+            ids,
+            ids if origins is None else np.frombuffer(origins, np.uint64),
+            np.ones(len(ids), np.int32) if attempts is None else np.frombuffer(attempts, np.int32),
+            None if hashes is None else _decode_hashes(hashes, len(ids)),
+            () if histories is None else tuple(decode_history(history) for history in histories),
+        )
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"stored rows that cannot be read: {error}") from error
+
+
+def _decode_hashes(hashes: Any, rows: int) -> I32:
+    shape, data = hashes
+    return np.frombuffer(data, np.int32).reshape(rows, *shape)
+
+
+def decode_history(entries: Sequence[Sequence[Any]]) -> History:
+    """Return a history from its plain form."""
+    return tuple((int(wall), str(reason), str(operator)) for wall, reason, operator in entries)
+
+
+def pack(values: object) -> bytes:
+    """Return ``values`` as msgpack."""
+    packed: bytes = msgpack.packb(values)
+    return packed
+
+
+def unpack(data: bytes | memoryview) -> list[Any]:
+    """Return the list packed in ``data``; `StoreDamagedError` when it is not one."""
+    try:
+        values = msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise StoreDamagedError(f"an entry of the store is no msgpack: {error}") from error
+    if not isinstance(values, list):
+        raise StoreDamagedError(f"an entry of the store is a {type(values).__name__}, expected a list")
+    return values

@@ -1,0 +1,174 @@
+"""Streams in a store: their options, the positions of their source, and their delivery log.
+
+The log of a stream gives every row that was made deliverable an offset. Its bounds are kept beside it:
+``next`` (offset of the next row), ``committed`` (all before it are decided) and ``floor`` (all before it
+are removed), with floor <= committed <= next.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ftlayer.errors import StoreDamagedError
+from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.rows import pack, unpack
+
+_STREAM, _BOUNDS, _POSITION = b"stream/", b"bounds/", b"position/"
+_BOUNDS_FORMAT = struct.Struct(">QQQ")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRecord:
+    """A stream: its number, its options as plain values, and the query that owns it ("" if none does)."""
+
+    number: int
+    options: tuple[object, ...]
+    query: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """How far a stream's delivery log has come, in offsets."""
+
+    next: int = 0
+    committed: int = 0
+    floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """The rows of a segment, which have the offsets from ``start`` on."""
+
+    start: int
+    segment: int
+    rows: int
+
+    @property
+    def end(self) -> int:
+        """The offset after the last row."""
+        return self.start + self.rows
+
+
+def get_stream(txn: ReadTransaction, name: str) -> StreamRecord | None:
+    """Return the stream called ``name``, or None."""
+    value = txn.get("meta", _STREAM + name.encode())
+    return None if value is None else _decode_stream(value)
+
+
+def put_stream(txn: WriteTransaction, name: str, record: StreamRecord) -> None:
+    """Store a stream."""
+    txn.put("meta", _STREAM + name.encode(), pack([record.number, record.options, record.query]))
+
+
+def all_streams(txn: ReadTransaction) -> Iterator[tuple[str, StreamRecord]]:
+    """Iterate over all streams by name."""
+    for key, value in txn.scan("meta", _STREAM, _after(_STREAM)):
+        yield bytes(key)[len(_STREAM) :].decode(), _decode_stream(value)
+
+
+def next_stream_number(txn: ReadTransaction) -> int:
+    """Return a number that no stream has yet."""
+    return 1 + max((record.number for _, record in all_streams(txn)), default=0)
+
+
+def get_position(txn: ReadTransaction, stream: int, partition: str) -> tuple[bytes | None, bytes] | None:
+    """Return (start, end) of the last rows accepted from a source partition, or None before the first."""
+    value = txn.get("meta", _position_key(stream) + partition.encode())
+    return None if value is None else _decode_position(value)
+
+
+def put_position(txn: WriteTransaction, stream: int, partition: str, start: bytes | None, end: bytes) -> None:
+    """Note that a source partition has come from ``start`` to ``end``."""
+    txn.put("meta", _position_key(stream) + partition.encode(), pack([start, end]))
+
+
+def all_positions(txn: ReadTransaction, stream: int) -> dict[str, bytes]:
+    """Return how far each partition of a stream's source has come."""
+    prefix = _position_key(stream)
+    return {
+        bytes(key)[len(prefix) :].decode(): _decode_position(value)[1]
+        for key, value in txn.scan("meta", prefix, _after(prefix))
+    }
+
+
+def get_bounds(txn: ReadTransaction, stream: int) -> LogBounds:
+    """Return how far a stream's delivery log has come."""
+    value = txn.get("meta", _BOUNDS + stream.to_bytes(4, "big"))
+    if value is None:
+        return LogBounds()
+    try:
+        return LogBounds(*_BOUNDS_FORMAT.unpack(value))
+    except struct.error as error:
+        raise StoreDamagedError(f"the bounds of the log of stream {stream} cannot be read") from error
+
+
+def put_bounds(txn: WriteTransaction, stream: int, bounds: LogBounds) -> None:
+    """Store how far a stream's delivery log has come."""
+    packed = _BOUNDS_FORMAT.pack(bounds.next, bounds.committed, bounds.floor)
+    txn.put("meta", _BOUNDS + stream.to_bytes(4, "big"), packed)
+
+
+def put_entry(txn: WriteTransaction, stream: int, entry: LogEntry) -> None:
+    """Add an entry to a stream's delivery log."""
+    txn.put("delivery", _entry_key(stream, entry.start), pack([entry.segment, entry.rows]))
+
+
+def delete_entry(txn: WriteTransaction, stream: int, entry: LogEntry) -> None:
+    """Remove an entry from a stream's delivery log; its segment stays."""
+    txn.delete("delivery", _entry_key(stream, entry.start))
+
+
+def log_entries(txn: ReadTransaction, stream: int, start: int, end: int) -> Iterator[LogEntry]:
+    """Iterate over the log's entries that have rows in [start, end), in order."""
+    if end <= start:
+        return
+    first = _entry_key(stream, 0)
+    before = next(iter(txn.scan("delivery", first, _entry_key(stream, start + 1), reverse=True)), None)
+    if before is not None and (entry := _decode_entry(*before)).end > start:
+        yield entry
+    for key, value in txn.scan("delivery", _entry_key(stream, start + 1), _entry_key(stream, end)):
+        yield _decode_entry(key, value)
+
+
+def _after(prefix: bytes) -> bytes:
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def _position_key(stream: int) -> bytes:
+    # The slash ends the number, so that no stream's prefix is the beginning of another's.
+    return _POSITION + b"%08x/" % stream
+
+
+def _entry_key(stream: int, offset: int) -> bytes:
+    return stream.to_bytes(4, "big") + offset.to_bytes(8, "big")
+
+
+def _decode_stream(value: bytes | memoryview) -> StreamRecord:
+    try:
+        number, options, query = unpack(value)
+        return StreamRecord(number, tuple(_tuples(options)), query)
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"a stream of the store cannot be read: {error}") from error
+
+
+def _tuples(values: Sequence[Any]) -> Sequence[object]:
+    return [tuple(value) if isinstance(value, list) else value for value in values]
+
+
+def _decode_position(value: bytes | memoryview) -> tuple[bytes | None, bytes]:
+    try:
+        start, end = unpack(value)
+        return start, end
+    except ValueError as error:
+        raise StoreDamagedError(f"a source position cannot be read: {error}") from error
+
+
+def _decode_entry(key: bytes, value: bytes | memoryview) -> LogEntry:
+    try:
+        segment, rows = unpack(value)
+        return LogEntry(int.from_bytes(key[4:], "big"), segment, rows)
+    except ValueError as error:
+        raise StoreDamagedError(f"an entry of a delivery log cannot be read: {error}") from error
