@@ -30,7 +30,7 @@ class AckerTable:
     def __init__(self) -> None:
         self._table = SegmentedTable()
         self._orphans: SegmentedTable | None = None
-        self._zeros = _NOTHING
+        self._zeros = self._words = _NOTHING
         self._missing = np.empty(0, np.int64)
         self._unknown_xors = 0
         self._duplicate_registrations = 0
@@ -71,11 +71,8 @@ class AckerTable:
         values = as_u64(values, "values", roots.size)
         stamp = as_stamp(bucket)
         self._make_room(roots.size)
-        reached, missed = self._table.fold_until_zero(roots, values, self._zeros, self._missing)
-        complete = Roots(_NOTHING, _NOTHING)
-        if reached:
-            zeros = self._zeros[:reached].copy()
-            complete = Roots(zeros, self._table.remove(zeros).words)
+        taken, missed = self._table.fold_and_take(roots, values, self._zeros, self._words, self._missing)
+        complete = Roots(self._zeros[:taken].copy(), self._words[:taken].copy())
         self._table.shrink_one()
         if missed and hold_unregistered:
             missed -= self._hold(roots, values, self._missing[:missed], complete.roots, stamp)
@@ -185,6 +182,7 @@ class AckerTable:
     def _make_room(self, events: int) -> None:
         if self._zeros.size < events:
             self._zeros = np.empty(events, np.uint64)
+            self._words = np.empty(events, np.uint64)
             self._missing = np.empty(events, np.int64)
 
 

@@ -42,6 +42,7 @@ _0, _1, _2, _3, _4, _5, _6, _7, _8 = (np.uint64(number) for number in range(9))
 # requests at a time than the CPU can keep open are lost). Found by trial, and flat around these.
 _AHEAD = np.uint64(24)
 _AHEAD_IN_ALL = np.uint64(12)
+_LEAVING = np.uint64(16)
 _LIMIT, _COUNT = (np.uint64(row * SEGMENTS) for row in (1, 2))
 _RING_MASK = np.uint64(RING - 1)
 _SEGMENT_SHIFT = np.uint64(64 - SEGMENT_BITS)
@@ -156,8 +157,7 @@ def _vacate(
     """Empty a place: its line's last entry goes there, and one pushed past a full line comes back."""
     while True:
         last = _used(pairs, line) - _1
-        if last != place:
-            _move(pairs, extras, stamps, line, last, line, place)
+        _move(pairs, extras, stamps, line, last, line, place)  # maybe onto itself: cheaper than a branch
         pairs[line * _8 + last] = _0
         pairs[line * _8 + last + _4] = _0
         stamps[line * _4 + last] = _NO_STAMP
@@ -267,17 +267,32 @@ def upsert(table: Any, keys: Any, values: Any, stamp: Any, fold: Any, start: Any
     return total, -1
 
 
-@kernel
-def fold_until_zero(table: Any, keys: Any, values: Any, zeros: Any, missing: Any) -> Any:
-    """XOR values into entries. Returns (keys that reached 0, events without an entry).
+@helper
+def _take(pairs: Any, extras: Any, stamps: Any, directory: Any, stride: Any, key: Any) -> Any:
+    """Take out a key that is there; return its word."""
+    mixed = _hash(key)
+    segment = _segment(mixed)
+    home = segment * stride + _local(mixed, directory[segment])
+    line, place, _ = _seek(pairs, directory, stride, home, key)
+    word = extras[line * _4 + place]
+    _vacate(pairs, extras, stamps, directory, stride, segment, line, place)
+    directory[_COUNT + segment] -= _1
+    return word
 
-    ``zeros`` receives the former in the order in which they got there, ``missing`` the positions of the
-    latter. Entries at 0 stay for the caller to remove, and count as gone for the rest of the batch: no
-    entry may be at 0 when this is called.
+
+@kernel
+def fold_and_take(table: Any, keys: Any, values: Any, zeros: Any, words: Any, missing: Any) -> Any:
+    """XOR values into entries, and take out those that come to 0. Returns (taken, events without an entry).
+
+    ``zeros`` and ``words`` receive the former's keys and words in the order in which they got to 0,
+    ``missing`` the positions of the latter. No entry may be at 0 when this is called.
+
+    An entry leaves some entries after it came to 0, when the rest of it has arrived from memory.
     """
-    reached = _0
-    missed = _0
     pairs, extras, stamps, directory, ring, stride = _open(table)
+    reached = _0
+    taken = _0
+    missed = _0
     total = np.uint64(keys.size)
     for i in range(min(_AHEAD, total)):
         _ask_ahead(pairs, extras, stamps, directory, stride, ring, i, keys[i], False)
@@ -298,8 +313,17 @@ def fold_until_zero(table: Any, keys: Any, values: Any, zeros: Any, missing: Any
             continue
         after = before ^ values[i]
         pairs[at] = after
-        zeros[reached] = key
-        reached += np.uint64(after == _0)
+        if after == _0:
+            prefetch(extras, line * _4)
+            prefetch(stamps, line * _4)
+            zeros[reached] = key
+            reached += _1
+            if reached == taken + _LEAVING:
+                for turn in range(taken, reached):
+                    words[turn] = _take(pairs, extras, stamps, directory, stride, zeros[turn])
+                taken = reached
+    for turn in range(taken, reached):
+        words[turn] = _take(pairs, extras, stamps, directory, stride, zeros[turn])
     return reached, missed
 
 
@@ -324,10 +348,7 @@ def remove(table: Any, keys: Any, found: Any, values: Any, words: Any) -> None:
             continue
         found[i] = True
         values[i] = pairs[line * _8 + place + _4]
-        words[i] = extras[line * _4 + place]
-        segment = _segment(_hash(key))
-        _vacate(pairs, extras, stamps, directory, stride, segment, line, place)
-        directory[_COUNT + segment] -= _1
+        words[i] = _take(pairs, extras, stamps, directory, stride, key)
 
 
 @kernel

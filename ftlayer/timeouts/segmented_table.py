@@ -57,7 +57,11 @@ class Lookup(NamedTuple):
 
 
 def as_u64(values: npt.ArrayLike, what: str, length: int | None = None) -> U64:
-    """Return ``values`` as a contiguous uint64[n]; `ConfigError` for another dtype, shape or length."""
+    """Return ``values`` as uint64[n]; `ConfigError` for another dtype, shape or length.
+
+    An array that is read-only (Arrow's are), strided or unaligned is copied: to numba it is another type,
+    and the kernels would be compiled once more, in the middle of a call.
+    """
     array = np.asarray(values)
     if array.size == 0 and array.ndim == 1:
         array = array.astype(np.uint64)
@@ -68,7 +72,7 @@ def as_u64(values: npt.ArrayLike, what: str, length: int | None = None) -> U64:
         )
     if length is not None and array.size != length:
         raise ConfigError(f"{what}: expected {length} items, one for each key, got {array.size}")
-    return np.ascontiguousarray(array)
+    return array if array.flags.carray else array.copy()
 
 
 def no_zeros(keys: U64, what: str) -> U64:
@@ -139,12 +143,12 @@ class SegmentedTable:
                 self._resize(segment, self._levels[segment] + 1)
         np.maximum(self._peaks, self._counts, out=self._peaks)
 
-    def fold_until_zero(
-        self, keys: U64, values: U64, zeros: U64, missing: npt.NDArray[np.int64]
+    def fold_and_take(
+        self, keys: U64, values: U64, zeros: U64, words: U64, missing: npt.NDArray[np.int64]
     ) -> tuple[int, int]:
-        """See `kernels.fold_until_zero`; ``zeros`` and ``missing`` have room for n items."""
-        reached, missed = kernels.fold_until_zero(self._table, keys, values, zeros, missing)
-        return int(reached), int(missed)
+        """See `kernels.fold_and_take`; the outputs have room for n items."""
+        taken, missed = kernels.fold_and_take(self._table, keys, values, zeros, words, missing)
+        return int(taken), int(missed)
 
     def remove(self, keys: U64) -> Lookup:
         """Take keys out; a key twice in the batch is found once."""

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.acker import AckerTable, ExactTracker, IdLists, Tracker, fold_ids
+from ftlayer.acker import AckerTable, ExactTracker, IdLists, Tracker, fold_ids, warm_up
 from ftlayer.errors import ConfigError
-from ftlayer.timeouts import ExpirySchedule
+from ftlayer.timeouts import ExpirySchedule, kernels
 
 U64 = Callable[..., np.ndarray]
 
@@ -150,4 +150,45 @@ def test_bad_input_is_refused_and_changes_nothing(tracker: Tracker, u64: U64) ->
         tracker.xor(np.array([1]), u64(1))
     with pytest.raises(ConfigError, match="bucket 65536"):
         tracker.register(u64(1), u64(1), bucket=65536)
+    assert tracker.pending_count == 0
+
+
+def test_read_only_and_strided_input_compiles_nothing_new(u64: U64) -> None:
+    """Arrow's buffers are read-only; a kernel compiled for them in a running vertex is a pause of seconds."""
+    warm_up()
+    compiled = len(kernels.insert.signatures), len(kernels.fold_and_take.signatures)
+    read_only = np.frombuffer(u64(1, 2, 3, 4).tobytes(), np.uint64)
+    unaligned = np.frombuffer(b"x" + u64(1, 2).tobytes(), np.uint64, offset=1)
+    tracker = AckerTable()
+    tracker.register(read_only, read_only, locations=read_only, bucket=1)
+    assert tracker.xor(read_only[::2], read_only[::2]).roots.tolist() == [1, 3]
+    tracker.register(unaligned, unaligned)
+    assert (len(kernels.insert.signatures), len(kernels.fold_and_take.signatures)) == compiled
+
+
+def test_locations_survive_the_moves_of_growth_and_deletion() -> None:
+    """Roots leave in batches while others come: what comes back is what was given."""
+    rng = np.random.default_rng(3)
+    tracker = AckerTable()
+    live = np.zeros(0, np.uint64)
+    for _ in range(60):
+        coming = rng.integers(1, 2**64, 4000, dtype=np.uint64)
+        tracker.register(coming, coming, locations=~coming, bucket=1)
+        live = rng.permutation(np.concatenate([live, coming]))
+        leaving, live = live[:3000], live[3000:]
+        mixed = rng.permutation(np.concatenate([leaving, leaving]))
+        # Half of the value with each of the two events of a root, which come in any order.
+        first = rng.integers(1, 2**64, leaving.size, dtype=np.uint64)
+        order = np.argsort(leaving)
+        at = order[np.searchsorted(leaving[order], mixed)]
+        seen = np.zeros(leaving.size, np.bool_)
+        values = np.empty_like(mixed)
+        for position, index in enumerate(at.tolist()):
+            values[position] = first[index] ^ leaving[index] if seen[index] else first[index]
+            seen[index] = True
+        done = tracker.xor(mixed, values)
+        assert (done.locations == ~done.roots).all()
+        assert np.sort(done.roots).tolist() == np.sort(leaving).tolist()
+    assert tracker.pending_count == live.size
+    assert (np.sort(tracker.expire([1]).locations) == np.sort(~live)).all()
     assert tracker.pending_count == 0
