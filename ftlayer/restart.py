@@ -1,0 +1,102 @@
+"""Restart strategies: whether, and after what pause, what failed is started again. Pure: time is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ftlayer.config import duration_ms
+from ftlayer.errors import ConfigError
+
+
+class RestartStrategy(Protocol):
+    """Decides after each failure."""
+
+    def on_failure(self, now_ms: int) -> int | None:
+        """Return the pause in milliseconds before the next start, or None to give up."""
+        ...
+
+
+@dataclass
+class NoRestart:
+    """Give up at the first failure."""
+
+    def on_failure(self, now_ms: int) -> int | None:
+        """Give up."""
+        return None
+
+
+@dataclass
+class FixedDelay:
+    """Start again after ``delay``, up to ``attempts`` times in all."""
+
+    attempts: int = 3
+    delay: str | int = "1s"
+    _used: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ConfigError(f"attempts: expected 1 or more, got {self.attempts}")
+        self._delay_ms = duration_ms(self.delay, "delay")
+
+    def on_failure(self, now_ms: int) -> int | None:
+        """Pause, or give up once the attempts are used."""
+        self._used += 1
+        return self._delay_ms if self._used <= self.attempts else None
+
+
+@dataclass
+class ExponentialDelay:
+    """Start again after a pause that doubles, up to ``max_delay``; back to the first after a quiet time.
+
+    ``attempts`` bounds the failures in a row without ``reset_after`` between two of them; None is no bound.
+    """
+
+    initial_delay: str | int = "1s"
+    max_delay: str | int = "1m"
+    reset_after: str | int = "2m"
+    attempts: int | None = 10
+    _in_a_row: int = field(default=0, init=False, repr=False)
+    _last_ms: int | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._initial_ms = duration_ms(self.initial_delay, "initial_delay")
+        self._max_ms = duration_ms(self.max_delay, "max_delay")
+        self._reset_ms = duration_ms(self.reset_after, "reset_after")
+        if self._max_ms < self._initial_ms:
+            raise ConfigError(f"max_delay ({self.max_delay}) is below initial_delay ({self.initial_delay})")
+        if self.attempts is not None and self.attempts < 1:
+            raise ConfigError(f"attempts: expected 1 or more, or None, got {self.attempts}")
+
+    def on_failure(self, now_ms: int) -> int | None:
+        """Pause longer than the last time, or give up."""
+        if self._last_ms is not None and now_ms - self._last_ms >= self._reset_ms:
+            self._in_a_row = 0
+        self._last_ms = now_ms
+        self._in_a_row += 1
+        if self.attempts is not None and self._in_a_row > self.attempts:
+            return None
+        # The exponent is bounded: 2**60 ms is past any max_delay.
+        return min(self._max_ms, self._initial_ms << min(self._in_a_row - 1, 60))
+
+
+@dataclass
+class FailureRate:
+    """Start again after ``delay`` unless more than ``max_failures`` came within ``interval``."""
+
+    max_failures: int = 3
+    interval: str | int = "5m"
+    delay: str | int = "1s"
+    _times: list[int] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.max_failures < 1:
+            raise ConfigError(f"max_failures: expected 1 or more, got {self.max_failures}")
+        self._interval_ms = duration_ms(self.interval, "interval")
+        self._delay_ms = duration_ms(self.delay, "delay")
+
+    def on_failure(self, now_ms: int) -> int | None:
+        """Pause, or give up when failures come too fast."""
+        self._times = [time for time in self._times if now_ms - time < self._interval_ms]
+        self._times.append(now_ms)
+        return self._delay_ms if len(self._times) <= self.max_failures else None

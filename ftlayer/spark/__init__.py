@@ -1,0 +1,1 @@
+"""Structured Streaming: wrapped sources, functions and sinks of a micro-batch query."""

@@ -1,0 +1,279 @@
+"""The functions of a stage, run over one Arrow batch in a Python worker; a record that raises fails alone.
+
+A row of the result names the input row it comes from (``parents``). An input row with a failure
+anywhere in the chain yields nothing: all or nothing.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ftlayer.errors import FailException, QueryError
+from ftlayer.spark.steps import Filter, FlatMap, FunctionStep, Map, MapBatches, Record, RecordStep
+
+ROW_TAG = "_ft_row"
+"""The column of a tagged `MapBatches`: the input row's number, int32."""
+
+CHUNK_ROWS = 1_000
+"""Records turned into Python objects at a time: few enough to stay in the processor's cache
+(2.4 µs a record with 10,000 at a time, 1.6 µs with 1,000, for two small functions)."""
+
+MAX_REASON = 512
+MAX_TRACEBACK = 4_096
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """Input row ``row`` failed in ``operator``."""
+
+    row: int
+    operator: str
+    reason: str
+    traceback: str
+    fatal: bool = False
+
+
+@dataclass(frozen=True)
+class ChainResult:
+    """Rows out, the input row of each (ascending within one chunk), and what failed."""
+
+    batches: list[tuple[pa.RecordBatch, I64]]
+    failures: list[RowFailure]
+
+    def without_failed(self) -> ChainResult:
+        """Leave out every row of a failed input row."""
+        if not self.failures:
+            return self
+        failed = np.array(sorted({failure.row for failure in self.failures}), dtype=np.int64)
+        kept = []
+        for batch, parents in self.batches:
+            keep = ~np.isin(parents, failed)
+            if keep.all():
+                kept.append((batch, parents))
+            elif keep.any():
+                kept.append((batch.filter(pa.array(keep)), parents[keep]))
+        return ChainResult(kept, self.failures)
+
+
+def failure_of(row: int, operator: str, error: BaseException) -> RowFailure:
+    """Describe ``error``, raised by ``operator`` for input row ``row``, within bounds."""
+    if isinstance(error, FailException):
+        reason = str(error) or "FailException"
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    # The first frame is ours; the user's own code starts below it.
+    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    if len(text) > MAX_TRACEBACK:
+        half = MAX_TRACEBACK // 2
+        text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
+    return RowFailure(row, operator, reason[:MAX_REASON], text)
+
+
+def run_chain(batch: pa.RecordBatch, functions: Sequence[FunctionStep]) -> ChainResult:
+    """Run ``batch`` through ``functions``; an `Exception` of a function fails its record and goes no further.
+
+    What is no `Exception` (`KeyboardInterrupt`, `SystemExit`), and `MemoryError`, cannot be pinned on a
+    record and goes up: the task fails.
+    """
+    segments = _segments(functions)
+    done = ChainResult([], [])
+    for start in range(0, batch.num_rows, CHUNK_ROWS):
+        chunk = batch.slice(start, CHUNK_ROWS)
+        parents: I64 = np.arange(start, start + chunk.num_rows, dtype=np.int64)
+        for segment in segments:
+            chunk, parents, failures = segment(chunk, parents)
+            done.failures.extend(failures)
+        done.batches.append((chunk, parents))
+    return done.without_failed()
+
+
+def run_functions(batch: pa.RecordBatch, functions: Sequence[FunctionStep]) -> Iterator[pa.RecordBatch]:
+    """Run ``batch`` through ``functions`` without tracking; raise the first failure as a `QueryError`."""
+    for start in range(0, batch.num_rows, CHUNK_ROWS):
+        result = run_chain(batch.slice(start, CHUNK_ROWS), functions)
+        if result.failures:
+            first = result.failures[0]
+            raise QueryError(f"{first.operator!r} failed: {first.reason}\n{first.traceback}")
+        for rows, _ in result.batches:
+            yield rows
+
+
+_Segment = Callable[[pa.RecordBatch, I64], tuple[pa.RecordBatch, I64, list[RowFailure]]]
+
+
+def _segments(functions: Sequence[FunctionStep]) -> list[_Segment]:
+    """Group neighbouring per-record functions, so that records become Python objects once for all of them."""
+    segments: list[_Segment] = []
+    for is_batch, group in groupby(functions, key=lambda step: isinstance(step, MapBatches)):
+        steps = list(group)
+        if is_batch:
+            segments.extend(_BatchSegment(step) for step in steps if isinstance(step, MapBatches))
+        else:
+            segments.append(_RecordSegment([step for step in steps if not isinstance(step, MapBatches)]))
+    return segments
+
+
+class _RecordSegment:
+    """Per-record functions, depth first: each record through all of them before the next one."""
+
+    def __init__(self, steps: Sequence[RecordStep]) -> None:
+        self._steps = [(_expand(step), step.uid) for step in steps]
+        self._schema = steps[-1].schema
+
+    def __call__(self, batch: pa.RecordBatch, parents: I64) -> tuple[pa.RecordBatch, I64, list[RowFailure]]:
+        failures: list[RowFailure] = []
+        out: list[Record] = []
+        counts: list[int] = []
+        steps = self._steps
+        uid = ""
+        for position, record in enumerate(batch.to_pylist()):
+            records = [record]
+            try:
+                for expand, uid in steps:  # noqa: B007 - the name of the one that raised is used below
+                    records = expand(records)
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its record
+                failures.append(failure_of(int(parents[position]), uid, error))
+                counts.append(0)
+            else:
+                out += records
+                counts.append(len(records))
+        try:
+            result = pa.RecordBatch.from_pylist(out, schema=self._schema)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError):
+            result, counts = self._convert_one_by_one(out, counts, parents, failures)
+        return result, np.repeat(parents, counts), failures
+
+    def _convert_one_by_one(
+        self, out: list[Record], counts: list[int], parents: I64, failures: list[RowFailure]
+    ) -> tuple[pa.RecordBatch, list[int]]:
+        """Find the records whose result does not fit the schema: they fail, the others go on."""
+        uid = self._steps[-1][1]
+        good: list[pa.RecordBatch] = []
+        kept: list[int] = []
+        start = 0
+        for position, count in enumerate(counts):
+            rows = out[start : start + count]
+            start += count
+            try:
+                good.append(pa.RecordBatch.from_pylist(rows, schema=self._schema))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
+                misfit = TypeError(
+                    f"what {uid!r} returned does not fit its schema ({_describe(self._schema)}): {error}; "
+                    "a function returns a dict with these columns (flat_map: an iterable of them)"
+                )
+                failures.append(failure_of(int(parents[position]), uid, misfit))
+                kept.append(0)
+            else:
+                kept.append(count)
+        table = pa.Table.from_batches(good, schema=self._schema).combine_chunks()
+        batches = table.to_batches()
+        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self._schema), kept
+
+
+def _expand(step: RecordStep) -> Callable[[list[Record]], list[Record]]:
+    """Return ``step`` as a function of the list of records one input record has become."""
+    function: Callable[[Record], Any] = step.function
+    if isinstance(step, Map):
+        return lambda records: [function(record) for record in records]
+    if isinstance(step, FlatMap):
+
+        def flat_map(records: list[Record]) -> list[Record]:
+            if len(records) == 1:
+                return list(function(records[0]))
+            return [result for record in records for result in function(record)]
+
+        return flat_map
+    assert isinstance(step, Filter)
+    return lambda records: [record for record in records if function(record)]
+
+
+class _BatchSegment:
+    """A function a batch at a time. Where it raises, halves are tried, so that just the culprits fail."""
+
+    def __init__(self, step: MapBatches) -> None:
+        self._step = step
+
+    def __call__(self, batch: pa.RecordBatch, parents: I64) -> tuple[pa.RecordBatch, I64, list[RowFailure]]:
+        failures: list[RowFailure] = []
+        done: list[tuple[pa.RecordBatch, I64]] = []
+        self._run(batch, parents, done, failures)
+        if len(done) == 1:
+            return (*done[0], failures)
+        table = pa.Table.from_batches([result for result, _ in done], schema=self._step.schema)
+        batches = table.combine_chunks().to_batches()
+        whole = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self._step.schema)
+        rows: I64 = np.concatenate([part for _, part in done]) if done else np.zeros(0, np.int64)
+        return whole, rows, failures
+
+    def _run(
+        self,
+        batch: pa.RecordBatch,
+        parents: I64,
+        done: list[tuple[pa.RecordBatch, I64]],
+        failures: list[RowFailure],
+    ) -> None:
+        if not batch.num_rows:
+            return
+        try:
+            result, rows = self._call(batch)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its records
+            if batch.num_rows == 1:
+                failures.append(failure_of(int(parents[0]), self._step.uid, error))
+                return
+            half = batch.num_rows // 2
+            self._run(batch.slice(0, half), parents[:half], done, failures)
+            self._run(batch.slice(half), parents[half:], done, failures)
+        else:
+            done.append((result, parents[rows]))
+
+    def _call(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, I64]:
+        """Call the function; return its result and the row of ``batch`` that each of its rows comes from."""
+        step = self._step
+        if step.tagged:
+            tags = pa.array(np.arange(batch.num_rows, dtype=np.int32))
+            batch = batch.append_column(ROW_TAG, tags)
+        given: Any = batch.to_pandas() if step.kind == "pandas" else batch
+        result = step.function(given)
+        if step.kind == "pandas":
+            result = pa.RecordBatch.from_pandas(result, preserve_index=False)
+        if not isinstance(result, pa.RecordBatch):
+            raise TypeError(f"{step.uid!r} returned a {type(result).__name__}, not a pyarrow.RecordBatch")
+        rows: I64
+        if step.tagged:
+            if ROW_TAG not in result.schema.names:
+                raise ValueError(f"{step.uid!r} is tagged and returned no column {ROW_TAG!r}")
+            tags = result.column(ROW_TAG).to_numpy(zero_copy_only=False)
+            rows = tags.astype(np.int64)
+            if len(rows) and (rows.min() < 0 or rows.max() >= batch.num_rows):
+                raise ValueError(f"{step.uid!r} returned {ROW_TAG!r} values that were not among its input's")
+        elif result.num_rows != batch.num_rows:
+            raise ValueError(
+                f"{step.uid!r} got {batch.num_rows} rows and returned {result.num_rows}: without tagged=True "
+                "a row comes from the row in its place; use flat_map or filter, or tagged=True and keep "
+                f"the column {ROW_TAG!r}"
+            )
+        else:
+            rows = np.arange(batch.num_rows, dtype=np.int64)
+        missing = [name for name in step.schema.names if name not in result.schema.names]
+        if missing:
+            raise ValueError(f"{step.uid!r} returned no column {missing[0]!r}, which its schema has")
+        return result.select(step.schema.names).cast(step.schema), rows
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,190 @@
+"""``format("ftlayer")``: what the vertex has to deliver to one query and source, as a Python Data Source.
+
+Replays that are due and ingested records, in delivery order. An offset is ``{"next": n}``: rows
+delivered before it. The rows of a range stay the same until a later batch begins, so a batch that
+Spark runs again reads the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from ftlayer.errors import CodecError, ConfigError
+from ftlayer.layer.calls import Deliverable, DeliverableUpTo, ReadDeliveries, RecordBatches, Records
+from ftlayer.service.client import VertexClient
+from ftlayer.spark.stage_task import FT
+
+FORMAT = "ftlayer"
+
+ALL = 1 << 40
+"""Rows asked for when Spark sets no limit."""
+
+
+@dataclass(frozen=True)
+class DeliveryOptions:
+    """What the source needs to know; travels in the plan, with Spark's redaction for ``token``."""
+
+    address: str
+    token: str
+    stream: str
+    root_certs: str = ""
+    max_rows: int = 100_000
+    partitions: int = 2
+
+    def to_spark(self) -> dict[str, str]:
+        """Return them as options of a reader."""
+        return {name: str(value) for name, value in vars(self).items() if value != ""}
+
+    @classmethod
+    def from_spark(cls, options: Any) -> DeliveryOptions:
+        """Read them from a reader's options; `ConfigError` names what is missing or wrong."""
+        for name in ("address", "token", "stream"):
+            if not options.get(name):
+                raise ConfigError(f'format("{FORMAT}"): option {name!r} is missing')
+        numbers = {}
+        for name, default in (("max_rows", 100_000), ("partitions", 2)):
+            text = str(options.get(name, default))
+            if not text.isdigit() or int(text) < 1:
+                raise ConfigError(
+                    f'format("{FORMAT}"): option {name!r} must be a number from 1, not {text!r}'
+                )
+            numbers[name] = int(text)
+        return cls(
+            options["address"],
+            options["token"],
+            options["stream"],
+            options.get("root_certs", ""),
+            **numbers,
+        )
+
+    def client(self) -> VertexClient:
+        """Connect to the vertex."""
+        return VertexClient(
+            self.address, self.token, root_certs=self.root_certs.encode() or None, client_id="delivery-source"
+        )
+
+
+class DeliverySource(DataSource):
+    """The Data Source; register it with ``spark.dataSource.register``."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return FORMAT
+
+    def schema(self) -> StructType:
+        """Refuse to guess: the stored records have the wrapped source's schema."""
+        raise ConfigError(f'format("{FORMAT}") needs .schema(…): the wrapped source\'s columns and {FT}')
+
+    def streamReader(self, schema: StructType) -> DeliveryReader:  # noqa: N802 - Spark's name
+        """Return the reader."""
+        return DeliveryReader(DeliveryOptions.from_spark(self.options), schema)
+
+
+@dataclass(frozen=True)
+class DeliveryRange(InputPartition):
+    """Offsets [first, last) for one task, of the range [start, end) that the batch was given."""
+
+    first: int
+    last: int
+    start: int
+    end: int
+
+
+class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads deliveries. The vertex keeps what a batch was given until a later batch begins."""
+
+    def __init__(self, options: DeliveryOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._client = options.client()
+        self._until: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        """Begin before the first delivery."""
+        return {"next": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """At most ``max_rows`` a batch."""
+        return ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix how far this run reads; what becomes due later is the next run's."""
+        self._until = self._deliverable(0, ALL)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Ask the vertex how far the next batch may read."""
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else ALL
+        end = self._deliverable(start["next"], rows)
+        if self._until is not None:
+            end = min(end, max(self._until, start["next"]))
+        return {"next": end}
+
+    def _deliverable(self, start: int, rows: int) -> int:
+        reply = self._client.call(Deliverable(self._options.stream, start, rows))
+        assert isinstance(reply, DeliverableUpTo)
+        return reply.end
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """Split the range evenly."""
+        first, last = start["next"], end["next"]
+        count = min(self._options.partitions, last - first)
+        edges = [first + (last - first) * i // count for i in range(count + 1)] if count else []
+        return [DeliveryRange(a, b, first, last) for a, b in pairwise(edges)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Fetch the rows of one range."""
+        assert isinstance(partition, DeliveryRange)
+        with self._options.client() as client:
+            reply = client.call(ReadDeliveries(self._options.stream, partition.first, partition.last))
+        assert isinstance(reply, RecordBatches)
+        for records in reply.batches:
+            yield delivered_rows(records, arrow_schema(self._schema), partition.start, partition.end)
+
+    def stop(self) -> None:
+        """Disconnect."""
+        self._client.close()
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return Spark's own Arrow schema for ``schema``."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(schema)
+
+
+def delivered_rows(records: Records, schema: pa.Schema, start: int, end: int) -> pa.RecordBatch:
+    """Give stored records the shape of the source: its columns, then `FT`.
+
+    Raises `CodecError` when a stored column cannot be read as the source has it today.
+    """
+    columns = []
+    for field in schema:
+        if field.name == FT:
+            n = len(records.roots)
+            ft = [
+                pa.array(records.roots.view(np.int64)),
+                pa.array(np.full(n, start, np.int64)),
+                pa.array(np.full(n, end, np.int64)),
+            ]
+            columns.append(pa.StructArray.from_arrays(ft, fields=list(field.type)))
+            continue
+        try:
+            column = records.payload.column(field.name)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except (KeyError, pa.ArrowException) as error:
+            raise CodecError(
+                f"stored records of {records.payload.schema.names} do not fit column {field.name!r} "
+                f"({field.type}) of the source as it is now: {error}; read the source with its former "
+                "schema until nothing waits for replay, or requeue and purge by `ftlayer dead`"
+            ) from error
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,285 @@
+"""`FTLayer`: the door to fault tolerance for a PySpark program. It holds the vertex and wraps sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ftlayer.config import FTStatus, VertexOptions, duration_ms
+from ftlayer.errors import ConfigError
+from ftlayer.layer.calls import Changed, Purge, RecordInfo, Requeue, Stats, StatsReply, StreamOptions
+from ftlayer.records.selector import KeySelector
+from ftlayer.service.client import VertexClient
+from ftlayer.service.embedded import EmbeddedVertex
+from ftlayer.spark.frames import list_records, record_frame
+from ftlayer.spark.ingest import Ingest
+from ftlayer.spark.plan_checks import check_columns, check_session, check_source
+from ftlayer.spark.tracked import SourceSpec, TrackedStream
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+class FTLayer:
+    """A vertex, and how records are retried. Make one with `embedded` or `connect`; close it at the end."""
+
+    def __init__(
+        self,
+        vertex: EmbeddedVertex | VertexClient,
+        options: StreamOptions,
+        *,
+        status: FTStatus = FTStatus.ON,
+        strict: bool = True,
+        max_rows: int = 100_000,
+    ) -> None:
+        """Use `embedded` or `connect` instead."""
+        self._vertex = vertex
+        self._client = vertex if isinstance(vertex, VertexClient) else None
+        self._names: set[str] = set()
+        self.stream_options = options
+        self.status = status
+        self.strict = strict
+        self.max_rows = max_rows
+
+    @classmethod
+    def embedded(
+        cls,
+        path: str | Path,
+        *,
+        timeout: str | int = "30s",
+        max_attempts: int = 5,
+        backoff: str | int | Sequence[str | int] = ("1s", "2s", "4s", "8s", "16s", "32s", "1m"),
+        jitter: float = 0.1,
+        max_pending: int = 1_000_000,
+        strict: bool = True,
+        status: FTStatus = FTStatus.ON,
+        **vertex: Any,
+    ) -> FTLayer:
+        """Keep the vertex as a child process of this driver, with its store in ``path``.
+
+        Args:
+            path: directory of the store; made if missing.
+            timeout: how long a record handed to another query (`TrackedStream.emit`) may take.
+            max_attempts: runs a record gets, the first included, before it is a dead letter.
+            backoff: pause before each further attempt; the last one serves all later ones.
+            jitter: share of a pause (0 to 1) that is drawn at random.
+            max_pending: records of a source that may be in flight before intake waits.
+            strict: every record has to be accounted for; see `TrackedStream.transform`.
+            status: `FTStatus.OFF` runs the same program as plain Spark, and starts no vertex.
+            vertex: further fields of `ftlayer.config.VertexOptions` (durability, max_store_bytes, …).
+
+        Raises `ConfigError` naming the option. The vertex starts with the first query that needs it.
+        """
+        options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending)
+        keeper = EmbeddedVertex(VertexOptions(path, **vertex))
+        return cls(keeper, options, status=status, strict=strict)
+
+    @classmethod
+    def connect(
+        cls,
+        address: str,
+        *,
+        token: str,
+        root_certs: bytes | None = None,
+        timeout: str | int = "30s",
+        max_attempts: int = 5,
+        backoff: str | int | Sequence[str | int] = ("1s", "2s", "4s", "8s", "16s", "32s", "1m"),
+        jitter: float = 0.1,
+        max_pending: int = 1_000_000,
+        strict: bool = True,
+        status: FTStatus = FTStatus.ON,
+    ) -> FTLayer:
+        """Use a vertex that ``ftlayer serve`` runs; arguments as in `embedded` and `VertexClient`."""
+        options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending)
+        client = VertexClient(address, token, root_certs=root_certs, client_id="driver")
+        return cls(client, options, status=status, strict=strict)
+
+    def __enter__(self) -> FTLayer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def enabled(self) -> bool:
+        """Whether fault tolerance is on."""
+        return self.status is FTStatus.ON
+
+    @property
+    def client(self) -> VertexClient:
+        """The connection to the vertex; starts an embedded one if it does not run yet."""
+        if self._client is None:
+            assert isinstance(self._vertex, EmbeddedVertex)
+            self._client = self._vertex.start()
+        return self._client
+
+    @property
+    def address(self) -> str:
+        """Where the vertex is."""
+        return self.client.address
+
+    @property
+    def token(self) -> str:
+        """The vertex's token."""
+        return self.client.token
+
+    @property
+    def root_certs(self) -> bytes | None:
+        """The certificate that the vertex is known by, if it is one of its own."""
+        return self.client.root_certs
+
+    def close(self) -> None:
+        """Stop an embedded vertex; what it holds stays in its store. Stop the queries first."""
+        if isinstance(self._vertex, EmbeddedVertex):
+            self._vertex.stop()
+        else:
+            self._vertex.close()
+
+    # ------------------------------------------------------------ sources
+
+    def source(
+        self, frame: DataFrame | Ingest, *, name: str = "", key: str | Sequence[str] = ()
+    ) -> TrackedStream:
+        """Wrap a streaming DataFrame (or an `ingest`): its records are tracked from here on.
+
+        Args:
+            frame: ``spark.readStream.….load()``, or what `ingest` returned.
+            name: the source's name; it has to stay the same over restarts.
+            key: columns whose hash, Spark's own, is stored with a record.
+
+        Raises `InvalidTopologyError`, `UnsupportedError` or `UnhashableKeyError` for what cannot be wrapped.
+        """
+        if isinstance(frame, Ingest):
+            return self._ingested(frame)
+        _check_name(name)
+        check_source(frame, name)
+        keys = (key,) if isinstance(key, str) else tuple(key)
+        check_columns(frame.schema, keys, f"source {name!r}: key")
+        if keys:
+            from ftlayer.spark.delivery_source import arrow_schema
+
+            KeySelector(keys).check(arrow_schema(frame.schema))
+        self._place(frame.sparkSession)
+        return TrackedStream(self, SourceSpec(frame, name, keys), frame.schema)
+
+    def resume(self, frame: DataFrame, *, name: str, carrier: str = "ft") -> TrackedStream:
+        """Go on tracking records that another query handed on with `TrackedStream.emit`.
+
+        ``carrier`` is the column of ``frame`` (binary) with their ids. A record that fails here is replayed
+        from where it came into the other query.
+        """
+        _check_name(name)
+        check_source(frame, name)
+        check_columns(frame.schema, [carrier], f"resume {name!r}: carrier")
+        if dict(frame.dtypes)[carrier] != "binary":
+            raise ConfigError(
+                f"resume {name!r}: column {carrier!r} is {dict(frame.dtypes)[carrier]}, not binary"
+            )
+        self._place(frame.sparkSession)
+        return TrackedStream(self, SourceSpec(frame, name, carrier=carrier), frame.schema)
+
+    def ingest(self, name: str, schema: StructType | str) -> Ingest:
+        """Return an intake for records that no source can give again; pass it to `source` to process them."""
+        from ftlayer.spark.tracked import struct_of
+
+        _check_name(name)
+        return Ingest(name, struct_of(schema, f"ingest {name!r}"), self.client)
+
+    def _ingested(self, ingest: Ingest) -> TrackedStream:
+        from pyspark.sql import SparkSession
+
+        if not self.enabled:
+            raise ConfigError("an ingest has its records in the vertex: it cannot be read with FTStatus.OFF")
+        spark = SparkSession.active()
+        check_session(spark)
+        frame = spark.createDataFrame([], ingest.schema)
+        return TrackedStream(self, SourceSpec(frame, ingest.name, ingest=ingest.name), ingest.schema)
+
+    def _place(self, spark: SparkSession) -> None:
+        """Let an embedded vertex listen where this session's executors can reach it."""
+        if self.enabled and isinstance(self._vertex, EmbeddedVertex):
+            master = spark.sparkContext.master
+            if not master.startswith("local"):
+                self._vertex.listen_on(str(spark.conf.get("spark.driver.host")))
+
+    # ------------------------------------------------------------ what the vertex holds
+
+    def pending(self, spark: SparkSession) -> DataFrame:
+        """Records in flight between queries, or ingested and not delivered yet."""
+        return record_frame(spark, self.client, "pending")
+
+    def waiting(self, spark: SparkSession) -> DataFrame:
+        """Failed records that wait for their replay."""
+        return record_frame(spark, self.client, "waiting")
+
+    def deliveries(self, spark: SparkSession) -> DataFrame:
+        """Records that are due, or were given to a batch that is not through."""
+        return record_frame(spark, self.client, "delivery")
+
+    def dead_letters(self, spark: SparkSession) -> DataFrame:
+        """Records whose attempts are used up."""
+        return record_frame(spark, self.client, "dead")
+
+    def list_dead(self) -> Iterator[RecordInfo]:
+        """List dead letters without Spark."""
+        return list_records(self.client, "dead")
+
+    def requeue(self, keys: Iterable[str | bytes]) -> int:
+        """Give dead letters (by their ``key``) their attempts back; return how many there were."""
+        return self._change(Requeue(_keys(keys)))
+
+    def purge(self, keys: Iterable[str | bytes]) -> int:
+        """Delete dead letters for ever; return how many there were."""
+        return self._change(Purge(_keys(keys)))
+
+    def stats(self) -> dict[str, float]:
+        """Counters and gauges of the vertex."""
+        reply = self.client.call(Stats())
+        assert isinstance(reply, StatsReply)
+        return reply.values
+
+    def _change(self, call: Requeue | Purge) -> int:
+        reply = self.client.call(call)
+        assert isinstance(reply, Changed)
+        return reply.count
+
+
+def _keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
+    return tuple(bytes.fromhex(key) if isinstance(key, str) else key for key in keys)
+
+
+def _check_name(name: str) -> None:
+    if not name or not all(char.isalnum() or char in "_-." for char in name):
+        raise ConfigError(
+            f"name: {name!r} is no name of a source; use letters, digits, '_', '-', '.', and keep it over restarts"
+        )
+
+
+def _stream_options(
+    timeout: str | int,
+    max_attempts: int,
+    backoff: str | int | Sequence[str | int],
+    jitter: float,
+    max_pending: int,
+) -> StreamOptions:
+    if max_attempts < 1:
+        raise ConfigError(f"max_attempts: expected 1 or more, got {max_attempts}")
+    if not 0 <= jitter <= 1:
+        raise ConfigError(f"jitter: expected 0 to 1, got {jitter}")
+    if max_pending < 1:
+        raise ConfigError(f"max_pending: expected 1 or more, got {max_pending}")
+    pauses = [backoff] if isinstance(backoff, (str, int)) else list(backoff)
+    if not pauses:
+        raise ConfigError("backoff: give one pause at least")
+    return StreamOptions(
+        duration_ms(timeout, "timeout"),
+        max_attempts,
+        tuple(duration_ms(pause, "backoff") for pause in pauses),
+        jitter,
+        max_pending,
+    )

@@ -1,0 +1,99 @@
+"""Run a chain in a forked child, so that a record that kills its process is found and outlived.
+
+Used after a Python worker died, on the rows it may have held: half of them at a time, until the
+killers stand alone. Each becomes a failure that says so; its neighbours' results are kept.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.spark.chain import ChainResult, RowFailure
+
+TRIES_ALONE = 2
+"""A record alone in its process gets this many tries before it is called a killer: the first death
+may have been another's doing (memory)."""
+
+
+def run_isolated(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult]) -> ChainResult:
+    """Return what ``run(batch)`` returns, with a fatal failure for each row that kills its process.
+
+    Functions may be called several times for one row (docs: what a function must be able to bear).
+    An exception that ``run`` raises (nothing that can be pinned on a row) is raised here as well.
+    """
+    for attempt in range(TRIES_ALONE if batch.num_rows == 1 else 1):
+        result, death = _in_child(batch, run)
+        if result is not None:
+            return result
+        if batch.num_rows == 1 and attempt == TRIES_ALONE - 1:
+            reason = f"killed the process it ran in ({death}), {TRIES_ALONE} times, alone in it"
+            return ChainResult([], [RowFailure(0, "", reason, "", fatal=True)])
+    half = batch.num_rows // 2
+    left = run_isolated(batch.slice(0, half), run)
+    right = run_isolated(batch.slice(half), run)
+    return ChainResult(
+        left.batches + [(rows, parents + half) for rows, parents in right.batches],
+        left.failures + [replace(failure, row=failure.row + half) for failure in right.failures],
+    )
+
+
+def _in_child(
+    batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult]
+) -> tuple[ChainResult | None, str]:
+    """Run in a child; return its result, or None and how it died."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _child(batch, run, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        data = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return None, f"signal {signal.Signals(os.WTERMSIG(status)).name}"
+    if os.WEXITSTATUS(status) or not data:
+        return None, f"exit code {os.WEXITSTATUS(status)}"
+    outcome = pickle.loads(data)
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return _from_wire(outcome), ""
+
+
+def _child(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult], writing: int) -> None:
+    """Never returns: the worker's own exit handlers and buffers belong to the parent."""
+    try:
+        result = run(batch)
+        data = pickle.dumps(
+            (
+                [
+                    (rows.schema.serialize().to_pybytes(), rows.serialize().to_pybytes(), parents.tobytes())
+                    for rows, parents in result.batches
+                ],
+                result.failures,
+            )
+        )
+    except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises it
+        try:
+            data = pickle.dumps(error)
+        except Exception:  # noqa: BLE001 - an exception that cannot be pickled is carried as its text
+            data = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    with os.fdopen(writing, "wb") as pipe:
+        pipe.write(data)
+    os._exit(0)
+
+
+def _from_wire(outcome: tuple[list[tuple[bytes, bytes, bytes]], list[RowFailure]]) -> ChainResult:
+    batches = []
+    for schema, rows, parents in outcome[0]:
+        known = pa.ipc.read_schema(pa.py_buffer(schema))
+        batch = pa.ipc.read_record_batch(pa.py_buffer(rows), known)
+        batches.append((batch, np.frombuffer(parents, np.int64)))
+    return ChainResult(batches, outcome[1])

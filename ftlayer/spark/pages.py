@@ -1,0 +1,149 @@
+"""Pages: what a stage leaves behind. One Spark row holds many rows as Arrow IPC bytes.
+
+A page has a *head* (what the driver counts: rows in and out, failures, deliveries), its *data* (the rows
+that go on, each with its root) and, where a later stage may need it, the *source* rows with their roots.
+Materializing pages instead of rows saves Spark a conversion to its own row format and back for every
+row, and lets rows of failed roots be left out at the speed of Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ftlayer.errors import CodecError
+from ftlayer.records.ids import mix64
+
+U64 = npt.NDArray[np.uint64]
+
+ROOT = "_ft_root"
+"""Column of a page's rows: the root, uint64."""
+
+PAGE_COLUMNS = "head binary, data binary, source binary"
+"""The columns of a page as Spark sees them (DDL)."""
+
+PAGE_SCHEMA = pa.schema([("head", pa.binary()), ("data", pa.binary()), ("source", pa.binary())])
+
+PAGE_BYTES = 4 << 20
+"""A page is closed when its data have this many bytes: large enough that a page's fixed cost does not
+count, small enough that a task holds a few of them without notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRow:
+    """A root that failed in this page. ``row`` is its place in the head's ``failed_rows``, or -1."""
+
+    root: int
+    row: int
+    operator: str
+    reason: str
+    traceback: int  # index into the head's tracebacks
+    fatal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PageHead:
+    """What the driver is told of a page.
+
+    ``digest`` is the XOR of a mix of the roots of all rows out. ``delivered`` is (lowest offset, highest
+    offset + 1) of the rows that came from the vertex, ``delivered_roots`` their roots. ``carried`` are
+    the carriers of resumed rows, end to end. ``seen_roots`` and ``sent_roots``, filled where a
+    transform is watched, are the distinct roots of the rows in and out. Roots are uint64, little-endian.
+    """
+
+    rows_in: int
+    rows_out: int
+    digest: int
+    failures: tuple[FailedRow, ...]
+    tracebacks: tuple[str, ...]
+    failed_rows: bytes | None
+    failed_hashes: bytes | None
+    delivered: tuple[int, int] | None
+    delivered_roots: bytes
+    carried: bytes
+    seen_roots: bytes
+    sent_roots: bytes
+    emitted_roots: bytes
+    emitted_values: bytes
+
+    def to_bytes(self) -> bytes:
+        """Return the head as msgpack."""
+        values = [getattr(self, field.name) for field in fields(self)]
+        values[3] = [[getattr(row, field.name) for field in fields(FailedRow)] for row in self.failures]
+        packed: bytes = msgpack.packb(values)
+        return packed
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> PageHead:
+        """Read a head back; `CodecError` if it is none."""
+        try:
+            values = msgpack.unpackb(data, use_list=False)
+            failures = tuple(FailedRow(*row) for row in values[3])
+            named = dict(zip((field.name for field in fields(cls)), values, strict=True))
+            return cls(**{**named, "failures": failures})
+        except (ValueError, TypeError, IndexError, msgpack.exceptions.UnpackException) as error:
+            raise CodecError(f"not the head of a page: {error}") from error
+
+
+def rows_to_ipc(batches: Iterable[pa.RecordBatch]) -> bytes | None:
+    """Return the batches (one schema) as one IPC stream, None where there is no row."""
+    kept = [batch for batch in batches if batch.num_rows]
+    if not kept:
+        return None
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, kept[0].schema) as writer:
+        for batch in kept:
+            writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def ipc_to_rows(data: bytes | pa.Buffer | None) -> Iterator[pa.RecordBatch]:
+    """Read the batches of `rows_to_ipc` without a copy; `CodecError` for anything else."""
+    if data is None:
+        return
+    try:
+        yield from pa.ipc.open_stream(data)
+    except pa.ArrowException as error:
+        raise CodecError(f"the rows of a page cannot be read: {error}") from error
+
+
+def with_roots(batch: pa.RecordBatch, roots: U64) -> pa.RecordBatch:
+    """Append the column `ROOT`."""
+    return batch.append_column(ROOT, pa.array(roots))
+
+
+def roots_of(batch: pa.RecordBatch) -> U64:
+    """Return the column `ROOT` of a page's rows."""
+    roots: U64 = batch.column(ROOT).to_numpy(zero_copy_only=True)
+    return roots
+
+
+def digest_of(roots: U64) -> int:
+    """XOR over a mix of roots: equal for equal multisets of roots up to pairs, whatever their order."""
+    return int(np.bitwise_xor.reduce(mix64(roots))) if len(roots) else 0
+
+
+def keep_rows(batch: pa.RecordBatch, dropped: U64) -> pa.RecordBatch:
+    """Leave out the rows whose root is in ``dropped`` (sorted)."""
+    if not len(dropped):
+        return batch
+    keep = ~np.isin(roots_of(batch), dropped)
+    return batch if keep.all() else batch.filter(pa.array(keep))
+
+
+def to_roots(data: bytes) -> U64:
+    """Read the roots of a head's field."""
+    return np.frombuffer(data, np.uint64)
+
+
+def page_row(head: PageHead, data: bytes | None, source: bytes | None) -> pa.RecordBatch:
+    """Return one page as the one-row batch that Spark stores."""
+    return pa.RecordBatch.from_arrays(
+        [pa.array([value], pa.binary()) for value in (head.to_bytes(), data, source)], schema=PAGE_SCHEMA
+    )

@@ -1,0 +1,43 @@
+"""The same query without fault tolerance: Spark's own plan, with nothing of ours in it but the functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ftlayer.spark.chain import run_functions
+from ftlayer.spark.steps import FrameStep, FunctionStep, StagePlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+def plain_rows(source: DataFrame, stages: StagePlan, schemas: Sequence[StructType]) -> DataFrame:
+    """Apply the steps to ``source``. An exception of a function fails the query, as ever in Spark."""
+    frame = source
+    for stage, schema in zip(stages.stages, schemas, strict=True):
+        frame = _frame_steps(frame, stage.frame_steps)
+        if stage.functions:
+            frame = frame.mapInArrow(_run(stage.functions), schema)
+    return _frame_steps(frame, stages.before_sink)
+
+
+def _frame_steps(frame: DataFrame, steps: Sequence[FrameStep]) -> DataFrame:
+    from ftlayer.spark.stage_run import apply_frame_step
+
+    for step in steps:
+        frame = apply_frame_step(frame, step)
+    return frame
+
+
+def _run(
+    functions: tuple[FunctionStep, ...],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from run_functions(batch, functions)
+
+    return run

@@ -1,0 +1,183 @@
+"""The micro-batch protocol: run → verdict → seal → sink → commit. Rules only; Spark and the vertex are given.
+
+What a crash means, by where it happens:
+
+| after | the batch is | when Spark runs it again |
+| --- | --- | --- |
+| begin, run | new | it runs afresh; nothing of the first run is known |
+| seal | sealed | rows that had failed are left out, the rest runs, and the sink is called (again) |
+| sink | sealed | the same: a sink that skips known batch ids skips it |
+| commit | committed | nothing is run, the sink is not called |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from ftlayer.layer.calls import (
+    BatchBegun,
+    BatchState,
+    BeginBatch,
+    Call,
+    Commit,
+    EmittedRows,
+    Failure,
+    Reseal,
+    Seal,
+    Sealed,
+    SealedRows,
+)
+
+STEPS = ("begin", "begun", "run", "sealed", "written", "reported", "committed")
+"""What a watcher is told of, in order; faults are injected at each of them."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What running a batch came to, in the form that a seal takes."""
+
+    delivered: dict[str, tuple[int, int]]
+    failed: tuple[SealedRows, ...]
+    redelivered: tuple[Failure, ...]
+    resumed: tuple[Failure, ...]
+    emitted: tuple[EmittedRows, ...]
+    rows_in: int
+    rows: int
+    digest: int
+
+
+@dataclass(frozen=True)
+class BatchReport:
+    """One batch as the query's handle reports it. ``state`` is what the vertex knew of it at the start."""
+
+    batch: int
+    state: BatchState
+    rows_in: int = 0
+    rows_out: int = 0
+    failed: int = 0
+    waiting: int = 0
+    dead: int = 0
+    delivered: int = 0
+    differs: bool = False
+
+
+R = TypeVar("R")
+
+
+class Runner(Protocol[R]):
+    """What the protocol has done for it: run a batch, hand its rows to the sink."""
+
+    def run(self, batch: int, sealed: BatchBegun | None) -> R:
+        """Run the batch. ``sealed`` is what an earlier run's seal said; its failed rows are left out."""
+        ...
+
+    def outcome(self, result: R) -> Outcome:
+        """Return what the run came to."""
+        ...
+
+    def write(self, batch: int, result: R) -> None:
+        """Call the sink with the good rows."""
+        ...
+
+    def report(self, batch: int, result: R, sealed: BatchBegun | None) -> None:
+        """Tell the queries whose records were resumed here what became of them."""
+        ...
+
+    def release(self, result: R) -> None:
+        """Free what the run holds."""
+        ...
+
+
+class Batches(Generic[R]):
+    """Takes micro-batches through the protocol, for one query in one epoch."""
+
+    def __init__(
+        self,
+        query: str,
+        epoch: int,
+        call: Callable[[Call], object],
+        runner: Runner[R],
+        watch: Callable[[str, int], None] = lambda step, batch: None,
+    ) -> None:
+        self._query = query
+        self._epoch = epoch
+        self._call = call
+        self._runner = runner
+        self._watch = watch
+
+    def process(self, batch: int) -> BatchReport:
+        """Take one batch from wherever it is to committed.
+
+        Raises whatever the vertex, Spark or the sink raises; the batch is then where the table above says.
+        """
+        self._watch("begin", batch)
+        begun = self._call(BeginBatch(self._query, self._epoch, batch))
+        assert isinstance(begun, BatchBegun)
+        self._watch("begun", batch)
+        if begun.state is BatchState.COMMITTED:
+            return BatchReport(batch, begun.state)
+        sealed = begun if begun.state is BatchState.SEALED else None
+        result = self._runner.run(batch, sealed)
+        try:
+            self._watch("run", batch)
+            outcome = self._runner.outcome(result)
+            reply = self._seal(batch, outcome, sealed)
+            self._watch("sealed", batch)
+            self._runner.write(batch, result)
+            self._watch("written", batch)
+            self._runner.report(batch, result, sealed)
+            self._watch("reported", batch)
+            self._call(Commit(self._query, self._epoch, batch))
+            self._watch("committed", batch)
+        finally:
+            self._runner.release(result)
+        return _report(batch, begun, outcome, reply)
+
+    def _seal(self, batch: int, outcome: Outcome, sealed: BatchBegun | None) -> Sealed:
+        if sealed is None:
+            call: Seal | Reseal = Seal(
+                self._query,
+                self._epoch,
+                batch,
+                outcome.delivered,
+                outcome.failed,
+                outcome.redelivered,
+                outcome.resumed,
+                outcome.emitted,
+                outcome.rows,
+                outcome.digest,
+            )
+        else:
+            call = Reseal(
+                self._query,
+                self._epoch,
+                batch,
+                outcome.failed,
+                outcome.redelivered,
+                outcome.resumed,
+                outcome.emitted,
+                outcome.rows,
+                outcome.digest,
+            )
+        reply = self._call(call)
+        assert isinstance(reply, Sealed)
+        return reply
+
+
+def _report(batch: int, begun: BatchBegun, outcome: Outcome, reply: Sealed) -> BatchReport:
+    again = begun.state is BatchState.SEALED
+    return BatchReport(
+        batch=batch,
+        state=begun.state,
+        rows_in=outcome.rows_in,
+        rows_out=outcome.rows,
+        failed=sum(len(rows.roots) for rows in outcome.failed)
+        + len(outcome.redelivered)
+        + len(outcome.resumed),
+        waiting=reply.waiting,
+        dead=reply.dead,
+        delivered=sum(end - start for start, end in outcome.delivered.values()),
+        differs=again and (begun.rows, begun.digest) != (outcome.rows, outcome.digest),
+    )

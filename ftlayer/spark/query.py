@@ -1,0 +1,235 @@
+"""The handle of a running wrapped query: the face of a StreamingQuery, with a supervisor behind it.
+
+The supervisor starts the Spark query, starts it again after a failure as the restart strategy says, and
+repeats an ``availableNow`` run until no record waits for a replay.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ftlayer.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    FTLayerError,
+    InvalidTopologyError,
+    QueryError,
+    StaleOwnerError,
+    UnsupportedError,
+)
+from ftlayer.layer.calls import QueryStatus
+from ftlayer.restart import RestartStrategy
+from ftlayer.spark.protocol import BatchReport
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+FINAL = (CheckpointMismatchError, ConfigError, InvalidTopologyError, StaleOwnerError, UnsupportedError)
+"""Errors that starting again cannot mend."""
+
+POLL_S = 0.2
+"""How often the supervisor looks whether it was told to stop while the Spark query runs."""
+
+KEPT_REPORTS = 1_000
+
+
+class TrackedQuery:
+    """A wrapped query that was started. Thread-safe; the properties of Spark's own are there by name."""
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[TrackedQuery], StreamingQuery],
+        status: Callable[[], QueryStatus],
+        strategy: RestartStrategy,
+        *,
+        bounded: bool,
+    ) -> None:
+        """``start`` starts the Spark query and returns it; ``bounded``: it ends by itself (availableNow)."""
+        self.name = name
+        self._start = start
+        self._status = status
+        self._strategy = strategy
+        self._bounded = bounded
+        self._stopping = threading.Event()
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._spark_query: StreamingQuery | None = None
+        self._error: BaseException | None = None
+        self._batch_error: Exception | None = None
+        self._restarts = 0
+        self._last_failure = ""
+        self._reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
+        self._first = self._begin()
+        self._thread = threading.Thread(target=self._supervise, name=f"ftlayer-{name}", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ what Spark's own handle has
+
+    @property
+    def id(self) -> str:
+        """The id Spark keeps in the checkpoint."""
+        return str(self._query.id)
+
+    @property
+    def runId(self) -> str:  # noqa: N802 - Spark's name
+        """The id of the current run; a restart has a new one."""
+        return str(self._query.runId)
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """Whether the supervisor is at work (the Spark query itself may be between two runs)."""
+        return not self._done.is_set()
+
+    @property
+    def status(self) -> Any:
+        """The status of the current run of the Spark query."""
+        return self._query.status
+
+    @property
+    def lastProgress(self) -> Any:  # noqa: N802 - Spark's name
+        """The last progress of the current run."""
+        return self._query.lastProgress
+
+    @property
+    def recentProgress(self) -> Any:  # noqa: N802 - Spark's name
+        """The recent progress of the current run."""
+        return self._query.recentProgress
+
+    def exception(self) -> BaseException | None:
+        """Return the error that ended the query for good, None while it runs or when it ended well."""
+        return self._error
+
+    def awaitTermination(self, timeout: float | None = None) -> bool:  # noqa: N802 - Spark's name
+        """Wait (seconds) until the query has ended; raise the error that ended it. False: it has not ended."""
+        ended = self._done.wait(timeout)
+        if ended and self._error is not None:
+            raise self._error
+        return ended
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
+        """Block until what the source has now is processed. Replays that wait for their pause are not awaited."""
+        self._query.processAllAvailable()
+
+    def stop(self) -> None:
+        """Stop. What is pending or waits for replay stays in the vertex for the next start."""
+        self._stopping.set()
+        with self._lock:
+            if self._spark_query is not None:
+                self._spark_query.stop()
+        self._thread.join()
+
+    def explain(self, extended: bool = False) -> None:
+        """Print the plan of the last batch."""
+        self._query.explain(extended)
+
+    # ------------------------------------------------------------ what ftlayer adds
+
+    @property
+    def restarts(self) -> int:
+        """How many times the Spark query has been started again after a failure."""
+        return self._restarts
+
+    @property
+    def last_failure(self) -> str:
+        """The text of the failure that made the last restart necessary, "" if there was none."""
+        return self._last_failure
+
+    @property
+    def recent_batches(self) -> list[BatchReport]:
+        """What became of the last batches, oldest first."""
+        return list(self._reports)
+
+    def ft_status(self) -> QueryStatus:
+        """Ask the vertex what is still to do."""
+        return self._status()
+
+    def await_drained(self, timeout: float | None = None) -> bool:
+        """Wait (seconds) until no record is pending or waits for replay; False if that did not happen in time.
+
+        Raises the error that ended the query, if one did.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            ended = self._done.wait(POLL_S)
+            if ended and self._error is not None:
+                raise self._error
+            if self._status().drained:
+                return True
+            if ended or (deadline is not None and time.monotonic() >= deadline):
+                return False
+
+    def note_failure(self, error: Exception) -> None:
+        """Take note of what made a batch fail, before Spark turns it into text (called by the batches)."""
+        self._batch_error = error
+
+    def report(self, report: BatchReport) -> None:
+        """Take note of a batch that is through (called by the query's own batches)."""
+        self._reports.append(report)
+
+    # ------------------------------------------------------------ the supervisor
+
+    @property
+    def _query(self) -> StreamingQuery:
+        with self._lock:
+            assert self._spark_query is not None
+            return self._spark_query
+
+    def _begin(self) -> StreamingQuery:
+        query = self._start(self)
+        with self._lock:
+            self._spark_query = query
+        return query
+
+    def _supervise(self) -> None:
+        try:
+            query: StreamingQuery | None = self._first
+            while not self._stopping.is_set():
+                try:
+                    query = query or self._begin()
+                    query.awaitTermination()
+                except Exception as error:  # noqa: BLE001 - any failure of the run is the strategy's to judge
+                    if self._stopping.is_set() or not self._wait_to_restart(error):
+                        return
+                else:
+                    if self._stopping.is_set() or not self._bounded or not self._wait_for_due():
+                        return
+                query = None
+        finally:
+            self._done.set()
+
+    def _wait_to_restart(self, error: Exception) -> bool:
+        """Wait as the strategy says; False (and the error noted) if the query is not to start again."""
+        error, self._batch_error = self._batch_error or error, None
+        final = isinstance(error, FINAL)
+        pause = None if final else self._strategy.on_failure(round(time.monotonic() * 1000))
+        if pause is None:
+            self._error = error
+            if not isinstance(error, FTLayerError):
+                self._error = QueryError(f"{self.name}: {_short(error)}")
+                self._error.__cause__ = error
+            return False
+        self._restarts += 1
+        self._last_failure = _short(error)
+        return not self._stopping.wait(pause / 1000)
+
+    def _wait_for_due(self) -> bool:
+        """After a bounded run: False if everything is done, else True once there may be something to deliver."""
+        status = self._status()
+        if status.drained:
+            return False
+        if status.deliverable or status.delivered:
+            return True
+        pause = status.next_due_in_ms / 1000 if status.next_due_in_ms >= 0 else POLL_S
+        return not self._stopping.wait(max(pause, 0.01))
+
+
+def _short(error: BaseException) -> str:
+    """Return the telling part of a Spark error: without the JVM's stack."""
+    text = str(error)
+    cut = text.find("\n\tat ")
+    return text[: cut if cut > 0 else 4_000][:4_000]

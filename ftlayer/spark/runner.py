@@ -1,0 +1,207 @@
+"""Runs a micro-batch on Spark for the protocol: stages, sink, and word to the queries it resumed from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.errors import StaleIncarnationError
+from ftlayer.layer.calls import (
+    I32,
+    BatchBegun,
+    Call,
+    EmittedRows,
+    Fail,
+    Failure,
+    QueryOpened,
+    SealedRows,
+    Xor,
+)
+from ftlayer.records.ids import xor_fold_by_root
+from ftlayer.records.selector import KeySelector
+from ftlayer.spark.pages import U64
+from ftlayer.spark.protocol import Outcome
+from ftlayer.spark.sealed_rows import rows_to_skip
+from ftlayer.spark.sinks import Sink
+from ftlayer.spark.stage_run import QueryPlan, RunOptions, StagesResult, run_stages, split_root
+from ftlayer.spark.stage_task import RootGiver, Skip
+from ftlayer.spark.verdict import Verdict, sealed_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+TRIES_IN_PLACE = 3
+"""Further tries, at once, for a record that passed when its batch was sealed and fails in the run again."""
+
+WORKER_DIED = "Python worker exited unexpectedly"
+
+
+@dataclass(frozen=True)
+class SourceOfQuery:
+    """The wrapped source of a query and the vertex's stream for what it replays or ingests."""
+
+    name: str
+    stream: str
+
+
+class SparkRunner:
+    """See `ftlayer.spark.protocol.Runner`; one for each batch."""
+
+    def __init__(
+        self,
+        frame: DataFrame,
+        plan: QueryPlan,
+        sink: Sink,
+        source: SourceOfQuery,
+        opened: QueryOpened,
+        incarnation: Callable[[], int],
+        query: str,
+        run: str,
+        call: Callable[[Call], Any],
+    ) -> None:
+        self._frame = frame
+        self._plan = plan
+        self._sink = sink
+        self._source = source
+        self._opened = opened
+        self._incarnation = incarnation
+        self._query = query
+        self._run = run
+        self._call = call
+
+    def run(self, batch: int, sealed: BatchBegun | None) -> StagesResult:
+        """Run the stages; alone in child processes if a record kills its worker."""
+        giver = RootGiver(
+            self._query, self._run, self._source.name, batch, self._opened.shard, self._opened.shards
+        )
+        frame = self._frame
+        skip = Skip()
+        if sealed is not None and (sealed.failed or sealed.redelivered or sealed.resumed):
+            # Read once: the places of the rows to leave out hold for this reading only.
+            frame = frame.localCheckpoint(eager=True)
+            skip = rows_to_skip(frame, sealed)
+        again = TRIES_IN_PLACE if sealed is not None else 0
+        try:
+            return run_stages(frame, self._plan, RunOptions(giver, skip, again=again))
+        except Exception as error:
+            if WORKER_DIED not in str(error):
+                raise
+            return run_stages(frame, self._plan, RunOptions(giver, skip, isolate=True, again=again))
+
+    def outcome(self, result: StagesResult) -> Outcome:
+        """Put the verdict into the form of a seal, with the source rows that the vertex is to take over."""
+        verdict = result.verdict
+        resumes = bool(self._plan.carrier)
+        delivered = {self._source.stream: verdict.delivered} if verdict.delivered is not None else {}
+        known = set(verdict.delivered_roots.tolist())
+        redelivered = tuple(f for root, f in verdict.failures.items() if root in known)
+        others = {root: f for root, f in verdict.failures.items() if root not in known}
+        return Outcome(
+            delivered=delivered,
+            failed=() if resumes else tuple(self._failed_rows(result, others)),
+            redelivered=redelivered,
+            resumed=tuple(others.values()) if resumes else (),
+            emitted=() if resumes else tuple(self._emitted_rows(result, known)),
+            rows_in=verdict.rows_in,
+            rows=verdict.rows_out,
+            digest=verdict.digest,
+        )
+
+    def write(self, batch: int, result: StagesResult) -> None:
+        """Call the sink."""
+        self._sink.write(batch, result, self._incarnation())
+
+    def report(self, batch: int, result: StagesResult, sealed: BatchBegun | None) -> None:
+        """Acknowledge the resumed records that are done and fail the others.
+
+        Events of an incarnation that is gone are refused and need not be heard: its roots are replayed.
+        """
+        before = sealed.resumed if sealed is not None else ()
+        failures = {**result.verdict.failures, **{failure.root: failure for failure in before}}
+        for event in resumed_events(result.verdict, failures):
+            try:
+                self._call(event)
+            except StaleIncarnationError:
+                continue
+
+    def release(self, result: StagesResult) -> None:
+        """Free the pages."""
+        result.release()
+
+    def _failed_rows(self, result: StagesResult, failures: dict[int, Failure]) -> Iterable[SealedRows]:
+        """Collect the source rows of failed roots; one `SealedRows`, or none."""
+        if not failures:
+            return
+        at_hand = result.verdict.failed_rows
+        rows = [(root, at_hand[root]) for root in failures if root in at_hand]
+        missing = np.array(sorted(root for root in failures if root not in at_hand), np.uint64)
+        if len(missing):
+            for batch in result.pages[0].source_rows(missing):
+                roots, source = split_root(batch)
+                rows += [(int(root), source.slice(place, 1)) for place, root in enumerate(roots)]
+        packed = sealed_rows(self._source.stream, rows, failures, None)
+        yield SealedRows(
+            packed.stream, packed.payload, packed.roots, packed.failures, self._hashes(packed.payload)
+        )
+
+    def _emitted_rows(self, result: StagesResult, known: set[int]) -> Iterable[EmittedRows]:
+        verdict = result.verdict
+        good = ~np.isin(verdict.emitted_roots, verdict.failed_roots)
+        roots, values = xor_fold_by_root(verdict.emitted_roots[good], verdict.emitted_values[good])
+        if not len(roots):
+            return
+        order = np.argsort(roots)
+        roots, values = roots[order], values[order]
+        delivered = np.isin(roots, np.array(sorted(known), np.uint64))
+        if delivered.any():
+            yield EmittedRows(self._source.stream, None, roots[delivered], values[delivered])
+        roots, values = roots[~delivered], values[~delivered]
+        if not len(roots):
+            return
+        batches = [split_root(batch) for batch in result.pages[0].source_rows(roots)]
+        found: U64 = np.concatenate([part for part, _ in batches])
+        payload = pa.Table.from_batches([rows for _, rows in batches]).combine_chunks().to_batches()[0]
+        yield EmittedRows(self._source.stream, payload, found, values[np.searchsorted(roots, found)])
+
+    def _hashes(self, payload: pa.RecordBatch) -> I32 | None:
+        return KeySelector(self._plan.key).hash(payload) if self._plan.key else None
+
+
+def resumed_events(verdict: Verdict, failures: dict[int, Failure]) -> Iterable[Xor | Fail]:
+    """Return the events of resumed records, one or two for each incarnation that handed some on.
+
+    A record is known here by its record id; its event goes to its root. A record that was read twice
+    counts once: its id XORed twice would be no event at all.
+    """
+    carriers = np.unique(verdict.carriers)
+    emitted, values = xor_fold_by_root(verdict.emitted_roots, verdict.emitted_values)
+    children = dict(zip(emitted.tolist(), values.tolist(), strict=True))
+    for incarnation in np.unique(carriers["incarnation"]):
+        part = carriers[carriers["incarnation"] == incarnation]
+        failed = [
+            Failure(int(root), failure.reason, failure.operator, failure.traceback, failure.fatal)
+            for root, failure in _failed_of(part, failures)
+        ]
+        if failed:
+            yield Fail(tuple(failed), int(incarnation))
+        good = np.array([int(id_) not in failures for id_ in part["id"]], bool)
+        if good.any():
+            ids = part["id"][good].astype(np.uint64)
+            extra = np.array([children.get(int(id_), 0) for id_ in ids], np.uint64)
+            roots = part["root"][good].astype(np.uint64)
+            yield Xor(roots, ids ^ extra, int(incarnation), hold=True)
+
+
+def _failed_of(part: Any, failures: dict[int, Failure]) -> Iterable[tuple[int, Failure]]:
+    """Return each root once, with the failure of the first of its records that failed."""
+    seen: set[int] = set()
+    for carrier in part:
+        failure = failures.get(int(carrier["id"]))
+        root = int(carrier["root"])
+        if failure is not None and root not in seen:
+            seen.add(root)
+            yield root, failure

@@ -1,0 +1,313 @@
+"""Run the stages of one micro-batch on Spark and read back what they left: pages and their heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.layer.calls import Failure
+from ftlayer.spark.carrier import CARRIER_DTYPE, make_carriers
+from ftlayer.spark.pages import (
+    PAGE_COLUMNS,
+    PAGE_SCHEMA,
+    ROOT,
+    U64,
+    PageHead,
+    ipc_to_rows,
+    keep_rows,
+    roots_of,
+    rows_to_ipc,
+)
+from ftlayer.spark.stage_task import EMITTED_ID, FT, RootGiver, Skip, StageTask
+from ftlayer.spark.steps import FrameStep, StagePlan, Transform
+from ftlayer.spark.verdict import Verdict, add_failures, add_last_stage, first_stage_verdict, lost_roots
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+MapArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+ROOT_TYPE = pa.struct([("root", pa.int64())])
+NO_ROOTS: U64 = np.zeros(0, np.uint64)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a batch is run: which rows to leave out, alone in child processes or not, tries in place."""
+
+    giver: RootGiver
+    skip: Skip = field(default_factory=Skip)
+    isolate: bool = False
+    again: int = 0
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """The stages of a query with what they need to know of its source and sink.
+
+    ``schemas`` are the user's columns after each stage (Spark's types); ``emits`` and ``carrier`` as in
+    `StageTask`; ``key`` the columns whose hash is stored with a failed source row.
+    """
+
+    stages: StagePlan
+    schemas: tuple[StructType, ...]
+    key: tuple[str, ...] = ()
+    emits: str = ""
+    carrier: str = ""
+    strict: bool = True
+
+
+class Pages:
+    """The materialized pages of one stage. Their lineage is cut: what is lost is missed, never recomputed."""
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._frame = frame.localCheckpoint(eager=True)
+
+    def heads(self) -> list[PageHead]:
+        """Fetch the head of each page."""
+        return [PageHead.from_bytes(row[0]) for row in self._frame.select("head").toLocalIterator()]
+
+    def rows(self, schema: StructType, dropped: U64, *, tracked: bool) -> DataFrame:
+        """Return the pages' rows without those of ``dropped`` roots; ``tracked`` keeps the column ``_ft``."""
+        shape: Any = schema
+        if tracked:
+            shape = _with(schema, FT, "struct<root: bigint>")
+        return self._frame.select("data").mapInArrow(_unpack_rows(schema.names, dropped, tracked), shape)
+
+    def carried_rows(self, schema: StructType, dropped: U64, column: str, carry: Carry) -> DataFrame:
+        """Return the pages' rows with their carriers in ``column``."""
+        shape = _with(schema, column, "binary")
+        return self._frame.select("data").mapInArrow(
+            _unpack_carried(schema.names, dropped, carry, column), shape
+        )
+
+    def source_rows(self, roots: U64) -> Iterator[pa.RecordBatch]:
+        """Fetch the source rows of ``roots`` (sorted), with the column `ROOT`."""
+        picked = self._frame.select("source").mapInArrow(_pick_source(roots), "source binary")
+        for row in picked.toLocalIterator():
+            yield from ipc_to_rows(row[0])
+
+    def release(self) -> None:
+        """Free the blocks now rather than when Spark's cleaner comes by."""
+        plan = self._frame._jdf.queryExecution().logical()
+        plan.rdd().unpersist(False)
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What turns a row's root and id into its carrier; ``resumed`` maps ids back to foreign roots."""
+
+    incarnation: int
+    resumed: np.ndarray[tuple[int], np.dtype[np.void]] = field(
+        default_factory=lambda: np.zeros(0, CARRIER_DTYPE)
+    )
+
+    def roots_for(self, roots: U64) -> U64:
+        """Return the roots as the vertex knows them: for resumed rows, those their carriers named."""
+        if not len(self.resumed):
+            return roots
+        order = np.argsort(self.resumed["id"])
+        place = np.searchsorted(self.resumed["id"], roots, sorter=order)
+        found: U64 = self.resumed["root"][order[place]].astype(np.uint64)
+        return found
+
+
+@dataclass
+class StagesResult:
+    """All pages of a batch and what they add up to."""
+
+    pages: list[Pages]
+    verdict: Verdict
+    schema: StructType
+    stages: StagePlan
+
+    def good_rows(self) -> DataFrame:
+        """Return the user's rows that go to the sink."""
+        rows = self.pages[-1].rows(self.schema, self.verdict.failed_roots, tracked=False)
+        return apply_frame_steps(rows, self.stages.before_sink)
+
+    def emitted_rows(self, column: str, incarnation: int) -> DataFrame:
+        """Return the user's rows that go to the sink, with the carrier of each in ``column``."""
+        carry = Carry(incarnation, self.verdict.carriers)
+        rows = self.pages[-1].carried_rows(self.schema, self.verdict.failed_roots, column, carry)
+        return apply_frame_steps(rows, self.stages.before_sink)
+
+    def release(self) -> None:
+        """Free what the batch holds in Spark's storage."""
+        for pages in self.pages:
+            pages.release()
+
+
+def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> StagesResult:
+    """Run all stages over ``source`` (the user's columns and `FT`) and reach the verdict.
+
+    Raises what Spark raises when a task fails for a reason that cannot be pinned on a record.
+    """
+    pages: list[Pages] = []
+    heads: list[list[PageHead]] = []
+    verdict = Verdict()
+    last = len(plan.stages.stages) - 1
+    frame = source
+    try:
+        for number, stage in enumerate(plan.stages.stages):
+            if number:
+                rows = pages[-1].rows(plan.schemas[number - 1], verdict.failed_roots, tracked=True)
+                frame = apply_frame_steps(rows, stage.frame_steps)
+            task = _task(plan, options, number, last)
+            pages.append(Pages(frame.mapInArrow(task, PAGE_COLUMNS)))
+            heads.append(pages[-1].heads())
+            if number == 0:
+                verdict = first_stage_verdict(heads[0])
+            else:
+                for head in heads[-1]:
+                    add_failures(verdict, head)
+                _add_lost(verdict, plan, number, heads)
+        add_last_stage(verdict, heads[-1])
+    except BaseException:
+        for done in pages:
+            done.release()
+        raise
+    return StagesResult(pages, verdict, plan.schemas[-1], plan.stages)
+
+
+def apply_frame_steps(frame: DataFrame, steps: tuple[FrameStep, ...]) -> DataFrame:
+    """Apply repartitions and transforms as Spark does; a transform must keep the column `FT`."""
+    for step in steps:
+        frame = apply_frame_step(frame, step)
+        if isinstance(step, Transform):
+            check_keeps_ft(frame, step.uid)
+    return frame
+
+
+def apply_frame_step(frame: DataFrame, step: FrameStep) -> DataFrame:
+    """Apply one repartition or transform."""
+    if isinstance(step, Transform):
+        result: DataFrame = step.function(frame)
+        return result
+    columns: list[Any] = list(step.columns)
+    if step.partitions is None:
+        return frame.repartition(*columns)
+    return frame.repartition(step.partitions, *columns)
+
+
+def check_keeps_ft(frame: Any, uid: str) -> None:
+    """Raise `InvalidTopologyError` if ``frame``, made by transform ``uid``, has lost the column `FT`."""
+    fields = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+    if FT not in fields:
+        raise InvalidTopologyError(
+            f"transform {uid!r} does not keep the column {FT!r}, so its rows cannot be tracked: keep it in "
+            'its select (select("*", …)), and do aggregations in the sink, where tracking has ended'
+        )
+    if fields[FT] != "struct<root:bigint>":
+        raise InvalidTopologyError(
+            f"transform {uid!r} changed the column {FT!r} to {fields[FT]}: pass it on as it is"
+        )
+
+
+def _add_lost(verdict: Verdict, plan: QueryPlan, number: int, heads: list[list[PageHead]]) -> None:
+    """Under ``strict``, a root that went into a transform and did not come out has failed."""
+    watched = [step for step in plan.stages.stages[number].transforms if not step.drops]
+    if not (plan.strict and watched):
+        return
+    names = ", ".join(repr(step.uid) for step in watched)
+    lost = lost_roots(heads[number - 1], heads[number])
+    for root in np.setdiff1d(lost, verdict.failed_roots):
+        verdict.fail(
+            Failure(
+                int(root),
+                f"lost in transform {names}: no row of it came out; if dropping rows is meant, say "
+                "transform(…, drops=True)",
+                watched[0].uid,
+            )
+        )
+
+
+def _task(plan: QueryPlan, options: RunOptions, number: int, last: int) -> StageTask:
+    stages = plan.stages.stages
+    first = number == 0
+
+    def watched(index: int) -> bool:
+        return (
+            plan.strict
+            and 0 < index < len(stages)
+            and any(not step.drops for step in stages[index].transforms)
+        )
+
+    return StageTask(
+        functions=stages[number].functions,
+        giver=options.giver if first else None,
+        keep_source=first and (plan.stages.keeps_source or bool(plan.emits)) and not plan.carrier,
+        isolate=options.isolate,
+        again=options.again,
+        skip=options.skip if first else Skip(),
+        key=plan.key if first else (),
+        emits=plan.emits if number == last else "",
+        carrier=plan.carrier if first else "",
+        watch=watched(number) or watched(number + 1),
+    )
+
+
+def _unpack_rows(names: list[str], dropped: U64, tracked: bool) -> MapArrow:
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for data in batch.column(0):
+                for packed in ipc_to_rows(data.as_buffer()):
+                    rows = keep_rows(packed, dropped)
+                    if not tracked:
+                        yield rows.select(names)
+                        continue
+                    roots = pa.array(roots_of(rows).view(np.int64))
+                    ft = pa.StructArray.from_arrays([roots], fields=list(ROOT_TYPE))
+                    yield rows.select(names).append_column(FT, ft)
+
+    return unpack
+
+
+def _unpack_carried(names: list[str], dropped: U64, carry: Carry, column: str) -> MapArrow:
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for data in batch.column(0):
+                for packed in ipc_to_rows(data.as_buffer()):
+                    rows = keep_rows(packed, dropped)
+                    ids = rows.column(EMITTED_ID).to_numpy(zero_copy_only=True)
+                    carriers = make_carriers(carry.roots_for(roots_of(rows)), ids, carry.incarnation)
+                    yield rows.select(names).append_column(column, carriers)
+
+    return unpack
+
+
+def _pick_source(roots: U64) -> MapArrow:
+    def pick(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for data in batch.column(0):
+                if not data.is_valid:
+                    continue
+                kept = [
+                    rows.filter(pa.array(np.isin(roots_of(rows), roots)))
+                    for rows in ipc_to_rows(data.as_buffer())
+                ]
+                packed = rows_to_ipc(kept)
+                if packed is not None:
+                    schema = pa.schema([PAGE_SCHEMA.field("source")])
+                    yield pa.RecordBatch.from_arrays([pa.array([packed], pa.binary())], schema=schema)
+
+    return pick
+
+
+def _with(schema: StructType, name: str, ddl: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    extra: Any = StructType.fromDDL(f"`{name}` {ddl}")
+    return StructType([*schema.fields, *extra.fields])
+
+
+def split_root(batch: pa.RecordBatch) -> tuple[U64, pa.RecordBatch]:
+    """Return the roots of a page's rows, and the rows without them."""
+    names = [name for name in batch.schema.names if name != ROOT]
+    return roots_of(batch), batch.select(names)

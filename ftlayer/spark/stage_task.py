@@ -1,0 +1,289 @@
+"""What a stage does in a Python worker: rows in, pages out. Runs inside ``mapInArrow``.
+
+Everything a task needs is in its (picklable) `StageTask`; it talks to nobody. So what the driver reads
+from the pages is exactly what Spark's winning task attempts produced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ftlayer.errors import QueryError
+from ftlayer.records.ids import RootSeed, child_ids, operator_key, root_ids, xor_fold_by_root
+from ftlayer.records.selector import KeySelector
+from ftlayer.spark.chain import CHUNK_ROWS, ChainResult, RowFailure, run_chain
+from ftlayer.spark.isolate import run_isolated
+from ftlayer.spark.pages import (
+    PAGE_BYTES,
+    U64,
+    FailedRow,
+    PageHead,
+    digest_of,
+    page_row,
+    rows_to_ipc,
+    with_roots,
+)
+from ftlayer.spark.steps import FunctionStep
+
+I64 = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+FT = "_ft"
+"""The column that carries a row's root through Spark: struct<root: bigint>. Before the first stage it is
+null for a row of the source, and has ``start`` and ``end`` beside the root for one that the vertex
+delivered: the range of offsets that was read with it."""
+
+SOURCE_FT = "struct<root: bigint, start: bigint, end: bigint>"
+"""The type of `FT` before the first stage (DDL)."""
+
+EMITTED_ID = "_ft_id"
+"""Column of an emitting stage's rows: the row's record id, uint64."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Rows that a sealed batch, run again, must leave out: by place in their partition, or by root."""
+
+    ordinals: dict[int, frozenset[int]] = field(default_factory=dict)
+    roots: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class RootGiver:
+    """Where the roots of a first stage's rows come from: the row's name, or the vertex that delivered it."""
+
+    query: str
+    run: str
+    source: str
+    batch: int
+    shard: int
+    shards: int
+
+    def roots(self, partition: int, first_ordinal: int, n: int) -> U64:
+        """Return the roots of ``n`` rows of ``partition`` from ``first_ordinal`` on."""
+        seed = RootSeed(self.query, self.run, self.source, self.batch, partition)
+        return root_ids(seed, first_ordinal, n, shard=self.shard, shards=self.shards)
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """One stage's work on one partition.
+
+    ``giver`` is None behind the first stage, where `FT` names every row's root. ``again`` is the number
+    of times a failing record of a batch that is run again is tried in place before it counts as failed.
+    ``emits`` is the operator whose rows are handed on with ids of their own, or "". ``carrier`` names the
+    column that brought the ids of rows resumed from another query: a row's root within this query is
+    then its record id. ``watch`` notes all roots seen and sent, to find what a transform lost.
+    """
+
+    functions: tuple[FunctionStep, ...]
+    giver: RootGiver | None
+    keep_source: bool = False
+    isolate: bool = False
+    again: int = 0
+    skip: Skip = field(default_factory=Skip)
+    key: tuple[str, ...] = ()
+    emits: str = ""
+    carrier: str = ""
+    watch: bool = False
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Turn the partition's rows into pages."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise QueryError("a stage runs inside a Spark task; there is none here")
+        yield from self.pages(batches, context.partitionId())
+
+    def pages(self, batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
+        """Turn the rows of ``partition`` into pages (`__call__` without Spark)."""
+        page = _Page(self, partition)
+        ordinal = 0
+        for batch in batches:
+            for start in range(0, batch.num_rows, CHUNK_ROWS):
+                rows = batch.slice(start, CHUNK_ROWS)
+                page.add(rows, ordinal)
+                ordinal += rows.num_rows
+                if page.bytes >= PAGE_BYTES:
+                    yield page.close()
+                    page = _Page(self, partition)
+        if not page.empty:
+            yield page.close()
+
+    def run(self, rows: pa.RecordBatch) -> ChainResult:
+        """Run the functions; again in place, or in a child process, where the task says so."""
+        result = run_isolated(rows, self._run_chain) if self.isolate else self._run_chain(rows)
+        for _ in range(self.again):
+            failed = sorted({failure.row for failure in result.failures if not failure.fatal})
+            if not failed:
+                break
+            result = _merge_retry(result, failed, self._run_chain(rows.take(pa.array(failed))))
+        return result
+
+    def _run_chain(self, rows: pa.RecordBatch) -> ChainResult:
+        if not self.functions:
+            return ChainResult([(rows, np.arange(rows.num_rows))], [])
+        return run_chain(rows, self.functions)
+
+
+def _merge_retry(result: ChainResult, failed: list[int], retry: ChainResult) -> ChainResult:
+    """Put the outcome of trying the rows ``failed`` again in the place of their first one."""
+    places = np.array(failed, np.int64)
+    batches = result.batches + [(rows, places[parents]) for rows, parents in retry.batches]
+    failures = [failure for failure in result.failures if failure.fatal]
+    for failure in retry.failures:
+        row = int(places[failure.row])
+        failures.append(RowFailure(row, failure.operator, failure.reason, failure.traceback, failure.fatal))
+    return ChainResult(batches, failures)
+
+
+class _Page:
+    """A page being filled."""
+
+    def __init__(self, task: StageTask, partition: int) -> None:
+        self._task = task
+        self._partition = partition
+        self._rows_in = 0
+        self._out: list[pa.RecordBatch] = []
+        self._source: list[pa.RecordBatch] = []
+        self._roots_out: list[U64] = []
+        self._failures: list[FailedRow] = []
+        self._tracebacks: dict[str, int] = {}
+        self._failed_rows: list[pa.RecordBatch] = []
+        self._failed_count = 0
+        self._offsets: list[I64] = []
+        self._delivered_roots: list[U64] = []
+        self._carried: list[bytes] = []
+        self._seen: list[U64] = []
+        self._emitted: list[tuple[U64, U64]] = []
+        self.bytes = 0
+
+    @property
+    def empty(self) -> bool:
+        return self._rows_in == 0
+
+    def add(self, chunk: pa.RecordBatch, ordinal: int) -> None:
+        """Run the rows of ``chunk``, whose first is the partition's ``ordinal``-th."""
+        rows, roots, delivered = self._named(chunk, ordinal)
+        self._rows_in += rows.num_rows
+        if not rows.num_rows:
+            return
+        if self._task.watch:
+            self._seen.append(roots)
+        result = self._task.run(rows)
+        for out, parents in result.batches:
+            if out.num_rows:
+                self._keep(out, roots[parents], ordinal)
+        self._fail(result.failures, rows, roots, delivered)
+        if self._task.keep_source:
+            source = with_roots(rows, roots)
+            self._source.append(source)
+            self.bytes += source.nbytes
+
+    def _named(self, chunk: pa.RecordBatch, ordinal: int) -> tuple[pa.RecordBatch, U64, Flags]:
+        """Split `FT` off: the user's columns, a root for each row, and whether the vertex delivered it."""
+        n = chunk.num_rows
+        names = [name for name in chunk.schema.names if name != FT]
+        ft = chunk.column(FT)
+        known = ft.field("root").fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+        if self._task.giver is None:
+            return chunk.select(names), known, np.zeros(n, bool)
+        delivered = np.zeros(n, bool)
+        if ft.null_count < n:
+            delivered = ft.is_valid().to_numpy(zero_copy_only=False)
+            self._offsets.append(
+                ft.field("offset").to_numpy(zero_copy_only=False)[delivered].astype(np.int64)
+            )
+        given = self._task.giver.roots(self._partition, ordinal, n)
+        roots: U64 = np.where(delivered, known, given)
+        rows = chunk.select(names)
+        skip = self._task.skip
+        places = skip.ordinals.get(self._partition, frozenset())
+        if places or skip.roots:
+            out = [ordinal + i in places or (delivered[i] and int(roots[i]) in skip.roots) for i in range(n)]
+            keep = ~np.array(out, bool)
+            return rows.filter(pa.array(keep)), roots[keep], delivered[keep]
+        return rows, roots, delivered
+
+    def _keep(self, out: pa.RecordBatch, roots: U64, ordinal: int) -> None:
+        self._roots_out.append(roots)
+        out = with_roots(out, roots)
+        if self._task.emits:
+            # Parents' ids may repeat (an explode); the place in the partition makes these distinct.
+            places = np.arange(len(roots), dtype=np.uint64) + np.uint64(ordinal << 32)
+            ids = child_ids(
+                roots,
+                operator=operator_key(self._task.emits),
+                edge=0,
+                ordinals=places,
+                channel=self._partition,
+            )
+            out = out.append_column(EMITTED_ID, pa.array(ids))
+            self._emitted.append((roots, ids))
+        self._out.append(out)
+        self.bytes += out.nbytes
+
+    def _fail(self, failures: list[RowFailure], rows: pa.RecordBatch, roots: U64, delivered: Flags) -> None:
+        """Note the first failure of each row; rows the vertex does not have go along."""
+        first = {failure.row: failure for failure in reversed(failures)}
+        taken: list[int] = []
+        for row, failure in sorted(first.items()):
+            place = -1
+            if self._task.giver is not None and not delivered[row] and not self._task.carrier:
+                place = self._failed_count + len(taken)
+                taken.append(row)
+            index = self._tracebacks.setdefault(failure.traceback, len(self._tracebacks))
+            self._failures.append(
+                FailedRow(int(roots[row]), place, failure.operator, failure.reason, index, failure.fatal)
+            )
+        if taken:
+            self._failed_rows.append(rows.take(pa.array(taken)))
+            self._failed_count += len(taken)
+
+    def close(self) -> pa.RecordBatch:
+        """Return the page as a one-row batch."""
+        roots_out = _join(self._roots_out)
+        watch = self._task.watch
+        delivered = None
+        if self._offsets:
+            offsets = np.concatenate(self._offsets)
+            delivered = (int(offsets.min()), int(offsets.max()))
+        roots, values = _fold(self._emitted)
+        head = PageHead(
+            rows_in=self._rows_in,
+            rows_out=len(roots_out),
+            digest=digest_of(roots_out),
+            failures=tuple(self._failures),
+            tracebacks=tuple(self._tracebacks),
+            failed_rows=rows_to_ipc(self._failed_rows),
+            failed_hashes=self._hashes(),
+            delivered=delivered,
+            delivered_roots=_join(self._delivered_roots).tobytes(),
+            carried=b"".join(self._carried),
+            seen_roots=np.unique(_join(self._seen)).tobytes() if watch else b"",
+            sent_roots=np.unique(roots_out).tobytes() if watch else b"",
+            emitted_roots=roots.tobytes(),
+            emitted_values=values.tobytes(),
+        )
+        return page_row(head, rows_to_ipc(self._out), rows_to_ipc(self._source))
+
+    def _hashes(self) -> bytes | None:
+        if not self._task.key or not self._failed_rows:
+            return None
+        selector = KeySelector(self._task.key)
+        return b"".join(selector.hash(rows).tobytes() for rows in self._failed_rows)
+
+
+def _fold(emitted: list[tuple[U64, U64]]) -> tuple[U64, U64]:
+    return xor_fold_by_root(_join([roots for roots, _ in emitted]), _join([ids for _, ids in emitted]))
+
+
+def _join(parts: list[U64]) -> U64:
+    joined: U64 = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+    return joined

@@ -1,0 +1,140 @@
+"""What a user asked for, in order: the recorded steps of a wrapped query, and the stages they run as.
+
+A *stage* is one pass over the rows in Spark's Python workers: consecutive functions chained into one
+``mapInArrow``. Before it stand the steps that Spark itself runs on DataFrames (repartition, transform).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from ftlayer.errors import InvalidTopologyError
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Map:
+    """One record in, one out."""
+
+    uid: str
+    function: Callable[[Record], Record]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class FlatMap:
+    """One record in, any number out."""
+
+    uid: str
+    function: Callable[[Record], Any]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Keep the records for which the function is true."""
+
+    uid: str
+    function: Callable[[Record], Any]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class MapBatches:
+    """A batch in, a batch out: row for row, or (``tagged``) with the column `ROW_TAG` kept.
+
+    ``kind`` says what the function takes and returns: ``pa.RecordBatch`` or ``pandas.DataFrame``.
+    """
+
+    uid: str
+    function: Callable[[Any], Any]
+    schema: pa.Schema
+    kind: Literal["arrow", "pandas"]
+    tagged: bool
+
+
+@dataclass(frozen=True)
+class Repartition:
+    """Spark's own repartition, by number, by key, or both."""
+
+    partitions: int | None
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Spark's own operators on a DataFrame that has the column ``_ft`` beside the user's and must keep it."""
+
+    uid: str
+    function: Callable[[Any], Any]
+    drops: bool
+
+
+RecordStep = Map | FlatMap | Filter
+FunctionStep = Map | FlatMap | Filter | MapBatches
+FrameStep = Repartition | Transform
+Step = FunctionStep | FrameStep
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Frame steps that Spark runs, then functions chained into one pass."""
+
+    frame_steps: tuple[FrameStep, ...]
+    functions: tuple[FunctionStep, ...]
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The stage's transforms, in order."""
+        return tuple(step for step in self.frame_steps if isinstance(step, Transform))
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The stages of a query, and the repartitions left to do on the way to the sink."""
+
+    stages: tuple[Stage, ...]
+    before_sink: tuple[Repartition, ...]
+
+    @property
+    def keeps_source(self) -> bool:
+        """Whether rows can fail behind the first stage, which then has to keep its source rows."""
+        return len(self.stages) > 1
+
+
+def plan_stages(steps: Sequence[Step]) -> StagePlan:
+    """Cut ``steps`` into stages.
+
+    The first stage is always there, with no functions if need be: it gives the rows their roots. A
+    transform at the end gets a stage behind it, so that its result is materialized and counted.
+    """
+    stages: list[Stage] = []
+    frame_steps: list[FrameStep] = []
+    functions: list[FunctionStep] = []
+    for step in steps:
+        if isinstance(step, FrameStep):
+            if functions or not stages:
+                stages.append(Stage(tuple(frame_steps), tuple(functions)))
+                frame_steps, functions = [], []
+            frame_steps.append(step)
+        else:
+            functions.append(step)
+    if functions or not stages or any(isinstance(step, Transform) for step in frame_steps):
+        stages.append(Stage(tuple(frame_steps), tuple(functions)))
+        frame_steps = []
+    rest = tuple(step for step in frame_steps if isinstance(step, Repartition))
+    return StagePlan(tuple(stages), rest)
+
+
+def check_unique(steps: Sequence[Step], uid: str) -> None:
+    """Raise `InvalidTopologyError` where ``uid`` is taken: ids are derived from it."""
+    if any(getattr(step, "uid", None) == uid for step in steps):
+        raise InvalidTopologyError(
+            f"two operators of this query are named {uid!r}; names must differ, since record ids are derived "
+            "from them: pass name=… to one of them"
+        )

@@ -1,0 +1,224 @@
+"""A wrapped stream: records what the user asks of it; `sink`, `write_stream` and `emit` turn it into a query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.spark.delivery_source import arrow_schema
+from ftlayer.spark.plan_checks import check_columns, check_transform, transformed_schema
+from ftlayer.spark.steps import (
+    Filter,
+    FlatMap,
+    Map,
+    MapBatches,
+    Record,
+    Repartition,
+    Step,
+    Transform,
+    check_unique,
+    plan_stages,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from ftlayer.spark.facade import FTLayer
+    from ftlayer.spark.writer import TrackedWriter
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """The wrapped source: its DataFrame, name and key; or an ingest's; or one resumed by its carriers."""
+
+    frame: DataFrame
+    name: str
+    key: tuple[str, ...] = ()
+    ingest: str = ""
+    carrier: str = ""
+
+
+@dataclass(frozen=True)
+class TrackedStream:
+    """A source and the steps asked for so far. Immutable: each method returns a new one."""
+
+    layer: FTLayer
+    source: SourceSpec
+    schema: StructType
+    steps: tuple[Step, ...] = ()
+    schemas: tuple[StructType, ...] = ()
+
+    # ------------------------------------------------------------ functions of a record
+
+    def map(
+        self, function: Callable[[Record], Record], schema: StructType | str, *, name: str = ""
+    ) -> TrackedStream:
+        """Apply ``function`` to each record (a dict); it returns a dict with the columns of ``schema``.
+
+        A record for which it raises (or returns what does not fit) fails alone and is tried again.
+        """
+        uid = self._uid("map", function, name)
+        struct = struct_of(schema, uid)
+        return self._then(Map(uid, function, arrow_schema(struct)), struct)
+
+    def flat_map(
+        self, function: Callable[[Record], Any], schema: StructType | str, *, name: str = ""
+    ) -> TrackedStream:
+        """Like `map`, with an iterable of dicts: none, one or many."""
+        uid = self._uid("flat_map", function, name)
+        struct = struct_of(schema, uid)
+        return self._then(FlatMap(uid, function, arrow_schema(struct)), struct)
+
+    def filter(self, function: Callable[[Record], Any], *, name: str = "") -> TrackedStream:
+        """Keep the records for which ``function`` is true; the others are done."""
+        uid = self._uid("filter", function, name)
+        return self._then(Filter(uid, function, arrow_schema(self.schema)), self.schema)
+
+    def map_batches(
+        self,
+        function: Callable[[Any], Any],
+        schema: StructType | str,
+        *,
+        kind: Literal["arrow", "pandas"] = "arrow",
+        tagged: bool = False,
+        name: str = "",
+    ) -> TrackedStream:
+        """Apply ``function`` to a ``pa.RecordBatch`` (or ``pandas.DataFrame``) at a time, row for row.
+
+        With ``tagged`` the batch has a column ``_ft_row`` that the result must keep; it may then have
+        more or fewer rows. Where the function raises, it is called again with halves of the batch, until
+        the records that it cannot take stand alone: those fail.
+        """
+        if kind not in ("arrow", "pandas"):
+            raise ConfigError(f"map_batches: kind is 'arrow' or 'pandas', not {kind!r}")
+        uid = self._uid("map_batches", function, name)
+        struct = struct_of(schema, uid)
+        return self._then(MapBatches(uid, function, arrow_schema(struct), kind, tagged), struct)
+
+    # ------------------------------------------------------------ Spark's own operators
+
+    def transform(
+        self, function: Callable[[DataFrame], DataFrame], *, drops: bool = False, name: str = ""
+    ) -> TrackedStream:
+        """Apply Spark's own operators: DataFrame in, DataFrame out, keeping the column ``_ft``.
+
+        The DataFrame holds one micro-batch. A record of which no row comes out is reported as failed,
+        unless ``drops`` says that dropping is meant. An error inside it fails the batch: Spark does not
+        say for which record. Refused: operators that keep state over batches (watermarks, …).
+        """
+        uid = self._uid("transform", function, name)
+        check_transform(function, uid)
+        step = Transform(uid, function, drops)
+        if not self.layer.enabled:
+            frame = self.source.frame.sparkSession.createDataFrame([], self.schema)
+            return self._then(step, function(frame).schema)
+        return self._then(step, transformed_schema(self.source.frame.sparkSession, self.schema, step))
+
+    def repartition(self, partitions: int | None = None, *columns: str) -> TrackedStream:
+        """Spark's repartition, by number, columns, or both."""
+        if partitions is None and not columns:
+            raise ConfigError("repartition: give a number of partitions, columns, or both")
+        check_columns(self.schema, columns, "repartition")
+        return self._then(Repartition(partitions, columns), self.schema)
+
+    def key_by(self, *columns: str, partitions: int | None = None) -> TrackedStream:
+        """Bring rows with equal keys into one partition (Spark's hash partitioning)."""
+        if not columns:
+            raise ConfigError("key_by: name at least one column")
+        check_columns(self.schema, columns, "key_by")
+        return self._then(Repartition(partitions, columns), self.schema)
+
+    # ------------------------------------------------------------ ends
+
+    def sink(
+        self, function: Callable[[DataFrame, int], Any], *, checkpoint: str, name: str = ""
+    ) -> TrackedWriter:
+        """End in ``function(rows, batch_id)``, called once a batch, and again with the same id after a crash.
+
+        The rows are the user's columns. To hold each record exactly once over crashes, overwrite by
+        ``batch_id`` or skip ids that are known.
+        """
+        from ftlayer.spark.writer import TrackedWriter
+
+        return TrackedWriter(self, checkpoint, name or self.source.name).to_function(function)
+
+    def write_stream(
+        self, source: str | type, *, checkpoint: str, name: str = "", **options: str
+    ) -> TrackedWriter:
+        """End in the stream writer of a Python Data Source: its class, or the name it is registered under."""
+        from ftlayer.spark.writer import TrackedWriter
+
+        return TrackedWriter(self, checkpoint, name or self.source.name).to_writer(source, options)
+
+    def emit(
+        self,
+        function: Callable[[DataFrame, int], Any],
+        *,
+        checkpoint: str,
+        carrier: str = "ft",
+        name: str = "",
+    ) -> TrackedWriter:
+        """Hand the rows to another query, which goes on tracking them (`FTLayer.resume`).
+
+        ``function(rows, batch_id)`` writes them wherever the other query reads; the column ``carrier``
+        (binary) holds the ids and has to travel along (a Kafka header, a column, …). The source records
+        stay pending until the other query is done with them, and are replayed from here if it fails or
+        does not answer within ``timeout``.
+        """
+        from ftlayer.spark.writer import TrackedWriter
+
+        if carrier in self.schema.names:
+            raise ConfigError(
+                f"emit: the rows have a column {carrier!r} already; name another with carrier=…"
+            )
+        return TrackedWriter(self, checkpoint, name or self.source.name).to_query(function, carrier)
+
+    # ------------------------------------------------------------ recording
+
+    def stage_schemas(self) -> tuple[StructType, ...]:
+        """Return the columns after each stage of `plan_stages`."""
+        schemas = []
+        before = [self.source_schema, *self.schemas]
+        place = 0
+        for stage in plan_stages(self.steps).stages:
+            place += len(stage.frame_steps) + len(stage.functions)
+            schemas.append(before[place])
+        return tuple(schemas)
+
+    @property
+    def source_schema(self) -> StructType:
+        """The columns of the source."""
+        return self.source.frame.schema
+
+    def _then(self, step: Step, schema: StructType) -> TrackedStream:
+        return replace(self, steps=(*self.steps, step), schemas=(*self.schemas, schema), schema=schema)
+
+    def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
+        if not callable(function):
+            raise InvalidTopologyError(f"{kind}: expected a function, got {type(function).__name__}")
+        uid = name or getattr(function, "__name__", kind)
+        if not name and any(getattr(step, "uid", None) == uid for step in self.steps):
+            uid = f"{uid}-{len(self.steps)}"
+        check_unique(self.steps, uid)
+        return uid
+
+
+def struct_of(schema: StructType | str, uid: str) -> StructType:
+    """Return a schema given as DDL or StructType; `ConfigError` names the operator where it is neither."""
+    from pyspark.errors import ParseException
+    from pyspark.sql.types import StructType
+
+    if isinstance(schema, StructType):
+        return schema
+    try:
+        parsed = StructType.fromDDL(schema)
+    except (ParseException, TypeError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"schema of {uid!r}: {schema!r} is not a schema ({str(error).splitlines()[0]})"
+        ) from error
+    if not isinstance(parsed, StructType):
+        raise ConfigError(f"schema of {uid!r}: {schema!r} names no columns; write 'name type, …'")
+    return parsed

@@ -1,0 +1,122 @@
+"""The verdict on a micro-batch: what failed, what was delivered, handed on: from its pages' heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.layer.calls import I32, Failure, SealedRows
+from ftlayer.spark.carrier import CARRIER_DTYPE, read_carriers
+from ftlayer.spark.pages import U64, PageHead, ipc_to_rows, to_roots
+
+
+@dataclass
+class Verdict:
+    """What the heads of a batch's pages add up to.
+
+    Attributes:
+        rows_in: source rows of the batch, delivered ones included.
+        rows_out: rows of the last stage, those of failed roots included.
+        digest: XOR of a mix of the last stage's roots.
+        failures: one for each failed root, by root.
+        delivered: the offsets [start, end) of the rows the vertex delivered, None if there were none.
+        delivered_roots: their roots.
+        carriers: the carriers of rows resumed from another query (`CARRIER_DTYPE`).
+        emitted_roots: roots with rows to hand on; may repeat.
+        emitted_values: for each, the XOR of the ids of its rows in one page.
+    """
+
+    rows_in: int = 0
+    rows_out: int = 0
+    digest: int = 0
+    failures: dict[int, Failure] = field(default_factory=dict)
+    failed_rows: dict[int, pa.RecordBatch] = field(default_factory=dict)
+    delivered: tuple[int, int] | None = None
+    delivered_roots: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    carriers: np.ndarray[tuple[int], np.dtype[np.void]] = field(
+        default_factory=lambda: np.zeros(0, CARRIER_DTYPE)
+    )
+    emitted_roots: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    emitted_values: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+    @property
+    def failed_roots(self) -> U64:
+        """The failed roots, sorted."""
+        return np.array(sorted(self.failures), np.uint64)
+
+    def fail(self, failure: Failure) -> None:
+        """Note a failure; the first one of a root stands."""
+        self.failures.setdefault(failure.root, failure)
+
+
+def first_stage_verdict(heads: Iterable[PageHead]) -> Verdict:
+    """Add up the heads of the first stage: everything but what goes out at the end."""
+    verdict = Verdict()
+    delivered_roots: list[U64] = []
+    carried: list[bytes] = []
+    for head in heads:
+        verdict.rows_in += head.rows_in
+        add_failures(verdict, head)
+        if head.delivered is not None:
+            start, end = head.delivered
+            known = verdict.delivered or head.delivered
+            verdict.delivered = (min(start, known[0]), max(end, known[1]))
+        delivered_roots.append(to_roots(head.delivered_roots))
+        carried.append(head.carried)
+    verdict.delivered_roots = _join(delivered_roots)
+    verdict.carriers = read_carriers(b"".join(carried))
+    return verdict
+
+
+def add_failures(verdict: Verdict, head: PageHead) -> None:
+    """Add a page's failures, with the source rows that came along."""
+    rows = list(ipc_to_rows(head.failed_rows))
+    table = pa.Table.from_batches(rows).combine_chunks().to_batches()[0] if rows else None
+    for failed in head.failures:
+        verdict.fail(
+            Failure(
+                failed.root, failed.reason, failed.operator, head.tracebacks[failed.traceback], failed.fatal
+            )
+        )
+        if failed.row >= 0 and table is not None:
+            verdict.failed_rows[failed.root] = table.slice(failed.row, 1)
+
+
+def add_last_stage(verdict: Verdict, heads: Iterable[PageHead]) -> None:
+    """Add what goes out at the end: counts, digest and the ids handed on."""
+    roots: list[U64] = []
+    values: list[U64] = []
+    for head in heads:
+        verdict.rows_out += head.rows_out
+        verdict.digest ^= head.digest
+        roots.append(to_roots(head.emitted_roots))
+        values.append(to_roots(head.emitted_values))
+    verdict.emitted_roots = _join(roots)
+    verdict.emitted_values = _join(values)
+
+
+def lost_roots(sent: Iterable[PageHead], seen: Iterable[PageHead]) -> U64:
+    """Return the roots that one stage sent and the next never saw: lost in the transform between them."""
+    before = np.unique(_join([to_roots(head.sent_roots) for head in sent]))
+    after = np.unique(_join([to_roots(head.seen_roots) for head in seen]))
+    return np.setdiff1d(before, after, assume_unique=True)
+
+
+def sealed_rows(
+    stream: str,
+    rows: Sequence[tuple[int, pa.RecordBatch]],
+    failures: dict[int, Failure],
+    key_hashes: I32 | None,
+) -> SealedRows:
+    """Put single failed rows, each with its root, into the form that a seal takes."""
+    batches = pa.Table.from_batches([row for _, row in rows]).combine_chunks().to_batches()
+    roots = np.array([root for root, _ in rows], np.uint64)
+    return SealedRows(stream, batches[0], roots, tuple(failures[int(root)] for root in roots), key_hashes)
+
+
+def _join(parts: list[U64]) -> U64:
+    joined: U64 = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+    return joined

@@ -1,0 +1,233 @@
+"""The end of a wrapped query: where its rows go, how it is triggered, and its start."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ftlayer.errors import CheckpointMismatchError, ConfigError
+from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall
+from ftlayer.restart import ExponentialDelay, RestartStrategy
+from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
+from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
+from ftlayer.spark.plain import plain_rows
+from ftlayer.spark.plan_checks import with_source_ft
+from ftlayer.spark.protocol import Batches
+from ftlayer.spark.query import TrackedQuery
+from ftlayer.spark.runner import SourceOfQuery, SparkRunner
+from ftlayer.spark.sinks import EmitSink, FunctionSink, Sink, WriterSink, stream_writer
+from ftlayer.spark.stage_run import QueryPlan
+from ftlayer.spark.steps import plan_stages
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from ftlayer.spark.tracked import TrackedStream
+
+
+class TrackedWriter:
+    """A wrapped query that is ready to start. Its methods return it, as those of a DataStreamWriter do."""
+
+    def __init__(self, stream: TrackedStream, checkpoint: str, name: str) -> None:
+        if not checkpoint:
+            raise ConfigError("checkpoint: a wrapped query needs a checkpoint directory of its own")
+        self._stream = stream
+        self._checkpoint = checkpoint
+        self._name = name
+        self._trigger: dict[str, Any] = {}
+        self._options: dict[str, str] = {}
+        self._restart: RestartStrategy | None = None
+        self._sink: Sink | None = None
+        self._plain: Callable[[DataFrame], Any] | None = None
+        self._carrier = ""
+        self._watch: Callable[[str, int], None] = lambda step, batch: None
+
+    # ------------------------------------------------------------ where the rows go
+
+    def to_function(self, function: Callable[[DataFrame, int], Any]) -> TrackedWriter:
+        """Hand the rows to a function of (DataFrame, batch id)."""
+        if not callable(function):
+            raise ConfigError(f"sink: expected a function of (rows, batch id), got {type(function).__name__}")
+        self._sink = FunctionSink(function)
+        self._plain = lambda rows: rows.writeStream.foreachBatch(function)
+        return self
+
+    def to_writer(self, source: str | type, options: dict[str, str]) -> TrackedWriter:
+        """Hand the rows to a Python Data Source's stream writer."""
+        spark = self._stream.source.frame.sparkSession
+        self._sink = WriterSink(stream_writer(spark, source, self._stream.schema, options))
+        format_name = source if isinstance(source, str) else source.name()  # type: ignore[attr-defined]
+        self._plain = lambda rows: rows.writeStream.format(format_name).options(**options)
+        return self
+
+    def to_query(self, function: Callable[[DataFrame, int], Any], carrier: str) -> TrackedWriter:
+        """Hand the rows, with their carriers, to a function that brings them to another query."""
+        if not callable(function):
+            raise ConfigError(f"emit: expected a function of (rows, batch id), got {type(function).__name__}")
+        self._sink = EmitSink(function, carrier)
+        self._carrier = carrier
+
+        def emit_plain(rows: DataFrame) -> Any:
+            from pyspark.sql import functions
+
+            return rows.withColumn(carrier, functions.lit(None).cast("binary")).writeStream.foreachBatch(
+                function
+            )
+
+        self._plain = emit_plain
+        return self
+
+    # ------------------------------------------------------------ how it runs
+
+    def trigger(self, **trigger: Any) -> TrackedWriter:
+        """Set the trigger, as in Spark: ``processingTime="1 second"`` or ``availableNow=True``."""
+        allowed = {"processingTime", "availableNow"}
+        if len(trigger) != 1 or not set(trigger) <= allowed:
+            raise ConfigError(f"trigger: one of {', '.join(sorted(allowed))}, not {trigger!r}")
+        self._trigger = trigger
+        return self
+
+    def option(self, key: str, value: str) -> TrackedWriter:
+        """Set an option of Spark's DataStreamWriter."""
+        if key == "checkpointLocation":
+            raise ConfigError(
+                "option checkpointLocation: give it as checkpoint=… to sink, write_stream or emit"
+            )
+        self._options[key] = value
+        return self
+
+    def restart(self, strategy: RestartStrategy) -> TrackedWriter:
+        """Set what happens when the query fails (default: `ExponentialDelay`)."""
+        self._restart = strategy
+        return self
+
+    def start(self) -> TrackedQuery:
+        """Start the query and its supervisor.
+
+        Raises `CheckpointMismatchError` if the checkpoint is not this query's, and whatever Spark or the
+        vertex raises at the start.
+        """
+        return self._start_tracked() if self._stream.layer.enabled else self._start_plain()
+
+    def _start_plain(self) -> TrackedQuery:
+        source = self._stream.source
+        CheckpointDirectory(source.frame.sparkSession, self._checkpoint).refuse_mark()
+        rows = plain_rows(source.frame, plan_stages(self._stream.steps), self._stream.stage_schemas())
+        assert self._plain is not None
+        writer = self._plain(rows)
+
+        def start(handle: TrackedQuery) -> StreamingQuery:
+            return self._spark_start(writer)
+
+        def status() -> QueryStatus:
+            return QueryStatus(0, 0, 0, 0, 0, -1)
+
+        return TrackedQuery(self._name, start, status, self._strategy(), bounded=self._bounded)
+
+    def _start_tracked(self) -> TrackedQuery:
+        source = self._stream.source
+        directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
+        mark = directory.claim(source.name)
+        stream = f"ingest/{source.ingest}" if source.ingest else f"{mark.query}/{source.name}"
+        client = self._stream.layer.client
+
+        def start(handle: TrackedQuery) -> StreamingQuery:
+            return self._start_run(handle, directory, mark, stream)
+
+        def status() -> QueryStatus:
+            reply = client.call(QueryStatusCall(mark.query))
+            assert isinstance(reply, QueryStatus)
+            return reply
+
+        return TrackedQuery(self._name, start, status, self._strategy(), bounded=self._bounded)
+
+    def _start_run(
+        self, handle: TrackedQuery, directory: CheckpointDirectory, mark: CheckpointMark, stream: str
+    ) -> StreamingQuery:
+        """Start one run of the Spark query: a new epoch, which fences the run before."""
+        layer = self._stream.layer
+        run = uuid.uuid4().hex
+        opened = layer.client.call(OpenQuery(mark.query, run, (stream,), layer.stream_options))
+        assert isinstance(opened, QueryOpened)
+        if directory.last_commit > opened.last_committed:
+            raise CheckpointMismatchError(
+                f"checkpoint {directory.path} has committed batch {directory.last_commit}, and the vertex at "
+                f"{layer.address} knows of {opened.last_committed} only: it is not the store this query ran with "
+                "(or it was deleted). Connect to the right one; if it is gone, records that waited in it are "
+                "lost, and the query has to start with a new checkpoint"
+            )
+        plan = self._plan()
+        name = self._stream.source.name
+
+        def process(rows: DataFrame, batch: int) -> None:
+            runner = SparkRunner(
+                rows,
+                plan,
+                self._sink_or_raise(),
+                SourceOfQuery(name, stream),
+                opened,
+                lambda: layer.client.health().incarnation,
+                mark.query,
+                run,
+                layer.client.call,
+            )
+            try:
+                report = Batches(mark.query, opened.epoch, layer.client.call, runner, self._watch).process(
+                    batch
+                )
+            except Exception as error:
+                handle.note_failure(error)
+                raise
+            handle.report(report)
+
+        return self._spark_start(self._frame(stream).writeStream.foreachBatch(process))
+
+    def _frame(self, stream: str) -> DataFrame:
+        """Return the source's rows with the vertex's deliveries among them."""
+        source, layer = self._stream.source, self._stream.layer
+        spark = source.frame.sparkSession
+        own = with_source_ft(source.frame)
+        spark.dataSource.register(DeliverySource)
+        options = DeliveryOptions(
+            layer.address,
+            layer.token,
+            stream,
+            (layer.root_certs or b"").decode(),
+            layer.max_rows,
+            spark.sparkContext.defaultParallelism,
+        )
+        delivered = spark.readStream.format(FORMAT).schema(own.schema).options(**options.to_spark()).load()
+        return delivered if source.ingest else own.union(delivered)
+
+    def _plan(self) -> QueryPlan:
+        stream = self._stream
+        return QueryPlan(
+            plan_stages(stream.steps),
+            stream.stage_schemas(),
+            key=stream.source.key,
+            emits=f"emit:{self._name}" if self._carrier else "",
+            carrier=stream.source.carrier,
+            strict=stream.layer.strict,
+        )
+
+    def _sink_or_raise(self) -> Sink:
+        assert self._sink is not None
+        return self._sink
+
+    def _strategy(self) -> RestartStrategy:
+        return self._restart if self._restart is not None else ExponentialDelay()
+
+    @property
+    def _bounded(self) -> bool:
+        return "availableNow" in self._trigger
+
+    def _spark_start(self, writer: Any) -> StreamingQuery:
+        writer = writer.option("checkpointLocation", self._checkpoint).queryName(self._name)
+        for key, value in self._options.items():
+            writer = writer.option(key, value)
+        if self._trigger:
+            writer = writer.trigger(**self._trigger)
+        query: StreamingQuery = writer.start()
+        return query
