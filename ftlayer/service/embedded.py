@@ -1,0 +1,244 @@
+"""The vertex as a child process of the driver: started, watched, and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from ftlayer.config import ServeOptions, VertexOptions, is_loopback, split_address
+from ftlayer.errors import StorePathError, VertexError, error_for_code
+from ftlayer.service.child import ChildOrder, ChildReport
+from ftlayer.service.client import VertexClient
+
+# Compiling the kernels on a machine's first start takes most of it.
+START_TIMEOUT_S = 180.0
+STOP_TIMEOUT_S = 30.0
+# A vertex that dies this often is not being killed from outside, it cannot run.
+MAX_RESTARTS = 10
+RESTARTS_WITHIN_S = 60.0
+LOG_FILE = "vertex.log"
+LOG_LINES = 15
+
+logger = logging.getLogger(__name__)
+
+
+class EmbeddedVertex:
+    """A vertex for one job, on this machine, that ends with this process.
+
+    The child is on loopback with a token made for it. With another ``host`` (this machine's address, where
+    tasks run on other machines) it has a certificate made for it too. When the child dies, another takes its
+    place at the same address with what the store has; its clients go on. When this process dies, however
+    that happens, the child stops and leaves the store in order. What it prints goes to ``vertex.log`` in the
+    store's directory.
+
+    Attributes:
+        token: what clients have to bring.
+        root_certs: PEM that clients verify the vertex by; None on loopback.
+    """
+
+    def __init__(self, options: VertexOptions, *, host: str = "127.0.0.1") -> None:
+        """Prepare; starts nothing yet."""
+        self._host = host
+        self._vertex_options = options
+        self._path = Path(options.path).absolute()
+        self.token = secrets.token_urlsafe(32)
+        self.root_certs: bytes | None = None
+        self._key: bytes | None = None
+        if not is_loopback(host):
+            # Late, because most jobs need no certificate.
+            from ftlayer.service.tls import make_certificate
+
+            certificate = make_certificate([host])
+            self.root_certs, self._key = certificate.cert, certificate.key
+        self._lock = threading.Lock()  # guards what follows
+        self._address = ""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stopping = False
+        self._failure: VertexError | None = None
+        self._restarts: deque[float] = deque()
+        self._supervisor: threading.Thread | None = None
+
+    def __enter__(self) -> EmbeddedVertex:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> str:
+        """Where clients find it; "" before `start`."""
+        return self._address
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the child that runs now; None when there is none."""
+        process = self._process
+        return None if process is None or process.poll() is not None else process.pid
+
+    def start(self) -> str:
+        """Start the child, wait until it serves, and return its address.
+
+        Raises what kept it from starting (`StoreError`, `ConfigError`), or `VertexError` with its last words.
+        """
+        with self._lock:
+            if self._supervisor is not None:
+                raise VertexError("this embedded vertex was started before; make another")
+            try:
+                self._path.mkdir(mode=0o700, exist_ok=True)
+                (self._path / LOG_FILE).unlink(missing_ok=True)
+            except OSError as error:
+                raise StorePathError(f"{self._path}: {error.strerror}") from error
+            self._address = self._spawn(0)
+            self._supervisor = threading.Thread(
+                target=self._supervise, name="ftlayer-supervisor", daemon=True
+            )
+            self._supervisor.start()
+            return self._address
+
+    def client(self, *, client_id: str | None = None, deadline_ms: int = 120_000) -> VertexClient:
+        """Return a client of it."""
+        return VertexClient(
+            self._address,
+            self.token,
+            root_certs=self.root_certs,
+            client_id=client_id,
+            deadline_ms=deadline_ms,
+        )
+
+    def check(self) -> None:
+        """Raise the `VertexError` that ended the restarts, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def kill(self) -> None:
+        """Kill the child with SIGKILL, as a fault would; the supervisor starts another."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def stop(self) -> None:
+        """Let the child finish what it was asked, write everything down and end. A second call does nothing."""
+        with self._lock:
+            self._stopping = True
+            process = self._process
+        if process is not None:
+            _end_input(process)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                logger.warning("the vertex did not stop within %s s; killing it", STOP_TIMEOUT_S)
+                process.kill()
+                process.wait()
+        if self._supervisor is not None:
+            self._supervisor.join()
+
+    # ------------------------------------------------------------ the child
+
+    def _spawn(self, port: int) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        order = ChildOrder(
+            ServeOptions(
+                vertex=self._vertex_options,
+                token=self.token,
+                listen=f"{host}:{port}",
+                tls_cert=self.root_certs,
+                tls_key=self._key,
+            )
+        )
+        with (self._path / LOG_FILE).open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "ftlayer.service"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                # Ctrl-C is for the driver, which stops the vertex when it has done with it.
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            )
+        self._process = process
+        return self._await_report(process, order)
+
+    def _await_report(self, process: subprocess.Popen[bytes], order: ChildOrder) -> str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # it is dead, and has no report
+            process.stdin.write(order.to_line())
+            process.stdin.flush()
+        with process.stdout as pipe:
+            line = _read_line(pipe, START_TIMEOUT_S)
+        report = ChildReport.from_line(line)
+        if report is not None and report.address:
+            return report.address
+        process.kill()
+        process.wait()
+        if report is not None:
+            raise error_for_code(report.error)(report.message)
+        raise VertexError(f"the vertex process ended before it served ({self._last_words(process)})")
+
+    def _supervise(self) -> None:
+        _, port = split_address(self._address.partition("://")[2], "address")
+        while True:
+            process = self._process
+            assert process is not None
+            code = process.wait()
+            with self._lock:
+                if self._stopping:
+                    return
+                logger.warning("the vertex process ended with code %s; starting another", code)
+                try:
+                    self._check_restarts(process)
+                    self._spawn(port)
+                except Exception as error:
+                    # Kept for `check`: this thread has nobody to raise it to.
+                    logger.exception("the vertex is not started again")
+                    self._failure = VertexError(f"the vertex could not be started again: {error}")
+                    return
+
+    def _check_restarts(self, process: subprocess.Popen[bytes]) -> None:
+        now = time.monotonic()
+        self._restarts.append(now)
+        while self._restarts[0] < now - RESTARTS_WITHIN_S:
+            self._restarts.popleft()
+        if len(self._restarts) > MAX_RESTARTS:
+            raise VertexError(
+                f"it ended {len(self._restarts)} times within {RESTARTS_WITHIN_S:.0f} s "
+                f"({self._last_words(process)})"
+            )
+
+    def _last_words(self, process: subprocess.Popen[bytes]) -> str:
+        lines = (self._path / LOG_FILE).read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
+        return "\n".join([f"exit code {process.returncode}, log {self._path / LOG_FILE}:", *lines])
+
+
+def _end_input(process: subprocess.Popen[bytes]) -> None:
+    """Close the child's stdin, which tells it to stop."""
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it is dead already
+        process.stdin.close()
+
+
+def _read_line(pipe: IO[bytes], timeout_s: float) -> bytes:
+    """Read up to a newline, the end, or the timeout."""
+    deadline = time.monotonic() + timeout_s
+    line = b""
+    while not line.endswith(b"\n"):
+        readable, _, _ = select.select([pipe], [], [], max(deadline - time.monotonic(), 0))
+        data = os.read(pipe.fileno(), 65_536) if readable else b""
+        if not data:
+            break
+        line += data
+    return line

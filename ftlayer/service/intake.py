@@ -1,0 +1,152 @@
+"""Intake calls: written in groups, held back at ``max_pending`` and by a full store, failed when too late."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from ftlayer.errors import FTLayerError, IntakeTimeoutError, StoreFullError
+from ftlayer.layer.calls import Ingest, MutatingCall, Persist, Reseal, Seal
+from ftlayer.layer.layer import FTLayer, Outcome
+from ftlayer.service.rules import Rules, Waiting, shard_closed
+from ftlayer.store.kv import WriteTransaction
+
+IntakeCall = Persist | Ingest | Seal | Reseal
+
+# Bounds the time that one sync takes, and with it the wait of the calls behind it.
+GROUP_BYTES = 16 << 20
+# A call that does not fit into the store is staged anew each time it is tried.
+FULL_STORE_PAUSE_MS = 100
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The calls of one transaction; ``current`` is the one the rules are at."""
+
+    applied: list[tuple[Waiting, Outcome]] = field(default_factory=list)
+    current: Waiting | None = None
+    size: int = 0
+
+    def calls(self) -> list[Waiting]:
+        return [waiting for waiting, _ in self.applied] + ([self.current] if self.current else [])
+
+
+class Intake:
+    """The intake calls of a shard that wait. For the writer's thread alone.
+
+    Calls of one stream (of one query, for verdicts) go in the order they came; those of others overtake
+    them when they are held back.
+    """
+
+    def __init__(self, persist_timeout_ms: int) -> None:
+        self._timeout_ms = persist_timeout_ms
+        self._waiting: list[Waiting] = []
+        self._one_by_one = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, waiting: Waiting) -> None:
+        """Let a call wait for its turn."""
+        self._waiting.append(waiting)
+
+    def run(self, rules: Rules) -> bool:
+        """Write one group of what may go on now; return whether to go on with the next one at once."""
+        if not self._waiting:
+            return False
+        group = _Group()
+        try:
+            with rules.store.write(intake=True) as txn, rules.staging(txn) as layer:
+                self._apply(layer, txn, group, rules)
+        except StoreFullError as error:
+            rules.abandon(memory_changed=False)
+            self._hold_back(group, error, rules)
+        except FTLayerError as error:
+            rules.abandon(memory_changed=False)
+            self._refuse(group, error)
+        except Exception as error:
+            logger.exception("fault in the rules")
+            rules.lose()
+            self._refuse(group, internal_fault(error))
+        else:
+            rules.confirm([outcome for _, outcome in group.applied])
+            self._one_by_one = max(self._one_by_one - 1, 0)
+            for waiting, outcome in group.applied:
+                self._waiting.remove(waiting)
+                waiting.answer(outcome.reply)
+        moved = bool(group.applied) or self._one_by_one > 0
+        self._fail_overdue(rules.now().mono_ms)
+        return moved and bool(self._waiting) and not rules.lost
+
+    def fail_all(self) -> None:
+        """Answer everything that waits: the vertex is stopping."""
+        for waiting in self._waiting:
+            waiting.answer(shard_closed())
+        self._waiting.clear()
+
+    def _apply(self, layer: FTLayer, txn: WriteTransaction, group: _Group, rules: Rules) -> None:
+        held: set[str] = set()
+        now = rules.now()
+        for waiting in self._waiting:
+            if group.size >= GROUP_BYTES or (group.applied and self._one_by_one):
+                return
+            call = _intake_call(waiting)
+            owner = call.query if isinstance(call, (Seal, Reseal)) else call.stream
+            if owner in held:
+                continue
+            reason = waiting.reason if waiting.not_before_ms > now.mono_ms else layer.intake_blocked(call)
+            if reason:
+                waiting.reason = reason
+                held.add(owner)
+                continue
+            group.current = waiting
+            group.applied.append((waiting, layer.apply(txn, call, waiting.envelope, now)))
+            group.current = None
+            group.size += _size_of(call)
+
+    def _hold_back(self, group: _Group, error: StoreFullError, rules: Rules) -> None:
+        """What does not fit together may fit one by one; what does not fit alone waits."""
+        calls = group.calls()
+        if len(calls) > 1:
+            self._one_by_one = len(calls)
+            return
+        self._one_by_one = max(self._one_by_one - 1, 0)
+        for waiting in calls or self._waiting:
+            waiting.reason = str(error)
+            waiting.not_before_ms = rules.now().mono_ms + FULL_STORE_PAUSE_MS
+
+    def _refuse(self, group: _Group, error: FTLayerError) -> None:
+        """Answer the call that was refused, or all of the transaction if that failed as a whole."""
+        for waiting in [group.current] if group.current else group.calls():
+            self._waiting.remove(waiting)
+            waiting.answer(error)
+
+    def _fail_overdue(self, now_ms: int) -> None:
+        for waiting in [w for w in self._waiting if w.since_ms + self._timeout_ms <= now_ms]:
+            self._waiting.remove(waiting)
+            waiting.answer(
+                IntakeTimeoutError(
+                    f"{type(waiting.call).__name__} waited {self._timeout_ms} ms (persist_timeout) for room: "
+                    f"{waiting.reason or 'the vertex is busy'}; nothing was stored"
+                )
+            )
+
+
+def internal_fault(error: Exception) -> FTLayerError:
+    """Return the answer to a call that hit a fault in the vertex itself."""
+    return FTLayerError(f"fault in the vertex, see its log: {type(error).__name__}: {error}")
+
+
+def _intake_call(waiting: Waiting) -> IntakeCall:
+    call: MutatingCall = waiting.call  # type: ignore[assignment]
+    assert isinstance(call, (Persist, Ingest, Seal, Reseal))
+    return call
+
+
+def _size_of(call: IntakeCall) -> int:
+    if isinstance(call, (Persist, Ingest)):
+        return int(call.payload.nbytes)
+    payloads = [part.payload for part in call.failed] + [part.payload for part in call.emitted]
+    return sum(int(payload.nbytes) for payload in payloads if payload is not None)

@@ -1,0 +1,56 @@
+"""From options to a vertex: directories, stores, rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ftlayer.acker import warm_up
+from ftlayer.config import VertexOptions, duration_ms
+from ftlayer.errors import StorePathError
+from ftlayer.layer.layer import FTLayer
+from ftlayer.layer.options import LayerOptions
+from ftlayer.service.rules import ShardParts
+from ftlayer.service.vertex import Vertex, fix_shards
+from ftlayer.store.lmdb_store import Durability, LmdbStore
+
+ROOT_MODE = 0o700
+
+
+def open_vertex(options: VertexOptions, on_fatal: Callable[[Exception], None]) -> Vertex:
+    """Open (or make) the stores of a vertex, recover what they hold, and have its kernels compiled.
+
+    Raises what is wrong with the directory or a store (`StoreError`), and `ConfigError` for another number
+    of shards than the store was made with.
+    """
+    path = Path(options.path)
+    try:
+        path.mkdir(mode=ROOT_MODE, exist_ok=True)
+        fix_shards(path, options.shards)
+    except OSError as error:
+        raise StorePathError(f"{path}: the store's directory cannot be used: {error.strerror}") from error
+    warm_up()
+    return Vertex(path, [_parts(options, path, shard) for shard in range(options.shards)], on_fatal)
+
+
+def _parts(options: VertexOptions, path: Path, shard: int) -> ShardParts:
+    durability: Durability = "batch"
+    sync_every_ms = None
+    if options.durability == "none":
+        durability = "none"
+    elif options.durability != "batch":
+        durability = sync_every_ms = duration_ms(options.durability, "durability")
+    layer_options = LayerOptions(
+        shard=shard, shards=options.shards, tracker=options.tracker, buckets=options.timeout_buckets
+    )
+    return ShardParts(
+        open_store=lambda: LmdbStore.open(
+            path / f"shard-{shard:03}",
+            max_store_bytes=options.max_store_bytes // options.shards,
+            durability=durability,
+        ),
+        make_layer=lambda store, now: FTLayer(store, layer_options, now),
+        persist_timeout_ms=options.persist_timeout_ms,
+        sync_every_ms=sync_every_ms,
+        flush_ms=layer_options.flush_ms,
+    )

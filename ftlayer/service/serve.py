@@ -1,0 +1,134 @@
+"""Runs a vertex in this process until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import pyarrow as pa
+
+from ftlayer.config import ServeOptions, is_loopback
+from ftlayer.errors import ConfigError
+from ftlayer.service.metrics import Metrics
+from ftlayer.service.opening import open_vertex
+from ftlayer.service.server import VertexServer
+from ftlayer.service.vertex import Vertex
+
+EXIT_STOPPED = 0
+EXIT_FAULT = 70  # EX_SOFTWARE
+
+# Threads of Flight, the writer and the answers take turns many times in a millisecond; at Python's 5 ms one that
+# decodes a large batch would keep all others from answering.
+SWITCH_INTERVAL_S = 0.000_5
+# What was answered should reach its client before the process ends.
+_LAST_ANSWERS_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+def serve(
+    options: ServeOptions,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+) -> int:
+    """Serve until ``stop`` is set, SIGTERM or SIGINT comes (if this is the main thread), or a fault.
+
+    ``on_ready`` gets the address for clients. Returns the exit code: 0 when stopped, 70 after a fault that the
+    vertex could not recover from. Streams that clients have open keep threads of this process busy, so end
+    it with ``os._exit`` after this.
+
+    Raises `ConfigError` when the address cannot be listened on, `StoreError` for a store that cannot be opened.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    stop = stop or threading.Event()
+    faults: list[Exception] = []
+
+    def on_fatal(error: Exception) -> None:
+        faults.append(error)
+        stop.set()
+
+    _check_free(options)
+    vertex = open_vertex(options.vertex, on_fatal)
+    try:
+        server = _listen(options, vertex)
+        host, _ = options.host_and_port
+        with _signals(stop), Metrics(vertex, host, options.metrics_port):
+            if on_ready is not None:
+                on_ready(address_of(options, server.port))
+            stop.wait()
+    finally:
+        vertex.close()
+    _finish_answers(server)
+    return EXIT_FAULT if faults else EXIT_STOPPED
+
+
+def address_of(options: ServeOptions, port: int) -> str:
+    """Return the address that clients are given."""
+    host, _ = options.host_and_port
+    scheme = "grpc" if options.tls_cert is None else "grpc+tls"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:
+    host, port = options.host_and_port
+    certificate = None
+    if options.tls_cert is not None and options.tls_key is not None:
+        certificate = options.tls_cert, options.tls_key
+    try:
+        return VertexServer(
+            vertex,
+            host=host,
+            port=port,
+            token=options.token,
+            max_message_bytes=options.vertex.max_message_bytes,
+            certificate=certificate,
+        )
+    except (pa.ArrowException, OSError) as error:
+        vertex.close()
+        raise ConfigError(f"listen: cannot listen on {options.listen} ({error})") from error
+
+
+def _check_free(options: ServeOptions) -> None:
+    """Find out before the store is opened: gRPC says only that it failed."""
+    host, port = options.host_and_port
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            if not is_loopback(host):
+                logger.info("%s is not on loopback: clients need TLS", host)
+    except OSError as error:
+        raise ConfigError(f"listen: cannot listen on {options.listen}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        logger.info("stopping: %s", signal.Signals(number).name)
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _finish_answers(server: VertexServer) -> None:
+    """Let answers go out. Waiting for open streams would be for ever, hence a thread and a bound."""
+    thread = threading.Thread(target=server.shutdown, name="ftlayer-shutdown", daemon=True)
+    thread.start()
+    thread.join(_LAST_ANSWERS_S)

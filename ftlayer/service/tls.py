@@ -1,0 +1,66 @@
+"""Certificates made for a job: self-signed, so that the certificate itself is what clients trust."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from dataclasses import dataclass, field
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ftlayer.errors import ConfigError
+
+# Longer than a job that nobody restarts; the key dies with the driver anyway.
+VALID_DAYS = 1_825
+# Clocks of a cluster's machines differ.
+_CLOCK_SKEW = datetime.timedelta(days=1)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """PEM of a certificate (what clients take as ``root_certs``) and of its private key."""
+
+    cert: bytes
+    key: bytes = field(repr=False)
+
+
+def make_certificate(hosts: list[str]) -> Certificate:
+    """Make a key and a certificate for ``hosts``, IP addresses or names; `ConfigError` for other text."""
+    if not hosts:
+        raise ConfigError("hosts: a certificate needs at least one address or name")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ftlayer vertex")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Certificate(
+        certificate.public_bytes(serialization.Encoding.PEM),
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+    )
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass  # not an address, so it is a name
+    try:
+        return x509.DNSName(host)
+    except ValueError as error:
+        raise ConfigError(f"hosts: {host!r} is neither an address nor a name ({error})") from None
