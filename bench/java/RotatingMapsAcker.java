@@ -65,6 +65,14 @@ public final class RotatingMapsAcker {
         put(root, entry);
     }
 
+    /** Opens a new bucket; nothing has expired yet, as the oldest one is still empty. */
+    private void rotate() {
+        if (!buckets.removeLast().isEmpty()) {
+            throw new IllegalStateException("a root expired while the benchmark was set up");
+        }
+        buckets.addFirst(new HashMap<>());
+    }
+
     /** Returns whether the root completed. */
     private boolean xor(Long root, long value) {
         AckValue entry = get(root);
@@ -98,8 +106,12 @@ public final class RotatingMapsAcker {
         int batch = Integer.parseInt(arguments[2]);
         int rounds = Integer.parseInt(arguments[3]);
         RotatingMapsAcker acker = new RotatingMapsAcker();
-        for (long root : roots) {
-            acker.register(root, root);
+        // Pending roots are of different ages: a third of them in each of the three maps.
+        for (int i = 0; i < roots.length; i++) {
+            if (i == roots.length / BUCKETS || i == 2 * (roots.length / BUCKETS)) {
+                acker.rotate();
+            }
+            acker.register(roots[i], roots[i]);
         }
         int completed = 0;
         StringBuilder timings = new StringBuilder();
