@@ -1,10 +1,10 @@
 """Reading LMDB's data file without LMDB: what it claims to hold, and whether its trees can be trusted.
 
 LMDB maps its file and follows what it finds there, so that a truncated or overwritten file ends the
-process (SIGBUS, SIGSEGV, an assertion). Hence the check before it is opened. The layout is that of
-LMDB 0.9, data version 1, 64 bit (``struct MDB_meta``, ``MDB_page``, ``MDB_node`` in its mdb.c). Only
-B-tree pages and the free list are read, 1 to 2 % of a store of large values; what a value's
-own pages hold is covered by its checksum.
+process (SIGBUS, SIGSEGV, an assertion) or frees the wrong pages. Hence the check before it is opened:
+of each tree page, of the first bytes of each value's page, and of the free list. What a page of values
+holds is covered by checksums. The layout is that of LMDB 0.9, data version 1, 64 bit (``struct MDB_meta``,
+``MDB_page``, ``MDB_node`` in its mdb.c).
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.store.kv import MAX_KEY_BYTES
 
 _MAGIC = 0xBEEFC0DE
 _DATA_VERSION = 1
 _NO_PAGE = 2**64 - 1
 _PAGE_HEADER = 16
-_BRANCH, _LEAF, _META = 0x01, 0x02, 0x08
+_BRANCH, _LEAF, _OVERFLOW, _META = 0x01, 0x02, 0x04, 0x08
 _BIG_DATA, _SUB_TREE, _DUPLICATES = 0x01, 0x02, 0x04
 _MAX_DEPTH = 32  # CURSOR_STACK in LMDB
 
@@ -168,15 +169,18 @@ class _Walk:
         at = offsets // 2
         data_sizes = words[at] | words[at + 1] << 16
         flags = words[at + 2]
-        starts = offsets + 8 + words[at + 3]
+        key_sizes = words[at + 3]
+        starts = offsets + 8 + key_sizes
+        longest = MAX_KEY_BYTES if free_lists is None else 8  # the free list's are transaction ids
+        if key_sizes.min() < 1 or key_sizes.max() > longest:
+            raise self._fault(f"page {number} has a key of an impossible size")
         big = (flags & _BIG_DATA) != 0
         if (starts + np.where(big, 8, data_sizes) > size).any() or (flags & _DUPLICATES).any():
             raise self._fault(f"page {number} has a value that ends outside of it")
         if (((flags & _SUB_TREE) != 0) & (subtrees is None)).any():
             raise self._fault(f"page {number} has a tree where a value should be")
-        for start, length in zip(starts[big].tolist(), data_sizes[big].tolist(), strict=True):
-            first = int(page[start : start + 8].view(np.uint64)[0])
-            self._mark(first, -(-(length + _PAGE_HEADER) // size))
+        if big.any():
+            self._big_values(_numbers_at(page, starts[big]), -(-(data_sizes[big] + _PAGE_HEADER) // size))
         if subtrees is not None:
             for start in starts[(flags & _SUB_TREE) != 0].tolist():
                 subtrees.append(_parse_tree(page[start : start + _TREE.size].tobytes(), 0))
@@ -193,6 +197,19 @@ class _Walk:
                     raise self._fault(f"page {number} has a malformed piece of the free list")
                 free_lists.append(numbers[1 : 1 + int(numbers[0])])
 
+    def _big_values(self, firsts: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> None:
+        """Check the pages of values that do not fit into their leaf: LMDB frees what their headers say."""
+        for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
+            self._mark(first, count)
+        heads = self._data[: self._pages * self._meta.page_size].reshape(self._pages, -1)[
+            firsts.astype(np.int64), :_PAGE_HEADER
+        ]
+        flags, claimed = heads[:, 10:12].copy().view(np.uint16), heads[:, 12:16].copy().view(np.uint32)
+        stored = heads[:, :8].copy().view(np.uint64)
+        wrong = (stored[:, 0] != firsts) | (flags[:, 0] != _OVERFLOW) | (claimed[:, 0] != counts)
+        if wrong.any():
+            raise self._fault(f"page {int(firsts[wrong][0])} is not the value's page it should be")
+
     def _mark(self, first: int, count: int) -> None:
         """Note that these pages are in use; each may be once."""
         if first + count > self._pages:
@@ -203,6 +220,11 @@ class _Walk:
 
     def _fault(self, what: str) -> StoreDamagedError:
         return _damaged(self._path, what)
+
+
+def _numbers_at(page: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    numbers: npt.NDArray[np.uint64] = page[starts[:, None] + np.arange(8)].view(np.uint64)[:, 0]
+    return numbers
 
 
 def _children(page: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> list[int]:

@@ -72,7 +72,7 @@ class LmdbReadTransaction:
     def sizes(self, table: str) -> Iterator[int]:
         """Iterate over the sizes of a table's values in key order, without reading the large ones."""
         for key, entry in self._entries(self._database(table), b"", None, False):
-            stored = decode(entry)
+            stored = decode(key, entry)
             if stored is None:
                 raise self._damage(table, key)
             yield stored.length if isinstance(stored, Reference) else len(stored.value)
@@ -112,7 +112,7 @@ class LmdbReadTransaction:
         return self._databases[table]
 
     def _value(self, table: str, key: bytes, entry: memoryview | bytes) -> memoryview | bytes:
-        stored = decode(entry)
+        stored = decode(key, entry)
         if isinstance(stored, Reference):
             value: memoryview | bytes = self._join(stored)
         elif stored is not None:
@@ -160,7 +160,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         check = checksum(key, value)
         large = len(value) > max_inline(self._page_size)
         number = self._take_number() if large else 0
-        entry = Reference(check, number, len(value)).encode() if large else encode_inline(check, value)
+        entry = Reference(check, number, len(value)).encode(key) if large else encode_inline(check, value)
         self._changes += 1
         self.put_bytes += len(key) + len(value) + _ENTRY_OVERHEAD
         try:
@@ -168,10 +168,10 @@ class LmdbWriteTransaction(LmdbReadTransaction):
                 if not self._transaction.put(key, entry, db=database, append=True):
                     raise ValueError(f"append to {table!r} of a key that is not above its last one")
             else:
-                self._delete_parts(self._transaction.replace(key, entry, db=database))
+                self._delete_parts(key, self._transaction.replace(key, entry, db=database))
             if large:
-                for name, part in split(value, number, self._page_size):
-                    self._transaction.put(name, part, db=self._databases[PARTS], append=True)
+                cursor = self._transaction.cursor(self._databases[PARTS])
+                cursor.putmulti(list(split(value, number, self._page_size)), append=True)
         except lmdb.Error as error:
             self.failed = True
             raise translate(error, self._path) from error
@@ -183,7 +183,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         self._changes += 1
         try:
             old = self._transaction.pop(key, db=database)
-            self._delete_parts(old)
+            self._delete_parts(key, old)
         except lmdb.Error as error:
             self.failed = True
             raise translate(error, self._path) from error
@@ -202,15 +202,13 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         self._next_number += 1
         return number
 
-    def _delete_parts(self, entry: bytes | memoryview | None) -> None:
-        stored = None if entry is None else decode(entry)
-        if not isinstance(stored, Reference):
-            return
-        cursor = self._transaction.cursor(self._databases[PARTS])
-        cursor.set_range(part_key(stored.number, 0))
-        # Deleting moves on to the next part; the key is empty behind the last one.
-        while (key := cursor.key()) and number_of(key) == stored.number:
-            cursor.delete()
+    def _delete_parts(self, key: bytes, entry: bytes | memoryview | None) -> None:
+        """Delete what ``entry`` refers to; where it is damaged its parts cannot be found and stay."""
+        stored = None if entry is None else decode(key, entry)
+        if isinstance(stored, Reference):
+            parts, index = self._databases[PARTS], 0
+            while self._transaction.delete(part_key(stored.number, index), db=parts):
+                index += 1
 
 
 def tree_pages(transaction: lmdb.Transaction, databases: Mapping[str, lmdb._Database]) -> int:

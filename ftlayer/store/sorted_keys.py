@@ -55,10 +55,6 @@ class SortedKeys:
             del self._blocks[at]
             del self._lasts[at]
 
-    def first(self) -> bytes | None:
-        """Return the lowest key."""
-        return self._blocks[0][0] if self._blocks else None
-
     def last(self) -> bytes | None:
         """Return the highest key."""
         return self._lasts[-1] if self._lasts else None

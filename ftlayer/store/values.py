@@ -4,8 +4,8 @@ LMDB puts a large value into a run of neighbouring pages. In a store that lives 
 soon no free run that is long enough, though free pages abound. Parts of one page fit wherever a page
 is free, so that space which was given back can always be used again.
 
-An entry of a table is either ``kind, checksum, value`` or ``kind, checksum, number, length``, and then the
-value is in the parts (number, 0), (number, 1), … of the table of parts.
+An entry of a table is either ``kind, checksum, value`` or ``kind, checksum, number, length`` with a checksum
+of its own, and then the value is in the parts (number, 0), (number, 1), … of the table of parts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 _INLINE, _PARTED = 0, 1
 _HEAD = struct.Struct("<BI")
 _REFERENCE = struct.Struct("<BIQQ")
+_REFERENCE_CHECK = struct.Struct("<I")
 _PART_KEY = struct.Struct(">QI")
 
 _OVERFLOW_HEADER = 16  # what LMDB puts before a value on a page of its own
@@ -31,9 +32,10 @@ class Reference:
     number: int
     length: int
 
-    def encode(self) -> bytes:
-        """Return the entry that stands for the value."""
-        return _REFERENCE.pack(_PARTED, self.checksum, self.number, self.length)
+    def encode(self, key: bytes) -> bytes:
+        """Return the entry that stands for the value of ``key``."""
+        entry = _REFERENCE.pack(_PARTED, self.checksum, self.number, self.length)
+        return entry + _REFERENCE_CHECK.pack(checksum(key, entry))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,21 @@ def encode_inline(check: int, value: bytes | memoryview) -> bytes:
     return b"".join((_HEAD.pack(_INLINE, check), value))
 
 
-def decode(entry: bytes | memoryview) -> Inline | Reference | None:
-    """Return what an entry holds, or None when it is not one."""
+def decode(key: bytes, entry: bytes | memoryview) -> Inline | Reference | None:
+    """Return what the entry of ``key`` holds, or None when it is not one.
+
+    An inline value is not checked yet. A reference is: a wrong one would lead to another value's parts.
+    """
     if len(entry) < _HEAD.size:
         return None
     kind, check = _HEAD.unpack_from(entry)
     if kind == _INLINE:
         return Inline(check, entry[_HEAD.size :])
-    if kind == _PARTED and len(entry) == _REFERENCE.size:
-        return Reference(*_REFERENCE.unpack(entry)[1:])
-    return None
+    if kind != _PARTED or len(entry) != _REFERENCE.size + _REFERENCE_CHECK.size:
+        return None
+    if checksum(key, entry[: _REFERENCE.size]) != _REFERENCE_CHECK.unpack_from(entry, _REFERENCE.size)[0]:
+        return None
+    return Reference(*_REFERENCE.unpack_from(entry)[1:])
 
 
 def part_key(number: int, index: int) -> bytes:

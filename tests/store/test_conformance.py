@@ -257,6 +257,18 @@ def test_a_closed_store_is_refused(make_store: Callable[[int], KeyValueStore]) -
         store.sync()
 
 
+def test_close_waits_for_readers(store: KeyValueStore) -> None:
+    fill(store, "dead", {b"a": LARGE})
+    closing = threading.Thread(target=store.close)
+    with store.read() as transaction:
+        closing.start()
+        assert bytes(transaction.get("dead", b"a") or b"") == LARGE
+    closing.join(timeout=30)
+    assert not closing.is_alive()
+    with pytest.raises(StoreError, match="closed"), store.read():
+        pass
+
+
 def test_intake_stops_before_the_rest(make_store: Callable[[int], KeyValueStore]) -> None:
     store = make_store(8 << 20)
 
