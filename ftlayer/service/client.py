@@ -96,6 +96,16 @@ class VertexClient:
         return self._connection.address
 
     @property
+    def token(self) -> str:
+        """The vertex's token, for whoever has to connect in another process."""
+        return self._connection.token
+
+    @property
+    def root_certs(self) -> bytes | None:
+        """PEM of the certificate that is trusted, None for the system's."""
+        return self._connection.root_certs
+
+    @property
     def client_id(self) -> str:
         """What the names of this client begin with, unique to it and its process."""
         self._check_fork()

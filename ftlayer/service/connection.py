@@ -56,15 +56,15 @@ class Connection:
             raise ConfigError(f"address: with root_certs use grpc+tls://{rest}")
         check_token(token)
         self.address = address
-        self._token = token
-        self._root_certs = root_certs
+        self.token = token
+        self.root_certs = root_certs
         self._loopback = is_loopback(host)
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[type[Connection], tuple[str, str, bytes | None]]:
-        return Connection, (self.address, self._token, self._root_certs)
+        return Connection, (self.address, self.token, self.root_certs)
 
     def client(self) -> flight.FlightClient:
         """Return the Flight client; made on the first call of a process, without waiting for the vertex."""
@@ -90,7 +90,7 @@ class Connection:
     def options(self, timeout_s: float | None) -> flight.FlightCallOptions:
         """Return what goes with every request; ``timeout_s`` None is for streams."""
         return flight.FlightCallOptions(
-            timeout=timeout_s, headers=[(b"authorization", f"Bearer {self._token}".encode())]
+            timeout=timeout_s, headers=[(b"authorization", f"Bearer {self.token}".encode())]
         )
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class Connection:
         ]
         if self._loopback:
             options.append(("grpc.enable_http_proxy", 0))
-        return flight.FlightClient(self.address, tls_root_certs=self._root_certs, generic_options=options)
+        return flight.FlightClient(self.address, tls_root_certs=self.root_certs, generic_options=options)
 
 
 def vertex_error(error: BaseException) -> FTLayerError | None:

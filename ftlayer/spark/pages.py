@@ -62,7 +62,6 @@ class PageHead:
     failures: tuple[FailedRow, ...]
     tracebacks: tuple[str, ...]
     failed_rows: bytes | None
-    failed_hashes: bytes | None
     delivered: tuple[int, int] | None
     delivered_roots: bytes
     carried: bytes

@@ -246,7 +246,6 @@ def _task(plan: QueryPlan, options: RunOptions, number: int, last: int) -> Stage
         isolate=options.isolate,
         again=options.again,
         skip=options.skip if first else Skip(),
-        key=plan.key if first else (),
         emits=plan.emits if number == last else "",
         carrier=plan.carrier if first else "",
         watch=watched(number) or watched(number + 1),

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ftlayer.errors import QueryError
 from ftlayer.records.ids import RootSeed, child_ids, operator_key, root_ids, xor_fold_by_root
-from ftlayer.records.selector import KeySelector
+from ftlayer.spark.carrier import check_carriers, read_carriers
 from ftlayer.spark.chain import CHUNK_ROWS, ChainResult, RowFailure, run_chain
 from ftlayer.spark.isolate import run_isolated
 from ftlayer.spark.pages import (
@@ -87,7 +87,6 @@ class StageTask:
     isolate: bool = False
     again: int = 0
     skip: Skip = field(default_factory=Skip)
-    key: tuple[str, ...] = ()
     emits: str = ""
     carrier: str = ""
     watch: bool = False
@@ -103,7 +102,7 @@ class StageTask:
 
     def pages(self, batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
         """Turn the rows of ``partition`` into pages (`__call__` without Spark)."""
-        page = _Page(self, partition)
+        page = _Page(self, partition, 0)
         ordinal = 0
         for batch in batches:
             for start in range(0, batch.num_rows, CHUNK_ROWS):
@@ -112,7 +111,7 @@ class StageTask:
                 ordinal += rows.num_rows
                 if page.bytes >= PAGE_BYTES:
                     yield page.close()
-                    page = _Page(self, partition)
+                    page = _Page(self, partition, page.next_out)
         if not page.empty:
             yield page.close()
 
@@ -146,9 +145,11 @@ def _merge_retry(result: ChainResult, failed: list[int], retry: ChainResult) -> 
 class _Page:
     """A page being filled."""
 
-    def __init__(self, task: StageTask, partition: int) -> None:
+    def __init__(self, task: StageTask, partition: int, next_out: int) -> None:
+        """``next_out`` is the number of rows that earlier pages of the partition put out."""
         self._task = task
         self._partition = partition
+        self.next_out = next_out
         self._rows_in = 0
         self._out: list[pa.RecordBatch] = []
         self._source: list[pa.RecordBatch] = []
@@ -179,7 +180,7 @@ class _Page:
         result = self._task.run(rows)
         for out, parents in result.batches:
             if out.num_rows:
-                self._keep(out, roots[parents], ordinal)
+                self._keep(out, roots[parents])
         self._fail(result.failures, rows, roots, delivered)
         if self._task.keep_source:
             source = with_roots(rows, roots)
@@ -197,26 +198,33 @@ class _Page:
         delivered = np.zeros(n, bool)
         if ft.null_count < n:
             delivered = ft.is_valid().to_numpy(zero_copy_only=False)
-            self._offsets.append(
-                ft.field("offset").to_numpy(zero_copy_only=False)[delivered].astype(np.int64)
-            )
-        given = self._task.giver.roots(self._partition, ordinal, n)
+            for edge in ("start", "end"):
+                offsets = ft.field(edge).fill_null(0).to_numpy(zero_copy_only=False)
+                self._offsets.append(offsets[delivered])
+            self._delivered_roots.append(known[delivered])
+        if self._task.carrier:
+            carried = check_carriers(chunk.column(self._task.carrier), self._task.carrier)
+            self._carried.append(carried)
+            given: U64 = read_carriers(carried)["id"].astype(np.uint64)
+        else:
+            given = self._task.giver.roots(self._partition, ordinal, n)
         roots: U64 = np.where(delivered, known, given)
         rows = chunk.select(names)
         skip = self._task.skip
         places = skip.ordinals.get(self._partition, frozenset())
         if places or skip.roots:
-            out = [ordinal + i in places or (delivered[i] and int(roots[i]) in skip.roots) for i in range(n)]
+            by_root = delivered | bool(self._task.carrier)
+            out = [ordinal + i in places or (by_root[i] and int(roots[i]) in skip.roots) for i in range(n)]
             keep = ~np.array(out, bool)
             return rows.filter(pa.array(keep)), roots[keep], delivered[keep]
         return rows, roots, delivered
 
-    def _keep(self, out: pa.RecordBatch, roots: U64, ordinal: int) -> None:
+    def _keep(self, out: pa.RecordBatch, roots: U64) -> None:
         self._roots_out.append(roots)
         out = with_roots(out, roots)
         if self._task.emits:
-            # Parents' ids may repeat (an explode); the place in the partition makes these distinct.
-            places = np.arange(len(roots), dtype=np.uint64) + np.uint64(ordinal << 32)
+            # A root may have many rows here; the place in the partition makes their ids distinct.
+            places = np.arange(self.next_out, self.next_out + len(roots), dtype=np.uint64)
             ids = child_ids(
                 roots,
                 operator=operator_key(self._task.emits),
@@ -226,6 +234,7 @@ class _Page:
             )
             out = out.append_column(EMITTED_ID, pa.array(ids))
             self._emitted.append((roots, ids))
+        self.next_out += len(roots)
         self._out.append(out)
         self.bytes += out.nbytes
 
@@ -262,7 +271,6 @@ class _Page:
             failures=tuple(self._failures),
             tracebacks=tuple(self._tracebacks),
             failed_rows=rows_to_ipc(self._failed_rows),
-            failed_hashes=self._hashes(),
             delivered=delivered,
             delivered_roots=_join(self._delivered_roots).tobytes(),
             carried=b"".join(self._carried),
@@ -272,12 +280,6 @@ class _Page:
             emitted_values=values.tobytes(),
         )
         return page_row(head, rows_to_ipc(self._out), rows_to_ipc(self._source))
-
-    def _hashes(self) -> bytes | None:
-        if not self._task.key or not self._failed_rows:
-            return None
-        selector = KeySelector(self._task.key)
-        return b"".join(selector.hash(rows).tobytes() for rows in self._failed_rows)
 
 
 def _fold(emitted: list[tuple[U64, U64]]) -> tuple[U64, U64]:
