@@ -18,7 +18,7 @@ _NOTHING = np.empty(0, np.uint64)
 class AckerTable:
     """Pending roots in a hash table: the `Tracker` that the vertex runs on.
 
-    A root costs 47 bytes on average (26 for a place, of which 52 to 60 % are in use), expiry included; more
+    A root costs 47 bytes on average (26 for a place, of which 52 to 61 % are in use), expiry included; more
     in a table of less than some 50,000 roots. The method is Storm's (one XOR of
     random ids for each root), the table `SegmentedTable`. Orphans have a table of their own, made when
     the first one comes, so that an entry of the main table is registered and never at 0.
