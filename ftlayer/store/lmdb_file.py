@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,15 @@ _BRANCH, _LEAF, _OVERFLOW, _META = 0x01, 0x02, 0x04, 0x08
 _BIG_DATA, _SUB_TREE, _DUPLICATES = 0x01, 0x02, 0x04
 _MAX_DEPTH = 32  # CURSOR_STACK in LMDB
 
+_NODE_HEADER = 8
+_TRANSACTION_BYTES = 8  # the size of a key of the free list
+_PAGES_AT_ONCE = 512
+
+U8 = npt.NDArray[np.uint8]
+U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
+
 # pgno, pad, flags, lower, upper | magic, version, address, map size
-_PAGE_HEAD = struct.Struct("=QHHHH")
 _META_HEAD = struct.Struct("=QHHHHIIQQ")
 # pad, flags, depth, branch, leaf and overflow pages, entries, root: twice; last page, transaction
 _TREE = struct.Struct("=IHHQQQQQ")
@@ -91,147 +99,175 @@ def check_file(path: Path) -> Meta:
 
 
 class _Walk:
-    """A walk over all trees of one file, marking each page it comes to."""
+    """A walk over all trees of one file, level by level, marking each page it comes to."""
 
-    def __init__(self, path: Path, data: npt.NDArray[np.uint8], meta: Meta) -> None:
+    def __init__(self, path: Path, data: U8, meta: Meta) -> None:
         self._path = path
-        self._data = data
         self._meta = meta
-        self._pages = len(data) // meta.page_size
-        self._used = np.zeros(meta.last_page + 1, dtype=bool)
+        self._size = meta.page_size
+        count = len(data) // meta.page_size
+        self._pages = data[: count * meta.page_size].reshape(count, meta.page_size)
+        self._used = np.zeros(count, dtype=bool)
         self._used[:2] = True
 
     def run(self) -> None:
         subtrees: list[Tree] = []
-        self._tree(self._meta.main, subtrees=subtrees)
+        for leaf in self._leaves(self._meta.main, MAX_KEY_BYTES):
+            subtrees.extend(_parse_tree(value, 0) for value in leaf.subtrees())
         for tree in subtrees:
-            self._tree(tree)
-        free_lists: list[npt.NDArray[np.uint64]] = []
-        self._tree(self._meta.free, free_lists=free_lists)
-        if free_lists:
-            free = np.concatenate(free_lists)
-            if int(free.max(initial=0)) > self._meta.last_page:
-                raise self._fault("its free list names pages beyond its end")
-            if np.unique(free).size != free.size or self._used[free.astype(np.int64)].any():
-                raise self._fault("its free list names pages that are in use")
+            for leaf in self._leaves(tree, MAX_KEY_BYTES):
+                if leaf.is_subtree.any():
+                    raise self._fault("a table has another one inside")
+        free = [np.empty(0, dtype=np.uint64)]
+        for leaf in self._leaves(self._meta.free, _TRANSACTION_BYTES):
+            free.extend(self._free_lists(leaf))
+        self._check_free(np.concatenate(free))
 
-    def _tree(
-        self,
-        tree: Tree,
-        *,
-        subtrees: list[Tree] | None = None,
-        free_lists: list[npt.NDArray[np.uint64]] | None = None,
-    ) -> None:
+    def _leaves(self, tree: Tree, longest_key: int) -> Iterator[_Leaves]:
+        """Go down a tree, and iterate over its checked leaves some hundred pages at a time."""
         if tree.root == _NO_PAGE:
             return
         if not 1 <= tree.depth <= _MAX_DEPTH:
             raise self._fault(f"a tree claims a depth of {tree.depth}")
-        level = [tree.root]
-        for depth in range(tree.depth, 0, -1):
-            below: list[int] = []
-            for page_number in level:
-                page, offsets = self._page(page_number, _LEAF if depth == 1 else _BRANCH)
-                if depth > 1:
-                    below.extend(_children(page, offsets))
-                else:
-                    self._leaf(page_number, page, offsets, subtrees, free_lists)
-            level = below
+        level = np.array([tree.root], dtype=np.uint64)
+        for _ in range(tree.depth - 1):
+            parts = [self._nodes(part, _BRANCH).children() for part in _pieces(level)]
+            level = np.concatenate(parts)
+        for part in _pieces(level):
+            leaves = _Leaves(self._nodes(part, _LEAF))
+            if leaves.key_sizes.min() < 1 or leaves.key_sizes.max() > longest_key:
+                raise self._fault("a key has an impossible size")
+            if leaves.has_duplicates.any() or leaves.ends.max() > self._size:
+                raise self._fault("a value ends outside of its page")
+            if leaves.is_big.any():
+                self._check_big_values(*leaves.big_values(self._size))
+            yield leaves
 
-    def _page(self, number: int, kind: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-        """Return a B-tree page and the offsets of its nodes, after checking both."""
-        self._mark(number, 1)
-        size = self._meta.page_size
-        page = self._data[number * size : (number + 1) * size]
-        stored, _, flags, lower, upper = _PAGE_HEAD.unpack(page[:_PAGE_HEADER].tobytes())
-        if stored != number or flags != kind:
-            raise self._fault(f"page {number} is not the tree page it should be")
-        count = (lower - _PAGE_HEADER) // 2
-        if not (_PAGE_HEADER < lower <= upper <= size) or lower % 2 or (kind == _BRANCH and count < 2):
-            raise self._fault(f"page {number} has impossible bounds")
-        offsets = page[_PAGE_HEADER:lower].view(np.uint16).astype(np.int64)
-        if offsets.min() < upper or offsets.max() > size - 8 or (offsets % 2).any():
-            raise self._fault(f"page {number} points outside of itself")
-        key_sizes = page.view(np.uint16)[offsets // 2 + 3]
-        if (offsets + 8 + key_sizes > size).any():
-            raise self._fault(f"page {number} has a key that ends outside of it")
-        return page, offsets
+    def _nodes(self, numbers: U64, kind: int) -> _Nodes:
+        """Return the nodes of some tree pages, after checking that they lie inside of them."""
+        self._mark(numbers, np.ones(len(numbers), dtype=np.int64))
+        pages = self._pages[numbers.astype(np.int64)]
+        words = pages.view(np.uint16)
+        flags, lower, upper = (words[:, at].astype(np.int64) for at in (5, 6, 7))
+        fewest = 2 if kind == _BRANCH else 1
+        if (pages[:, :8].copy().view(np.uint64)[:, 0] != numbers).any() or (flags != kind).any():
+            raise self._fault("a page of a tree is not what it should be")
+        if ((lower < _PAGE_HEADER + 2 * fewest) | (lower > upper) | (upper > self._size) | lower % 2).any():
+            raise self._fault("a page of a tree has impossible bounds")
+        counts = (lower - _PAGE_HEADER) // 2
+        rows, columns = _ranges(np.zeros_like(counts), counts)
+        offsets = words[rows, columns + _PAGE_HEADER // 2].astype(np.int64)
+        if ((offsets < upper[rows]) | (offsets > self._size - _NODE_HEADER) | offsets % 2).any():
+            raise self._fault("a page of a tree points outside of itself")
+        nodes = _Nodes(pages, rows, offsets)
+        if (nodes.data_starts > self._size).any():
+            raise self._fault("a key ends outside of its page")
+        return nodes
 
-    def _leaf(
-        self,
-        number: int,
-        page: npt.NDArray[np.uint8],
-        offsets: npt.NDArray[np.int64],
-        subtrees: list[Tree] | None,
-        free_lists: list[npt.NDArray[np.uint64]] | None,
-    ) -> None:
-        size = self._meta.page_size
-        words = page.view(np.uint16).astype(np.int64)
-        at = offsets // 2
-        data_sizes = words[at] | words[at + 1] << 16
-        flags = words[at + 2]
-        key_sizes = words[at + 3]
-        starts = offsets + 8 + key_sizes
-        longest = MAX_KEY_BYTES if free_lists is None else 8  # the free list's are transaction ids
-        if key_sizes.min() < 1 or key_sizes.max() > longest:
-            raise self._fault(f"page {number} has a key of an impossible size")
-        big = (flags & _BIG_DATA) != 0
-        if (starts + np.where(big, 8, data_sizes) > size).any() or (flags & _DUPLICATES).any():
-            raise self._fault(f"page {number} has a value that ends outside of it")
-        if (((flags & _SUB_TREE) != 0) & (subtrees is None)).any():
-            raise self._fault(f"page {number} has a tree where a value should be")
-        if big.any():
-            self._big_values(_numbers_at(page, starts[big]), -(-(data_sizes[big] + _PAGE_HEADER) // size))
-        if subtrees is not None:
-            for start in starts[(flags & _SUB_TREE) != 0].tolist():
-                subtrees.append(_parse_tree(page[start : start + _TREE.size].tobytes(), 0))
-        if free_lists is not None:
-            columns = (starts.tolist(), data_sizes.tolist(), big.tolist())
-            for start, length, is_big in zip(*columns, strict=True):
-                origin = page[start:]
-                if is_big:
-                    origin = self._data[
-                        int(page[start : start + 8].view(np.uint64)[0]) * size + _PAGE_HEADER :
-                    ]
-                numbers = np.frombuffer(origin[:length].tobytes(), dtype=np.uint64)
-                if not numbers.size or int(numbers[0]) >= numbers.size:
-                    raise self._fault(f"page {number} has a malformed piece of the free list")
-                free_lists.append(numbers[1 : 1 + int(numbers[0])])
-
-    def _big_values(self, firsts: npt.NDArray[np.uint64], counts: npt.NDArray[np.int64]) -> None:
+    def _check_big_values(self, firsts: U64, counts: I64) -> None:
         """Check the pages of values that do not fit into their leaf: LMDB frees what their headers say."""
-        for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-            self._mark(first, count)
-        heads = self._data[: self._pages * self._meta.page_size].reshape(self._pages, -1)[
-            firsts.astype(np.int64), :_PAGE_HEADER
-        ]
-        flags, claimed = heads[:, 10:12].copy().view(np.uint16), heads[:, 12:16].copy().view(np.uint32)
-        stored = heads[:, :8].copy().view(np.uint64)
-        wrong = (stored[:, 0] != firsts) | (flags[:, 0] != _OVERFLOW) | (claimed[:, 0] != counts)
+        self._mark(firsts, counts)
+        heads = self._pages[firsts.astype(np.int64), :_PAGE_HEADER]
+        wrong = heads[:, :8].copy().view(np.uint64)[:, 0] != firsts
+        wrong |= heads[:, 10:12].copy().view(np.uint16)[:, 0] != _OVERFLOW
+        wrong |= heads[:, 12:16].copy().view(np.uint32)[:, 0] != counts
         if wrong.any():
             raise self._fault(f"page {int(firsts[wrong][0])} is not the value's page it should be")
 
-    def _mark(self, first: int, count: int) -> None:
-        """Note that these pages are in use; each may be once."""
-        if first + count > self._pages:
-            raise self._fault(f"page {first + count - 1} is beyond its end; it was truncated")
-        if self._used[first : first + count].any():
-            raise self._fault(f"two places use page {first}")
-        self._used[first : first + count] = True
+    def _free_lists(self, leaves: _Leaves) -> Iterator[U64]:
+        flat = self._pages.reshape(-1)
+        for value, length, is_big in leaves.values():
+            if is_big:
+                start = int(value[:8].view(np.uint64)[0]) * self._size + _PAGE_HEADER
+                value = flat[start : start + length]
+            numbers = value[:length].copy().view(np.uint64) if length % 8 == 0 else np.empty(0, np.uint64)
+            if not numbers.size or int(numbers[0]) >= numbers.size:
+                raise self._fault("its free list is malformed")
+            yield numbers[1 : 1 + int(numbers[0])]
+
+    def _check_free(self, free: U64) -> None:
+        if int(free.max(initial=0)) > self._meta.last_page:
+            raise self._fault("its free list names pages beyond its end")
+        inside = free[free < len(self._used)].astype(np.int64)
+        if np.unique(free).size != free.size or self._used[inside].any():
+            raise self._fault("its free list names pages that are in use")
+
+    def _mark(self, firsts: U64, counts: I64) -> None:
+        """Note that these runs of pages are in use; each page may be once."""
+        end = len(self._used)
+        if (firsts >= end).any() or (firsts.astype(np.int64) + counts > end).any():
+            raise self._fault(f"a tree points to page {int(firsts.max())}, beyond its end: it was truncated")
+        if counts.sum() > end:
+            raise self._fault("its values claim more pages than it has")
+        _, pages = _ranges(firsts.astype(np.int64), counts)
+        if self._used[pages].any() or np.unique(pages).size != pages.size:
+            raise self._fault("a page is used in two places")
+        self._used[pages] = True
 
     def _fault(self, what: str) -> StoreDamagedError:
         return _damaged(self._path, what)
 
 
-def _numbers_at(page: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    numbers: npt.NDArray[np.uint64] = page[starts[:, None] + np.arange(8)].view(np.uint64)[:, 0]
-    return numbers
+class _Nodes:
+    """The nodes of some pages: node i is in row ``rows[i]`` of ``pages`` at byte ``offsets[i]``."""
+
+    def __init__(self, pages: U8, rows: I64, offsets: I64) -> None:
+        self.pages = pages
+        self.rows = rows
+        self.offsets = offsets
+        words = pages.view(np.uint16)
+        at = offsets // 2
+        self.low, self.high, self.flags, self.key_sizes = (
+            words[rows, at + word].astype(np.int64) for word in range(4)
+        )
+        self.data_starts = offsets + _NODE_HEADER + self.key_sizes
+
+    def children(self) -> U64:
+        """Return the pages that the nodes of branches point to."""
+        return (self.low | self.high << 16 | self.flags << 32).astype(np.uint64)
 
 
-def _children(page: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> list[int]:
-    words = page.view(np.uint16).astype(np.int64)
-    at = offsets // 2
-    children: list[int] = (words[at] | words[at + 1] << 16 | words[at + 2] << 32).tolist()
-    return children
+class _Leaves:
+    """The nodes of some leaves: keys with values."""
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+        self._lengths = nodes.low | nodes.high << 16
+        self.key_sizes = nodes.key_sizes
+        self.is_big = (nodes.flags & _BIG_DATA) != 0
+        self.is_subtree = (nodes.flags & _SUB_TREE) != 0
+        self.has_duplicates = (nodes.flags & _DUPLICATES) != 0
+        self.ends = nodes.data_starts + np.where(self.is_big, 8, self._lengths)
+
+    def big_values(self, page_size: int) -> tuple[U64, I64]:
+        """Return the first page and the number of pages of each value that is not in its leaf."""
+        rows, starts = self._nodes.rows[self.is_big], self._nodes.data_starts[self.is_big]
+        firsts = self._nodes.pages[rows[:, None], starts[:, None] + np.arange(8)].view(np.uint64)[:, 0]
+        return firsts, -(-(self._lengths[self.is_big] + _PAGE_HEADER) // page_size)
+
+    def subtrees(self) -> Iterator[bytes]:
+        """Iterate over the descriptions of trees among the values."""
+        for value, is_subtree in zip(self.values(), self.is_subtree.tolist(), strict=True):
+            if is_subtree:
+                yield value[0][: _TREE.size].tobytes().ljust(_TREE.size, b"\0")
+
+    def values(self) -> Iterator[tuple[U8, int, bool]]:
+        """Iterate over (page from the value on, its length, whether it is a page number instead)."""
+        columns = (self._nodes.rows, self._nodes.data_starts, self._lengths, self.is_big)
+        for row, start, length, is_big in zip(*(column.tolist() for column in columns), strict=True):
+            yield self._nodes.pages[row, start:], length, is_big
+
+
+def _pieces(numbers: U64) -> Iterator[U64]:
+    for start in range(0, len(numbers), _PAGES_AT_ONCE):
+        yield numbers[start : start + _PAGES_AT_ONCE]
+
+
+def _ranges(starts: I64, counts: I64) -> tuple[I64, I64]:
+    """Return for each number of all ranges [start, start + count) the index of its range, and itself."""
+    rows = np.repeat(np.arange(len(counts)), counts)
+    before = np.cumsum(counts) - counts
+    return rows, np.arange(len(rows)) - before[rows] + starts[rows]
 
 
 def _parse_meta(data: bytes, offset: int, path: Path) -> tuple[Meta, int]:

@@ -41,7 +41,6 @@ class LmdbReadTransaction:
         self._path = path
         self._page_size = page_size
         self._open = True
-        self._changes = 0  # a scan has to find its place again after a change
 
     def end(self) -> None:
         """Refuse any further use."""
@@ -82,26 +81,15 @@ class LmdbReadTransaction:
     ) -> Iterator[tuple[bytes, memoryview | bytes]]:
         try:
             cursor = self._transaction.cursor(database)
-            if not reverse:
-                found = cursor.set_range(start) if start else cursor.first()
-            elif stop and cursor.set_range(stop):
-                found = cursor.prev()
-            else:
-                found = stop != b"" and cursor.last()
-            while found:
-                key = bytes(cursor.key())
+            if not _find_end(cursor, start, stop, reverse):
+                return
+            for raw_key, entry in cursor.iterprev() if reverse else cursor.iternext():
+                key = bytes(raw_key)
                 if key < start if reverse else stop is not None and key >= stop:
                     return
-                changes = self._changes
-                yield key, cursor.value()
+                yield key, entry
                 if not self._open:
                     raise _ended()
-                if self._changes == changes:
-                    found = cursor.prev() if reverse else cursor.next()
-                elif reverse:
-                    found = cursor.prev() if cursor.set_range(key) else cursor.last()
-                else:
-                    found = cursor.set_range(key) and (bytes(cursor.key()) != key or cursor.next())
         except lmdb.Error as error:
             raise translate(error, self._path) from error
 
@@ -148,6 +136,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
     ) -> None:
         super().__init__(transaction, databases, path, page_size)
         self._next_number: int | None = None
+        self._changes = 0  # a scan has to find its place again after a change
         self.put_bytes = 0
         self.failed = False
 
@@ -189,6 +178,29 @@ class LmdbWriteTransaction(LmdbReadTransaction):
             raise translate(error, self._path) from error
         return old is not None
 
+    def _entries(
+        self, database: lmdb._Database, start: bytes, stop: bytes | None, reverse: bool
+    ) -> Iterator[tuple[bytes, memoryview | bytes]]:
+        try:
+            cursor = self._transaction.cursor(database)
+            found = _find_end(cursor, start, stop, reverse)
+            while found:
+                key = bytes(cursor.key())
+                if key < start if reverse else stop is not None and key >= stop:
+                    return
+                changes = self._changes
+                yield key, cursor.value()
+                if not self._open:
+                    raise _ended()
+                if self._changes == changes:
+                    found = cursor.prev() if reverse else cursor.next()
+                elif reverse:
+                    found = cursor.prev() if cursor.set_range(key) else cursor.last()
+                else:
+                    found = cursor.set_range(key) and (bytes(cursor.key()) != key or cursor.next())
+        except lmdb.Error as error:
+            raise translate(error, self._path) from error
+
     def tree_pages(self) -> int:
         """Return the pages of all tables as they are now."""
         return tree_pages(self._transaction, self._databases)
@@ -218,6 +230,15 @@ def tree_pages(transaction: lmdb.Transaction, databases: Mapping[str, lmdb._Data
         stat = transaction.stat() if database is None else transaction.stat(database)
         pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
     return pages
+
+
+def _find_end(cursor: lmdb.Cursor, start: bytes, stop: bytes | None, reverse: bool) -> bool:
+    """Go to where a scan of [start, stop) begins; return whether there is an entry."""
+    if not reverse:
+        return cursor.set_range(start) if start else cursor.first()
+    if stop and cursor.set_range(stop):
+        return cursor.prev()
+    return stop != b"" and cursor.last()
 
 
 def _ended() -> StoreError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _INLINE, _PARTED = 0, 1
 _HEAD = struct.Struct("<BI")
@@ -24,8 +24,7 @@ _PART_KEY = struct.Struct(">QI")
 _OVERFLOW_HEADER = 16  # what LMDB puts before a value on a page of its own
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """Where a large value is: ``length`` bytes in parts of ``number``."""
 
     checksum: int
@@ -38,8 +37,7 @@ class Reference:
         return entry + _REFERENCE_CHECK.pack(checksum(key, entry))
 
 
-@dataclass(frozen=True, slots=True)
-class Inline:
+class Inline(NamedTuple):
     """A value that is in its entry."""
 
     checksum: int

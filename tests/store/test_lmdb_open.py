@@ -282,7 +282,7 @@ def test_no_damage_goes_unnoticed_or_crashes(path: Path, start_python: Start) ->
 
         expected = read_everything()
         noticed = 0
-        for seed in range(300):
+        for seed in range(120):
             rng = random.Random(seed)
             bad = bytearray(good)
             at, size = rng.randrange(len(good)), rng.choice([1, 8, 512, page, 16 * page])
@@ -303,7 +303,7 @@ def test_no_damage_goes_unnoticed_or_crashes(path: Path, start_python: Start) ->
     )
     out, err = child.communicate(timeout=120)
     assert child.returncode == 0, err[-2_000:]
-    assert int(out.split()[1]) > 50
+    assert int(out.split()[1]) > 20
 
 
 def test_the_check_agrees_with_what_is_stored(path: Path) -> None:
