@@ -16,8 +16,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +40,7 @@ _ROW_BYTES = 100
 _BULK_ROWS = 8_192
 _BULK_WINDOW = 6
 _PACED_PER_S = 50_000
-_PACED_EVERY_S = 0.002
+_PACED_EVERY_S = 0.005
 _WARM_UP_S = 1.0
 
 

@@ -73,8 +73,8 @@ class Intake:
         else:
             rules.confirm([outcome for _, outcome in group.applied])
             self._one_by_one = max(self._one_by_one - 1, 0)
+            self._remove([waiting for waiting, _ in group.applied])
             for waiting, outcome in group.applied:
-                self._waiting.remove(waiting)
                 waiting.answer(outcome.reply)
         moved = bool(group.applied) or self._one_by_one > 0
         self._fail_overdue(rules.now().mono_ms)
@@ -119,13 +119,19 @@ class Intake:
 
     def _refuse(self, group: _Group, error: FTLayerError) -> None:
         """Answer the call that was refused, or all of the transaction if that failed as a whole."""
-        for waiting in [group.current] if group.current else group.calls():
-            self._waiting.remove(waiting)
+        refused = [group.current] if group.current else group.calls()
+        self._remove(refused)
+        for waiting in refused:
             waiting.answer(error)
 
+    def _remove(self, done: list[Waiting]) -> None:
+        gone = set(done)
+        self._waiting = [waiting for waiting in self._waiting if waiting not in gone]
+
     def _fail_overdue(self, now_ms: int) -> None:
-        for waiting in [w for w in self._waiting if w.since_ms + self._timeout_ms <= now_ms]:
-            self._waiting.remove(waiting)
+        overdue = [waiting for waiting in self._waiting if waiting.since_ms + self._timeout_ms <= now_ms]
+        self._remove(overdue)
+        for waiting in overdue:
             waiting.answer(
                 IntakeTimeoutError(
                     f"{type(waiting.call).__name__} waited {self._timeout_ms} ms (persist_timeout) for room: "

@@ -259,7 +259,7 @@ def _ids(batch: pa.RecordBatch, index: int) -> U64:
             f"{batch.schema.field(index).name}: {column.null_count} of {len(column)} are null"
         )
     # A copy, because kernels are compiled for writable arrays and a view of Arrow's buffer is not one.
-    return np.array(column.to_numpy(), np.uint64)
+    return np.frombuffer(column.buffers()[1], np.uint64, len(column), 8 * column.offset).copy()
 
 
 def _key_hashes(column: pa.Array) -> I32:

@@ -38,7 +38,7 @@ class ShardParts:
     now: Callable[[], Now] = system_now
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiting:
     """A call in the writer's queue; ``reason`` says why intake was held back."""
 

@@ -250,50 +250,62 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class StreamAnswers:
-    """Writes a stream's answers as they come, from a thread of its own.
+    """Writes a stream's answers as they come.
 
-    A client that does not read its answers holds up this thread, and through `MAX_CALLS_IN_FLIGHT` its
-    own stream, but neither the shard nor anyone else.
+    Those that are there at once are written by the thread that reads the stream, the others by a thread of
+    their own: a client that does not read its answers holds up these two (and so itself), but neither the
+    shard nor anyone else.
     """
 
     def __init__(self, write: WriteFrame) -> None:
+        """Made by the thread that reads the stream."""
         self._write_frame = write
+        self._writing = threading.Lock()
+        self._client_is_there = True
+        self._reading_thread = threading.get_ident()
         self._ready: queue.SimpleQueue[tuple[int, Reply | FTLayerError] | None] = queue.SimpleQueue()
-        self._room = threading.Semaphore(MAX_CALLS_IN_FLIGHT)
+        # A token for each call that may be in flight; a queue of them is cheaper than a semaphore.
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(MAX_CALLS_IN_FLIGHT):
+            self._room.put(None)
         self._thread = threading.Thread(target=self._write_all, name="ftlayer-answers", daemon=True)
         self._thread.start()
 
     def expect(self, sequence: int) -> Answer:
         """Return the function that answers call ``sequence``; waits while too many are in flight."""
-        self._room.acquire()
-        return lambda answer: self._ready.put((sequence, answer))
+        self._room.get()
+
+        def answer(reply: Reply | FTLayerError) -> None:
+            if threading.get_ident() == self._reading_thread:
+                self._write(sequence, reply)
+            else:
+                self._ready.put((sequence, reply))
+
+        return answer
 
     def finish(self) -> None:
         """Wait until every call expected has been answered, and what can be written is written."""
         for _ in range(MAX_CALLS_IN_FLIGHT):
-            self._room.acquire()
+            self._room.get()
         self._ready.put(None)
         self._thread.join()
 
     def _write_all(self) -> None:
-        client_is_there = True
         while (item := self._ready.get()) is not None:
-            sequence, answer = item
-            if client_is_there:
-                client_is_there = self._write(_frame(answer, sequence))
-            self._room.release()
+            self._write(*item)
 
-    def _write(self, frame: bytes) -> bool:
-        try:
-            self._write_frame(frame)
-        except (pa.ArrowException, OSError) as error:
-            # The client sends the call again on its next connection and gets this answer then.
-            logger.info("a client left before it got an answer: %s", error)
-            return False
-        return True
-
-
-def _frame(answer: Reply | FTLayerError, sequence: int) -> bytes:
-    if isinstance(answer, FTLayerError):
-        return encode_error(answer, sequence)
-    return encode_reply(answer, sequence)
+    def _write(self, sequence: int, reply: Reply | FTLayerError) -> None:
+        frame = (
+            encode_error(reply, sequence)
+            if isinstance(reply, FTLayerError)
+            else encode_reply(reply, sequence)
+        )
+        with self._writing:
+            if self._client_is_there:
+                try:
+                    self._write_frame(frame)
+                except (pa.ArrowException, OSError) as error:
+                    # The client sends the call again on its next connection and gets this answer then.
+                    logger.info("a client left before it got an answer: %s", error)
+                    self._client_is_there = False
+        self._room.put(None)
