@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import FailException, QueryError
+from ftlayer.spark.conversion import check_whole, concat, records_of, text_of, to_batch
 from ftlayer.spark.steps import Filter, FlatMap, FunctionStep, Map, MapBatches, Record, RecordStep
 
 ROW_TAG = "_ft_row"
@@ -67,17 +68,23 @@ class ChainResult:
 
 def failure_of(row: int, operator: str, error: BaseException) -> RowFailure:
     """Describe ``error``, raised by ``operator`` for input row ``row``, within bounds."""
+    said = text_of(error)
     if isinstance(error, FailException):
-        reason = str(error) or "FailException"
+        reason = said or "FailException"
     else:
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {said}"
     # The first frame is ours; the user's own code starts below it.
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     text = "".join(traceback.format_exception(type(error), error, frames))
     if len(text) > MAX_TRACEBACK:
         half = MAX_TRACEBACK // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
-    return RowFailure(row, operator, reason[:MAX_REASON], text)
+    return RowFailure(row, operator, _encodable(reason[:MAX_REASON]), _encodable(text))
+
+
+def _encodable(text: str) -> str:
+    """Replace lone surrogates (from undecodable file names, say), which UTF-8 cannot carry."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def run_chain(batch: pa.RecordBatch, functions: Sequence[FunctionStep]) -> ChainResult:
@@ -130,16 +137,20 @@ class _RecordSegment:
     def __init__(self, steps: Sequence[RecordStep]) -> None:
         self._steps = [(_expand(step), step.uid) for step in steps]
         self._schema = steps[-1].schema
+        makers = [step.uid for step in steps if not isinstance(step, Filter)]
+        self._maker = makers[-1] if makers else steps[-1].uid
 
     def __call__(self, batch: pa.RecordBatch, parents: I64) -> tuple[pa.RecordBatch, I64, list[RowFailure]]:
         failures: list[RowFailure] = []
         out: list[Record] = []
         counts: list[int] = []
         steps = self._steps
-        uid = ""
-        for position, record in enumerate(batch.to_pylist()):
-            records = [record]
+        for position, record in enumerate(records_of(batch)):
+            uid = steps[0][1]
             try:
+                if isinstance(record, Exception):
+                    raise record
+                records = [record]
                 for expand, uid in steps:  # noqa: B007 - the name of the one that raised is used below
                     records = expand(records)
             except MemoryError:
@@ -151,8 +162,10 @@ class _RecordSegment:
                 out += records
                 counts.append(len(records))
         try:
-            result = pa.RecordBatch.from_pylist(out, schema=self._schema)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError):
+            result = to_batch(out, self._schema)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - anything may be among what a user's function returned
             result, counts = self._convert_one_by_one(out, counts, parents, failures)
         return result, np.repeat(parents, counts), failures
 
@@ -160,7 +173,7 @@ class _RecordSegment:
         self, out: list[Record], counts: list[int], parents: I64, failures: list[RowFailure]
     ) -> tuple[pa.RecordBatch, list[int]]:
         """Find the records whose result does not fit the schema: they fail, the others go on."""
-        uid = self._steps[-1][1]
+        uid = self._maker
         good: list[pa.RecordBatch] = []
         kept: list[int] = []
         start = 0
@@ -168,19 +181,20 @@ class _RecordSegment:
             rows = out[start : start + count]
             start += count
             try:
-                good.append(pa.RecordBatch.from_pylist(rows, schema=self._schema))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError) as error:
+                good.append(to_batch(rows, self._schema))
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - as above
                 misfit = TypeError(
-                    f"what {uid!r} returned does not fit its schema ({_describe(self._schema)}): {error}; "
+                    f"what {uid!r} returned does not fit its schema ({_describe(self._schema)}): "
+                    f"{text_of(error)}; "
                     "a function returns a dict with these columns (flat_map: an iterable of them)"
                 )
                 failures.append(failure_of(int(parents[position]), uid, misfit))
                 kept.append(0)
             else:
                 kept.append(count)
-        table = pa.Table.from_batches(good, schema=self._schema).combine_chunks()
-        batches = table.to_batches()
-        return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self._schema), kept
+        return concat(good, self._schema), kept
 
 
 def _expand(step: RecordStep) -> Callable[[list[Record]], list[Record]]:
@@ -191,9 +205,12 @@ def _expand(step: RecordStep) -> Callable[[list[Record]], list[Record]]:
     if isinstance(step, FlatMap):
 
         def flat_map(records: list[Record]) -> list[Record]:
-            if len(records) == 1:
-                return list(function(records[0]))
-            return [result for record in records for result in function(record)]
+            # A generator may yield one dict again and again, changed each time: each is taken as it is now.
+            return [
+                result.copy() if type(result) is dict else result
+                for record in records
+                for result in function(record)
+            ]
 
         return flat_map
     assert isinstance(step, Filter)
@@ -212,9 +229,7 @@ class _BatchSegment:
         self._run(batch, parents, done, failures)
         if len(done) == 1:
             return (*done[0], failures)
-        table = pa.Table.from_batches([result for result, _ in done], schema=self._step.schema)
-        batches = table.combine_chunks().to_batches()
-        whole = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=self._step.schema)
+        whole = concat([result for result, _ in done], self._step.schema)
         rows: I64 = np.concatenate([part for _, part in done]) if done else np.zeros(0, np.int64)
         return whole, rows, failures
 
@@ -250,15 +265,16 @@ class _BatchSegment:
         given: Any = batch.to_pandas() if step.kind == "pandas" else batch
         result = step.function(given)
         if step.kind == "pandas":
-            result = pa.RecordBatch.from_pandas(result, preserve_index=False)
+            result = self._from_pandas(result)
         if not isinstance(result, pa.RecordBatch):
             raise TypeError(f"{step.uid!r} returned a {type(result).__name__}, not a pyarrow.RecordBatch")
+        self._check_columns(result.schema.names)
         rows: I64
         if step.tagged:
-            if ROW_TAG not in result.schema.names:
-                raise ValueError(f"{step.uid!r} is tagged and returned no column {ROW_TAG!r}")
-            tags = result.column(ROW_TAG).to_numpy(zero_copy_only=False)
-            rows = tags.astype(np.int64)
+            tags = result.column(ROW_TAG).cast(pa.int32())
+            if tags.null_count:
+                raise ValueError(f"{step.uid!r} returned rows whose {ROW_TAG!r} is null")
+            rows = tags.to_numpy().astype(np.int64)
             if len(rows) and (rows.min() < 0 or rows.max() >= batch.num_rows):
                 raise ValueError(f"{step.uid!r} returned {ROW_TAG!r} values that were not among its input's")
         elif result.num_rows != batch.num_rows:
@@ -269,10 +285,29 @@ class _BatchSegment:
             )
         else:
             rows = np.arange(batch.num_rows, dtype=np.int64)
-        missing = [name for name in step.schema.names if name not in result.schema.names]
+        return result.select(step.schema.names).cast(step.schema), rows
+
+    def _check_columns(self, names: Sequence[str]) -> None:
+        step = self._step
+        if step.tagged and ROW_TAG not in names:
+            raise ValueError(f"{step.uid!r} is tagged and returned no column {ROW_TAG!r}")
+        missing = [name for name in step.schema.names if name not in names]
         if missing:
             raise ValueError(f"{step.uid!r} returned no column {missing[0]!r}, which its schema has")
-        return result.select(step.schema.names).cast(step.schema), rows
+
+    def _from_pandas(self, result: Any) -> pa.RecordBatch:
+        """Convert as the schema says: inference would not know a map, nor an empty list's type."""
+        step = self._step
+        import pandas as pd
+
+        if not isinstance(result, pd.DataFrame):
+            raise TypeError(f"{step.uid!r} returned a {type(result).__name__}, not a pandas.DataFrame")
+        self._check_columns(list(result.columns))
+        for field in step.schema:
+            if pa.types.is_integer(field.type) and result[field.name].dtype == object:
+                check_whole(list(result[field.name]), field.name)
+        schema = step.schema.append(pa.field(ROW_TAG, pa.int32())) if step.tagged else step.schema
+        return pa.RecordBatch.from_pandas(result, schema=schema, preserve_index=False)
 
 
 def _describe(schema: pa.Schema) -> str:

@@ -28,7 +28,7 @@ class FTLayer:
 
     def __init__(
         self,
-        vertex: EmbeddedVertex | VertexClient,
+        vertex: VertexOptions | VertexClient,
         options: StreamOptions,
         *,
         status: FTStatus = FTStatus.ON,
@@ -36,9 +36,10 @@ class FTLayer:
         max_rows: int = 100_000,
     ) -> None:
         """Use `embedded` or `connect` instead."""
-        self._vertex = vertex
+        self._vertex_options = vertex if isinstance(vertex, VertexOptions) else None
         self._client = vertex if isinstance(vertex, VertexClient) else None
-        self._names: set[str] = set()
+        self._embedded: EmbeddedVertex | None = None
+        self._host = "127.0.0.1"
         self.stream_options = options
         self.status = status
         self.strict = strict
@@ -74,8 +75,11 @@ class FTLayer:
         Raises `ConfigError` naming the option. The vertex starts with the first query that needs it.
         """
         options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending)
-        keeper = EmbeddedVertex(VertexOptions(path, **vertex))
-        return cls(keeper, options, status=status, strict=strict)
+        try:
+            vertex_options = VertexOptions(path, **vertex)
+        except TypeError as error:
+            raise ConfigError(f"FTLayer.embedded: {error}") from error
+        return cls(vertex_options, options, status=status, strict=strict)
 
     @classmethod
     def connect(
@@ -114,9 +118,17 @@ class FTLayer:
     def client(self) -> VertexClient:
         """The connection to the vertex; starts an embedded one if it does not run yet."""
         if self._client is None:
-            assert isinstance(self._vertex, EmbeddedVertex)
-            self._client = self._vertex.start()
+            assert self._vertex_options is not None
+            Path(self._vertex_options.path).absolute().parent.mkdir(parents=True, exist_ok=True)
+            self._embedded = EmbeddedVertex(self._vertex_options, host=self._host)
+            self._embedded.start()
+            self._client = self._embedded.client(client_id="driver")
         return self._client
+
+    @property
+    def vertex(self) -> EmbeddedVertex | None:
+        """The embedded vertex, None if there is none or it was not needed yet."""
+        return self._embedded
 
     @property
     def address(self) -> str:
@@ -135,10 +147,10 @@ class FTLayer:
 
     def close(self) -> None:
         """Stop an embedded vertex; what it holds stays in its store. Stop the queries first."""
-        if isinstance(self._vertex, EmbeddedVertex):
-            self._vertex.stop()
-        else:
-            self._vertex.close()
+        if self._client is not None:
+            self._client.close()
+        if self._embedded is not None:
+            self._embedded.stop()
 
     # ------------------------------------------------------------ sources
 
@@ -202,10 +214,8 @@ class FTLayer:
 
     def _place(self, spark: SparkSession) -> None:
         """Let an embedded vertex listen where this session's executors can reach it."""
-        if self.enabled and isinstance(self._vertex, EmbeddedVertex):
-            master = spark.sparkContext.master
-            if not master.startswith("local"):
-                self._vertex.listen_on(str(spark.conf.get("spark.driver.host")))
+        if self._embedded is None and not (spark.sparkContext.master or "").startswith("local"):
+            self._host = str(spark.conf.get("spark.driver.host"))
 
     # ------------------------------------------------------------ what the vertex holds
 

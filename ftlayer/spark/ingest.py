@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ftlayer.errors import CodecError
+from ftlayer.errors import CodecError, MalformedRequestError, ProtocolError, VertexUnavailableError
 from ftlayer.layer.calls import Ingest as IngestCall
+from ftlayer.spark.conversion import to_batch
 from ftlayer.spark.delivery_source import arrow_schema
 
 if TYPE_CHECKING:
@@ -45,14 +46,19 @@ class Ingest:
     def put_many(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Accept records, all or none; returns once they are durable. Raises as `put`."""
         rows = list(records)
+        known = set(self._arrow.names)
         for place, record in enumerate(rows):
-            unknown = set(record) - set(self._arrow.names)
+            if not isinstance(record, Mapping):
+                raise CodecError(
+                    f"ingest {self.name!r}: record {place} is a {type(record).__name__}, not a mapping"
+                )
+            unknown = [name for name in record if name not in known]
             if unknown:
                 raise CodecError(
-                    f"ingest {self.name!r}: record {place} has a column {min(unknown)!r}, the schema not"
+                    f"ingest {self.name!r}: record {place} has a column {unknown[0]!r}, the schema not"
                 )
         try:
-            batch = pa.RecordBatch.from_pylist(rows, schema=self._arrow)
+            batch = to_batch(rows, self._arrow)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise CodecError(f"ingest {self.name!r}: a record does not fit the schema: {error}") from error
         self.put_batch(batch)
@@ -63,30 +69,54 @@ class Ingest:
             raise CodecError(f"ingest {self.name!r}: expected columns {self._arrow}, got {batch.schema}")
         if not batch.num_rows:
             return
+        part = _Part(batch.replace_schema_metadata(None))
         with self._lock:
             group = self._gathering
-            group.batches.append(batch.replace_schema_metadata(None))
+            group.parts.append(part)
         with self._sending:
             if not group.sent:
                 with self._lock:
                     self._gathering = _Group()
                 group.send(self.name, self._client)
-        if group.error is not None:
-            raise group.error
+        if part.error is not None:
+            raise part.error
+
+
+class _Part:
+    """One thread's batch. It has failed until it is known to be in: its sender may be interrupted."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.batch = batch
+        self.error: Exception | None = VertexUnavailableError(
+            "the call that carried these records was interrupted: they may be in or not"
+        )
 
 
 class _Group:
     """Batches that travel together."""
 
     def __init__(self) -> None:
-        self.batches: list[pa.RecordBatch] = []
+        self.parts: list[_Part] = []
         self.sent = False
-        self.error: Exception | None = None
 
     def send(self, name: str, client: VertexClient) -> None:
         self.sent = True
-        whole = pa.Table.from_batches(self.batches).combine_chunks().to_batches()[0]
-        try:
-            client.call(IngestCall(f"ingest/{name}", whole))
-        except Exception as error:  # noqa: BLE001 - raised to every thread whose records were in the group
-            self.error = error
+        _send(self.parts, name, client)
+
+
+def _send(parts: list[_Part], name: str, client: VertexClient) -> None:
+    """Send parts as one call; what is refused together (too many rows, too many bytes) goes part by part."""
+    error: Exception | None = None
+    try:
+        whole = pa.concat_batches([part.batch for part in parts])
+        client.call(IngestCall(f"ingest/{name}", whole))
+    except (MalformedRequestError, ProtocolError, pa.ArrowInvalid) as refused:
+        if len(parts) > 1:
+            for part in parts:
+                _send([part], name, client)
+            return
+        error = refused
+    except Exception as raised:  # noqa: BLE001 - raised to every thread whose records were in the call
+        error = raised
+    for part in parts:
+        part.error = error

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.spark.chain import ChainResult, RowFailure
+from ftlayer.spark.conversion import text_of
 
 TRIES_ALONE = 2
 """A record alone in its process gets this many tries before it is called a killer: the first death
@@ -58,13 +59,20 @@ def _in_child(
         data = pipe.read()
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        return None, f"signal {signal.Signals(os.WTERMSIG(status)).name}"
+        return None, f"signal {_name(os.WTERMSIG(status))}"
     if os.WEXITSTATUS(status) or not data:
         return None, f"exit code {os.WEXITSTATUS(status)}"
     outcome = pickle.loads(data)
     if isinstance(outcome, BaseException):
         raise outcome
     return _from_wire(outcome), ""
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has a number only
+        return str(number)
 
 
 def _child(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult], writing: int) -> None:
@@ -81,13 +89,20 @@ def _child(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult], 
             )
         )
     except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises it
-        try:
-            data = pickle.dumps(error)
-        except Exception:  # noqa: BLE001 - an exception that cannot be pickled is carried as its text
-            data = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        data = _pickled(error)
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(data)
     os._exit(0)
+
+
+def _pickled(error: BaseException) -> bytes:
+    """Pickle an exception; one that the parent could not read is carried as its text."""
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 - a class may fail in any way at being pickled
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {text_of(error)}"))
+    return data
 
 
 def _from_wire(outcome: tuple[list[tuple[bytes, bytes, bytes]], list[RowFailure]]) -> ChainResult:

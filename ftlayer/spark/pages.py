@@ -85,7 +85,7 @@ class PageHead:
             failures = tuple(FailedRow(*row) for row in values[3])
             named = dict(zip((field.name for field in fields(cls)), values, strict=True))
             return cls(**{**named, "failures": failures})
-        except (ValueError, TypeError, IndexError, msgpack.exceptions.UnpackException) as error:
+        except (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException) as error:
             raise CodecError(f"not the head of a page: {error}") from error
 
 
@@ -108,7 +108,7 @@ def ipc_to_rows(data: bytes | pa.Buffer | None) -> Iterator[pa.RecordBatch]:
         return
     try:
         yield from pa.ipc.open_stream(data)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         raise CodecError(f"the rows of a page cannot be read: {error}") from error
 
 

@@ -117,13 +117,16 @@ class StageTask:
 
     def run(self, rows: pa.RecordBatch) -> ChainResult:
         """Run the functions; again in place, or in a child process, where the task says so."""
-        result = run_isolated(rows, self._run_chain) if self.isolate else self._run_chain(rows)
+        result = self._run_once(rows)
         for _ in range(self.again):
             failed = sorted({failure.row for failure in result.failures if not failure.fatal})
             if not failed:
                 break
-            result = _merge_retry(result, failed, self._run_chain(rows.take(pa.array(failed))))
+            result = _merge_retry(result, failed, self._run_once(rows.take(pa.array(failed))))
         return result
+
+    def _run_once(self, rows: pa.RecordBatch) -> ChainResult:
+        return run_isolated(rows, self._run_chain) if self.isolate else self._run_chain(rows)
 
     def _run_chain(self, rows: pa.RecordBatch) -> ChainResult:
         if not self.functions:
@@ -172,7 +175,9 @@ class _Page:
     def add(self, chunk: pa.RecordBatch, ordinal: int) -> None:
         """Run the rows of ``chunk``, whose first is the partition's ``ordinal``-th."""
         rows, roots, delivered = self._named(chunk, ordinal)
-        self._rows_in += rows.num_rows
+        # Rows that are left out count: their carriers and offsets are in this page.
+        self._rows_in += chunk.num_rows
+        self.bytes += roots.nbytes
         if not rows.num_rows:
             return
         if self._task.watch:
@@ -194,6 +199,12 @@ class _Page:
         ft = chunk.column(FT)
         known = ft.field("root").fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
         if self._task.giver is None:
+            if ft.null_count or not known.all():
+                raise QueryError(
+                    f"rows came out of a transform whose column {FT!r} is null, so nobody knows which record "
+                    "they derive from (an outer join or a union that makes rows of its own?); leave them out "
+                    "of the transform's result"
+                )
             return chunk.select(names), known, np.zeros(n, bool)
         delivered = np.zeros(n, bool)
         if ft.null_count < n:
@@ -254,6 +265,7 @@ class _Page:
         if taken:
             self._failed_rows.append(rows.take(pa.array(taken)))
             self._failed_count += len(taken)
+            self.bytes += self._failed_rows[-1].nbytes
 
     def close(self) -> pa.RecordBatch:
         """Return the page as a one-row batch."""

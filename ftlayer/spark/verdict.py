@@ -74,15 +74,15 @@ def first_stage_verdict(heads: Iterable[PageHead]) -> Verdict:
 def add_failures(verdict: Verdict, head: PageHead) -> None:
     """Add a page's failures, with the source rows that came along."""
     rows = list(ipc_to_rows(head.failed_rows))
-    table = pa.Table.from_batches(rows).combine_chunks().to_batches()[0] if rows else None
+    whole = pa.concat_batches(rows) if rows else None
     for failed in head.failures:
         verdict.fail(
             Failure(
                 failed.root, failed.reason, failed.operator, head.tracebacks[failed.traceback], failed.fatal
             )
         )
-        if failed.row >= 0 and table is not None:
-            verdict.failed_rows[failed.root] = table.slice(failed.row, 1)
+        if failed.row >= 0 and whole is not None:
+            verdict.failed_rows[failed.root] = whole.slice(failed.row, 1)
 
 
 def add_last_stage(verdict: Verdict, heads: Iterable[PageHead]) -> None:
@@ -112,9 +112,9 @@ def sealed_rows(
     key_hashes: I32 | None,
 ) -> SealedRows:
     """Put single failed rows, each with its root, into the form that a seal takes."""
-    batches = pa.Table.from_batches([row for _, row in rows]).combine_chunks().to_batches()
+    payload = pa.concat_batches([row for _, row in rows])
     roots = np.array([root for root, _ in rows], np.uint64)
-    return SealedRows(stream, batches[0], roots, tuple(failures[int(root)] for root in roots), key_hashes)
+    return SealedRows(stream, payload, roots, tuple(failures[int(root)] for root in roots), key_hashes)
 
 
 def _join(parts: list[U64]) -> U64:
