@@ -18,6 +18,7 @@ from ftlayer.store.values import (
     max_inline,
     number_of,
     part_key,
+    parts_prefix,
     split,
 )
 
@@ -218,9 +219,12 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         """Delete what ``entry`` refers to; where it is damaged its parts cannot be found and stay."""
         stored = None if entry is None else decode(key, entry)
         if isinstance(stored, Reference):
-            parts, index = self._databases[PARTS], 0
-            while self._transaction.delete(part_key(stored.number, index), db=parts):
-                index += 1
+            cursor = self._transaction.cursor(self._databases[PARTS])
+            prefix = parts_prefix(stored.number)
+            cursor.set_range(prefix)
+            # Deleting moves on to the next part; the key is empty behind the last one.
+            while cursor.key()[: len(prefix)] == prefix:
+                cursor.delete()
 
 
 def tree_pages(transaction: lmdb.Transaction, databases: Mapping[str, lmdb._Database]) -> int:

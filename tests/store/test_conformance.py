@@ -39,9 +39,9 @@ def test_a_new_store_is_empty(store: KeyValueStore) -> None:
     assert store.used_share < 0.05
 
 
-@pytest.mark.parametrize("size", [0, 1, 2_000, 4_074, 4_075, 4_076, 4_080, 4_096, 100_000])
+@pytest.mark.parametrize("size", [0, 1, 2_000, 4_074, 4_075, 4_076, 4_080, 4_096, 65_536, 100_000])
 def test_values_of_any_size_come_back(store: KeyValueStore, size: int) -> None:
-    value = (LARGE * 5)[:size]
+    value = (LARGE * 6)[:size]
     with store.write(intake=True) as transaction:
         transaction.put("segments", b"k", value)
         assert transaction.get("segments", b"k") == value
