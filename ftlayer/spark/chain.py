@@ -303,10 +303,10 @@ class _BatchSegment:
         if not isinstance(result, pd.DataFrame):
             raise TypeError(f"{step.uid!r} returned a {type(result).__name__}, not a pandas.DataFrame")
         self._check_columns(list(result.columns))
-        for field in step.schema:
+        schema = step.schema.append(pa.field(ROW_TAG, pa.int32())) if step.tagged else step.schema
+        for field in schema:
             if pa.types.is_integer(field.type) and result[field.name].dtype == object:
                 check_whole(list(result[field.name]), field.name)
-        schema = step.schema.append(pa.field(ROW_TAG, pa.int32())) if step.tagged else step.schema
         return pa.RecordBatch.from_pandas(result, schema=schema, preserve_index=False)
 
 

@@ -1,0 +1,110 @@
+"""What the tests without a Spark session share: rows as a source gives them, pages read back, frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ftlayer.spark.pages import PageHead, ipc_to_rows, roots_of
+from ftlayer.spark.stage_task import FT, RootGiver
+
+SOURCE_FT_TYPE = pa.struct([("root", pa.int64()), ("start", pa.int64()), ("end", pa.int64())])
+FT_TYPE = pa.struct([("root", pa.int64())])
+GIVER = RootGiver("q", "run", "files", 0, 0, 1)
+
+
+def source_rows(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
+    """Rows of a source in the shape the first stage gets them: no root yet."""
+    batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+    return batch.append_column(FT, pa.nulls(len(rows), SOURCE_FT_TYPE))
+
+
+def delivered_rows(
+    rows: list[dict[str, Any]], schema: pa.Schema, roots: list[int], start: int, end: int
+) -> pa.RecordBatch:
+    """Rows as the vertex delivers them."""
+    signed = np.array(roots, np.uint64).view(np.int64).tolist()
+    ft = [{"root": root, "start": start, "end": end} for root in signed]
+    return pa.RecordBatch.from_pylist(rows, schema=schema).append_column(FT, pa.array(ft, SOURCE_FT_TYPE))
+
+
+def rooted_rows(rows: list[dict[str, Any]], schema: pa.Schema, roots: list[int]) -> pa.RecordBatch:
+    """Rows behind the first stage."""
+    ft = [{"root": root} for root in np.array(roots, np.uint64).view(np.int64).tolist()]
+    return pa.RecordBatch.from_pylist(rows, schema=schema).append_column(FT, pa.array(ft, FT_TYPE))
+
+
+class ReadPage:
+    """A page read back."""
+
+    def __init__(self, page: pa.RecordBatch) -> None:
+        assert page.num_rows == 1
+        head, data, source = (page.column(name)[0].as_py() for name in ("head", "data", "source"))
+        self.head = PageHead.from_bytes(head)
+        self.data = list(ipc_to_rows(data))
+        self.source = list(ipc_to_rows(source))
+        self.failed = [row for part in ipc_to_rows(self.head.failed_rows) for row in part.to_pylist()]
+
+    @property
+    def roots(self) -> list[int]:
+        return [root for part in self.data for root in roots_of(part).tolist()]
+
+    def column(self, name: str) -> list[Any]:
+        return [value for part in self.data for value in part.column(name).to_pylist()]
+
+
+class FakeFrame:
+    """The little of a DataFrame that the running of a batch asks for, in this process."""
+
+    def __init__(self, partitions: list[list[pa.RecordBatch]]) -> None:
+        self.partitions = partitions
+
+    def mapInArrow(self, function: Any, schema: Any) -> FakeFrame:
+        done = []
+        for number, part in enumerate(self.partitions):
+            context = SimpleNamespace(partitionId=lambda number=number: number)
+            with patch("pyspark.TaskContext.get", return_value=context):
+                done.append(list(function(iter(part))))
+        return FakeFrame(done)
+
+    def localCheckpoint(self, eager: bool) -> FakeFrame:
+        return self
+
+    def select(self, *columns: str) -> FakeFrame:
+        return FakeFrame([[batch.select(columns) for batch in part] for part in self.partitions])
+
+    def repartition(self, *arguments: Any) -> FakeFrame:
+        return self
+
+    def toLocalIterator(self) -> Iterator[tuple[Any, ...]]:
+        for part in self.partitions:
+            for batch in part:
+                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+    @property
+    def _jdf(self) -> Any:
+        rdd = SimpleNamespace(unpersist=lambda blocking: None)
+        plan = SimpleNamespace(rdd=lambda: rdd)
+        return SimpleNamespace(queryExecution=lambda: SimpleNamespace(logical=lambda: plan))
+
+
+def read_pages(pages: Iterable[pa.RecordBatch]) -> list[ReadPage]:
+    return [ReadPage(page) for page in pages]
+
+
+@pytest.fixture(scope="session")
+def kit() -> SimpleNamespace:
+    return SimpleNamespace(
+        source_rows=source_rows,
+        delivered_rows=delivered_rows,
+        rooted_rows=rooted_rows,
+        read_pages=read_pages,
+        FakeFrame=FakeFrame,
+        GIVER=GIVER,
+    )
