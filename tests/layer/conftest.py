@@ -121,7 +121,7 @@ class Vertex:
         found: list[calls.RecordInfo] = []
         after = b""
         while True:
-            page = self.call(calls.ListRecords(state, stream, 3, after))
+            page = self.call(calls.ListRecords(state, stream, 7, after))
             found += page.records
             after = page.more
             if not after:
