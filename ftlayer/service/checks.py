@@ -110,8 +110,14 @@ def _check_lengths(call: str, rows: int, **columns: Sized) -> None:
 
 
 def _check_key_hashes(key_hashes: I32 | None, rows: int, where: str) -> None:
-    if key_hashes is not None and len(key_hashes) != rows:
+    if key_hashes is None:
+        return
+    if len(key_hashes) != rows:
         raise MalformedRequestError(f"{where}: expected {rows} rows, as roots has, got {len(key_hashes)}")
+    if key_hashes.ndim not in (1, 2) or 0 in key_hashes.shape[1:]:
+        raise MalformedRequestError(
+            f"{where}: expected shape (n,) or (n, selectors), got {key_hashes.shape}; leave it out without keys"
+        )
 
 
 def _check_failures(failures: tuple[calls.Failure, ...], where: str) -> None:

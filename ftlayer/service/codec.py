@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -72,7 +72,7 @@ def batch_from_ipc(data: Any, where: str) -> pa.RecordBatch:
         with pa.ipc.open_stream(data) as reader:
             batch = reader.read_next_batch()
             more = next(iter(reader), None)
-        batch.validate(full=True)
+        check_batch(batch)
     except StopIteration:
         raise malformed(where, "an Arrow IPC stream with one record batch", data) from None
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
@@ -82,6 +82,22 @@ def batch_from_ipc(data: Any, where: str) -> pa.RecordBatch:
             f"{where}: expected an Arrow IPC stream with one record batch, got several"
         )
     return batch
+
+
+def check_batch(batch: pa.RecordBatch) -> None:
+    """Raise `pyarrow.ArrowInvalid` or ValueError for a batch that cannot be read without harm.
+
+    Arrow takes names that are no UTF-8 and offsets beyond a buffer, and fails when they are used.
+    """
+    check_names(batch.schema)
+    batch.validate(full=True)
+
+
+def check_names(fields: Iterable[pa.Field]) -> None:
+    """Raise ValueError for a field, at any depth, whose name is no UTF-8."""
+    for field in fields:
+        str(field.name)
+        check_names(field.type.field(index) for index in range(field.type.num_fields))
 
 
 # ---------------------------------------------------------------- plain values

@@ -30,7 +30,7 @@ import pyarrow as pa
 from ftlayer.errors import MalformedRequestError
 from ftlayer.layer.calls import I32, U64, Envelope, Ingest, Persist, SourcePosition, Xor
 from ftlayer.service.checks import check_call, check_name
-from ftlayer.service.codec import dataclass_codec, malformed
+from ftlayer.service.codec import check_names, dataclass_codec, malformed
 from ftlayer.service.wire import envelope_of, pack, unpack_map
 
 BulkCall = Persist | Ingest | Xor
@@ -151,6 +151,10 @@ class PutDecoder:
     def __init__(self, header: PutHeader, schema: pa.Schema) -> None:
         """Raise `MalformedRequestError` where the schema is not the one the header asks for."""
         self._header = header
+        try:
+            check_names(schema)
+        except ValueError as error:
+            raise MalformedRequestError(f"schema: a column's name is not UTF-8 ({error})") from None
         leading = {"Persist": [ROOT, VALUE], "Xor": [ROOT, VALUE], "Ingest": [], "Parts": list(PART_SCHEMA)}
         for index, wanted in enumerate(leading[header.call]):
             _check_field(schema, index, wanted.name, wanted.type)

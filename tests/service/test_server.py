@@ -1,0 +1,291 @@
+"""The server over real sockets: what other clients send, and what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from ftlayer.config import MIB
+from ftlayer.errors import ConfigError, MalformedRequestError, UnauthorizedError, VertexUnavailableError
+from ftlayer.layer.calls import Accepted, ListRecords, RecordList, Stats, StatsReply, StreamOpened, Xored
+from ftlayer.service.client import VertexClient
+from ftlayer.service.tls import make_certificate
+
+STREAM = "job/source"
+
+
+@pytest.fixture
+def raw(running: Any) -> flight.FlightClient:
+    with flight.FlightClient(running.address) as client:
+        yield client
+
+
+@pytest.fixture
+def options(running: Any) -> flight.FlightCallOptions:
+    return flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {running.token}".encode())], timeout=20)
+
+
+def persisted(client: VertexClient) -> float:
+    reply = client.call(Stats())
+    assert isinstance(reply, StatsReply)
+    return reply.values["persisted"]
+
+
+# ---------------------------------------------------------------- any Flight client
+
+
+def test_a_plain_flight_client_persists_and_xors_as_documented(
+    running: Any, client: VertexClient, raw: flight.FlightClient, options: Any, open_stream: Callable[..., Any]
+) -> None:
+    opened = client.call(open_stream())
+    assert isinstance(opened, StreamOpened)
+    ids = pa.array([11, 12], pa.uint64())
+    persist = pa.record_batch({"ft.root": ids, "ft.value": ids, "text": ["a", "b"]})
+    command = msgpack.packb({"call": "Persist", "client": "plain", "stream": STREAM})
+    writer, reader = raw.do_put(flight.FlightDescriptor.for_command(command), persist.schema, options)
+    writer.write_with_metadata(persist, msgpack.packb({"sequence": 1}))
+    answer = msgpack.unpackb(reader.read().to_pybytes())
+    assert answer == {"reply": "Accepted", "fields": {"rows": 2}, "sequence": 1}
+    writer.close()
+
+    xor = pa.record_batch({"ft.root": ids, "ft.value": ids})
+    command = msgpack.packb({"call": "Xor", "client": "plain-xor"})
+    writer, reader = raw.do_put(flight.FlightDescriptor.for_command(command), xor.schema, options)
+    metadata = {"sequence": 1, "incarnation": opened.incarnation}
+    writer.write_with_metadata(xor, msgpack.packb(metadata))
+    answer = msgpack.unpackb(reader.read().to_pybytes())
+    assert answer["fields"] == {"completed": 2, "unknown": 0}
+    writer.close()
+
+
+def test_health_and_route(raw: flight.FlightClient, options: Any) -> None:
+    [health] = raw.do_action(flight.Action("health", b""), options)
+    assert msgpack.unpackb(health.body)["shards"] == 1
+    [route] = raw.do_action(flight.Action("route", STREAM.encode()), options)
+    assert msgpack.unpackb(route.body) == {"shard": 0, "shards": 1}
+    assert {action.type for action in raw.list_actions(options)} == {"call", "health", "route"}
+
+
+# ---------------------------------------------------------------- malformed
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(flight.FlightServerError) as caught:
+        list(call() or [])
+    assert msgpack.unpackb(caught.value.extra_info)["error"] == "MALFORMED"
+    return str(caught.value)
+
+
+def test_malformed_actions_are_refused_and_the_vertex_goes_on(
+    client: VertexClient, raw: flight.FlightClient, options: Any
+) -> None:
+    for action, named in [
+        (flight.Action("unknown", b""), "unknown"),
+        (flight.Action("call", b""), "msgpack"),
+        (flight.Action("call", os.urandom(1_000)), "call"),
+        (flight.Action("call", msgpack.packb({"call": "Stats"})), "fields"),
+        (flight.Action("call", bytes(4 * MIB + 1)), "max_message_bytes"),
+        (flight.Action("route", b"\xff"), "UTF-8"),
+    ]:
+        assert named in refused(lambda action=action: raw.do_action(action, options))
+    assert persisted(client) == 0
+
+
+def put(raw: flight.FlightClient, options: Any, command: Any, batch: pa.RecordBatch, metadata: Any) -> bytes:
+    descriptor = flight.FlightDescriptor.for_command(command)
+    writer, reader = raw.do_put(descriptor, batch.schema, options)
+    if metadata is None:
+        writer.write_batch(batch)
+    else:
+        writer.write_with_metadata(batch, metadata)
+    writer.done_writing()
+    answer = reader.read()
+    writer.close()
+    return answer.to_pybytes() if answer is not None else b""
+
+
+def test_malformed_streams_are_refused_and_the_vertex_goes_on(
+    client: VertexClient, raw: flight.FlightClient, options: Any
+) -> None:
+    ids = pa.array([1], pa.uint64())
+    batch = pa.record_batch({"ft.root": ids, "ft.value": ids})
+    good = msgpack.packb({"call": "Xor", "client": "me"})
+    assert "msgpack" in refused(lambda: put(raw, options, b"\xc1", batch, b"") and None)
+    assert "schema" in refused(lambda: put(raw, options, good, batch.select([1]), b"") and None)
+    assert "app_metadata" in refused(lambda: put(raw, options, good, batch, None) and None)
+    assert "app_metadata" in refused(lambda: put(raw, options, good, batch, b"\xc1") and None)
+    parts = msgpack.packb({"call": "Parts"})
+    part = pa.record_batch({"part": pa.array([b"123"])})
+    assert "last part" in refused(lambda: put(raw, options, parts, part, None) and None)
+    last = msgpack.packb({"last": True})
+    assert "call" in refused(lambda: put(raw, options, parts, part, last) and None)
+    assert persisted(client) == 0
+
+
+def test_a_stream_with_a_path_instead_of_a_command_is_refused(raw: flight.FlightClient, options: Any) -> None:
+    def send() -> None:
+        writer, reader = raw.do_put(flight.FlightDescriptor.for_path("x"), pa.schema([]), options)
+        writer.done_writing()
+        reader.read()
+        writer.close()
+
+    assert "descriptor" in refused(send)
+
+
+def test_one_malformed_call_of_a_stream_spoils_no_other(
+    client: VertexClient, raw: flight.FlightClient, options: Any, open_stream: Callable[..., Any]
+) -> None:
+    client.call(open_stream())
+    command = msgpack.packb({"call": "Persist", "client": "me", "stream": STREAM})
+
+    def batch(root: int) -> pa.RecordBatch:
+        ids = pa.array([root], pa.uint64())
+        return pa.record_batch({"ft.root": ids, "ft.value": ids, "x": ["y"]})
+
+    writer, reader = raw.do_put(flight.FlightDescriptor.for_command(command), batch(1).schema, options)
+    for sequence, root in enumerate([5, 0, 7], 1):
+        writer.write_with_metadata(batch(root), msgpack.packb({"sequence": sequence}))
+    answers = [msgpack.unpackb(reader.read().to_pybytes()) for _ in range(3)]
+    writer.close()
+    by_sequence = {answer["sequence"]: answer for answer in answers}
+    assert by_sequence[1]["reply"] == by_sequence[3]["reply"] == "Accepted"
+    assert by_sequence[2]["error"] == "MALFORMED"
+    assert "Persist.roots[0]" in by_sequence[2]["message"]
+    assert persisted(client) == 2
+
+
+def test_a_stream_that_breaks_off_leaves_what_it_brought(
+    running: Any, client: VertexClient, raw: flight.FlightClient, options: Any, open_stream: Callable[..., Any]
+) -> None:
+    client.call(open_stream())
+    command = msgpack.packb({"call": "Persist", "client": "me", "stream": STREAM})
+    ids = pa.array([5], pa.uint64())
+    batch = pa.record_batch({"ft.root": ids, "ft.value": ids, "x": ["y"]})
+    writer, reader = raw.do_exchange(flight.FlightDescriptor.for_command(command), options)
+    writer.begin(batch.schema)
+    writer.write_with_metadata(batch, msgpack.packb({"sequence": 1}))
+    assert reader.read_chunk().app_metadata is not None
+    reader.cancel()
+    assert persisted(client) == 1
+
+
+def test_garbage_on_the_port_harms_nobody(running: Any, client: VertexClient) -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    random = np.random.default_rng(1)
+    for size in (0, 1, 10, 1_000, 100_000):
+        for prefix in (b"", preface, preface + bytes(9)):
+            with socket.create_connection(("127.0.0.1", running.server.port), timeout=5) as connection:
+                try:
+                    connection.sendall(prefix + random.bytes(size))
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65_536):
+                        pass
+                except OSError:
+                    continue  # thrown out by the server, as it should be
+    assert persisted(client) == 0
+
+
+# ---------------------------------------------------------------- long calls and replies
+
+
+def test_calls_and_replies_longer_than_a_message(
+    client: VertexClient, open_stream: Callable[..., Any], batches: Any
+) -> None:
+    client.call(open_stream())
+    rows = 60_000
+    payload = pa.record_batch({"text": pa.array(["x" * 100] * rows)})
+    call = batches.persist(rows)
+    reply = client.call(type(call)(STREAM, payload, call.roots, call.values))
+    assert reply == Accepted(rows)
+    reply = client.call(ListRecords("pending", STREAM, limit=10_000))
+    assert isinstance(reply, RecordList)
+    assert len(reply.records) == 10_000
+
+
+def test_a_call_beyond_all_parts_is_refused(client: VertexClient, batches: Any) -> None:
+    payload = pa.record_batch({"text": pa.array([b"x" * (65 * MIB)])})
+    call = batches.persist(1)
+    with pytest.raises(MalformedRequestError, match="max_message_bytes"):
+        client.call(type(call)(STREAM, payload, call.roots, call.values))
+
+
+def test_a_batch_beyond_the_message_limit_is_refused_alone(
+    client: VertexClient, open_stream: Callable[..., Any], batches: Any
+) -> None:
+    client.call(open_stream())
+    small = batches.persist(1)
+    payload = pa.record_batch({"text": pa.array(["x" * (5 * MIB)])})
+    large = type(small)(STREAM, payload, *(small.roots + np.uint64(1),) * 2)
+    with client.pipeline() as pipeline:
+        first, second = pipeline.submit(large), pipeline.submit(small)
+        with pytest.raises(MalformedRequestError, match="max_message_bytes"):
+            first.result()
+        assert second.result() == Accepted(1)
+
+
+# ---------------------------------------------------------------- token and TLS
+
+
+@pytest.mark.parametrize("headers", [[], [b"Bearer wrong-wrong-wrong"], [b"Basic x"], [b"Bearer "]])
+def test_a_missing_or_wrong_token_is_refused(raw: flight.FlightClient, headers: list[bytes]) -> None:
+    options = flight.FlightCallOptions(headers=[(b"authorization", value) for value in headers], timeout=20)
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        list(raw.do_action(flight.Action("health", b""), options))
+
+
+def test_two_tokens_are_none(raw: flight.FlightClient, running: Any) -> None:
+    header = (b"authorization", f"Bearer {running.token}".encode())
+    with pytest.raises(flight.FlightUnauthenticatedError):
+        list(raw.do_action(flight.Action("health", b""), flight.FlightCallOptions(headers=[header] * 2)))
+
+
+def test_a_wrong_token_fails_every_kind_of_call_at_once(running: Any, batches: Any) -> None:
+    client = running.client(token="wrong" * 5)
+    with pytest.raises(UnauthorizedError):
+        client.health()
+    with pytest.raises(UnauthorizedError):
+        client.call(Stats())
+    with client.pipeline() as pipeline, pytest.raises(UnauthorizedError):
+        pipeline.submit(batches.persist()).result(20)
+
+
+def test_tls_with_the_vertexs_own_certificate(
+    tmp_path: Path, serving: Callable[..., Any], open_stream: Callable[..., Any], batches: Any
+) -> None:
+    certificate = make_certificate(["127.0.0.1", "vertex.example"])
+    with serving(tmp_path / "vertex", certificate) as running:
+        client = running.client()
+        opened = client.call(open_stream())
+        with client.pipeline() as pipeline:
+            persist = batches.persist()
+            pipeline.submit(persist).result()
+            assert pipeline.submit(batches.xor(persist, opened.incarnation)).result() == Xored(10, 0)
+
+
+def test_tls_with_another_certificate_fails(tmp_path: Path, serving: Callable[..., Any]) -> None:
+    with serving(tmp_path / "vertex", make_certificate(["127.0.0.1"])) as running:
+        other = running.client(root_certs=make_certificate(["127.0.0.1"]).cert, deadline_ms=500)
+        with pytest.raises(VertexUnavailableError):
+            other.health()
+
+
+def test_tls_for_another_name_fails(tmp_path: Path, serving: Callable[..., Any]) -> None:
+    with serving(tmp_path / "vertex", make_certificate(["vertex.example"])) as running:
+        with pytest.raises(VertexUnavailableError):
+            running.client(deadline_ms=500).health()
+
+
+def test_certificates_are_for_addresses_or_names() -> None:
+    with pytest.raises(ConfigError):
+        make_certificate([])
+    with pytest.raises(ConfigError):
+        make_certificate(["höst"])
