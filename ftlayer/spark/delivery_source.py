@@ -53,7 +53,7 @@ class DeliveryOptions:
         numbers = {}
         for name, default in (("max_rows", 100_000), ("partitions", 2)):
             text = str(options.get(name, default))
-            if not text.isdigit() or int(text) < 1:
+            if not text.isdecimal() or int(text) < 1:
                 raise ConfigError(
                     f'format("{FORMAT}"): option {name!r} must be a number from 1, not {text!r}'
                 )
@@ -156,10 +156,10 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return Spark's own Arrow schema for ``schema``."""
+    """Return Spark's own Arrow schema for ``schema``; instants are in UTC, whatever the session's zone."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(schema)
+    return to_arrow_schema(schema, timezone="UTC")
 
 
 def delivered_rows(records: Records, schema: pa.Schema, start: int, end: int) -> pa.RecordBatch:

@@ -59,7 +59,9 @@ def test_a_head_comes_back_as_it_went(head: PageHead) -> None:
     assert PageHead.from_bytes(head.to_bytes()) == head
 
 
-@given(st.binary() | heads.flatmap(lambda head: st.binary(max_size=9).map(lambda b: head.to_bytes()[:-1] + b)))
+@given(
+    st.binary() | heads.flatmap(lambda head: st.binary(max_size=9).map(lambda b: head.to_bytes()[:-1] + b))
+)
 def test_other_bytes_are_no_head(data: bytes) -> None:
     try:
         PageHead.from_bytes(data)
@@ -109,7 +111,9 @@ def test_rows_of_dropped_roots_are_left_out(roots: list[int], others: list[int],
 
 
 @given(st.lists(u64, max_size=20, unique=True), st.randoms(), u64)
-def test_the_digest_depends_on_the_roots_and_not_on_their_order(roots: list[int], random: Any, other: int) -> None:
+def test_the_digest_depends_on_the_roots_and_not_on_their_order(
+    roots: list[int], random: Any, other: int
+) -> None:
     digest = digest_of(np.array(roots, np.uint64))
     shuffled = random.sample(roots, len(roots))
     assert digest_of(np.array(shuffled, np.uint64)) == digest

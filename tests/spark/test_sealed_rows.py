@@ -95,7 +95,9 @@ found_rows = st.lists(st.tuples(st.integers(0, 2), st.sampled_from("abc")), max_
 
 
 @given(found_rows, st.lists(st.sampled_from("abcd"), max_size=6))
-def test_as_many_of_equal_rows_are_chosen_as_were_sealed(rows: list[tuple[int, str]], sealed: list[str]) -> None:
+def test_as_many_of_equal_rows_are_chosen_as_were_sealed(
+    rows: list[tuple[int, str]], sealed: list[str]
+) -> None:
     ordinals: Counter[int] = Counter()
     found = []
     content = {}
@@ -136,7 +138,10 @@ def test_places_are_found_in_any_partition_and_delivered_rows_are_no_match(kit: 
             [kit.source_rows([row(9)], S), kit.source_rows([row(3), row(2), row(3)], S)],
         ]
     )
-    payloads = [pa.RecordBatch.from_pylist([row(3)], schema=S), pa.RecordBatch.from_pylist([row(1)], schema=S)]
+    payloads = [
+        pa.RecordBatch.from_pylist([row(3)], schema=S),
+        pa.RecordBatch.from_pylist([row(1)], schema=S),
+    ]
     skip = rows_to_skip(frame, sealed_of(payloads, redelivered=(5,), resumed=(Failure(6, "r"),)))
     assert skip.ordinals == {0: frozenset({0}), 2: frozenset({1})}
     assert skip.roots == frozenset({5, 6})

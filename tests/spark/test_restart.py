@@ -1,0 +1,85 @@
+"""Restart strategies on a clock that is an argument."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftlayer.errors import ConfigError
+from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
+
+gaps = st.lists(st.integers(0, 400), max_size=30)
+
+
+def times_of(gaps: list[int]) -> list[int]:
+    now, times = 1_000, []
+    for gap in gaps:
+        now += gap
+        times.append(now)
+    return times
+
+
+def test_no_restart_gives_up() -> None:
+    assert NoRestart().on_failure(5) is None
+
+
+@given(st.integers(1, 5), gaps)
+def test_a_fixed_delay_counts_all_failures(attempts: int, gaps: list[int]) -> None:
+    strategy = FixedDelay(attempts, "30ms")
+    answers = [strategy.on_failure(time) for time in times_of(gaps)]
+    assert answers == [30 if place < attempts else None for place in range(len(gaps))]
+
+
+@given(gaps, st.integers(1, 300), st.none() | st.integers(1, 6))
+def test_an_exponential_delay_doubles_to_its_bound_and_starts_anew_after_a_quiet_time(
+    gaps: list[int], reset: int, attempts: int | None
+) -> None:
+    strategy = ExponentialDelay(10, 75, reset, attempts)
+    pause, in_a_row = 10, 0
+    for place, time in enumerate(times_of(gaps)):
+        if place and gaps[place] >= reset:
+            pause, in_a_row = 10, 0
+        in_a_row += 1
+        expected = None if attempts is not None and in_a_row > attempts else pause
+        assert strategy.on_failure(time) == expected
+        pause = min(2 * pause, 75)
+
+
+def test_an_exponential_delay_without_a_bound_of_attempts_goes_on() -> None:
+    strategy = ExponentialDelay(attempts=None)
+    assert [strategy.on_failure(0) for _ in range(500)][-1] == 60_000
+
+
+@given(gaps, st.integers(1, 4), st.integers(1, 500))
+def test_a_failure_rate_counts_what_came_within_the_interval(
+    gaps: list[int], most: int, interval: int
+) -> None:
+    strategy = FailureRate(most, interval, 7)
+    times = times_of(gaps)
+    for place, time in enumerate(times):
+        recent = sum(time - earlier < interval for earlier in times[: place + 1])
+        assert strategy.on_failure(time) == (7 if recent <= most else None)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: FixedDelay(0), "attempts"),
+        (lambda: FixedDelay(delay="soon"), "delay"),
+        (lambda: FixedDelay(delay=0), "delay"),
+        (lambda: ExponentialDelay(initial_delay=-1), "initial_delay"),
+        (lambda: ExponentialDelay(initial_delay="2m", max_delay="1m"), "max_delay"),
+        (lambda: ExponentialDelay(max_delay="x"), "max_delay"),
+        (lambda: ExponentialDelay(reset_after=True), "reset_after"),
+        (lambda: ExponentialDelay(attempts=0), "attempts"),
+        (lambda: FailureRate(0), "max_failures"),
+        (lambda: FailureRate(interval=0), "interval"),
+        (lambda: FailureRate(delay=""), "delay"),
+    ],
+)
+def test_options_that_make_no_sense_are_named(make: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        make()
