@@ -57,7 +57,7 @@ INTAKE = (calls.Persist, calls.Ingest, calls.Seal, calls.Reseal)
 """Calls that add records: for ``store.write(intake=True)``."""
 
 _DURABLE = (*INTAKE, calls.OpenQuery, calls.Commit, calls.Requeue, calls.Purge)
-_PASSING = (calls.Xor, calls.Touch, calls.Fail, calls.TakeReplays)
+_PASSING = (calls.Fail, calls.TakeReplays)
 _MEMORY_ONLY = (calls.Xor, calls.Touch)
 
 _FORGET_CLIENTS_EVERY_MS = 600_000
@@ -103,18 +103,23 @@ class FTLayer:
         return self._state.incarnation
 
     def apply(
-        self, txn: WriteTransaction, call: MutatingCall, envelope: Envelope | None, now: Now
+        self, txn: WriteTransaction | None, call: MutatingCall, envelope: Envelope | None, now: Now
     ) -> Outcome:
         """Stage a call's changes in ``txn``; see the module for what the shell must keep to.
 
-        ``envelope`` None: the call is executed however often it comes.
+        ``envelope`` None: the call is executed however often it comes. ``txn`` may be None for `Xor` and
+        `Touch`, which are no part of any transaction.
 
         Raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError`, `StaleOwnerError` (each
         says why), whatever the store raises, and `VertexError` when this object must not be used any more.
         """
+        if isinstance(call, _MEMORY_ONLY):
+            return self._apply_in_memory(call, envelope, now)
+        if txn is None:
+            raise ValueError(f"{type(call).__name__} needs a transaction")
         group = self._enter(txn)
         if envelope is not None and isinstance(call, _DURABLE + _PASSING):
-            if isinstance(call, (calls.Xor, calls.Touch, calls.Fail)):
+            if isinstance(call, calls.Fail):
                 self._state.check_incarnation(call.incarnation)
             seen = self._dedupe.reply_to(envelope, group.replies)
             if seen is not None:
@@ -122,7 +127,7 @@ class FTLayer:
                 return Outcome(seen, _nothing)
         self._tracking.advance(now)
         reply, register = self._execute(txn, call, now)
-        if not isinstance(call, INTAKE + _MEMORY_ONLY):
+        if not isinstance(call, INTAKE):
             group.irrevocable = True
         if envelope is not None and isinstance(call, _DURABLE):
             self._dedupe.stage(txn, envelope, reply)
@@ -139,6 +144,25 @@ class FTLayer:
                 self._dedupe.keep_durable(envelope, reply, now.mono_ms)
 
         return Outcome(reply, after)
+
+    def _apply_in_memory(self, call: calls.Xor | calls.Touch, envelope: Envelope | None, now: Now) -> Outcome:
+        """Run a call that no transaction has a part in: it has its effect at once."""
+        self._check_usable()
+        self._state.check_incarnation(call.incarnation)
+        if envelope is not None:
+            seen = self._dedupe.reply_to(envelope, self._state.group.replies)
+            if seen is not None:
+                self._state.counters.deduplicated_calls += 1
+                return Outcome(seen, _nothing)
+        self._tracking.advance(now)
+        reply: Reply
+        if isinstance(call, calls.Xor):
+            reply = self._tracking.xor(call, now)
+        else:
+            reply = self._tracking.touch(call, now)
+        if envelope is not None:
+            self._dedupe.keep_passing(envelope, reply, now.mono_ms)
+        return Outcome(reply, _nothing)
 
     def read(self, txn: ReadTransaction, call: ReadingCall, now: Now) -> Reply:
         """Answer a call that changes nothing. Raises `MalformedRequestError`, `ProtocolError`."""
@@ -234,12 +258,8 @@ class FTLayer:
         self, txn: WriteTransaction, call: MutatingCall, now: Now
     ) -> tuple[Reply, Callable[[], None] | None]:
         match call:
-            case calls.Xor():
-                return self._tracking.xor(call, now), None
             case calls.Persist():
                 return self._tracking.persist(txn, call, now)
-            case calls.Touch():
-                return self._tracking.touch(call, now), None
             case calls.Fail():
                 return self._tracking.fail(txn, call, now), None
             case calls.TakeReplays():

@@ -67,7 +67,7 @@ def cut(text: str, limit: int) -> str:
     """Return ``text`` with at most ``limit`` characters; what is left out of its middle is counted there."""
     if len(text) <= limit:
         return text
-    note = f"\n[… {len(text) - limit} characters and this note's length left out …]\n"
+    note = f"\n[… about {len(text) - limit} characters left out …]\n"
     kept = limit - len(note)
     head = kept // 2
     return text[:head] + note + text[len(text) - (kept - head) :]

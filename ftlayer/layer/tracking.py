@@ -131,7 +131,6 @@ class Tracking:
         flush.
         """
         state = self._state
-        state.check_incarnation(call.incarnation)
         check_array(call.roots, "roots")
         check_array(call.values, "values", len(call.roots))
         unknown = state.tracker.unknown_xors
@@ -148,7 +147,6 @@ class Tracking:
     def touch(self, call: Touch, now: Now) -> Touched:
         """Start the time of pending roots again."""
         state = self._state
-        state.check_incarnation(call.incarnation)
         check_array(call.roots, "roots")
         timeouts = {stream.options.timeout_ms for stream in state.streams.values()}
         if len(timeouts) == 1:

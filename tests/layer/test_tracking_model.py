@@ -55,11 +55,11 @@ class Model:
 
     def fail(self, record: Record, wall: int, *, timed_out: bool = False, fatal: bool = False) -> None:
         record.failed_attempts += 1
-        record.timed_out = timed_out
+        record.timed_out = False
         if fatal or record.attempt == MAX_ATTEMPTS:
             record.state = "dead"
             return
-        record.state = "waiting"
+        record.state, record.timed_out = "waiting", timed_out
         record.not_before = wall + BACKOFF[min(record.attempt, len(BACKOFF)) - 1]
         record.attempt += 1
 
