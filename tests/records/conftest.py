@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,23 +8,6 @@ from hypothesis import settings
 # Two cores are shared with whatever else runs; a slow example is no failure.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
-
-
-@pytest.fixture(scope="session")
-def spark() -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[1]")
-        .appName("ftlayer-records")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "4")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
 
 
 def _integers(rng: np.random.Generator, n: int, type_: pa.DataType, bits: int) -> pa.Array:

@@ -1,0 +1,326 @@
+"""The command ``ftlayer``. Everything but the command line itself is imported when it is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ftlayer.demo.kills import Kill
+from ftlayer.errors import ConfigError, FTLayerError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ftlayer.layer.calls import RecordInfo
+    from ftlayer.service.client import VertexClient
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+DEFAULT_ADDRESS = "grpc://127.0.0.1:7077"
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+class _Group(TyperGroup):
+    """Prints ftlayer's own errors as what they say, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FTLayerError as error:
+            typer.echo(f"ftlayer: {error}", err=True)
+            raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Record-level fault tolerance for PySpark streams.",
+)
+dead = typer.Typer(no_args_is_help=True, help="Dead letters of a running vertex: list, show, requeue, purge.")
+app.add_typer(dead, name="dead")
+
+
+class State(StrEnum):
+    """What ``inspect --list`` can name."""
+
+    PENDING = "pending"
+    WAITING = "waiting"
+    DELIVERY = "delivery"
+    DEAD = "dead"
+
+
+Address = Annotated[str, typer.Option(help="Where the vertex is.", envvar="FTLAYER_ADDRESS")]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the vertex's token; without it, FTLAYER_TOKEN is used.")
+]
+RootCerts = Annotated[Path | None, typer.Option(help="PEM of the certificate to trust, for grpc+tls.")]
+Keys = Annotated[list[str], typer.Argument(help="Keys as `ftlayer dead list` shows them.")]
+Everything = Annotated[bool, typer.Option("--all", help="All dead letters there are.")]
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of ftlayer and of what it runs on."""
+    from importlib.metadata import version as version_of
+
+    typer.echo(f"ftlayer {version_of('ftlayer')}")
+    typer.echo(
+        f"pyspark {version_of('pyspark')}, pyarrow {version_of('pyarrow')}, Python {sys.version.split()[0]}"
+    )
+
+
+@app.command()
+def demo(
+    input: Annotated[
+        str | None, typer.Option(help="Files to read, a GLOB in quotes; without it, Python's own sources.")
+    ] = None,
+    kill: Annotated[Kill, typer.Option(help="What is killed with SIGKILL in the middle.")] = Kill.ALL,
+    lines: Annotated[int, typer.Option(min=100, help="How many lines to read at most.")] = 200_000,
+    batches: Annotated[int, typer.Option(min=4, max=1_000, help="In how many micro-batches.")] = 20,
+    dir: Annotated[
+        Path | None, typer.Option(help="Directory of the run, new or empty; it is kept.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the run's temporary directory.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the ledger to this file too.")] = None,
+) -> None:
+    """Run a wrapped query over real text, kill it in the middle, and account for every line.
+
+    Exit code 0: the ledger balances. 3: it does not.
+    """
+    from ftlayer.machine import check_java
+
+    check_java()
+    from ftlayer.demo.run import DemoOptions, run_demo
+
+    options = DemoOptions(input, kill, lines, batches, dir, keep, json)
+    raise typer.Exit(run_demo(options, _console()))
+
+
+@app.command()
+def serve(
+    path: Annotated[Path, typer.Argument(help="Directory of the store; made if it is missing.")],
+    listen: Annotated[str, typer.Option(help="host:port; port 0 is any free one.")] = "127.0.0.1:7077",
+    token_file: TokenFile = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM of the certificate chain; required off loopback.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM of its private key.")] = None,
+    shards: Annotated[int, typer.Option(help="A power of two; fixed when the store is made.")] = 1,
+    durability: Annotated[
+        str, typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/operations.md.')
+    ] = "batch",
+    max_store: Annotated[str, typer.Option(help='How large the store may become, like "8GiB".')] = "8GiB",
+    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus endpoint.")] = None,
+) -> None:
+    """Run a vertex of its own, for queries that say FTLayer.connect."""
+    import logging
+
+    from ftlayer.config import ServeOptions, VertexOptions
+    from ftlayer.service.serve import serve as run
+
+    vertex = VertexOptions(
+        path, shards=shards, durability=durability, max_store_bytes=parse_size(max_store, "--max-store")
+    )
+    options = ServeOptions(
+        vertex,
+        _token(token_file),
+        listen,
+        None if tls_cert is None else _read(tls_cert, "--tls-cert"),
+        None if tls_key is None else _read(tls_key, "--tls-key"),
+        metrics_port,
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    code = run(options, on_ready=lambda address: typer.echo(f"ftlayer vertex at {address}, store {path}"))
+    logging.shutdown()
+    sys.stdout.flush()
+    # Streams that clients have open keep threads busy that an ordinary exit would wait for.
+    os._exit(code)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Directory of a vertex's store.")],
+    list_state: Annotated[
+        State | None, typer.Option("--list", help="List the records in this state, not just their number.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
+) -> None:
+    """Look into a store, without a vertex or beside a live one; changes nothing."""
+    from itertools import islice
+
+    from ftlayer.offline import inspect_vertex, stored_records
+    from ftlayer.tables import print_records, print_shards
+
+    console = _console()
+    if list_state is None:
+        print_shards(console, path, inspect_vertex(path))
+    else:
+        records = stored_records(path, list_state)
+        print_records(console, islice(records, limit), f"{list_state} in {path}")
+
+
+@dead.command("list")
+def list_dead(
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
+) -> None:
+    """List dead letters: key, record, reason."""
+    from itertools import islice
+
+    from ftlayer.tables import print_records
+
+    with _connect(address, token_file, root_certs) as client:
+        print_records(_console(), islice(_dead_letters(client), limit), f"dead letters of {address}")
+
+
+@dead.command()
+def show(
+    keys: Keys,
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+) -> None:
+    """Show everything that is known of dead letters: record, attempts, traceback."""
+    from ftlayer.tables import print_record
+
+    wanted = dict.fromkeys(_parsed(keys))
+    console = _console()
+    with _connect(address, token_file, root_certs) as client:
+        for record in _dead_letters(client):
+            if record.key in wanted:
+                del wanted[record.key]
+                print_record(console, record)
+    for key in wanted:
+        typer.echo(f"ftlayer: there is no dead letter {key.hex()}", err=True)
+    if wanted:
+        raise typer.Exit(EXIT_ERROR)
+
+
+@dead.command()
+def requeue(
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
+    everything: Everything = False,
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+) -> None:
+    """Give dead letters their attempts back; their query gets them again at once."""
+    from ftlayer.layer.calls import Requeue
+
+    with _connect(address, token_file, root_certs) as client:
+        chosen = _chosen(client, keys, everything)
+        typer.echo(f"requeued {_change(client, Requeue(chosen))} of {len(chosen)}")
+
+
+@dead.command()
+def purge(
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
+    everything: Everything = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+) -> None:
+    """Delete dead letters for ever."""
+    from ftlayer.layer.calls import Purge
+
+    with _connect(address, token_file, root_certs) as client:
+        chosen = _chosen(client, keys, everything)
+        if chosen and not yes:
+            typer.confirm(f"Delete {len(chosen)} dead letters for ever?", abort=True)
+        typer.echo(f"purged {_change(client, Purge(chosen))} of {len(chosen)}")
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def parse_size(text: str, option: str) -> int:
+    """Return bytes for ``"512MiB"``, ``"8G"`` or a number; units are powers of 1024. `ConfigError` otherwise."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{option}: expected a size like '512MiB' or '8GiB', got {text!r}")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # Reasons and records may have brackets in them.
+    return Console(markup=False, highlight=False)
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be read: {error.strerror}") from error
+
+
+def _token(token_file: Path | None) -> str:
+    if token_file is not None:
+        return _read(token_file, "--token-file").decode("utf-8", "replace").strip()
+    token = os.environ.get("FTLAYER_TOKEN", "")
+    if not token:
+        raise ConfigError(
+            "a vertex has a token: name the file it is in with --token-file, or set FTLAYER_TOKEN. Make one with: "
+            "python -c 'import secrets; print(secrets.token_urlsafe())' > token"
+        )
+    return token
+
+
+def _connect(address: str, token_file: Path | None, root_certs: Path | None) -> VertexClient:
+    from ftlayer.service.client import VertexClient
+
+    certificates = None if root_certs is None else _read(root_certs, "--root-certs")
+    return VertexClient(
+        address, _token(token_file), root_certs=certificates, client_id="cli", deadline_ms=10_000
+    )
+
+
+def _dead_letters(client: VertexClient) -> Iterable[RecordInfo]:
+    from ftlayer.spark.frames import list_records
+
+    return list_records(client, "dead")
+
+
+def _parsed(keys: list[str]) -> tuple[bytes, ...]:
+    try:
+        return tuple(bytes.fromhex(key) for key in keys)
+    except ValueError as error:
+        raise ConfigError(f"keys are hexadecimal, as `ftlayer dead list` shows them ({error})") from error
+
+
+def _chosen(client: VertexClient, keys: list[str] | None, everything: bool) -> tuple[bytes, ...]:
+    if bool(keys) == everything:
+        raise ConfigError("name the dead letters by their keys, or say --all")
+    if keys:
+        return _parsed(keys)
+    return tuple(record.key for record in _dead_letters(client))
+
+
+def _change(client: VertexClient, call: Any) -> int:
+    from ftlayer.layer.calls import Changed
+
+    reply = client.call(call)
+    assert isinstance(reply, Changed)
+    return reply.count
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Runs the demo's driver, kills it and the vertex, starts the driver again, and says what happens."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ftlayer.demo.events import BatchDone, Event, Finished, Started, Writing, from_line
+from ftlayer.demo.kills import KillPlan, Victim
+from ftlayer.demo.layout import RunDirectory
+from ftlayer.errors import QueryError
+from ftlayer.store.directory import holder_of
+
+POLL_S = 0.02
+SILENCE_S = 180.0
+"""A driver that says nothing for so long hangs."""
+
+LOG_LINES = 15
+
+
+@dataclass(frozen=True)
+class Killed:
+    """Something was killed with SIGKILL while ``batch`` was being written."""
+
+    victim: Victim
+    batch: int
+
+
+@dataclass(frozen=True)
+class BackAgain:
+    """What was killed runs again, ``seconds`` after the kill."""
+
+    victim: Victim
+    seconds: float
+
+
+@dataclass(frozen=True)
+class WentOn:
+    """The first batch after a kill is through, ``seconds`` after it."""
+
+    victim: Victim
+    seconds: float
+
+
+Happening = Event | Killed | BackAgain | WentOn
+
+
+@dataclass
+class _Outage:
+    victim: Victim
+    pid: int
+    since: float
+    back: bool = False
+
+
+class Supervisor:
+    """One run of the demo. Use it as a context: on leaving, no process of it is left."""
+
+    def __init__(self, directory: RunDirectory, kills: KillPlan) -> None:
+        """Prepare; `happenings` starts it."""
+        self._directory = directory
+        self._kills = kills
+        self._driver: subprocess.Popen[str] | None = None
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._outages: list[_Outage] = []
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._driver is not None:
+            self._kill_driver()
+
+    def happenings(self) -> Iterator[Happening | None]:
+        """Run to the end, yielding what happens (None: nothing for a moment).
+
+        Raises `QueryError` when the driver ends without having been killed, or hangs.
+        """
+        self._start_driver()
+        heard = time.monotonic()
+        while True:
+            try:
+                event = self._events.get(timeout=POLL_S)
+            except queue.Empty:
+                if time.monotonic() - heard > SILENCE_S:
+                    raise QueryError(self._last_words(f"said nothing for {SILENCE_S:.0f} s")) from None
+                yield from self._vertex_back()
+                yield None
+                continue
+            heard = time.monotonic()
+            if event is None:
+                raise QueryError(self._last_words(f"ended with code {self._end_of_driver()}"))
+            yield event
+            if isinstance(event, Finished):
+                self._end_of_driver()
+                return
+            yield from self._react(event)
+
+    def _react(self, event: Event) -> Iterator[Happening]:
+        if isinstance(event, Writing):
+            victim = self._kills.due(event.batch)
+            if victim is not None:
+                pid = self._kill_vertex() if victim is Victim.VERTEX else self._kill_driver()
+                self._outages.append(_Outage(victim, pid, time.monotonic()))
+                yield Killed(victim, event.batch)
+                if victim is Victim.DRIVER:
+                    self._start_driver()
+        elif isinstance(event, Started):
+            yield from self._back(Victim.DRIVER)
+        elif isinstance(event, BatchDone):
+            for outage in self._outages:
+                yield from self._back(outage.victim)
+                yield WentOn(outage.victim, time.monotonic() - outage.since)
+            self._outages.clear()
+
+    def _back(self, victim: Victim) -> Iterator[Happening]:
+        for outage in self._outages:
+            if outage.victim is victim and not outage.back:
+                outage.back = True
+                yield BackAgain(victim, time.monotonic() - outage.since)
+
+    def _vertex_back(self) -> Iterator[Happening]:
+        for outage in self._outages:
+            if outage.victim is Victim.VERTEX and self._vertex_pid() not in (None, 0, outage.pid):
+                yield from self._back(Victim.VERTEX)
+
+    # ------------------------------------------------------------ processes
+
+    def _start_driver(self) -> None:
+        with self._directory.log.open("ab") as log:
+            self._driver = subprocess.Popen(
+                [sys.executable, "-m", "ftlayer.demo.driver", str(self._directory.root)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # A group of its own, with Spark's JVM in it, that is killed as a whole; Ctrl-C is for the screen.
+                start_new_session=True,
+            )
+        self._events = queue.SimpleQueue()
+        threading.Thread(
+            target=_read_events, args=(self._driver, self._events), name="demo-events", daemon=True
+        ).start()
+
+    def _kill_vertex(self) -> int:
+        pid = self._vertex_pid()
+        if not pid:
+            raise QueryError("no vertex holds the store, so none can be killed")
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def _vertex_pid(self) -> int | None:
+        return holder_of(self._directory.store / "shard-000")
+
+    def _kill_driver(self) -> int:
+        driver = self._driver
+        assert driver is not None
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+        assert driver.stdin is not None
+        driver.stdin.close()
+        return driver.pid
+
+    def _end_of_driver(self) -> int:
+        assert self._driver is not None
+        return self._driver.wait()
+
+    def _last_words(self, what: str) -> str:
+        lines = self._directory.log.read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
+        return "\n".join([f"the demo's driver {what}; its log {self._directory.log} ends:", *lines])
+
+
+def _read_events(driver: subprocess.Popen[str], events: queue.SimpleQueue[Event | None]) -> None:
+    assert driver.stdout is not None
+    with driver.stdout as lines:
+        for line in lines:
+            event = from_line(line)
+            if event is not None:
+                events.put(event)
+    events.put(None)

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner
+
+from ftlayer.cli import app, parse_size
+from ftlayer.errors import ConfigError
+from ftlayer.layer import calls
+from ftlayer.service.client import VertexClient
+
+TOKEN = "a-token-of-some-length"
+
+
+def ftlayer(*arguments: object, answer: str | None = None) -> tuple[int, str]:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], input=answer)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture(autouse=True)
+def no_token_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FTLAYER_TOKEN", raising=False)
+    # Wide, so that no word is cut off in the frames of usage errors.
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@dataclass
+class Served:
+    """A vertex that ``ftlayer serve`` runs."""
+
+    address: str
+    store: Path
+    token_file: Path
+    process: subprocess.Popen[str]
+
+    def client(self) -> VertexClient:
+        return VertexClient(self.address, TOKEN)
+
+    def dead(self, command: str, *arguments: object, answer: str | None = None) -> tuple[int, str]:
+        place = ("--address", self.address, "--token-file", self.token_file)
+        return ftlayer("dead", command, *arguments, *place, answer=answer)
+
+    def make_dead_letters(self, texts: list[str]) -> list[str]:
+        """Make a dead letter of each text; return their keys."""
+        roots = np.arange(1, len(texts) + 1, dtype=np.uint64)
+        with self.client() as client:
+            opened = client.call(calls.OpenStream("s", calls.StreamOptions(max_attempts=1)))
+            assert isinstance(opened, calls.StreamOpened)
+            payload = pa.record_batch({"text": texts})
+            client.call(calls.Persist("s", payload, roots, roots))
+            failures = [
+                calls.Failure(int(root), f"ValueError: [{root}] is broken", "parse", "Traceback: here")
+                for root in roots
+            ]
+            client.call(calls.Fail(tuple(failures), opened.incarnation))
+            found = client.call(calls.ListRecords("dead"))
+            assert isinstance(found, calls.RecordList)
+            return [record.key.hex() for record in found.records]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    token_file = tmp_path / "token"
+    token_file.write_text(TOKEN + "\n")
+    store = tmp_path / "store"
+    command = [sys.executable, "-m", "ftlayer.cli", "serve", str(store), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(
+        [*command, "--token-file", str(token_file), "--max-store", "64MiB"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("ftlayer vertex at "), line + process.communicate()[1]
+    yield Served(line.split(",")[0].split()[-1], store, token_file, process)
+    process.kill()
+    process.communicate()
+
+
+def test_version() -> None:
+    code, output = ftlayer("version")
+    assert code == 0
+    assert output.startswith("ftlayer ")
+    assert "pyspark" in output
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from ftlayer.cli import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'pyspark', 'pyarrow', 'numba', 'numpy', 'pandas', 'lmdb'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for command in ("demo", "serve", "inspect", "dead", "version"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo", "--kill", "cat"], "none"),
+        (["demo", "--lines", "1"], "--lines"),
+        (["inspect"], "Missing argument"),
+        (["inspect", "x", "--list", "everything"], "pending"),
+        (["dead", "list"], "FTLAYER_TOKEN"),
+        (["dead", "list", "--token-file", "/nowhere/token"], "/nowhere/token cannot be read"),
+        (["serve", "x", "--max-store", "many"], "--max-store"),
+        (["nothing"], "nothing"),
+    ],
+)
+def test_usage_errors_have_exit_code_2(arguments: list[str], said: str) -> None:
+    code, output = ftlayer(*arguments)
+    assert code == 2
+    assert said in output
+    assert "Traceback" not in output
+
+
+def test_an_input_that_is_not_there_is_a_usage_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    code, output = ftlayer("demo", "--input", tmp_path / "*.log", "--dir", tmp_path / "run")
+    assert code == 2
+    assert "no file matches" in output
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    code, output = ftlayer("demo", "--dir", tmp_path / "full")
+    assert code == 2
+    assert "not empty" in output
+
+
+def test_a_token_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("short")
+    code, output = ftlayer("serve", tmp_path / "store", "--token-file", tmp_path / "token")
+    assert code == 2
+    assert "token" in output
+    assert not (tmp_path / "store").exists()
+
+
+def test_off_loopback_needs_tls(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    arguments = ("serve", tmp_path / "store", "--token-file", tmp_path / "token", "--listen", "0.0.0.0:0")
+    code, output = ftlayer(*arguments)
+    assert code == 2
+    assert "TLS" in output
+
+
+def test_inspect_says_what_is_wrong_with_a_path(tmp_path: Path) -> None:
+    code, output = ftlayer("inspect", tmp_path)
+    assert code == 1
+    assert "holds no store" in output
+    code, output = ftlayer("inspect", tmp_path / "gone")
+    assert code == 1
+    assert "is no directory" in output
+
+
+def test_dead_letters_are_listed_shown_requeued_and_purged(served: Served) -> None:
+    keys = served.make_dead_letters(["one", "two", "three"])
+    code, output = served.dead("list")
+    assert code == 0
+    assert all(key in output for key in keys)
+    assert "ValueError: [1] is broken  (in parse)" in output
+    assert '{"text": "two"}' in output
+    assert "3 listed" in output
+
+    code, output = served.dead("show", keys[1])
+    assert code == 0
+    assert "Traceback: here" in output
+    assert "one" not in output
+
+    assert served.dead("requeue", keys[0]) == (0, "requeued 1 of 1\n")
+    assert served.dead("requeue", keys[0]) == (0, "requeued 0 of 1\n")
+    code, output = served.dead("purge", keys[1], answer="n\n")
+    assert code == 1
+    assert "2 listed" in served.dead("list")[1]
+    assert served.dead("purge", "--all", "--yes") == (0, "purged 2 of 2\n")
+    assert "none" in served.dead("list")[1]
+    code, output = served.dead("show", keys[1])
+    assert code == 1
+    assert "no dead letter" in output
+
+
+def test_requeue_and_purge_want_keys_or_all_but_not_both(served: Served) -> None:
+    for command in ("requeue", "purge"):
+        assert served.dead(command)[0] == 2
+        assert served.dead(command, "00", "--all")[0] == 2
+        assert served.dead(command, "xyz")[0] == 2
+
+
+def test_a_wrong_token_is_one_sentence(served: Served) -> None:
+    served.token_file.write_text("another-token-of-some-length")
+    code, output = served.dead("list")
+    assert code == 1
+    assert output.startswith("ftlayer: ")
+    assert "token" in output
+
+
+def test_inspect_works_beside_a_live_vertex_and_after_it(served: Served) -> None:
+    keys = served.make_dead_letters(["one", "two"])
+    code, output = ftlayer("inspect", served.store)
+    assert code == 0
+    assert str(served.process.pid) in output
+    assert "A vertex has this store open" in output
+
+    served.process.send_signal(signal.SIGTERM)
+    assert served.process.wait(30) == 0
+    code, output = ftlayer("inspect", served.store)
+    assert "nobody" in output
+    assert [line.split()[-1] for line in output.splitlines() if line.startswith("dead letters")] == ["2"]
+    code, output = ftlayer("inspect", served.store, "--list", "dead")
+    assert all(key in output for key in keys)
+    code, output = ftlayer("inspect", served.store / "shard-000", "--list", "dead", "--limit", 1)
+    assert "1 listed" in output
+    assert "none" in ftlayer("inspect", served.store, "--list", "waiting")[1]
+
+
+def test_inspect_numbers_keys_by_shard(tmp_path: Path) -> None:
+    from ftlayer.offline import inspect_vertex, stored_records
+    from ftlayer.store.lmdb_store import LmdbStore
+
+    for shard in range(2):
+        LmdbStore.open(tmp_path / f"shard-{shard:03}", max_store_bytes=1 << 24).close()
+    assert [report.dead for report in inspect_vertex(tmp_path)] == [0, 0]
+    assert list(stored_records(tmp_path, "dead")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("17", 17), ("64MiB", 64 << 20), ("8G", 8 << 30), ("1 kb", 1024), ("2TB", 2 << 40)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text, "--max-store") == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1", "1.5G", "8 gallons"])
+def test_sizes_that_are_none(text: str) -> None:
+    with pytest.raises(ConfigError, match="--max-store"):
+        parse_size(text, "--max-store")
+
+
+def test_ctrl_c_ends_serve_in_order(served: Served) -> None:
+    os.kill(served.process.pid, signal.SIGINT)
+    assert served.process.wait(30) == 0
