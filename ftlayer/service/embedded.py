@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO
 
 from ftlayer.config import ServeOptions, VertexOptions, is_loopback, split_address
-from ftlayer.errors import StorePathError, VertexError, error_for_code
+from ftlayer.errors import FTLayerError, StorePathError, VertexError, error_for_code
 from ftlayer.service.child import ChildOrder, ChildReport
 from ftlayer.service.client import VertexClient
 
@@ -25,12 +25,16 @@ from ftlayer.service.client import VertexClient
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
 # A vertex that dies this often is not being killed from outside, it cannot run.
-MAX_RESTARTS = 10
+MAX_RESTARTS = 30
 RESTARTS_WITHIN_S = 60.0
 LOG_FILE = "vertex.log"
 LOG_LINES = 15
 
 logger = logging.getLogger(__name__)
+
+
+class _DiedAtStartError(VertexError):
+    """The child ended without a word about its start: killed, or unable to run at all."""
 
 
 class EmbeddedVertex:
@@ -187,7 +191,7 @@ class EmbeddedVertex:
         process.wait()
         if report is not None:
             raise error_for_code(report.error)(report.message)
-        raise VertexError(f"the vertex process ended before it served ({self._last_words(process)})")
+        raise _DiedAtStartError(f"the vertex process ended before it served ({self._last_words()})")
 
     def _supervise(self) -> None:
         _, port = split_address(self._address.partition("://")[2], "address")
@@ -199,29 +203,37 @@ class EmbeddedVertex:
                 if self._stopping:
                     return
                 logger.warning("the vertex process ended with code %s; starting another", code)
-                try:
-                    self._check_restarts(process)
-                    self._spawn(port)
-                except Exception as error:
-                    # Kept for `check`: this thread has nobody to raise it to.
-                    logger.exception("the vertex is not started again")
-                    self._failure = VertexError(f"the vertex could not be started again: {error}")
+                self._failure = self._restart(port)
+                if self._failure is not None:
+                    logger.error("%s", self._failure)
                     return
 
-    def _check_restarts(self, process: subprocess.Popen[bytes]) -> None:
+    def _restart(self, port: int) -> VertexError | None:
+        """Start another child; return what makes it pointless to try again."""
+        while True:
+            try:
+                self._count_restart()
+                self._spawn(port)
+                return None
+            except _DiedAtStartError as error:
+                logger.warning("%s", error)
+            except (FTLayerError, OSError) as error:
+                return VertexError(f"the vertex could not be started again: {error}")
+
+    def _count_restart(self) -> None:
         now = time.monotonic()
         self._restarts.append(now)
         while self._restarts[0] < now - RESTARTS_WITHIN_S:
             self._restarts.popleft()
         if len(self._restarts) > MAX_RESTARTS:
             raise VertexError(
-                f"it ended {len(self._restarts)} times within {RESTARTS_WITHIN_S:.0f} s "
-                f"({self._last_words(process)})"
+                f"it ended {len(self._restarts)} times within {RESTARTS_WITHIN_S:.0f} s ({self._last_words()})"
             )
 
-    def _last_words(self, process: subprocess.Popen[bytes]) -> str:
+    def _last_words(self) -> str:
+        code = None if self._process is None else self._process.returncode
         lines = (self._path / LOG_FILE).read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
-        return "\n".join([f"exit code {process.returncode}, log {self._path / LOG_FILE}:", *lines])
+        return "\n".join([f"exit code {code}, log {self._path / LOG_FILE}:", *lines])
 
 
 def _end_input(process: subprocess.Popen[bytes]) -> None:

@@ -292,11 +292,15 @@ def test_a_full_store_makes_intake_wait_and_then_fail(
         opened: Any = client.call(open_stream())
         payload = pa.record_batch({"x": pa.array(["y" * 1_000] * 500)})
         stored = []
-        with pytest.raises(IntakeTimeoutError, match="store"):
+
+        def fill() -> None:
             while len(stored) < 100:
                 call = batches.persist(500)
                 client.call(type(call)(call.stream, payload, call.roots, call.values))
                 stored.append(call)
+
+        with pytest.raises(IntakeTimeoutError, match="store"):
+            fill()
         assert 5 < len(stored) < 20
         for call in stored:
             assert client.call(batches.xor(call, opened.incarnation)) == Xored(500, 0)
@@ -428,7 +432,9 @@ def test_a_process_that_ends_with_an_open_pipeline_ends(running: Any, open_strea
     assert "Accepted" in run_python(code, running.address, running.token)
 
 
-def test_an_xor_for_another_incarnation_is_refused(client: VertexClient, open_stream: Any, batches: Any) -> None:
+def test_an_xor_for_another_incarnation_is_refused(
+    client: VertexClient, open_stream: Any, batches: Any
+) -> None:
     opened: Any = client.call(open_stream())
     call = batches.persist()
     stale = Xor(call.roots, call.values, opened.incarnation + 1)

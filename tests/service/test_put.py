@@ -74,7 +74,9 @@ def test_ingest_and_xor_come_back() -> None:
 
 
 def test_sliced_columns_are_read_from_their_offset() -> None:
-    long = pa.table({"ft.root": pa.array(range(1, 9), pa.uint64()), "ft.value": pa.array(range(8), pa.uint64())})
+    long = pa.table(
+        {"ft.root": pa.array(range(1, 9), pa.uint64()), "ft.value": pa.array(range(8), pa.uint64())}
+    )
     batch = long.to_batches()[0].slice(3, 2)
     decoder = PutDecoder(PutHeader("Xor", "me"), batch.schema)
     call = decoder.decode(batch, Envelope("me", 1), {"sequence": 1, "incarnation": 1})
@@ -116,7 +118,11 @@ u64 = pa.uint64()
         (XOR, [("ft.root", u64), ("ft.value", u64), ("more", u64)], "2 columns"),
         (PERSIST, [("ft.root", u64), ("ft.value", u64)], "ft.key_hash"),
         (PERSIST, [("ft.root", u64), ("ft.value", u64), ("ft.key_hash", pa.int64())], "ft.key_hash"),
-        (PERSIST, [("ft.root", u64), ("ft.value", u64), ("ft.key_hash", pa.list_(pa.int32()))], "ft.key_hash"),
+        (
+            PERSIST,
+            [("ft.root", u64), ("ft.value", u64), ("ft.key_hash", pa.list_(pa.int32()))],
+            "ft.key_hash",
+        ),
         (PutHeader("Parts"), [("part", pa.string())], "part"),
     ],
 )
@@ -197,7 +203,9 @@ def test_a_wrong_position_is_named() -> None:
     decoder = PutDecoder(PutHeader("Persist", "me", "s"), put_schema(call))
     with pytest.raises(MalformedRequestError, match=r"position\.end"):
         decoder.decode(
-            put_batch(call, put_schema(call)), Envelope("me", 1), {"position": {"partition": "p", "start": None}}
+            put_batch(call, put_schema(call)),
+            Envelope("me", 1),
+            {"position": {"partition": "p", "start": None}},
         )
 
 

@@ -31,7 +31,9 @@ def raw(running: Any) -> flight.FlightClient:
 
 @pytest.fixture
 def options(running: Any) -> flight.FlightCallOptions:
-    return flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {running.token}".encode())], timeout=20)
+    return flight.FlightCallOptions(
+        headers=[(b"authorization", f"Bearer {running.token}".encode())], timeout=20
+    )
 
 
 def persisted(client: VertexClient) -> float:
@@ -44,7 +46,11 @@ def persisted(client: VertexClient) -> float:
 
 
 def test_a_plain_flight_client_persists_and_xors_as_documented(
-    running: Any, client: VertexClient, raw: flight.FlightClient, options: Any, open_stream: Callable[..., Any]
+    running: Any,
+    client: VertexClient,
+    raw: flight.FlightClient,
+    options: Any,
+    open_stream: Callable[..., Any],
 ) -> None:
     opened = client.call(open_stream())
     assert isinstance(opened, StreamOpened)
@@ -164,7 +170,11 @@ def test_one_malformed_call_of_a_stream_spoils_no_other(
 
 
 def test_a_stream_that_breaks_off_leaves_what_it_brought(
-    running: Any, client: VertexClient, raw: flight.FlightClient, options: Any, open_stream: Callable[..., Any]
+    running: Any,
+    client: VertexClient,
+    raw: flight.FlightClient,
+    options: Any,
+    open_stream: Callable[..., Any],
 ) -> None:
     client.call(open_stream())
     command = msgpack.packb({"call": "Persist", "client": "me", "stream": STREAM})
@@ -280,8 +290,9 @@ def test_tls_with_another_certificate_fails(tmp_path: Path, serving: Callable[..
 
 def test_tls_for_another_name_fails(tmp_path: Path, serving: Callable[..., Any]) -> None:
     with serving(tmp_path / "vertex", make_certificate(["vertex.example"])) as running:
+        client = running.client(deadline_ms=500)
         with pytest.raises(VertexUnavailableError):
-            running.client(deadline_ms=500).health()
+            client.health()
 
 
 def test_certificates_are_for_addresses_or_names() -> None:

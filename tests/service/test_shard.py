@@ -81,7 +81,9 @@ def opened(caller: Caller, open_stream: Callable[..., Any]) -> StreamOpened:
     return reply
 
 
-def test_calls_that_wait_become_one_transaction(caller: Caller, opened: Any, batches: Any, store: Any) -> None:
+def test_calls_that_wait_become_one_transaction(
+    caller: Caller, opened: Any, batches: Any, store: Any
+) -> None:
     store.may_commit.clear()
     first = caller.start(batches.persist(1))
     while not store.commits_waiting.acquire(timeout=20):
