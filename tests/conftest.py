@@ -17,6 +17,10 @@ ROOT = Path(__file__).parents[1]
 MASTER = "local[2,4]"
 """Two cores, and up to three failures of a task: tests make tasks fail."""
 
+# After a plain `pip install .` the package in the working directory is the one without its C extension: child
+# processes, Spark's workers among them, must import the installed one.
+os.environ["PYTHONSAFEPATH"] = "1"
+
 
 def _java() -> tuple[str, str]:
     """Return what the header says, and what keeps Spark's tests from running ("" if nothing does)."""

@@ -36,7 +36,10 @@ def explanation(prepared: Prepared, kill: Kill) -> str:
         f"each restart. Here such a line fails alone: it is tried {MAX_ATTEMPTS} times, then kept as a dead letter.",
         "• The enrichment service does not answer now and then. Just the line concerned is tried again.",
     ]
-    vertex, driver = "the ftlayer vertex (the process that stores what failed)", "the driver with all of Spark"
+    vertex, driver = (
+        "the ftlayer vertex (the process that stores what failed)",
+        "the driver with all of Spark",
+    )
     doomed = {
         Kill.NONE: "",
         Kill.VERTEX: f"{vertex} is",

@@ -143,6 +143,8 @@ class Supervisor:
                 text=True,
                 # A group of its own, with Spark's JVM in it, that is killed as a whole; Ctrl-C is for the screen.
                 start_new_session=True,
+                # In a clone of ftlayer the package in the working directory is the one without its extension.
+                env={**os.environ, "PYTHONSAFEPATH": "1"},
             )
         self._events = queue.SimpleQueue()
         threading.Thread(

@@ -89,7 +89,7 @@ def test_without_java_the_demo_says_so_first_and_nothing_else(tmp_path: Path) ->
         [sys.executable, "-m", "ftlayer.cli", "demo"],
         capture_output=True,
         text=True,
-        env={"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
         timeout=60,
     )
     assert done.returncode == 1
@@ -109,7 +109,7 @@ def test_without_java_pytest_says_so_at_its_top_and_spark_tests_fail_with_it(tmp
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        env={**os.environ, "JAVA_HOME": str(tmp_path)},
         timeout=60,
     )
     top = done.stdout[: done.stdout.index("collected")]
