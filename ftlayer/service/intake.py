@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass, field
 
 from ftlayer.errors import FTLayerError, IntakeTimeoutError, StoreFullError
-from ftlayer.layer.calls import Ingest, MutatingCall, Persist, Reseal, Seal
+from ftlayer.layer.calls import Ingest, Persist, Reply, Reseal, Seal
 from ftlayer.layer.layer import FTLayer, Outcome
-from ftlayer.service.rules import Rules, Waiting, shard_closed
+from ftlayer.service.rules import REFUSALS, Rules, Waiting, internal_fault, shard_closed
 from ftlayer.store.kv import WriteTransaction
 
 IntakeCall = Persist | Ingest | Seal | Reseal
@@ -26,6 +26,7 @@ class _Group:
     """The calls of one transaction; ``current`` is the one the rules are at."""
 
     applied: list[tuple[Waiting, Outcome]] = field(default_factory=list)
+    refused: list[tuple[Waiting, Reply | FTLayerError]] = field(default_factory=list)
     current: Waiting | None = None
     size: int = 0
 
@@ -58,25 +59,25 @@ class Intake:
             return False
         group = _Group()
         try:
-            with rules.store.write(intake=True) as txn, rules.staging(txn) as layer:
+            with rules.store.write(intake=True) as txn, rules.staging(changes_memory=False) as layer:
                 self._apply(layer, txn, group, rules)
         except StoreFullError as error:
-            rules.abandon(memory_changed=False)
+            rules.abandon()
             self._hold_back(group, error, rules)
         except FTLayerError as error:
-            rules.abandon(memory_changed=False)
-            self._refuse(group, error)
+            rules.abandon()
+            self._fail(group, error)
         except Exception as error:
             logger.exception("fault in the rules")
             rules.lose()
-            self._refuse(group, internal_fault(error))
+            at_fault = [group.current] if group.current else group.calls()
+            self._answer([(waiting, internal_fault(error)) for waiting in at_fault])
         else:
-            rules.confirm([outcome for _, outcome in group.applied])
+            rules.confirm(outcome for _, outcome in group.applied)
             self._one_by_one = max(self._one_by_one - 1, 0)
-            self._remove([waiting for waiting, _ in group.applied])
-            for waiting, outcome in group.applied:
-                waiting.answer(outcome.reply)
-        moved = bool(group.applied) or self._one_by_one > 0
+            self._answer([(waiting, outcome.reply) for waiting, outcome in group.applied])
+        self._answer(group.refused)
+        moved = bool(group.applied or group.refused) or self._one_by_one > 0
         self._fail_overdue(rules.now().mono_ms)
         return moved and bool(self._waiting) and not rules.lost
 
@@ -102,7 +103,10 @@ class Intake:
                 held.add(owner)
                 continue
             group.current = waiting
-            group.applied.append((waiting, layer.apply(txn, call, waiting.envelope, now)))
+            try:
+                group.applied.append((waiting, layer.apply(txn, call, waiting.envelope, now)))
+            except REFUSALS as error:
+                group.refused.append((waiting, error))
             group.current = None
             group.size += _size_of(call)
 
@@ -117,38 +121,33 @@ class Intake:
             waiting.reason = str(error)
             waiting.not_before_ms = rules.now().mono_ms + FULL_STORE_PAUSE_MS
 
-    def _refuse(self, group: _Group, error: FTLayerError) -> None:
-        """Answer the call that was refused, or all of the transaction if that failed as a whole."""
-        refused = [group.current] if group.current else group.calls()
-        self._remove(refused)
-        for waiting in refused:
-            waiting.answer(error)
+    def _fail(self, group: _Group, error: FTLayerError) -> None:
+        """Answer the calls of a lost transaction; if it did not even begin, all have to wait."""
+        self._answer([(waiting, error) for waiting in group.calls()])
+        if not group.calls():
+            for waiting in self._waiting:
+                waiting.reason = str(error)
 
-    def _remove(self, done: list[Waiting]) -> None:
-        gone = set(done)
+    def _answer(self, answers: list[tuple[Waiting, Reply | FTLayerError]]) -> None:
+        gone = {waiting for waiting, _ in answers}
         self._waiting = [waiting for waiting in self._waiting if waiting not in gone]
+        for waiting, answer in answers:
+            waiting.answer(answer)
 
     def _fail_overdue(self, now_ms: int) -> None:
         overdue = [waiting for waiting in self._waiting if waiting.since_ms + self._timeout_ms <= now_ms]
-        self._remove(overdue)
-        for waiting in overdue:
-            waiting.answer(
-                IntakeTimeoutError(
-                    f"{type(waiting.call).__name__} waited {self._timeout_ms} ms (persist_timeout) for room: "
-                    f"{waiting.reason or 'the vertex is busy'}; nothing was stored"
-                )
-            )
+        self._answer([(waiting, self._overdue(waiting)) for waiting in overdue])
 
-
-def internal_fault(error: Exception) -> FTLayerError:
-    """Return the answer to a call that hit a fault in the vertex itself."""
-    return FTLayerError(f"fault in the vertex, see its log: {type(error).__name__}: {error}")
+    def _overdue(self, waiting: Waiting) -> IntakeTimeoutError:
+        return IntakeTimeoutError(
+            f"{type(waiting.call).__name__} waited {self._timeout_ms} ms (persist_timeout) for room: "
+            f"{waiting.reason or 'the vertex is busy'}; nothing was stored"
+        )
 
 
 def _intake_call(waiting: Waiting) -> IntakeCall:
-    call: MutatingCall = waiting.call  # type: ignore[assignment]
-    assert isinstance(call, (Persist, Ingest, Seal, Reseal))
-    return call
+    assert isinstance(waiting.call, (Persist, Ingest, Seal, Reseal))
+    return waiting.call
 
 
 def _size_of(call: IntakeCall) -> int:

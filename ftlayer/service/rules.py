@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
 
-from ftlayer.errors import FTLayerError, VertexUnavailableError
-from ftlayer.layer.calls import Call, Envelope, MutatingCall, Now, ReadingCall, Reply, Touch, Xor
+from ftlayer.errors import (
+    FTLayerError,
+    MalformedRequestError,
+    ProtocolError,
+    StaleIncarnationError,
+    StaleOwnerError,
+    VertexUnavailableError,
+)
+from ftlayer.layer.calls import Call, Envelope, Now, ReadingCall, Reply, Touch, Xor
 from ftlayer.layer.layer import FTLayer, Outcome
-from ftlayer.store.kv import KeyValueStore, WriteTransaction
+from ftlayer.store.kv import KeyValueStore
 
 Answer = Callable[[Reply | FTLayerError], None]
+
+REFUSALS = (MalformedRequestError, ProtocolError, StaleIncarnationError, StaleOwnerError)
+"""What the rules raise for a call that has changed and staged nothing; the rest of its group goes on."""
 
 
 def system_now() -> Now:
@@ -55,20 +64,24 @@ def shard_closed() -> VertexUnavailableError:
     return VertexUnavailableError("the vertex is stopping")
 
 
+def internal_fault(error: Exception) -> FTLayerError:
+    """Return the answer to a call that hit a fault in the vertex itself."""
+    return FTLayerError(f"fault in the vertex, see its log: {type(error).__name__}: {error}")
+
+
 class Rules:
     """The layer and its store. The writer's methods are for one thread; `in_memory` is for any.
 
     The lock is held while the rules run and never while the store syncs. What runs in between (`in_memory`)
-    changes memory alone, and is told to the layer as part of the transaction that is open: any other one
-    would tell it that that transaction is over.
+    changes memory alone and is part of no transaction.
     """
 
     def __init__(self, parts: ShardParts) -> None:
         """Open the store and recover what it holds; raises what these raise."""
         self._parts = parts
         self._lock = threading.Lock()
-        self._transaction: WriteTransaction | None = None
         self._lost = False
+        self._changes_memory = False
         self.store = parts.open_store()
         try:
             self._layer = parts.make_layer(self.store, parts.now())
@@ -96,10 +109,8 @@ class Rules:
 
     def in_memory(self, call: Xor | Touch, envelope: Envelope | None) -> Reply:
         """Run a call that needs no store. Raises what the rules raise, `VertexUnavailableError` when lost."""
-        with self._lock:
-            self._check()
-            transaction = cast(WriteTransaction, self._transaction)
-            outcome = self._layer.apply(transaction, call, envelope, self.now())
+        with self._staging() as layer:
+            outcome = layer.apply(None, call, envelope, self.now())
             outcome.after()
             return outcome.reply
 
@@ -107,72 +118,52 @@ class Rules:
 
     def read(self, call: ReadingCall) -> Reply:
         """Answer a call that changes nothing, in a snapshot of the store."""
-        with self.store.read() as txn, self._lock:
-            self._check()
-            return self._layer.read(txn, call, self.now())
-
-    def run_alone(self, call: MutatingCall, envelope: Envelope | None) -> Reply:
-        """Run a call that is no intake in a transaction of its own.
-
-        Its rules change memory before the commit: if that fails, memory is lost.
-        """
-        outcome: Outcome | None = None
-        try:
-            with self.store.write(intake=False) as txn, self._staging(txn):
-                outcome = self._layer.apply(txn, call, envelope, self.now())
-        except BaseException:
-            self.abandon(memory_changed=outcome is not None)
-            raise
-        self.confirm([outcome])
-        return outcome.reply
+        with self.store.read() as txn, self._staging() as layer:
+            return layer.read(txn, call, self.now())
 
     def tick(self) -> int | None:
         """Do what time brings; return the monotone time (ms) of the next tick, None when there is none."""
-        ran = False
         try:
-            with self.store.write(intake=False) as txn, self._staging(txn):
-                ran = True
-                next_ms = self._layer.tick(txn, self.now())
+            with self.store.write(intake=False) as txn, self.staging(changes_memory=True) as layer:
+                next_ms = layer.tick(txn, self.now())
         except BaseException:
-            self.abandon(memory_changed=ran)
+            self.abandon()
             raise
         self.confirm([])
         return next_ms
 
-    @contextmanager
-    def staging(self, txn: WriteTransaction) -> Iterator[FTLayer]:
-        """Lend the layer for applying calls in ``txn``; `confirm` or `abandon` has to follow."""
-        with self._staging(txn):
-            yield self._layer
+    def next_tick_ms(self) -> int | None:
+        """Return when `tick` has something to do, as things are."""
+        with self._staging() as layer:
+            return layer.next_tick_ms(self.now())
 
-    def confirm(self, outcomes: list[Outcome]) -> None:
+    @contextmanager
+    def staging(self, *, changes_memory: bool) -> Iterator[FTLayer]:
+        """Lend the layer for the calls of one transaction; `confirm` or `abandon` has to follow.
+
+        ``changes_memory``: the calls change memory before the commit, so that memory is lost without it.
+        """
+        with self._staging() as layer:
+            self._changes_memory = changes_memory
+            yield layer
+
+    def confirm(self, outcomes: Iterable[Outcome]) -> None:
         """Tell that the transaction was committed."""
         with self._lock:
             for outcome in outcomes:
                 outcome.after()
-            self._transaction = None
+            self._changes_memory = False
 
-    def abandon(self, *, memory_changed: bool) -> None:
-        """Tell that the transaction was not committed; ``memory_changed`` if one of its calls did that."""
+    def abandon(self) -> None:
+        """Tell that the transaction was not committed."""
         with self._lock:
-            self._transaction = None
-            if memory_changed:
-                self._lost = True
-            else:
+            self._lost = self._lost or self._changes_memory
+            if not self._lost:
                 self._layer.lost()
 
-    def next_tick_ms(self) -> int | None:
-        """Return when `tick` has something to do, as things are."""
-        with self._lock:
-            return self._layer.next_tick_ms(self.now())
-
     @contextmanager
-    def _staging(self, txn: WriteTransaction) -> Iterator[None]:
+    def _staging(self) -> Iterator[FTLayer]:
         with self._lock:
-            self._check()
-            self._transaction = txn
-            yield
-
-    def _check(self) -> None:
-        if self._lost:
-            raise shard_closed()
+            if self._lost:
+                raise shard_closed()
+            yield self._layer

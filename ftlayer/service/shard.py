@@ -1,8 +1,8 @@
 """The shell around one shard's rules: its thread, its clock, its transactions.
 
 Calls that touch the store go to one thread, the *writer*: all intake calls that wait become one transaction
-(one sync), every other changing call has one of its own (see `ftlayer.layer.layer` for why). `Xor` and
-`Touch` change memory alone; they run on the thread that brings them, also while the writer syncs.
+(one sync), all other changing ones another (see `ftlayer.layer.layer` for why). `Xor` and `Touch` change
+memory alone; they run on the thread that brings them, also while the writer syncs.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import cast
 
 from ftlayer.errors import FTLayerError, VertexError
-from ftlayer.layer.calls import Call, Envelope, MutatingCall, ReadingCall, Reply, Touch, Xor
+from ftlayer.layer.calls import Call, Envelope, ReadingCall, Reply, Touch, Xor
 from ftlayer.layer.layer import INTAKE
-from ftlayer.service.intake import Intake, internal_fault
-from ftlayer.service.rules import Answer, Rules, ShardParts, Waiting, shard_closed
+from ftlayer.service.changes import write_changes
+from ftlayer.service.intake import Intake
+from ftlayer.service.rules import Answer, Rules, ShardParts, Waiting, internal_fault, shard_closed
 from ftlayer.service.wire import READING
 
 # Completions are written down by ticks, and `Xor` does not wake the writer: it looks this often.
@@ -125,22 +125,24 @@ class Shard:
     def _take_arrived(self) -> None:
         with self._changed:
             arrived, self._queue = self._queue, deque()
+        changing: list[Waiting] = []
         for waiting in arrived:
             if isinstance(waiting.call, INTAKE):
                 self._intake.add(waiting)
+            elif isinstance(waiting.call, READING):
+                waiting.answer(self._read(waiting.call))
             else:
-                waiting.answer(self._run_alone(waiting))
+                changing.append(waiting)
+        if changing:
+            write_changes(changing, self._rules)
 
-    def _run_alone(self, waiting: Waiting) -> Reply | FTLayerError:
+    def _read(self, call: ReadingCall) -> Reply | FTLayerError:
         try:
-            if isinstance(waiting.call, READING):
-                return self._rules.read(cast(ReadingCall, waiting.call))
-            return self._rules.run_alone(cast(MutatingCall, waiting.call), waiting.envelope)
+            return self._rules.read(call)
         except FTLayerError as error:
             return error
         except Exception as error:
             logger.exception("fault in the rules")
-            self._rules.lose()
             return internal_fault(error)
 
     def _keep_time(self) -> None:

@@ -282,6 +282,28 @@ def test_a_refused_call_of_a_group_spoils_no_other(
     assert caller.call(Stats()).values["persisted"] == 3
 
 
+def test_other_changes_become_one_transaction_too_and_one_refused_spoils_no_other(
+    caller: Caller, opened: Any, batches: Any, store: Any
+) -> None:
+    roots = batches.persist(4)
+    assert caller.call(roots) == Accepted(4)
+    store.may_commit.clear()
+    first = caller.start(batches.persist(1))
+    assert store.commits_waiting.acquire(timeout=20)
+    fails = [
+        caller.start(Fail((Failure(int(root), "why"),), opened.incarnation + wrong))
+        for root, wrong in zip(roots.roots, [0, 0, 1, 0], strict=True)
+    ]
+    drain(store)
+    store.may_commit.set()
+    assert first.get(timeout=20) == Accepted(1)
+    answers = [answer.get(timeout=20) for answer in fails]
+    assert isinstance(answers.pop(2), StaleIncarnationError)
+    assert answers == [Failed(1, 0, 0)] * 3
+    assert drain(store) <= 3  # one group, and ticks
+    assert caller.shard.incarnation == opened.incarnation
+
+
 # ---------------------------------------------------------------- once
 
 
