@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from ftlayer.errors import FailException, QueryError
 from ftlayer.spark.conversion import check_whole, concat, records_of, text_of, to_batch
-from ftlayer.spark.steps import Filter, FlatMap, FunctionStep, Map, MapBatches, Record, RecordStep
+from ftlayer.spark.fused import fuse
+from ftlayer.spark.steps import Filter, FunctionStep, MapBatches, Record, RecordStep
 
 ROW_TAG = "_ft_row"
 """The column of a tagged `MapBatches`: the input row's number, int32."""
@@ -135,7 +136,8 @@ class _RecordSegment:
     """Per-record functions, depth first: each record through all of them before the next one."""
 
     def __init__(self, steps: Sequence[RecordStep]) -> None:
-        self._steps = [(_expand(step), step.uid) for step in steps]
+        self._loop = fuse(steps)
+        self._uids = [step.uid for step in steps]
         self._schema = steps[-1].schema
         makers = [step.uid for step in steps if not isinstance(step, Filter)]
         self._maker = makers[-1] if makers else steps[-1].uid
@@ -144,23 +146,11 @@ class _RecordSegment:
         failures: list[RowFailure] = []
         out: list[Record] = []
         counts: list[int] = []
-        steps = self._steps
-        for position, record in enumerate(records_of(batch)):
-            uid = steps[0][1]
-            try:
-                if isinstance(record, Exception):
-                    raise record
-                records = [record]
-                for expand, uid in steps:  # noqa: B007 - the name of the one that raised is used below
-                    records = expand(records)
-            except MemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its record
-                failures.append(failure_of(int(parents[position]), uid, error))
-                counts.append(0)
-            else:
-                out += records
-                counts.append(len(records))
+
+        def fail(place: int, step: int, error: Exception) -> None:
+            failures.append(failure_of(int(parents[place]), self._uids[step], error))
+
+        self._loop(records_of(batch), out, counts, fail)
         try:
             result = to_batch(out, self._schema)
         except MemoryError:
@@ -195,26 +185,6 @@ class _RecordSegment:
             else:
                 kept.append(count)
         return concat(good, self._schema), kept
-
-
-def _expand(step: RecordStep) -> Callable[[list[Record]], list[Record]]:
-    """Return ``step`` as a function of the list of records one input record has become."""
-    function: Callable[[Record], Any] = step.function
-    if isinstance(step, Map):
-        return lambda records: [function(record) for record in records]
-    if isinstance(step, FlatMap):
-
-        def flat_map(records: list[Record]) -> list[Record]:
-            # A generator may yield one dict again and again, changed each time: each is taken as it is now.
-            return [
-                result.copy() if type(result) is dict else result
-                for record in records
-                for result in function(record)
-            ]
-
-        return flat_map
-    assert isinstance(step, Filter)
-    return lambda records: [record for record in records if function(record)]
 
 
 class _BatchSegment:
