@@ -152,6 +152,6 @@ def _intake_call(waiting: Waiting) -> IntakeCall:
 
 def _size_of(call: IntakeCall) -> int:
     if isinstance(call, (Persist, Ingest)):
-        return int(call.payload.nbytes)
+        return int(call.payload.get_total_buffer_size())
     payloads = [part.payload for part in call.failed] + [part.payload for part in call.emitted]
-    return sum(int(payload.nbytes) for payload in payloads if payload is not None)
+    return sum(int(payload.get_total_buffer_size()) for payload in payloads if payload is not None)

@@ -241,8 +241,10 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             if chunk.data is None:
                 raise MalformedRequestError("record batch: missing; only metadata came")
-            if chunk.data.nbytes > self._max_message_bytes:
-                raise self._too_long(chunk.data.nbytes)
+            # Unlike `nbytes` this does not look at every column's slice, a hundred times as fast.
+            size = chunk.data.get_total_buffer_size()
+            if size > self._max_message_bytes:
+                raise self._too_long(size)
             call = decoder.decode(chunk.data, envelope, fields)
             self._vertex.submit(call, envelope, answer)
         except FTLayerError as error:
