@@ -88,33 +88,37 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def run_chain(batch: pa.RecordBatch, functions: Sequence[FunctionStep]) -> ChainResult:
-    """Run ``batch`` through ``functions``; an `Exception` of a function fails its record and goes no further.
+class Chain:
+    """Functions made ready to run; made once for a task."""
 
-    What is no `Exception` (`KeyboardInterrupt`, `SystemExit`), and `MemoryError`, cannot be pinned on a
-    record and goes up: the task fails.
-    """
-    segments = _segments(functions)
-    done = ChainResult([], [])
-    for start in range(0, batch.num_rows, CHUNK_ROWS):
-        chunk = batch.slice(start, CHUNK_ROWS)
-        parents: I64 = np.arange(start, start + chunk.num_rows, dtype=np.int64)
-        for segment in segments:
-            chunk, parents, failures = segment(chunk, parents)
-            done.failures.extend(failures)
-        done.batches.append((chunk, parents))
-    return done.without_failed()
+    def __init__(self, functions: Sequence[FunctionStep]) -> None:
+        self._segments = _segments(functions)
 
+    def run(self, batch: pa.RecordBatch) -> ChainResult:
+        """Run ``batch`` through the functions; an `Exception` of one fails its record and goes no further.
 
-def run_functions(batch: pa.RecordBatch, functions: Sequence[FunctionStep]) -> Iterator[pa.RecordBatch]:
-    """Run ``batch`` through ``functions`` without tracking; raise the first failure as a `QueryError`."""
-    for start in range(0, batch.num_rows, CHUNK_ROWS):
-        result = run_chain(batch.slice(start, CHUNK_ROWS), functions)
-        if result.failures:
-            first = result.failures[0]
-            raise QueryError(f"{first.operator!r} failed: {first.reason}\n{first.traceback}")
-        for rows, _ in result.batches:
-            yield rows
+        What is no `Exception` (`KeyboardInterrupt`, `SystemExit`), and `MemoryError`, cannot be pinned on a
+        record and goes up: the task fails.
+        """
+        done = ChainResult([], [])
+        for start in range(0, batch.num_rows, CHUNK_ROWS):
+            chunk = batch.slice(start, CHUNK_ROWS)
+            parents: I64 = np.arange(start, start + chunk.num_rows, dtype=np.int64)
+            for segment in self._segments:
+                chunk, parents, failures = segment(chunk, parents)
+                done.failures.extend(failures)
+            done.batches.append((chunk, parents))
+        return done.without_failed()
+
+    def run_untracked(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Run ``batch`` without tracking; raise the first failure as a `QueryError`."""
+        for start in range(0, batch.num_rows, CHUNK_ROWS):
+            result = self.run(batch.slice(start, CHUNK_ROWS))
+            if result.failures:
+                first = result.failures[0]
+                raise QueryError(f"{first.operator!r} failed: {first.reason}\n{first.traceback}")
+            for rows, _ in result.batches:
+                yield rows
 
 
 _Segment = Callable[[pa.RecordBatch, I64], tuple[pa.RecordBatch, I64, list[RowFailure]]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,10 @@ def to_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordB
     columns = []
     for field in schema:
         name = field.name
-        values = [row.get(name) for row in rows]
+        try:
+            values = list(map(itemgetter(name), rows))
+        except KeyError:
+            values = [row.get(name) for row in rows]
         if pa.types.is_integer(field.type):
             check_whole(values, name)
         column = pa.array(values, field.type)

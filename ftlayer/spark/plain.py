@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ftlayer.spark.chain import run_functions
+from ftlayer.spark.chain import Chain
 from ftlayer.spark.steps import FrameStep, FunctionStep, StagePlan
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def _run(
     functions: tuple[FunctionStep, ...],
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        chain = Chain(functions)
         for batch in batches:
-            yield from run_functions(batch, functions)
+            yield from chain.run_untracked(batch)
 
     return run

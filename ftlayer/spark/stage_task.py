@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ import pyarrow as pa
 from ftlayer.errors import QueryError
 from ftlayer.records.ids import RootSeed, child_ids, operator_key, root_ids, xor_fold_by_root
 from ftlayer.spark.carrier import check_carriers, read_carriers
-from ftlayer.spark.chain import CHUNK_ROWS, ChainResult, RowFailure, run_chain
+from ftlayer.spark.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure
 from ftlayer.spark.isolate import run_isolated
 from ftlayer.spark.pages import (
     PAGE_BYTES,
@@ -126,12 +127,16 @@ class StageTask:
         return result
 
     def _run_once(self, rows: pa.RecordBatch) -> ChainResult:
-        return run_isolated(rows, self._run_chain) if self.isolate else self._run_chain(rows)
+        return run_isolated(rows, self._run) if self.isolate else self._run(rows)
 
-    def _run_chain(self, rows: pa.RecordBatch) -> ChainResult:
+    def _run(self, rows: pa.RecordBatch) -> ChainResult:
         if not self.functions:
             return ChainResult([(rows, np.arange(rows.num_rows))], [])
-        return run_chain(rows, self.functions)
+        return self._chain.run(rows)
+
+    @cached_property
+    def _chain(self) -> Chain:
+        return Chain(self.functions)
 
 
 def _merge_retry(result: ChainResult, failed: list[int], retry: ChainResult) -> ChainResult:

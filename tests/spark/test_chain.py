@@ -21,14 +21,21 @@ from ftlayer.spark.chain import (
     MAX_REASON,
     MAX_TRACEBACK,
     ROW_TAG,
+    Chain,
     failure_of,
-    run_chain,
-    run_functions,
 )
 from ftlayer.spark.steps import Filter, FlatMap, Map, MapBatches
 
 V = pa.schema([("v", pa.int64())])
 BOTH = pa.schema([("a", pa.int64()), ("b", pa.string())])
+
+
+def run_chain(batch, functions):
+    return Chain(functions).run(batch)
+
+
+def run_functions(batch, functions):
+    return Chain(functions).run_untracked(batch)
 
 
 def ints(values: list[int]) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.spark.chain import ChainResult, run_chain
+from ftlayer.spark.chain import Chain, ChainResult
 from ftlayer.spark.isolate import TRIES_ALONE, run_isolated
 from ftlayer.spark.steps import FlatMap, Map, MapBatches
 
@@ -28,6 +28,10 @@ DEATHS: dict[str, tuple[Callable[[], Any], str]] = {
     "segv": (lambda: (faulthandler.disable(), os.kill(os.getpid(), signal.SIGSEGV)), "signal SIGSEGV"),
     "real-time": (lambda: os.kill(os.getpid(), signal.SIGRTMIN + 3), f"signal {signal.SIGRTMIN + 3}"),
 }
+
+
+def run_chain(batch, functions):
+    return Chain(functions).run(batch)
 
 
 def ints(values: Any) -> pa.RecordBatch:
