@@ -15,12 +15,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftlayer import FTLayer
 from ftlayer.demo.events import BatchDone, Event, Finished, Restarted, Started, Writing, to_line
 from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Enrich, parse, split_record
 from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
 from ftlayer.demo.text import FILES_A_BATCH
 from ftlayer.layer.calls import BatchState
-from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.query import TrackedQuery
 
 if TYPE_CHECKING:

@@ -105,7 +105,7 @@ class Screen:
                 self._say(f"the next batch was through {happening.seconds:.1f} s after that kill", "green")
             case Restarted():
                 self._say(
-                    f"the query failed and was started again: {happening.failure.splitlines()[0]}", "yellow"
+                    f"the query failed and was started again: {_last_line(happening.failure)}", "yellow"
                 )
             case BatchDone():
                 self._show_batch(happening)
@@ -126,9 +126,9 @@ class Screen:
             )
 
     def _say(self, sentence: str, style: str) -> None:
-        line = Text(f"[{self.seconds:5.1f} s] {sentence}", style=style)
+        line = Text(f"[{self.seconds:5.1f} s] {sentence}", style=style, no_wrap=True, overflow="ellipsis")
         if self._live is None:
-            self._console.print(line)
+            self._console.print(line, soft_wrap=True)
         else:
             self._events.append(line)
 
@@ -149,3 +149,9 @@ class Screen:
         bar = ProgressBar(total=self._prepared.lines, completed=min(tally.seen, self._prepared.lines))
         state = Text(f"{self.seconds:5.0f} s  {self._state}", style="bold")
         return Group(state, bar, figures, *self._events)
+
+
+def _last_line(failure: str) -> str:
+    """Return the line of a failure that names it: the last one, where there is a traceback of Python's."""
+    lines = [line.strip() for line in failure.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"
