@@ -89,7 +89,7 @@ class PageHead:
             raise CodecError(f"not the head of a page: {error}") from error
 
 
-def rows_to_ipc(batches: Iterable[pa.RecordBatch]) -> bytes | None:
+def rows_to_ipc(batches: Iterable[pa.RecordBatch]) -> pa.Buffer | None:
     """Return the batches (one schema) as one IPC stream, None where there is no row."""
     kept = [batch for batch in batches if batch.num_rows]
     if not kept:
@@ -98,8 +98,7 @@ def rows_to_ipc(batches: Iterable[pa.RecordBatch]) -> bytes | None:
     with pa.ipc.new_stream(sink, kept[0].schema) as writer:
         for batch in kept:
             writer.write_batch(batch)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
+    return sink.getvalue()
 
 
 def ipc_to_rows(data: bytes | pa.Buffer | None) -> Iterator[pa.RecordBatch]:
@@ -141,8 +140,15 @@ def to_roots(data: bytes) -> U64:
     return np.frombuffer(data, np.uint64)
 
 
-def page_row(head: PageHead, data: bytes | None, source: bytes | None) -> pa.RecordBatch:
-    """Return one page as the one-row batch that Spark stores."""
-    return pa.RecordBatch.from_arrays(
-        [pa.array([value], pa.binary()) for value in (head.to_bytes(), data, source)], schema=PAGE_SCHEMA
-    )
+def page_row(head: PageHead, data: pa.Buffer | None, source: pa.Buffer | None) -> pa.RecordBatch:
+    """Return one page as the one-row batch that Spark stores; copies nothing."""
+    columns = [binary_value(value) for value in (pa.py_buffer(head.to_bytes()), data, source)]
+    return pa.RecordBatch.from_arrays(columns, schema=PAGE_SCHEMA)
+
+
+def binary_value(data: pa.Buffer | None) -> pa.Array:
+    """Return a binary array of one value (null for None) without copying it."""
+    if data is None:
+        return pa.nulls(1, pa.binary())
+    offsets = pa.py_buffer(np.array([0, data.size], np.int32))
+    return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, data])

@@ -18,6 +18,7 @@ from ftlayer.spark.pages import (
     ROOT,
     U64,
     PageHead,
+    binary_value,
     ipc_to_rows,
     keep_rows,
     roots_of,
@@ -294,7 +295,7 @@ def _pick_source(roots: U64) -> MapArrow:
                 packed = rows_to_ipc(kept)
                 if packed is not None:
                     schema = pa.schema([PAGE_SCHEMA.field("source")])
-                    yield pa.RecordBatch.from_arrays([pa.array([packed], pa.binary())], schema=schema)
+                    yield pa.RecordBatch.from_arrays([binary_value(packed)], schema=schema)
 
     return pick
 

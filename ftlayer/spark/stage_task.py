@@ -202,7 +202,9 @@ class _Page:
         n = chunk.num_rows
         names = [name for name in chunk.schema.names if name != FT]
         ft = chunk.column(FT)
-        known = ft.field("root").fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+        known: U64 = np.zeros(n, np.uint64)
+        if ft.null_count < n:
+            known = ft.field("root").fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
         if self._task.giver is None:
             if ft.null_count or not known.all():
                 raise QueryError(
@@ -287,7 +289,7 @@ class _Page:
             digest=digest_of(roots_out),
             failures=tuple(self._failures),
             tracebacks=tuple(self._tracebacks),
-            failed_rows=rows_to_ipc(self._failed_rows),
+            failed_rows=_packed(rows_to_ipc(self._failed_rows)),
             delivered=delivered,
             delivered_roots=_join(self._delivered_roots).tobytes(),
             carried=b"".join(self._carried),
@@ -297,6 +299,10 @@ class _Page:
             emitted_values=values.tobytes(),
         )
         return page_row(head, rows_to_ipc(self._out), rows_to_ipc(self._source))
+
+
+def _packed(data: pa.Buffer | None) -> bytes | None:
+    return None if data is None else data.to_pybytes()
 
 
 def _fold(emitted: list[tuple[U64, U64]]) -> tuple[U64, U64]:
