@@ -123,6 +123,7 @@ class Screen:
             self._console.print(
                 f"[{self.seconds:5.1f} s] batch {batch.batch}: {tally.seen:,} lines read, {tally.done:,} done, "
                 f"{tally.retried:,} retried, {tally.waiting:,} waiting, {tally.dead:,} dead letters",
+                soft_wrap=True,
             )
 
     def _say(self, sentence: str, style: str) -> None:
