@@ -1,0 +1,298 @@
+"""What the documentation says against the code: examples compile, names, options, errors and links exist."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import ftlayer.errors
+from ftlayer import restart
+from ftlayer.cli import app
+from ftlayer.config import ServeOptions, VertexOptions
+from ftlayer.layer.calls import Now, QueryStatus, Stats, StatsReply, StreamOptions
+from ftlayer.layer.layer import FTLayer as Rules
+from ftlayer.layer.options import LayerOptions
+from ftlayer.spark.facade import FTLayer
+from ftlayer.spark.protocol import BatchReport
+from ftlayer.spark.query import TrackedQuery
+from ftlayer.spark.tracked import TrackedStream
+from ftlayer.spark.writer import TrackedWriter
+from ftlayer.store.memory import MemoryStore
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+OTHERS_OPTIONS = {"--quick", "--json", "--supervise"}
+"""Of the benchmarks and of spark-submit."""
+
+CALLED_BY_FTLAYER = {
+    "note_failure",
+    "report",
+    "to_function",
+    "to_writer",
+    "to_query",
+    "stage_schemas",
+    "source_schema",
+    "schemas",
+    "drain_until",
+}
+"""Public by name and not for users."""
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def blocks(text: str, language: str) -> Iterator[str]:
+    yield from re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def section(text: str, heading: str) -> str:
+    level = heading.split(" ")[0]
+    start = text.index(f"\n{heading}\n")
+    end = re.search(rf"^#{{1,{len(level)}}} ", text[start + len(heading) + 2 :], re.MULTILINE)
+    return text[start:] if end is None else text[start : start + len(heading) + 2 + end.start()]
+
+
+def resolve(dotted: str) -> Any:
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for attribute in parts[count:]:
+            found = getattr(found, attribute)
+        return found
+    raise AttributeError(dotted)
+
+
+def commands() -> dict[str, Any]:
+    """All commands by their full names, "ftlayer dead list"."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, name: str) -> None:
+        found[name] = command
+        for child, sub in getattr(command, "commands", {}).items():
+            walk(sub, f"{name} {child}")
+
+    walk(typer.main.get_command(app), "ftlayer")
+    return found
+
+
+# ---------------------------------------------------------------- examples
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_python_examples_compile(name: str) -> None:
+    for block in blocks(page(name), "python"):
+        compile(block, name, "exec")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_imports_of_examples_exist(name: str) -> None:
+    for block in blocks(page(name), "python"):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ftlayer"):
+                for alias in node.names:
+                    resolve(f"{node.module}.{alias.name}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dotted_names_exist(name: str) -> None:
+    for dotted in re.findall(r"`(ftlayer(?:\.\w+)+)`", page(name)):
+        if not dotted.endswith(".json"):
+            resolve(dotted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_methods_of_a_layer_and_a_query_exist(name: str) -> None:
+    owners = {"FTLayer": FTLayer, "layer": FTLayer, "query": TrackedQuery, "writer": TrackedWriter}
+    code = "\n".join([*blocks(page(name), "python"), *re.findall(r"`([^`\n]+)`", page(name))])
+    for owner, attribute in re.findall(r"\b(FTLayer|layer|query|writer)\.([A-Za-z]\w*)", code):
+        if (owner, attribute) in {("layer", "layer"), ("layer", "calls")}:
+            continue
+        names = {*dir(owners[owner]), "stream_options", "status", "strict", "max_rows", "name"}
+        assert attribute in names, f"{owner}.{attribute}"
+
+
+# ---------------------------------------------------------------- commands
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_exist(name: str) -> None:
+    code = "\n".join([*blocks(page(name), "sh"), *re.findall(r"`([^`\n]+)`", page(name))])
+    known = commands()
+    for command, rest in re.findall(r"^\s*(ftlayer ([a-z]+(?: [a-z]+)?))\b", code, re.MULTILINE):
+        first = f"ftlayer {rest.split(' ')[0]}"
+        assert first in known, command
+        if getattr(known[first], "commands", {}) and " " in rest:
+            assert command in known, command
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_command_line_options_exist(name: str) -> None:
+    known = {option for command in commands().values() for each in command.params for option in each.opts}
+    text = re.sub(r"\]\([^)]*\)", "]", page(name))
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
+    assert options <= known | OTHERS_OPTIONS
+
+
+def test_the_reference_has_every_command_and_option() -> None:
+    rows = section(page("docs/reference.md"), "## Commands")
+    for name, command in commands().items():
+        if getattr(command, "commands", {}):
+            continue
+        row = next(line for line in rows.splitlines() if line.startswith(f"| `{name}"))
+        connected = "of the connection" in row
+        for parameter in command.params:
+            for option in parameter.opts:
+                if option.startswith("--"):
+                    assert option in (rows if connected else row), f"{name} {option}"
+
+
+# ---------------------------------------------------------------- names, defaults, signatures
+
+
+@pytest.mark.parametrize("owner", [FTLayer, TrackedStream, TrackedWriter, TrackedQuery])
+def test_the_reference_has_every_public_name(owner: type) -> None:
+    text = page("docs/reference.md")
+    for name in vars(owner):
+        if (
+            not name.startswith("_")
+            and name not in CALLED_BY_FTLAYER
+            and name not in ("layer", "source", "steps")
+        ):
+            assert re.search(rf"`[^`]*\b{name}\b[^`]*`", text), f"{owner.__name__}.{name}"
+
+
+@pytest.mark.parametrize(
+    ("owner", "heading"), [(TrackedStream, "## TrackedStream"), (FTLayer, "### Methods and properties")]
+)
+def test_signatures(owner: type, heading: str) -> None:
+    checked = 0
+    for span in re.findall(r"`(\w+\([^`]*\))`", section(page("docs/reference.md"), heading)):
+        name, arguments = span.split("(", 1)
+        if not callable(getattr(owner, name, None)) or name == "put":
+            continue
+        wanted = ast.unparse(ast.parse(f"def f({arguments}: ...").body[0].args)  # type: ignore[attr-defined]
+        parameters = list(inspect.signature(getattr(owner, name)).parameters.values())[1:]
+        shown = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+        actual = str(inspect.Signature(shown))[1:-1]
+        given = "partitions=None" if name == "repartition" else ""
+        if not given and owner is FTLayer and name == "source":
+            actual = actual.replace("name=''", "name")  # required, save for an ingest, which has one
+        assert wanted.replace(" ", "") == actual.replace(" ", ""), name
+        checked += 1
+    assert checked >= 5
+
+
+@pytest.mark.parametrize("options", [VertexOptions, ServeOptions, StreamOptions, BatchReport, QueryStatus])
+def test_the_reference_has_every_field(options: Any) -> None:
+    text = page("docs/reference.md")
+    for field in dataclasses.fields(options):
+        assert f"`{field.name}`" in text, field.name
+
+
+def test_defaults_of_a_layer() -> None:
+    table = section(
+        page("docs/reference.md"),
+        "### `FTLayer.embedded(path, …)` and `FTLayer.connect(address, token=…, …)`: options",
+    )
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE))
+    for name, parameter in inspect.signature(FTLayer.embedded).parameters.items():
+        if name in ("path", "vertex"):
+            continue
+        default = rows[name].strip().strip("`")
+        if name == "status":
+            assert default == f"FTStatus.{parameter.default.name}"
+        else:
+            assert ast.literal_eval(default.replace(",000", "000")) == parameter.default, name
+
+
+def test_defaults_of_a_vertex() -> None:
+    table = section(page("docs/reference.md"), "## Vertex options")
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.MULTILINE))
+    units = {"GiB": 1 << 30, "MiB": 1 << 20}
+    for field in dataclasses.fields(VertexOptions):
+        if field.default is dataclasses.MISSING:
+            continue
+        said = rows[field.name].strip().strip("`")
+        number, _, unit = said.replace(",", "").partition(" ")
+        value = int(number) * units[unit] if unit else ast.literal_eval(number)
+        assert value == field.default, field.name
+
+
+@pytest.mark.parametrize("strategy", ["NoRestart", "FixedDelay", "ExponentialDelay", "FailureRate"])
+def test_restart_strategies(strategy: str) -> None:
+    rows = section(page("docs/reference.md"), "## TrackedWriter")
+    span = re.search(rf"^\| `{strategy}\(([^`]*)\)`", rows, re.MULTILINE)
+    assert span is not None
+    fields = [each for each in dataclasses.fields(getattr(restart, strategy)) if each.init]
+    call = ast.parse(f"f({span[1]})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert {each.arg: ast.literal_eval(each.value) for each in call.keywords} == {
+        each.name: each.default for each in fields
+    }
+
+
+# ---------------------------------------------------------------- errors and metrics
+
+
+def test_every_error_is_in_the_table() -> None:
+    table = section(page("docs/operations.md"), "## Errors")
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", table, re.MULTILINE))
+    errors = {
+        name: kind.code
+        for name, kind in vars(ftlayer.errors).items()
+        if inspect.isclass(kind) and issubclass(kind, ftlayer.errors.FTLayerError)
+    }
+    assert rows == errors
+
+
+def test_every_metric_is_listed() -> None:
+    store = MemoryStore()
+    now = Now(0, 0)
+    rules = Rules(store, LayerOptions(), now)
+    with store.read() as transaction:
+        reply = rules.read(transaction, Stats(), now)
+    assert isinstance(reply, StatsReply)
+    table = section(page("docs/operations.md"), "## What to watch")
+    listed = {
+        name
+        for row in re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
+    assert listed == set(reply.values)
+
+
+# ---------------------------------------------------------------- links
+
+
+def anchors(text: str) -> set[str]:
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_somewhere(name: str) -> None:
+    prose = re.sub(r"^```.*?^```$", "", page(name), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / name).parent / path if path else ROOT / name
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file.read_text("utf-8")), target
