@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.layer.calls import Failure
 from ftlayer.spark.carrier import CARRIER_DTYPE, make_carriers
+from ftlayer.spark.page_names import NAME, NAMED_PAGE_COLUMNS, MapArrow, WithNames, counted_pages
 from ftlayer.spark.pages import (
-    PAGE_COLUMNS,
     PAGE_SCHEMA,
     ROOT,
     U64,
@@ -31,8 +31,6 @@ from ftlayer.spark.verdict import Verdict, add_failures, add_last_stage, first_s
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
-
-MapArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 ROOT_TYPE = pa.struct([("root", pa.int64())])
 NO_ROOTS: U64 = np.zeros(0, np.uint64)
@@ -69,28 +67,32 @@ class Pages:
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame.localCheckpoint(eager=True)
+        self._names: frozenset[bytes] = frozenset()
 
     def heads(self) -> list[PageHead]:
-        """Fetch the head of each page."""
-        return [PageHead.from_bytes(row[0]) for row in self._frame.select("head").toLocalIterator()]
+        """Fetch the head of each page; from here on only the pages whose heads these are can be read."""
+        pages = list(self._frame.select(NAME, "head").toLocalIterator())
+        self._names = frozenset(bytes(name) for name, _ in pages)
+        return [PageHead.from_bytes(head) for _, head in pages]
 
     def rows(self, schema: StructType, dropped: U64, *, tracked: bool) -> DataFrame:
         """Return the pages' rows without those of ``dropped`` roots; ``tracked`` keeps the column ``_ft``."""
         shape: Any = schema
         if tracked:
             shape = _with(schema, FT, "struct<root: bigint>")
-        return self._frame.select("data").mapInArrow(_unpack_rows(schema.names, dropped, tracked), shape)
+        unpack = _unpack_rows(self._names, schema.names, dropped, tracked)
+        return self._frame.select(NAME, "data").mapInArrow(unpack, shape)
 
     def carried_rows(self, schema: StructType, dropped: U64, column: str, carry: Carry) -> DataFrame:
         """Return the pages' rows with their carriers in ``column``."""
         shape = _with(schema, column, "binary")
-        return self._frame.select("data").mapInArrow(
-            _unpack_carried(schema.names, dropped, carry, column), shape
-        )
+        unpack = _unpack_carried(self._names, schema.names, dropped, carry, column)
+        return self._frame.select(NAME, "data").mapInArrow(unpack, shape)
 
     def source_rows(self, roots: U64) -> Iterator[pa.RecordBatch]:
         """Fetch the source rows of ``roots`` (sorted), with the column `ROOT`."""
-        picked = self._frame.select("source").mapInArrow(_pick_source(roots), "source binary")
+        pick = _pick_source(self._names, roots)
+        picked = self._frame.select(NAME, "source").mapInArrow(pick, "source binary")
         for row in picked.toLocalIterator():
             yield from ipc_to_rows(row[0])
 
@@ -161,7 +163,7 @@ def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> Stage
                 rows = pages[-1].rows(plan.schemas[number - 1], verdict.failed_roots, tracked=True)
                 frame = apply_frame_steps(rows, stage.frame_steps)
             task = _task(plan, options, number, last)
-            pages.append(Pages(frame.mapInArrow(task, PAGE_COLUMNS)))
+            pages.append(Pages(frame.mapInArrow(WithNames(task), NAMED_PAGE_COLUMNS)))
             heads.append(pages[-1].heads())
             if number == 0:
                 verdict = first_stage_verdict(heads[0])
@@ -253,49 +255,48 @@ def _task(plan: QueryPlan, options: RunOptions, number: int, last: int) -> Stage
     )
 
 
-def _unpack_rows(names: list[str], dropped: U64, tracked: bool) -> MapArrow:
+def _unpack_rows(pages: frozenset[bytes], names: list[str], dropped: U64, tracked: bool) -> MapArrow:
     def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for data in batch.column(0):
-                for packed in ipc_to_rows(data.as_buffer()):
-                    rows = keep_rows(packed, dropped)
-                    if not tracked:
-                        yield rows.select(names)
-                        continue
-                    roots = pa.array(roots_of(rows).view(np.int64))
-                    ft = pa.StructArray.from_arrays([roots], fields=list(ROOT_TYPE))
-                    yield rows.select(names).append_column(FT, ft)
-
-    return unpack
-
-
-def _unpack_carried(names: list[str], dropped: U64, carry: Carry, column: str) -> MapArrow:
-    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for data in batch.column(0):
-                for packed in ipc_to_rows(data.as_buffer()):
-                    rows = keep_rows(packed, dropped)
-                    ids = rows.column(EMITTED_ID).to_numpy(zero_copy_only=True)
-                    carriers = make_carriers(carry.roots_for(roots_of(rows)), ids, carry.incarnation)
-                    yield rows.select(names).append_column(column, carriers)
-
-    return unpack
-
-
-def _pick_source(roots: U64) -> MapArrow:
-    def pick(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for data in batch.column(0):
-                if not data.is_valid:
+        for data in counted_pages(batches, "data", pages):
+            for packed in ipc_to_rows(data.as_buffer()):
+                rows = keep_rows(packed, dropped)
+                if not tracked:
+                    yield rows.select(names)
                     continue
-                kept = [
-                    rows.filter(pa.array(np.isin(roots_of(rows), roots)))
-                    for rows in ipc_to_rows(data.as_buffer())
-                ]
-                packed = rows_to_ipc(kept)
-                if packed is not None:
-                    schema = pa.schema([PAGE_SCHEMA.field("source")])
-                    yield pa.RecordBatch.from_arrays([binary_value(packed)], schema=schema)
+                roots = pa.array(roots_of(rows).view(np.int64))
+                ft = pa.StructArray.from_arrays([roots], fields=list(ROOT_TYPE))
+                yield rows.select(names).append_column(FT, ft)
+
+    return unpack
+
+
+def _unpack_carried(
+    pages: frozenset[bytes], names: list[str], dropped: U64, carry: Carry, column: str
+) -> MapArrow:
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for data in counted_pages(batches, "data", pages):
+            for packed in ipc_to_rows(data.as_buffer()):
+                rows = keep_rows(packed, dropped)
+                ids = rows.column(EMITTED_ID).to_numpy(zero_copy_only=True)
+                carriers = make_carriers(carry.roots_for(roots_of(rows)), ids, carry.incarnation)
+                yield rows.select(names).append_column(column, carriers)
+
+    return unpack
+
+
+def _pick_source(pages: frozenset[bytes], roots: U64) -> MapArrow:
+    def pick(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for data in counted_pages(batches, "source", pages):
+            if not data.is_valid:
+                continue
+            kept = [
+                rows.filter(pa.array(np.isin(roots_of(rows), roots)))
+                for rows in ipc_to_rows(data.as_buffer())
+            ]
+            packed = rows_to_ipc(kept)
+            if packed is not None:
+                schema = pa.schema([PAGE_SCHEMA.field("source")])
+                yield pa.RecordBatch.from_arrays([binary_value(packed)], schema=schema)
 
     return pick
 
