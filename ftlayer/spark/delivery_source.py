@@ -7,6 +7,7 @@ Spark runs again reads the same ones.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,7 +20,15 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from ftlayer.errors import CodecError, ConfigError
-from ftlayer.layer.calls import Deliverable, DeliverableUpTo, ReadDeliveries, RecordBatches, Records
+from ftlayer.layer.calls import (
+    Deliverable,
+    DeliverableUpTo,
+    QueryStatus,
+    QueryStatusCall,
+    ReadDeliveries,
+    RecordBatches,
+    Records,
+)
 from ftlayer.service.client import VertexClient
 from ftlayer.spark.stage_task import FT
 
@@ -28,10 +37,17 @@ FORMAT = "ftlayer"
 ALL = 1 << 40
 """Rows asked for when Spark sets no limit."""
 
+POLL_S = 0.2
+"""How often a run that is drained asks whether it is."""
+
 
 @dataclass(frozen=True)
 class DeliveryOptions:
-    """What the source needs to know; travels in the plan, with Spark's redaction for ``token``."""
+    """What the source needs to know; travels in the plan, with Spark's redaction for ``token``.
+
+    ``drain_query`` names a query that is being drained: its run goes on until nothing is pending or waits, or
+    until ``drain_until_ms`` (Unix).
+    """
 
     address: str
     token: str
@@ -39,6 +55,8 @@ class DeliveryOptions:
     root_certs: str = ""
     max_rows: int = 100_000
     partitions: int = 2
+    drain_query: str = ""
+    drain_until_ms: int = 0
 
     def to_spark(self) -> dict[str, str]:
         """Return them as options of a reader."""
@@ -51,11 +69,15 @@ class DeliveryOptions:
             if not options.get(name):
                 raise ConfigError(f'format("{FORMAT}"): option {name!r} is missing')
         numbers = {}
-        for name, default in (("max_rows", 100_000), ("partitions", 2)):
+        for name, default, least in (
+            ("max_rows", 100_000, 1),
+            ("partitions", 2, 1),
+            ("drain_until_ms", 0, 0),
+        ):
             text = str(options.get(name, default))
-            if not text.isdecimal() or int(text) < 1:
+            if not text.isdecimal() or int(text) < least:
                 raise ConfigError(
-                    f'format("{FORMAT}"): option {name!r} must be a number from 1, not {text!r}'
+                    f'format("{FORMAT}"): option {name!r} must be a number from {least}, not {text!r}'
                 )
             numbers[name] = int(text)
         return cls(
@@ -63,6 +85,7 @@ class DeliveryOptions:
             options["token"],
             options["stream"],
             options.get("root_certs", ""),
+            drain_query=options.get("drain_query", ""),
             **numbers,
         )
 
@@ -118,16 +141,34 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Fix how far this run reads; what becomes due later is the next run's."""
-        self._until = self._deliverable(0, ALL)
+        """Fix how far this run reads; what becomes due later is the next run's, save when draining."""
+        if not self._options.drain_query:
+            self._until = self._deliverable(0, ALL)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Ask the vertex how far the next batch may read."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else ALL
         end = self._deliverable(start["next"], rows)
+        while self._options.drain_query and end == start["next"] and self._wait_for_due():
+            end = self._deliverable(start["next"], rows)
         if self._until is not None:
             end = min(end, max(self._until, start["next"]))
         return {"next": end}
+
+    def _wait_for_due(self) -> bool:
+        """Wait a moment while something is pending or waits for replay; False if nothing does, or time is up.
+
+        An ``availableNow`` run ends with the first batch that would be empty, and another run would read on in
+        the source, which a drain must not.
+        """
+        left = self._options.drain_until_ms / 1000 - time.time()
+        status = self._client.call(QueryStatusCall(self._options.drain_query))
+        assert isinstance(status, QueryStatus)
+        if status.drained or left <= 0:
+            return False
+        due = status.next_due_in_ms / 1000 if status.next_due_in_ms >= 0 else POLL_S
+        time.sleep(min(due, POLL_S, left))
+        return True
 
     def _deliverable(self, start: int, rows: int) -> int:
         reply = self._client.call(Deliverable(self._options.stream, start, rows))
@@ -165,9 +206,13 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 def delivered_rows(records: Records, schema: pa.Schema, start: int, end: int) -> pa.RecordBatch:
     """Give stored records the shape of the source: its columns, then `FT`.
 
-    Raises `CodecError` when a stored column cannot be read as the source has it today.
+    A column that the source has gained since is null. Raises `CodecError` when a stored column cannot be read
+    as the source has it today.
     """
     columns = []
+    stored = records.payload.schema.names
+    # A column that has gone and one that has come may be one that was renamed.
+    grown = set(stored) <= set(schema.names)
     for field in schema:
         if field.name == FT:
             n = len(records.roots)
@@ -177,6 +222,10 @@ def delivered_rows(records: Records, schema: pa.Schema, start: int, end: int) ->
                 pa.array(np.full(n, end, np.int64)),
             ]
             columns.append(pa.StructArray.from_arrays(ft, fields=list(field.type)))
+            continue
+        if field.nullable and grown and field.name not in stored:
+            # As in Spark's own file formats: rows from before a column was there have none.
+            columns.append(pa.nulls(len(records.roots), field.type))
             continue
         try:
             column = records.payload.column(field.name)

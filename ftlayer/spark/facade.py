@@ -9,13 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 from ftlayer.config import FTStatus, VertexOptions, duration_ms
 from ftlayer.errors import ConfigError
-from ftlayer.layer.calls import Changed, Purge, RecordInfo, Requeue, Stats, StatsReply, StreamOptions
-from ftlayer.records.selector import KeySelector
+from ftlayer.layer.calls import (
+    Changed,
+    OpenStream,
+    Purge,
+    RecordInfo,
+    Requeue,
+    Stats,
+    StatsReply,
+    StreamOptions,
+)
 from ftlayer.service.client import VertexClient
 from ftlayer.service.embedded import EmbeddedVertex
 from ftlayer.spark.frames import list_records, record_frame
-from ftlayer.spark.ingest import Ingest
-from ftlayer.spark.plan_checks import check_columns, check_session, check_source
+from ftlayer.spark.ingest import Ingest, stream_of_ingest
+from ftlayer.spark.plan_checks import check_columns, check_key, check_session, check_source
 from ftlayer.spark.tracked import SourceSpec, TrackedStream
 
 if TYPE_CHECKING:
@@ -41,7 +49,7 @@ class FTLayer:
         self._embedded: EmbeddedVertex | None = None
         self._host = "127.0.0.1"
         self.stream_options = options
-        self.status = status
+        self.status = _status(status)
         self.strict = strict
         self.max_rows = max_rows
 
@@ -170,12 +178,10 @@ class FTLayer:
             return self._ingested(frame)
         _check_name(name)
         check_source(frame, name)
-        keys = (key,) if isinstance(key, str) else tuple(key)
-        check_columns(frame.schema, keys, f"source {name!r}: key")
+        wanted = (key,) if isinstance(key, str) else tuple(key)
+        keys = check_columns(frame.sparkSession, frame.schema, wanted, f"source {name!r}: key")
         if keys:
-            from ftlayer.spark.delivery_source import arrow_schema
-
-            KeySelector(keys).check(arrow_schema(frame.schema))
+            check_key(frame.schema, keys, f"source {name!r}: key")
         self._place(frame.sparkSession)
         return TrackedStream(self, SourceSpec(frame, name, keys), frame.schema)
 
@@ -187,7 +193,7 @@ class FTLayer:
         """
         _check_name(name)
         check_source(frame, name)
-        check_columns(frame.schema, [carrier], f"resume {name!r}: carrier")
+        (carrier,) = check_columns(frame.sparkSession, frame.schema, [carrier], f"resume {name!r}: carrier")
         if dict(frame.dtypes)[carrier] != "binary":
             raise ConfigError(
                 f"resume {name!r}: column {carrier!r} is {dict(frame.dtypes)[carrier]}, not binary"
@@ -200,13 +206,22 @@ class FTLayer:
         from ftlayer.spark.tracked import struct_of
 
         _check_name(name)
-        return Ingest(name, struct_of(schema, f"ingest {name!r}"), self.client)
+        if not self.enabled:
+            raise ConfigError(
+                f"ingest {name!r}: its records are kept in the vertex, and FTStatus.OFF starts none; with OFF read "
+                "from a source that Spark has"
+            )
+        struct = struct_of(schema, f"ingest {name!r}")
+        self.client.call(OpenStream(stream_of_ingest(name), self.stream_options))
+        return Ingest(name, struct, self.client)
 
     def _ingested(self, ingest: Ingest) -> TrackedStream:
         from pyspark.sql import SparkSession
 
         if not self.enabled:
-            raise ConfigError("an ingest has its records in the vertex: it cannot be read with FTStatus.OFF")
+            raise ConfigError(
+                f"ingest {ingest.name!r} has its records in the vertex: it cannot be read with FTStatus.OFF"
+            )
         spark = SparkSession.active()
         check_session(spark)
         frame = spark.createDataFrame([], ingest.schema)
@@ -261,6 +276,13 @@ class FTLayer:
 
 def _keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
     return tuple(bytes.fromhex(key) if isinstance(key, str) else key for key in keys)
+
+
+def _status(value: FTStatus | str) -> FTStatus:
+    try:
+        return FTStatus(value)
+    except ValueError as error:
+        raise ConfigError(f"status: expected FTStatus.ON or FTStatus.OFF, got {value!r}") from error
 
 
 def _check_name(name: str) -> None:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from ftlayer.service.client import VertexClient
 
 
+def stream_of_ingest(name: str) -> str:
+    """Return the stream that the vertex files an ingest's records under."""
+    return f"ingest/{name}"
+
+
 class Ingest:
     """Accepts records from any thread. What `put` returned for is not lost any more.
 
@@ -109,7 +114,7 @@ def _send(parts: list[_Part], name: str, client: VertexClient) -> None:
     error: Exception | None = None
     try:
         whole = pa.concat_batches([part.batch for part in parts])
-        client.call(IngestCall(f"ingest/{name}", whole))
+        client.call(IngestCall(stream_of_ingest(name), whole))
     except (MalformedRequestError, ProtocolError, pa.ArrowInvalid) as refused:
         if len(parts) > 1:
             for part in parts:

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ftlayer.spark.chain import Chain
-from ftlayer.spark.steps import FrameStep, FunctionStep, StagePlan
+from ftlayer.spark.stage_task import FT
+from ftlayer.spark.steps import FrameStep, FunctionStep, StagePlan, Transform
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
+
+TRACKED_FT = "struct<root: bigint>"
+"""The type of `FT` where a transform sees it (DDL)."""
 
 
 def plain_rows(source: DataFrame, stages: StagePlan, schemas: Sequence[StructType]) -> DataFrame:
@@ -25,11 +29,30 @@ def plain_rows(source: DataFrame, stages: StagePlan, schemas: Sequence[StructTyp
     return _frame_steps(frame, stages.before_sink)
 
 
+def transform_plain(frame: DataFrame, step: Transform) -> DataFrame:
+    """Apply a transform to rows that are not tracked.
+
+    One that names the column `FT` in so many words gets a null there, which is taken off again: Spark's
+    optimizer leaves nothing of it in the plan.
+    """
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions
+
+    try:
+        result: DataFrame = step.function(frame)
+    except AnalysisException as error:
+        if f"`{FT}`" not in str(error):
+            raise
+        nothing = functions.lit(None).cast(TRACKED_FT)
+        result = step.function(frame.withColumn(FT, nothing)).drop(FT)
+    return result
+
+
 def _frame_steps(frame: DataFrame, steps: Sequence[FrameStep]) -> DataFrame:
     from ftlayer.spark.stage_run import apply_frame_step
 
     for step in steps:
-        frame = apply_frame_step(frame, step)
+        frame = transform_plain(frame, step) if isinstance(step, Transform) else apply_frame_step(frame, step)
     return frame
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
+from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
 from ftlayer.spark.stage_task import FT, SOURCE_FT
 
 if TYPE_CHECKING:
@@ -58,15 +58,7 @@ def check_source(frame: DataFrame, name: str) -> None:
         raise InvalidTopologyError(
             f"source {name!r}: the DataFrame is not a stream; read it with spark.readStream"
         )
-    reserved = [column for column in frame.columns if column.startswith(FT)]
-    if reserved:
-        raise InvalidTopologyError(
-            f"source {name!r}: column {reserved[0]!r} has a reserved name (all that start with {FT!r} are): "
-            "rename it before wrapping"
-        )
-    duplicates = {column for column in frame.columns if frame.columns.count(column) > 1}
-    if duplicates:
-        raise InvalidTopologyError(f"source {name!r}: two columns are named {min(duplicates)!r}; rename one")
+    check_names(frame.schema, f"source {name!r}")
     found = _stateful(frame, {**STATEFUL, **STATEFUL_WHEN_STREAMING})
     if found:
         raise UnsupportedError(
@@ -74,13 +66,87 @@ def check_source(frame: DataFrame, name: str) -> None:
         )
 
 
-def check_columns(schema: StructType, columns: Iterable[str], what: str) -> None:
-    """Raise `ConfigError` naming the first of ``columns`` that is not there."""
-    for column in columns:
-        if not isinstance(column, str):
-            raise ConfigError(f"{what}: expected names of columns, got {type(column).__name__}")
-        if column.split(".")[0] not in schema.names:
+def check_names(schema: StructType, what: str) -> None:
+    """Raise `InvalidTopologyError` for a reserved name of a column, or one that two columns have."""
+    for name in schema.names:
+        if name.lower().startswith(FT):
+            raise InvalidTopologyError(
+                f"{what}: column {name!r} has a reserved name (all that start with {FT!r} are): rename it"
+            )
+        if schema.names.count(name) > 1:
+            raise InvalidTopologyError(f"{what}: two columns are named {name!r}; rename one")
+
+
+def check_columns(
+    spark: SparkSession, schema: StructType, columns: Iterable[str], what: str
+) -> tuple[str, ...]:
+    """Return ``columns`` as the schema spells them: found as Spark finds them, by case only if it is set so.
+
+    ``a.b`` is field ``b`` of struct ``a``, unless a column is called just that. Raises `ConfigError` naming
+    the first that is not there, or could be two.
+    """
+    exact = str(spark.conf.get("spark.sql.caseSensitive")) == "true"
+    return tuple(".".join(_path(schema, column, exact, what)) for column in columns)
+
+
+def _path(schema: StructType, column: object, exact: bool, what: str) -> list[str]:
+    from pyspark.sql.types import StructType
+
+    if not isinstance(column, str):
+        raise ConfigError(f"{what}: expected names of columns, got {type(column).__name__}")
+
+    def find(fields: StructType, name: str) -> list[str]:
+        return [one for one in fields.names if one == name or (not exact and one.lower() == name.lower())]
+
+    found = find(schema, column)
+    if found and "." in column:
+        return found[:1]
+    path: list[str] = []
+    fields: Any = schema
+    for part in column.split("."):
+        found = find(fields, part) if isinstance(fields, StructType) else []
+        if not found:
             raise ConfigError(f"{what}: there is no column {column!r}; there are {', '.join(schema.names)}")
+        if len(found) > 1:
+            raise ConfigError(
+                f"{what}: {column!r} may be {' or '.join(map(repr, found))}, which differ in case only; rename one, "
+                "or set spark.sql.caseSensitive to true"
+            )
+        path.append(found[0])
+        fields = fields[found[0]].dataType
+    return path
+
+
+def check_key(schema: StructType, columns: tuple[str, ...], what: str) -> None:
+    """Raise `UnhashableKeyError` for a key whose hash would not be Spark's own."""
+    from ftlayer.records.selector import KeySelector
+    from ftlayer.spark.delivery_source import arrow_schema
+
+    for column in columns:
+        kind: Any = schema
+        for part in [column] if column in schema.names else column.split("."):
+            kind = kind[part].dataType
+        collation = _collation(kind)
+        if collation:
+            raise UnhashableKeyError(
+                f"{what}: column {column!r} has the collation {collation}, by which Spark hashes its sort key, "
+                "and Arrow does not know of it: add a column with lower(…) or collate(…, 'UTF8_BINARY') to the "
+                "source and take that for the key"
+            )
+    KeySelector(columns).check(arrow_schema(schema))
+
+
+def _collation(kind: Any) -> str:
+    """Return the first collation in a type under which strings that differ may be equal, "" if there is none."""
+    from pyspark.sql.types import ArrayType, StringType, StructType
+
+    if isinstance(kind, StringType):
+        return "" if kind.isUTF8BinaryCollation() else str(kind.collation)
+    if isinstance(kind, ArrayType):
+        return _collation(kind.elementType)
+    if isinstance(kind, StructType):
+        return next(filter(None, (_collation(field.dataType) for field in kind.fields)), "")
+    return ""
 
 
 def check_transform(function: Any, uid: str) -> None:
@@ -94,6 +160,7 @@ def transformed_schema(spark: SparkSession, schema: StructType, step: Transform)
 
     Raises `UnsupportedError` for operators with state and `InvalidTopologyError` when `FT` gets lost.
     """
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from ftlayer.spark.stage_run import check_keeps_ft
@@ -101,7 +168,11 @@ def transformed_schema(spark: SparkSession, schema: StructType, step: Transform)
     extra: Any = StructType.fromDDL(f"{FT} struct<root: bigint>")
     empty = spark.createDataFrame([], StructType([*schema.fields, *extra.fields]))
     result = step.function(empty)
-    found = _stateful(result, STATEFUL)
+    if not isinstance(result, DataFrame):
+        raise InvalidTopologyError(
+            f"transform {step.uid!r} returned a {type(result).__name__}, not a DataFrame"
+        )
+    found = _stateful(result, STATEFUL) or _stateful_on_stream(empty, step)
     if found:
         raise UnsupportedError(f"transform {step.uid!r} uses {found}: {WAY_OUT}")
     check_keeps_ft(result, step.uid)
@@ -113,6 +184,22 @@ def with_source_ft(frame: DataFrame) -> DataFrame:
     from pyspark.sql import functions
 
     return frame.withColumn(FT, functions.lit(None).cast(SOURCE_FT))
+
+
+def _stateful_on_stream(empty: DataFrame, step: Transform) -> str:
+    """Return the user's word for a step's operator with state that Spark drops from a static plan at once.
+
+    A watermark is such a one. A function that asks for results cannot be tried on a stream; it is let pass.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions
+
+    columns = [functions.lit(None).cast(field.dataType).alias(field.name) for field in empty.schema.fields]
+    stream = empty.sparkSession.readStream.format("rate").load().select(*columns)
+    try:
+        return _stateful(step.function(stream), STATEFUL)
+    except PySparkException:
+        return ""
 
 
 def _stateful(frame: Any, names: dict[str, str]) -> str:

@@ -56,6 +56,8 @@ class TrackedQuery:
         self._strategy = strategy
         self._bounded = bounded
         self._stopping = threading.Event()
+        self._drain_until: float | None = None
+        self._drains = False
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._spark_query: StreamingQuery | None = None
@@ -112,8 +114,21 @@ class TrackedQuery:
         return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
-        """Block until what the source has now is processed. Replays that wait for their pause are not awaited."""
-        self._query.processAllAvailable()
+        """Block until what the source has now is processed. Replays that wait for their pause are not awaited.
+
+        Waits over restarts; raises the error that ended the query for good.
+        """
+        while not self._done.is_set():
+            query = self._query
+            try:
+                query.processAllAvailable()
+                return
+            except Exception:
+                if query.isActive:
+                    raise
+                self._await_next(query)
+        if self._error is not None:
+            raise self._error
 
     def stop(self) -> None:
         """Stop. What is pending or waits for replay stays in the vertex for the next start."""
@@ -122,6 +137,23 @@ class TrackedQuery:
             if self._spark_query is not None:
                 self._spark_query.stop()
         self._thread.join()
+
+    def drain(self, timeout: float = 60.0) -> bool:
+        """Stop the source, finish what is pending or waits for replay, and end; return whether nothing is left.
+
+        Rows that the source has by now are taken, later ones are the next start's. What is not through within
+        ``timeout`` (seconds) stays in the vertex for the next start. An ingest gives what it accepts until it is
+        empty: stop putting records in first. Raises the error that ended the query, if one did.
+        """
+        with self._lock:
+            self._drain_until = time.time() + timeout
+            if self._spark_query is not None:
+                self._spark_query.stop()
+        self._done.wait(timeout)
+        self.stop()
+        if self._error is not None:
+            raise self._error
+        return self._status().drained
 
     def explain(self, extended: bool = False) -> None:
         """Print the plan of the last batch."""
@@ -163,6 +195,11 @@ class TrackedQuery:
             if ended or (deadline is not None and time.monotonic() >= deadline):
                 return False
 
+    @property
+    def drain_until(self) -> float | None:
+        """When a drain that was asked for is to end at the latest (Unix, seconds); None if there is none."""
+        return self._drain_until
+
     def note_failure(self, error: Exception) -> None:
         """Take note of what made a batch fail, before Spark turns it into text (called by the batches)."""
         self._batch_error = error
@@ -180,10 +217,20 @@ class TrackedQuery:
             return self._spark_query
 
     def _begin(self) -> StreamingQuery:
+        drains = self._drain_until is not None
         query = self._start(self)
         with self._lock:
             self._spark_query = query
+            self._drains = drains
+            if self._stopping.is_set() or drains != (self._drain_until is not None):
+                # What was asked while it started found the run before, if any, to stop.
+                query.stop()
         return query
+
+    def _await_next(self, query: StreamingQuery) -> None:
+        """Wait until another run has taken the place of ``query``, or there will be none."""
+        while self._query is query and not self._done.wait(POLL_S):
+            pass
 
     def _supervise(self) -> None:
         try:
@@ -196,7 +243,7 @@ class TrackedQuery:
                     if self._stopping.is_set() or not self._wait_to_restart(error):
                         return
                 else:
-                    if self._stopping.is_set() or not self._bounded or not self._wait_for_due():
+                    if self._stopping.is_set() or not self._goes_on():
                         return
                 query = None
         finally:
@@ -205,6 +252,13 @@ class TrackedQuery:
     def _wait_to_restart(self, error: Exception) -> bool:
         """Wait as the strategy says; False (and the error noted) if the query is not to start again."""
         error, self._batch_error = self._batch_error or error, None
+        if _spark_is_gone():
+            self._error = QueryError(
+                f"{self.name}: Spark's JVM has ended, and this program cannot go on without it; the query goes "
+                "on from its checkpoint when the program is started again"
+            )
+            self._error.__cause__ = error
+            return False
         final = isinstance(error, FINAL)
         pause = None if final else self._strategy.on_failure(round(time.monotonic() * 1000))
         if pause is None:
@@ -217,6 +271,12 @@ class TrackedQuery:
         self._last_failure = _short(error)
         return not self._stopping.wait(pause / 1000)
 
+    def _goes_on(self) -> bool:
+        """After a run that ended well: whether another one follows, once there may be something for it."""
+        if self._drain_until is not None:
+            return not self._drains
+        return self._bounded and self._wait_for_due()
+
     def _wait_for_due(self) -> bool:
         """After a bounded run: False if everything is done, else True once there may be something to deliver."""
         status = self._status()
@@ -226,6 +286,14 @@ class TrackedQuery:
             return True
         pause = status.next_due_in_ms / 1000 if status.next_due_in_ms >= 0 else POLL_S
         return not self._stopping.wait(max(pause, 0.01))
+
+
+def _spark_is_gone() -> bool:
+    """Whether the JVM that this process started has ended: then starting a query again must fail."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process is not None and process.poll() is not None
 
 
 def _short(error: BaseException) -> str:

@@ -29,13 +29,13 @@ def row_digests(batch: pa.RecordBatch) -> list[bytes]:
 
     Text and times are taken as bytes and numbers: what Python cannot hold is what fails.
     """
-    columns = [column.view(_raw(column.type)).to_pylist() for column in batch.columns]
+    columns = [column.view(raw_type(column.type)).to_pylist() for column in batch.columns]
     return [
         hashlib.blake2b(repr(row).encode(), digest_size=16).digest() for row in zip(*columns, strict=True)
     ]
 
 
-def _raw(kind: pa.DataType) -> pa.DataType:
+def raw_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of the same layout whose every value Python can hold."""
     if pa.types.is_string(kind):
         return pa.binary()
@@ -46,11 +46,11 @@ def _raw(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_date32(kind):
         return pa.int32()
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_raw(field.type)) for field in kind])
+        return pa.struct([field.with_type(raw_type(field.type)) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_raw(kind.value_type)))
+        return pa.list_(kind.value_field.with_type(raw_type(kind.value_type)))
     if pa.types.is_map(kind):
-        return pa.map_(_raw(kind.key_type), _raw(kind.item_type))
+        return pa.map_(raw_type(kind.key_type), raw_type(kind.item_type))
     return kind
 
 

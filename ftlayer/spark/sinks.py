@@ -76,7 +76,7 @@ def write_partition(
     writer: Any, schema: StructType
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the task that writes one partition and yields its pickled commit message."""
-    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
     takes_arrow = isinstance(writer, DataSourceStreamArrowWriter)
 
@@ -88,6 +88,11 @@ def write_partition(
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         message = writer.write(batches if takes_arrow else rows_of(batches))
+        if not isinstance(message, WriterCommitMessage):
+            raise TypeError(
+                f"{type(writer).__name__}.write returned a {type(message).__name__}, not a WriterCommitMessage: "
+                "commit would not learn what was written"
+            )
         packed = pickle.dumps(message)
         yield pa.RecordBatch.from_arrays([pa.array([packed], pa.binary())], names=["message"])
 
@@ -110,12 +115,13 @@ def data_source_class(spark: SparkSession, name: str) -> type:
     """Find the class of a registered Python Data Source; `UnsupportedError` for any other format."""
     from py4j.protocol import Py4JJavaError
     from pyspark import cloudpickle
+    from pyspark.errors import PySparkException
 
     manager = spark._jsparkSession.sessionState().dataSourceManager()
     try:
         builder = manager.lookupDataSource(name)
         command = bytes(builder.dataSourceCls().command())
-    except Py4JJavaError as error:
+    except (Py4JJavaError, PySparkException) as error:
         raise UnsupportedError(
             f"write_stream({name!r}): no Python Data Source of this name is registered "
             f"(spark.dataSource.register); for Spark's own formats use sink(lambda rows, batch: rows.write…)"

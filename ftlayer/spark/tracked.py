@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.spark.delivery_source import arrow_schema
-from ftlayer.spark.plan_checks import check_columns, check_transform, transformed_schema
+from ftlayer.spark.plain import transform_plain
+from ftlayer.spark.plan_checks import check_columns, check_names, check_transform, transformed_schema
 from ftlayer.spark.steps import (
     Filter,
     FlatMap,
@@ -23,7 +24,7 @@ from ftlayer.spark.steps import (
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from ftlayer.spark.facade import FTLayer
@@ -113,22 +114,23 @@ class TrackedStream:
         check_transform(function, uid)
         step = Transform(uid, function, drops)
         if not self.layer.enabled:
-            frame = self.source.frame.sparkSession.createDataFrame([], self.schema)
-            return self._then(step, function(frame).schema)
-        return self._then(step, transformed_schema(self.source.frame.sparkSession, self.schema, step))
+            return self._then(
+                step, transform_plain(self._spark.createDataFrame([], self.schema), step).schema
+            )
+        return self._then(step, transformed_schema(self._spark, self.schema, step))
 
     def repartition(self, partitions: int | None = None, *columns: str) -> TrackedStream:
         """Spark's repartition, by number, columns, or both."""
         if partitions is None and not columns:
             raise ConfigError("repartition: give a number of partitions, columns, or both")
-        check_columns(self.schema, columns, "repartition")
+        check_columns(self._spark, self.schema, columns, "repartition")
         return self._then(Repartition(partitions, columns), self.schema)
 
     def key_by(self, *columns: str, partitions: int | None = None) -> TrackedStream:
         """Bring rows with equal keys into one partition (Spark's hash partitioning)."""
         if not columns:
             raise ConfigError("key_by: name at least one column")
-        check_columns(self.schema, columns, "key_by")
+        check_columns(self._spark, self.schema, columns, "key_by")
         return self._then(Repartition(partitions, columns), self.schema)
 
     # ------------------------------------------------------------ ends
@@ -193,6 +195,10 @@ class TrackedStream:
         """The columns of the source."""
         return self.source.frame.schema
 
+    @property
+    def _spark(self) -> SparkSession:
+        return self.source.frame.sparkSession
+
     def _then(self, step: Step, schema: StructType) -> TrackedStream:
         return replace(self, steps=(*self.steps, step), schemas=(*self.schemas, schema), schema=schema)
 
@@ -212,13 +218,19 @@ def struct_of(schema: StructType | str, uid: str) -> StructType:
     from pyspark.sql.types import StructType
 
     if isinstance(schema, StructType):
+        check_names(schema, f"schema of {uid!r}")
         return schema
+    if not isinstance(schema, str):
+        raise ConfigError(
+            f"schema of {uid!r}: expected 'name type, …' or a StructType, got {type(schema).__name__}"
+        )
     try:
         parsed = StructType.fromDDL(schema)
-    except (ParseException, TypeError, AttributeError, ValueError) as error:
+    except (ParseException, ValueError) as error:
         raise ConfigError(
             f"schema of {uid!r}: {schema!r} is not a schema ({str(error).splitlines()[0]})"
         ) from error
     if not isinstance(parsed, StructType):
         raise ConfigError(f"schema of {uid!r}: {schema!r} names no columns; write 'name type, …'")
+    check_names(parsed, f"schema of {uid!r}")
     return parsed

@@ -11,6 +11,7 @@ from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatus
 from ftlayer.restart import ExponentialDelay, RestartStrategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
+from ftlayer.spark.ingest import stream_of_ingest
 from ftlayer.spark.plain import plain_rows
 from ftlayer.spark.plan_checks import with_source_ft
 from ftlayer.spark.protocol import Batches
@@ -119,7 +120,7 @@ class TrackedWriter:
         writer = self._plain(rows)
 
         def start(handle: TrackedQuery) -> StreamingQuery:
-            return self._spark_start(writer)
+            return self._spark_start(writer, handle)
 
         def status() -> QueryStatus:
             return QueryStatus(0, 0, 0, 0, 0, -1)
@@ -130,7 +131,7 @@ class TrackedWriter:
         source = self._stream.source
         directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
         mark = directory.claim(source.name)
-        stream = f"ingest/{source.ingest}" if source.ingest else f"{mark.query}/{source.name}"
+        stream = stream_of_ingest(source.ingest) if source.ingest else f"{mark.query}/{source.name}"
         client = self._stream.layer.client
 
         def start(handle: TrackedQuery) -> StreamingQuery:
@@ -182,9 +183,10 @@ class TrackedWriter:
                 raise
             handle.report(report)
 
-        return self._spark_start(self._frame(stream).writeStream.foreachBatch(process))
+        rows = self._frame(stream, mark.query, handle.drain_until)
+        return self._spark_start(rows.writeStream.foreachBatch(process), handle)
 
-    def _frame(self, stream: str) -> DataFrame:
+    def _frame(self, stream: str, query: str, drain_until: float | None) -> DataFrame:
         """Return the source's rows with the vertex's deliveries among them."""
         source, layer = self._stream.source, self._stream.layer
         spark = source.frame.sparkSession
@@ -197,6 +199,8 @@ class TrackedWriter:
             (layer.root_certs or b"").decode(),
             layer.max_rows,
             spark.sparkContext.defaultParallelism,
+            drain_query=query if drain_until is not None else "",
+            drain_until_ms=round((drain_until or 0) * 1000),
         )
         delivered = spark.readStream.format(FORMAT).schema(own.schema).options(**options.to_spark()).load()
         return delivered if source.ingest else own.union(delivered)
@@ -223,11 +227,12 @@ class TrackedWriter:
     def _bounded(self) -> bool:
         return "availableNow" in self._trigger
 
-    def _spark_start(self, writer: Any) -> StreamingQuery:
+    def _spark_start(self, writer: Any, handle: TrackedQuery) -> StreamingQuery:
         writer = writer.option("checkpointLocation", self._checkpoint).queryName(self._name)
         for key, value in self._options.items():
             writer = writer.option(key, value)
-        if self._trigger:
-            writer = writer.trigger(**self._trigger)
+        trigger = self._trigger if handle.drain_until is None else {"availableNow": True}
+        if trigger:
+            writer = writer.trigger(**trigger)
         query: StreamingQuery = writer.start()
         return query
