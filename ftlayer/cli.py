@@ -89,9 +89,7 @@ def demo(
     kill: Annotated[Kill, typer.Option(help="What is killed with SIGKILL in the middle.")] = Kill.ALL,
     lines: Annotated[int, typer.Option(min=100, help="How many lines to read at most.")] = 200_000,
     batches: Annotated[int, typer.Option(min=4, max=1_000, help="In how many micro-batches.")] = 20,
-    dir: Annotated[
-        Path | None, typer.Option(help="Directory of the run, new or empty; it is kept.")
-    ] = None,
+    dir: Annotated[Path | None, typer.Option(help="Directory of the run, new or empty; it is kept.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the run's temporary directory.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the ledger to this file too.")] = None,
 ) -> None:
