@@ -79,8 +79,11 @@ class FakeFrame:
     def select(self, *columns: str) -> FakeFrame:
         return FakeFrame([[batch.select(columns) for batch in part] for part in self.partitions])
 
-    def repartition(self, *arguments: Any) -> FakeFrame:
-        return self
+    def repartition(self, partitions: int) -> FakeFrame:
+        rows = [
+            batch.slice(row, 1) for part in self.partitions for batch in part for row in range(batch.num_rows)
+        ]
+        return FakeFrame([rows[start::partitions] for start in range(partitions)])
 
     def toLocalIterator(self) -> Iterator[tuple[Any, ...]]:
         for part in self.partitions:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+from collections.abc import Iterator
 from decimal import Decimal
+from itertools import groupby
 from typing import Any
 from unittest.mock import patch
 
@@ -87,11 +89,18 @@ class Op:
         tagged, kind = self.kind.split()
         return MapBatches(self.uid, getattr(self, f"_{kind}"), V, kind, tagged == "tagged")  # type: ignore[arg-type]
 
+    @property
+    def per_record(self) -> bool:
+        return self.kind in ("map", "filter", "flat_map")
+
+    def stream(self, value: int) -> Iterator[int]:
+        """What comes out, one after the other; a flat_map raises half-way: after its first record is out."""
+        if self.kind == "flat_map" and value % 7 == self.raises:
+            yield 0
+        yield from self.model(value)
+
     def _generate(self, record: dict[str, int]) -> Any:
-        """Raise half-way: after the first record is out."""
-        if record["v"] % 7 == self.raises:
-            yield {"v": 0}
-        for value in self.model(record["v"]):
+        for value in self.stream(record["v"]):
             record["v"] = value  # one dict, changed again and again
             yield record
 
@@ -119,6 +128,26 @@ ops = st.lists(
 ).map(lambda drawn: [Op(f"op{i}", *one) for i, one in enumerate(drawn)])
 
 
+class Failed(Exception):  # noqa: N818 - what the model says
+    """The operator of this name raised."""
+
+
+def flow(value: int, operators: list[Op]) -> Iterator[int]:
+    """Depth first: a record goes through all operators before the next one is asked for."""
+    if not operators:
+        yield value
+        return
+    out = operators[0].stream(value)
+    while True:
+        try:
+            result = next(out, None)
+        except ValueError as error:
+            raise Failed(operators[0].uid) from error
+        if result is None:
+            return
+        yield from flow(result, operators[1:])
+
+
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 999), max_size=25), ops, st.integers(1, 9))
 def test_a_chain_does_what_the_model_does_and_fails_rows_alone(
@@ -128,12 +157,13 @@ def test_a_chain_does_what_the_model_does_and_fails_rows_alone(
     failed: dict[int, str] = {}
     for row, value in enumerate(values):
         records = [value]
-        for op in operators:
-            try:
-                records = [out for record in records for out in op.model(record)]
-            except ValueError:
-                failed[row] = op.uid
-                break
+        try:
+            # A function of a batch sees all that has come out of the operators before it.
+            for _, group in groupby(operators, key=lambda op: op.uid if not op.per_record else ""):
+                neighbours = list(group)
+                records = [out for record in records for out in flow(record, neighbours)]
+        except Failed as error:
+            failed[row] = str(error)
         else:
             expected += [(row, record) for record in records]
     with patch.object(chain, "CHUNK_ROWS", chunk_rows):
@@ -356,6 +386,17 @@ def test_mutating_the_input_record_does_no_harm() -> None:
     result = run_chain(batch, [Map("m", mutate, V), Map("n", mutate, V)])
     assert rows_out(result) == [(0, 200), (2, 202)]
     assert batch.to_pylist() == [{"v": 0}, {"v": 1}, {"v": 2}]
+
+
+@pytest.mark.parametrize("kind", ["map", "filter", "flat_map", "plain arrow"])
+def test_a_long_chain(kind: str) -> None:
+    if kind == "flat_map":
+        steps: list[Any] = [FlatMap(f"o{i}", lambda r: iter([r]), V) for i in range(150)]
+    else:
+        steps = [Op(f"o{i}", kind, 1, 9).step() for i in range(150)]
+    result = run_chain(ints([1]), steps)
+    assert not result.failures
+    assert len(rows_out(result)) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)

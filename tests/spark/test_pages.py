@@ -129,7 +129,7 @@ def test_the_digest_is_no_plain_xor() -> None:
 
 def test_a_page_is_one_row_of_three_columns() -> None:
     head = PageHead(1, 0, 0, (), (), None, None, b"", b"", b"", b"", b"", b"")
-    page = page_row(head, None, b"source")
+    page = page_row(head, None, pa.py_buffer(b"source"))
     assert page.schema == PAGE_SCHEMA
     assert page.to_pylist() == [{"head": head.to_bytes(), "data": None, "source": b"source"}]
     assert to_roots(b"").tolist() == []
