@@ -159,5 +159,5 @@ def test_without_sealed_rows_the_source_is_not_read(kit: SimpleNamespace) -> Non
 def test_rows_that_are_gone_stop_the_batch(kit: SimpleNamespace) -> None:
     frame = kit.FakeFrame([[kit.source_rows([row(1)], S)]])
     payload = pa.RecordBatch.from_pylist([row(1), row(1)], schema=S)
-    with pytest.raises(QueryError, match="1 of 2 source rows .* not in it any more"):
+    with pytest.raises(QueryError, match=r"1 of 2 source rows .* not in it any more"):
         rows_to_skip(frame, sealed_of([payload]))
