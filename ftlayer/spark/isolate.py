@@ -88,11 +88,21 @@ def _child(batch: pa.RecordBatch, run: Callable[[pa.RecordBatch], ChainResult], 
                 result.failures,
             )
         )
+    except SystemExit as error:
+        # Raised in the parent it would end a worker again, and the batch would never come through.
+        os._exit(_exit_code(error))
     except BaseException as error:  # noqa: BLE001 - carried to the parent, which raises it
         data = _pickled(error)
     with os.fdopen(writing, "wb") as pipe:
         pipe.write(data)
     os._exit(0)
+
+
+def _exit_code(error: SystemExit) -> int:
+    """Return the code that Python itself would exit with."""
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
 
 
 def _pickled(error: BaseException) -> bytes:

@@ -154,7 +154,6 @@ class PickyError(BaseException):
     ("error", "raised", "said"),
     [
         (MemoryError("out"), MemoryError, "out"),
-        (SystemExit(4), SystemExit, "4"),
         (KeyboardInterrupt("c"), KeyboardInterrupt, "c"),
         (PickyError("what", "where"), RuntimeError, "PickyError: what"),
     ],
@@ -167,6 +166,20 @@ def test_what_cannot_be_pinned_on_a_record_is_raised_here(
 
     with pytest.raises(raised, match=said):
         isolated(ints([1, 2, 3]), function)
+
+
+@pytest.mark.parametrize(("code", "said"), [(None, "0"), (0, "0"), (4, "4"), ("a text", "1"), (-1, "255")])
+def test_a_record_whose_function_exits_is_found(code: Any, said: str) -> None:
+    def function(record: dict[str, Any]) -> dict[str, Any]:
+        if record["v"] == 1:
+            raise SystemExit(code)
+        return record
+
+    result = isolated(ints([0, 1, 2]), function)
+    assert rows_out(result) == [(0, 0), (2, 2)]
+    (failure,) = result.failures
+    assert (failure.row, failure.fatal) == (1, True)
+    assert f"exit code {said})" in failure.reason
 
 
 def test_an_exception_that_cannot_be_pickled_is_raised_as_its_text() -> None:
