@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -61,11 +60,13 @@ class WriterSink:
 
     def write(self, batch: int, result: StagesResult, incarnation: int) -> None:
         """Write and commit the rows."""
+        from pyspark import cloudpickle
+
         rows = result.good_rows()
         messages: list[Any] = []
         try:
             written = rows.mapInArrow(write_partition(self.writer, rows.schema), "message binary")
-            messages.extend(pickle.loads(row[0]) for row in written.collect())
+            messages.extend(cloudpickle.loads(row[0]) for row in written.collect())
             self.writer.commit(messages, batch)
         except Exception:
             self.writer.abort(messages, batch)
@@ -76,8 +77,10 @@ def write_partition(
     writer: Any, schema: StructType
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the task that writes one partition and yields its pickled commit message."""
+    from pyspark.serializers import CloudPickleSerializer
     from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+    make_pickler: Any = CloudPickleSerializer
     takes_arrow = isinstance(writer, DataSourceStreamArrowWriter)
 
     def rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
@@ -93,7 +96,8 @@ def write_partition(
                 f"{type(writer).__name__}.write returned a {type(message).__name__}, not a WriterCommitMessage: "
                 "commit would not learn what was written"
             )
-        packed = pickle.dumps(message)
+        # As Spark does: the message's class may be of the main program, which tasks cannot import.
+        packed = make_pickler().dumps(message)
         yield pa.RecordBatch.from_arrays([pa.array([packed], pa.binary())], names=["message"])
 
     return write
@@ -120,11 +124,12 @@ def data_source_class(spark: SparkSession, name: str) -> type:
     manager = spark._jsparkSession.sessionState().dataSourceManager()
     try:
         builder = manager.lookupDataSource(name)
-        command = bytes(builder.dataSourceCls().command())
+        # A Scala sequence of signed bytes, fetched as text: a call for each would take seconds.
+        numbers = builder.dataSourceCls().command().mkString(",").split(",")
     except (Py4JJavaError, PySparkException) as error:
         raise UnsupportedError(
             f"write_stream({name!r}): no Python Data Source of this name is registered "
             f"(spark.dataSource.register); for Spark's own formats use sink(lambda rows, batch: rows.write…)"
         ) from error
-    cls: type = cloudpickle.loads(command)
+    cls: type = cloudpickle.loads(bytes(int(number) & 0xFF for number in numbers))
     return cls
