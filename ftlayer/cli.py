@@ -121,6 +121,9 @@ def serve(
     ] = "batch",
     max_store: Annotated[str, typer.Option(help='How large the store may become, like "8GiB".')] = "8GiB",
     metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus endpoint.")] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Keep every id, for `ftlayer explain`; some hundred times slower.")
+    ] = False,
 ) -> None:
     """Run a vertex of its own, for queries that say FTLayer.connect."""
     import logging
@@ -129,7 +132,11 @@ def serve(
     from ftlayer.service.serve import serve as run
 
     vertex = VertexOptions(
-        path, shards=shards, durability=durability, max_store_bytes=parse_size(max_store, "--max-store")
+        path,
+        shards=shards,
+        durability=durability,
+        max_store_bytes=parse_size(max_store, "--max-store"),
+        tracker="exact" if exact else "table",
     )
     options = ServeOptions(
         vertex,
@@ -167,6 +174,26 @@ def inspect(
     else:
         records = stored_records(path, list_state)
         print_records(console, islice(records, limit), f"{list_state} in {path}")
+
+
+@app.command()
+def explain(
+    root: Annotated[str, typer.Argument(help="The root: 16 hexadecimal digits, 0x…, or a decimal number.")],
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+) -> None:
+    """Show which ids a pending root waits for, and which operator owes them (vertices with --exact)."""
+    from ftlayer.layer.calls import Explain, Explained
+    from ftlayer.tables import print_explained
+
+    wanted = parse_root(root)
+    with _connect(address, token_file, root_certs) as client:
+        explained = client.call(Explain(wanted))
+    assert isinstance(explained, Explained)
+    print_explained(_console(), wanted, explained)
+    if not explained.known:
+        raise typer.Exit(EXIT_ERROR)
 
 
 @dead.command("list")
@@ -254,6 +281,20 @@ def parse_size(text: str, option: str) -> int:
     if match is None:
         raise ConfigError(f"{option}: expected a size like '512MiB' or '8GiB', got {text!r}")
     return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def parse_root(text: str) -> int:
+    """Return the id written as 16 hexadecimal digits, ``0x…`` or a decimal number. `ConfigError` otherwise."""
+    hexadecimal = len(text) == 16 or text[:2] in ("0x", "0X")
+    try:
+        root = int(text, 16 if hexadecimal else 10)
+    except ValueError:
+        root = 0
+    if not 0 < root < 1 << 64:
+        raise ConfigError(
+            f"ROOT: expected an id as 16 hexadecimal digits, 0x… or a decimal number, got {text!r}"
+        )
+    return root
 
 
 def _console() -> Console:

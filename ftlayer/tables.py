@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ftlayer.layer.calls import RecordInfo
+from ftlayer.layer.calls import Explained, RecordInfo
 from ftlayer.offline import ShardReport
 from ftlayer.store.kv import TABLES
 
@@ -84,6 +84,28 @@ def print_record(console: Console, record: RecordInfo) -> None:
         console.print(f"  failed   {_time(at)}  {operator}: {reason}", soft_wrap=True)
     if record.traceback:
         console.print(record.traceback.rstrip(), style="dim", soft_wrap=True)
+
+
+def print_explained(console: Console, root: int, explained: Explained) -> None:
+    """Print what a root waits for, a line an id."""
+    name = f"root {root:016x}"
+    if not explained.known:
+        console.print(f"{name} is not pending: it is done, has failed, or was never registered")
+        return
+    console.print(f"{name} is pending, its XOR is {explained.value:016x}", style="bold")
+    if not explained.registered:
+        console.print("Its registration is missing: only later events have come, and are held.")
+    if not explained.ids_known:
+        console.print("Some of its events came without ids: what follows is not all.")
+    if not explained.owed:
+        return
+    table = Table(
+        "missing id", "operator", "what is missing", title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
+    for owed in explained.owed:
+        missing = "its acknowledgement" if owed.emitted else "the event that emitted it"
+        table.add_row(f"{owed.record_id:016x}", Text(owed.operator or "unknown"), missing)
+    console.print(table)
 
 
 def payload_text(record: RecordInfo, longest: int | None = None) -> str:

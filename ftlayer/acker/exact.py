@@ -12,7 +12,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.timeouts import NEVER
 from ftlayer.timeouts.segmented_table import U64, Mask, as_stamp, as_u64, no_zeros
 
-from .tracker import Forgotten, IdLists, Roots, fold_ids
+from .tracker import IdLists, Located, Roots, fold_ids
 
 
 @dataclass(frozen=True)
@@ -121,14 +121,14 @@ class ExactTracker:
         entry = self._entries.get(root)
         if entry is None:
             return None
-        return Explanation(entry.registered, entry.ids_known, tuple(entry.owed.values()))
+        return Explanation(entry.registered, entry.folded, entry.ids_known, tuple(entry.owed.values()))
 
     @property
     def early_zeros(self) -> int:
         """Events after which a registered root's XOR was 0 while ids were missing, since the start."""
         return self._early_zeros
 
-    def forget(self, roots: U64) -> Forgotten:
+    def forget(self, roots: U64) -> Located:
         """Drop pending roots; see `Tracker.forget`."""
         wanted = as_u64(roots, "roots").tolist()
         pending = np.zeros(len(wanted), np.bool_)
@@ -137,7 +137,7 @@ class ExactTracker:
             if self._is_pending(root):
                 pending[position] = True
                 locations[position] = self._entries.pop(root).location
-        return Forgotten(pending, locations)
+        return Located(pending, locations)
 
     def touch(self, roots: U64, bucket: int) -> Mask:
         """Move pending roots to ``bucket``; see `Tracker.touch`."""
@@ -163,6 +163,13 @@ class ExactTracker:
         for root in orphans:
             del self._entries[root]
         return len(orphans)
+
+    def locate(self, roots: U64) -> Located:
+        """Return where roots were registered; see `Tracker.locate`."""
+        pending = self.contains(roots)
+        found = zip(roots.tolist(), pending.tolist(), strict=True)
+        locations = [self._entries[root].location if is_pending else 0 for root, is_pending in found]
+        return Located(pending, np.array(locations, np.uint64))
 
     def contains(self, roots: U64) -> Mask:
         """Return which roots are pending; see `Tracker.contains`."""
@@ -226,12 +233,13 @@ class ExactTracker:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a root waits for: its registration, if not ``registered``, and the ids ``owed``.
+    """What a root waits for: its registration, if not ``registered``, and the ids ``owed``. ``value`` is its XOR.
 
     ``ids_known`` False: some of its events came without their ids, so ``owed`` does not say it all.
     """
 
     registered: bool
+    value: int
     ids_known: bool
     owed: tuple[Owed, ...]
 

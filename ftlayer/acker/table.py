@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ftlayer.timeouts import NEVER
 from ftlayer.timeouts.segmented_table import U64, Mask, SegmentedTable, as_stamp, as_u64, no_zeros
 
-from .tracker import Forgotten, IdLists, Roots
+from .tracker import IdLists, Located, Roots
 
 _NOTHING = np.empty(0, np.uint64)
 
@@ -79,11 +79,11 @@ class AckerTable:
         self._unknown_xors += missed
         return complete
 
-    def forget(self, roots: U64) -> Forgotten:
+    def forget(self, roots: U64) -> Located:
         """Drop pending roots; see `Tracker.forget`."""
         lookup = self._table.remove(as_u64(roots, "roots"))
         self._table.shrink_one()
-        return Forgotten(lookup.found, lookup.words)
+        return Located(lookup.found, lookup.words)
 
     def touch(self, roots: U64, bucket: int) -> Mask:
         """Move pending roots to ``bucket``; see `Tracker.touch`."""
@@ -117,6 +117,11 @@ class AckerTable:
             dropped += keys.size
         self._orphans.shrink_one()
         return dropped
+
+    def locate(self, roots: U64) -> Located:
+        """Return where roots were registered; see `Tracker.locate`."""
+        lookup = self._table.look_up(as_u64(roots, "roots"))
+        return Located(lookup.found, lookup.words)
 
     def contains(self, roots: U64) -> Mask:
         """Return which roots are pending; see `Tracker.contains`."""

@@ -21,7 +21,7 @@ class Roots(NamedTuple):
     locations: U64
 
 
-class Forgotten(NamedTuple):
+class Located(NamedTuple):
     """For each root asked for: whether it was pending, bool[n], and its location, uint64[n] (0 if not)."""
 
     pending: Mask
@@ -109,7 +109,7 @@ class Tracker(Protocol):
         root that completed earlier in the same batch.
         """
 
-    def forget(self, roots: U64) -> Forgotten:
+    def forget(self, roots: U64) -> Located:
         """Drop pending roots, complete or not; their later events are unknown."""
 
     def touch(self, roots: U64, bucket: int) -> Mask:
@@ -120,6 +120,9 @@ class Tracker(Protocol):
 
     def drop_orphans(self, buckets: Sequence[int]) -> int:
         """Drop the orphans in these buckets (numbers apart from those of roots); return how many."""
+
+    def locate(self, roots: U64) -> Located:
+        """Return which roots are pending, and where they were registered."""
 
     def contains(self, roots: U64) -> Mask:
         """Return which roots are pending, bool[n]."""

@@ -21,6 +21,7 @@ from ftlayer.layer.calls import (
     BeginBatch,
     Commit,
     Committed,
+    EventIds,
     Failure,
     Now,
     Reseal,
@@ -29,6 +30,7 @@ from ftlayer.layer.calls import (
     SealedRows,
 )
 from ftlayer.layer.deliveries import Deliveries
+from ftlayer.layer.event_ids import stored_event_ids
 from ftlayer.layer.failing import Failing
 from ftlayer.layer.retry import Cause
 from ftlayer.layer.seals import SealWriter, plain_failure, said
@@ -36,7 +38,7 @@ from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
 from ftlayer.layer.tracking import Tracking
 from ftlayer.store import batches
-from ftlayer.store.batches import BatchHead, StoredFailure
+from ftlayer.store.batches import BatchHead, StoredEmit, StoredFailure
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.payloads import take_rows
 from ftlayer.store.queries import QueryRecord, get_query, put_query
@@ -122,8 +124,9 @@ class Batches:
         for emit in head.emitted:
             if emit.segment >= 0:
                 self._state.segments.change_kind(txn, emit.segment, Kind.TRACKED)
-                roots, values = np.frombuffer(emit.roots, np.uint64), np.frombuffer(emit.values, np.uint64)
-                self._tracking.register(self._state.stream(emit.stream), emit.segment, roots, values, now)
+                stream = self._state.stream(emit.stream)
+                roots, values, ids = emitted_ids(emit)
+                self._tracking.register(stream, emit.segment, roots, values, now, ids)
         batches.delete_parts(txn, query.number, call.batch, head.parts)
         batches.put_head(txn, query.number, call.batch, replace(head, committed=True, emitted=(), parts=0))
         put_query(txn, call.query, replace(query, last_committed=call.batch))
@@ -146,12 +149,7 @@ class Batches:
                 for rows in self._deliveries.rows_between(txn, stream, start, end):
                     moved += self._fail_rows(txn, stream, rows, failures, now)
                     if name in emitted:
-                        emit = emitted[name]
-                        roots, values = (
-                            np.frombuffer(emit.roots, np.uint64),
-                            np.frombuffer(emit.values, np.uint64),
-                        )
-                        moved += self._track_rows(txn, stream, rows, roots, values, now)
+                        moved += self._track_rows(txn, stream, rows, emitted[name], now)
             self._state.counters.delivered_done += end - start - moved
             put_bounds(txn, stream.number, replace(bounds, committed=end))
             stream.logged -= end - start
@@ -169,9 +167,10 @@ class Batches:
         return failed
 
     def _track_rows(
-        self, txn: WriteTransaction, stream: Stream, rows: Rows, roots: U64, values: U64, now: Now
+        self, txn: WriteTransaction, stream: Stream, rows: Rows, emit: StoredEmit, now: Now
     ) -> int:
-        """Give the rows with these roots a segment of their own, and register them."""
+        """Give the rows that were handed on a segment of their own, and register them."""
+        roots, values, ids = emitted_ids(emit)
         order = np.argsort(roots)
         places = np.minimum(np.searchsorted(roots, rows.info.roots, sorter=order), len(roots) - 1)
         which: I64 = (
@@ -181,7 +180,9 @@ class Batches:
             sequence = self._state.new_segment()
             taken = Rows(rows.info.take(which), take_rows(rows.payload, which))
             self._state.segments.append(txn, sequence, stream.number, Kind.TRACKED, taken)
-            self._tracking.register(stream, sequence, taken.info.roots, values[order[places[which]]], now)
+            found = order[places[which]]
+            ids = None if ids is None else ids.take(found)
+            self._tracking.register(stream, sequence, taken.info.roots, values[found], now, ids)
         return len(which)
 
     def _remove_committed(self, txn: WriteTransaction, stream: Stream) -> None:
@@ -261,6 +262,12 @@ class Batches:
             head.rows,
             head.digest,
         )
+
+
+def emitted_ids(emit: StoredEmit) -> tuple[U64, U64, EventIds | None]:
+    """Return the roots that were handed on, their values, and the lists of ids behind these."""
+    roots, values = np.frombuffer(emit.roots, np.uint64), np.frombuffer(emit.values, np.uint64)
+    return roots, values, stored_event_ids(emit.ids)
 
 
 def cause_of(failure: StoredFailure | Failure) -> Cause:

@@ -78,6 +78,28 @@ class SourcePosition:
 
 
 @dataclass(frozen=True, slots=True)
+class EventIds:
+    """The ids that values were folded from, for a vertex with ``tracker="exact"``; others take no note of them.
+
+    ``values[i]`` is the XOR of ``ids[offsets[i]:offsets[i + 1]]``: ids uint64[m], offsets int32[n + 1], as
+    Arrow lays lists out. ``owners``, int32[m], has for each id the position in ``operators`` of the operator
+    that is to acknowledge it, or -1 where this event acknowledges the id itself.
+    """
+
+    ids: U64
+    offsets: I32
+    owners: I32
+    operators: tuple[str, ...] = ()
+
+    def take(self, which: npt.NDArray[np.int64]) -> EventIds:
+        """Return the lists at the positions ``which``, in that order."""
+        sizes = np.diff(self.offsets)[which]
+        offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
+        places = np.repeat(self.offsets[which] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        return EventIds(self.ids[places], offsets, self.owners[places], self.operators)
+
+
+@dataclass(frozen=True, slots=True)
 class Persist:
     """Store records and register them: ``values[i]`` is the XOR of the ids of all copies of row i."""
 
@@ -87,6 +109,7 @@ class Persist:
     values: U64
     key_hashes: I32 | None = None  # shape (n,) or (n, selectors)
     position: SourcePosition | None = None
+    ids: EventIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +135,7 @@ class Xor:
     values: U64
     incarnation: int
     hold: bool = False
+    ids: EventIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +199,14 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """Reply to `OpenStream`: where each source partition is to go on reading."""
+    """Reply to `OpenStream`: where each source partition is to go on reading.
+
+    ``exact``: the vertex keeps every id, so that `EventIds` are worth sending.
+    """
 
     incarnation: int
     positions: dict[str, bytes]
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +265,10 @@ class OpenQuery:
 
 @dataclass(frozen=True, slots=True)
 class QueryOpened:
-    """Reply to `OpenQuery`. Batch ids are -1 where there was none yet; root ids carry ``shard``."""
+    """Reply to `OpenQuery`. Batch ids are -1 where there was none yet; root ids carry ``shard``.
+
+    ``exact``: the vertex keeps every id, so that `EventIds` are worth sending.
+    """
 
     epoch: int
     incarnation: int
@@ -245,6 +276,7 @@ class QueryOpened:
     last_committed: int
     shard: int = 0
     shards: int = 1
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +358,7 @@ class EmittedRows:
     payload: pa.RecordBatch | None
     roots: U64
     values: U64
+    ids: EventIds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -464,6 +497,41 @@ class RecordList:
 
 
 @dataclass(frozen=True, slots=True)
+class Explain:
+    """What does this root wait for? Refused with `UnsupportedError` by a vertex without ``tracker="exact"``."""
+
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwedId:
+    """An id that a root waits for.
+
+    ``emitted``: it was emitted to ``operator``, which has not acknowledged it. Otherwise it was acknowledged,
+    and no event has told of its emission yet. ``operator`` is "" where no event named one.
+    """
+
+    record_id: int
+    operator: str
+    emitted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Reply to `Explain`; all fields are empty for a root that is not ``known``: done, failed, or never heard of.
+
+    Not ``registered``: events are held for a registration that has not come. ``value`` is the root's XOR.
+    ``ids_known`` False: some of its events came without `EventIds`, so ``owed`` does not say it all.
+    """
+
+    known: bool
+    registered: bool = False
+    value: int = 0
+    ids_known: bool = False
+    owed: tuple[OwedId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Requeue:
     """Give dead letters (by `RecordInfo.key`) their attempts back and deliver them again now."""
 
@@ -515,7 +583,7 @@ MutatingCall = (
     | Purge
     | Deliverable
 )
-ReadingCall = ReadDeliveries | QueryStatusCall | ListRecords | Stats
+ReadingCall = ReadDeliveries | QueryStatusCall | ListRecords | Explain | Stats
 Call = MutatingCall | ReadingCall
 
 Reply = (
@@ -532,6 +600,7 @@ Reply = (
     | Committed
     | QueryStatus
     | RecordList
+    | Explained
     | Changed
     | StatsReply
 )

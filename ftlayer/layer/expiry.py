@@ -5,9 +5,6 @@ from __future__ import annotations
 from ftlayer.errors import ConfigError
 from ftlayer.timeouts import MAX_STAMP, ExpirySchedule
 
-PASSING = MAX_STAMP
-"""A bucket that no schedule uses: entries pass through it within one call."""
-
 
 class Schedules:
     """One `ExpirySchedule` for each distinct timeout, with bucket numbers of its own."""
@@ -37,7 +34,7 @@ class Schedules:
 
     def _new(self, timeout_ms: int) -> ExpirySchedule:
         used = {schedule.first_bucket for schedule in self._schedules.values()}
-        for first in range(1, PASSING - self._buckets + 1, self._buckets):
+        for first in range(1, MAX_STAMP - self._buckets + 2, self._buckets):
             if first not in used:
                 return ExpirySchedule(timeout_ms, self._buckets, first_bucket=first)
         # Timeouts that streams had once stay empty for ever: their numbers are free.

@@ -34,8 +34,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ftlayer.acker import ExactTracker, Explanation
-from ftlayer.errors import ConfigError, MalformedRequestError, VertexError
+from ftlayer.acker import ExactTracker
+from ftlayer.errors import MalformedRequestError, UnsupportedError, VertexError
 from ftlayer.layer import calls
 from ftlayer.layer.batches import Batches
 from ftlayer.layer.calls import Call, Envelope, MutatingCall, Now, ReadingCall, Reply
@@ -102,6 +102,11 @@ class FTLayer:
         """The incarnation that calls about pending roots must name."""
         return self._state.incarnation
 
+    @property
+    def exact(self) -> bool:
+        """Whether it keeps every id, so that `EventIds` are worth sending and `Explain` is answered."""
+        return self._state.exact
+
     def apply(
         self, txn: WriteTransaction | None, call: MutatingCall, envelope: Envelope | None, now: Now
     ) -> Outcome:
@@ -165,7 +170,11 @@ class FTLayer:
         return Outcome(reply, _nothing)
 
     def read(self, txn: ReadTransaction, call: ReadingCall, now: Now) -> Reply:
-        """Answer a call that changes nothing. Raises `MalformedRequestError`, `ProtocolError`."""
+        """Answer a call that changes nothing.
+
+        Raises `MalformedRequestError`, `ProtocolError`, and `UnsupportedError` for `Explain` without the exact
+        tracker.
+        """
         self._check_usable()
         match call:
             case calls.ReadDeliveries():
@@ -174,6 +183,8 @@ class FTLayer:
                 return self._status.query(txn, call, now)
             case calls.ListRecords():
                 return self._listing.records(txn, call)
+            case calls.Explain():
+                return self._explain(call.root)
             case calls.Stats():
                 return self._status.stats()
         raise MalformedRequestError(f"{type(call).__name__} is no reading call")
@@ -245,14 +256,18 @@ class FTLayer:
             self._broken = True
         self._check_usable()
 
-    def explain(self, root: int) -> Explanation | None:
-        """Return what ``root`` waits for, None if it is not pending. Needs tracker "exact"
-        (`ConfigError`).
-        """
+    def _explain(self, root: int) -> calls.Explained:
         tracker = self._state.tracker
         if not isinstance(tracker, ExactTracker):
-            raise ConfigError('explain needs the exact tracker: LayerOptions(tracker="exact")')
-        return tracker.explain(root)
+            raise UnsupportedError(
+                'this vertex keeps one XOR for each root, not its ids: start it with tracker="exact" (some '
+                "hundred times slower) to have roots explained"
+            )
+        found = tracker.explain(root)
+        if found is None:
+            return calls.Explained(known=False)
+        owed = tuple(calls.OwedId(o.record_id, o.owner or "", o.emitted) for o in found.owed)
+        return calls.Explained(True, found.registered, found.value, found.ids_known, owed)
 
     def _execute(
         self, txn: WriteTransaction, call: MutatingCall, now: Now

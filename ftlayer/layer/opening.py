@@ -24,7 +24,7 @@ class Opening:
         """Declare a stream, or give it new options."""
         check_options(call.options, self._state.options.buckets)
         stream = self._declare(txn, call.stream, call.options)
-        return StreamOpened(self._state.incarnation, all_positions(txn, stream.number))
+        return StreamOpened(self._state.incarnation, all_positions(txn, stream.number), self._state.exact)
 
     def query(self, txn: WriteTransaction, call: OpenQuery) -> QueryOpened:
         """Take a query over: a new epoch, which owns ``call.streams`` and no others."""
@@ -59,6 +59,7 @@ class Opening:
             record.last_committed,
             state.options.shard,
             state.options.shards,
+            state.exact,
         )
 
     def _declare(self, txn: WriteTransaction, name: str, options: StreamOptions) -> Stream:

@@ -14,7 +14,7 @@ class LayerOptions:
     """Options of one `FTLayer`.
 
     ``shard`` of ``shards`` (a power of two) is in the top bits of its root ids. ``tracker`` "exact"
-    remembers every id, some hundred times slower, so that `FTLayer.explain` can tell what a root waits for.
+    remembers every id, some hundred times slower, so that `Explain` can tell what a root waits for.
     A root expires between its stream's timeout and timeout x (1 + 1 / (buckets - 1)). What completed is
     written down ``flush_ms`` after it did; what is not written when the vertex is lost is replayed.
 

@@ -63,8 +63,7 @@ class Replay:
         for rows in self.waiting_rows(txn, stream, limit, now):
             sequence = state.new_segment()
             state.segments.append(txn, sequence, stream.number, Kind.TRACKED, rows)
-            roots = rows.info.roots
-            self._tracking.register(stream, sequence, roots, roots, now)
+            self._tracking.register_replays(stream, sequence, rows.info.roots, now)
             taken.append(rows)
         return RecordBatches(tuple(records_of(rows) for rows in taken))
 

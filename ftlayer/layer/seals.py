@@ -10,6 +10,7 @@ import numpy as np
 
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import EmittedRows, Failure, Now, Reseal, Seal, SealedRows
+from ftlayer.layer.event_ids import check_event_ids, plain_event_ids
 from ftlayer.layer.retry import MAX_OPERATOR, MAX_REASON, MAX_TRACEBACK, cut, next_attempt
 from ftlayer.layer.state import State, check_array
 from ftlayer.layer.tracking import check_payload, failed_roots
@@ -95,7 +96,8 @@ class SealWriter:
                 info = first_attempts(np.ascontiguousarray(rows.roots), None)
                 number = self._state.stream(rows.stream).number
                 self._state.segments.append(txn, segment, number, Kind.SEALED, Rows(info, rows.payload))
-            stored.append(StoredEmit(rows.stream, segment, rows.roots.tobytes(), rows.values.tobytes()))
+            ids = plain_event_ids(rows.ids) if self._state.exact else None
+            stored.append(StoredEmit(rows.stream, segment, rows.roots.tobytes(), rows.values.tobytes(), ids))
         return tuple(stored)
 
     def _delivered_attempts(self, txn: WriteTransaction, head: BatchHead) -> dict[int, tuple[str, int]]:
@@ -160,6 +162,7 @@ class SealWriter:
         _check_stream(query, rows.stream, "emitted")
         check_array(rows.roots, "emitted.roots", None if rows.payload is None else rows.payload.num_rows)
         check_array(rows.values, "emitted.values", len(rows.roots))
+        check_event_ids(rows.ids, rows.values, "emitted.ids")
         check_payload(len(rows.roots), None)
         self._state.check_roots(rows.roots, "emitted.roots")
         if failing and (both := failing.intersection(rows.roots.tolist())):

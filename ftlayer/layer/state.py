@@ -63,6 +63,11 @@ class State:
         self.group = Group()
         self._serials = 0
 
+    @property
+    def exact(self) -> bool:
+        """Whether the tracker keeps every id."""
+        return isinstance(self.tracker, ExactTracker)
+
     def new_segment(self) -> int:
         """Return the number of the next segment. Lost transactions leave gaps."""
         self.next_segment += 1

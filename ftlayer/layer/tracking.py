@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ftlayer.acker import Roots
+from ftlayer.acker import IdLists, Roots
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import (
     Accepted,
+    EventIds,
     Fail,
     Failed,
     Failure,
@@ -22,7 +23,7 @@ from ftlayer.layer.calls import (
     Xor,
     Xored,
 )
-from ftlayer.layer.expiry import PASSING
+from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.layer.failing import Failing
 from ftlayer.layer.live import MAX_ROWS, by_segment, locate, locations_of
 from ftlayer.layer.retry import Cause
@@ -60,6 +61,7 @@ class Tracking:
         check_array(call.roots, "roots", rows)
         check_array(call.values, "values", rows)
         state.check_roots(call.roots, "roots")
+        check_event_ids(call.ids, call.values, "ids")
         check_payload(call.payload.num_rows, call.key_hashes)
         check_intake(stream, rows)
         if call.position is not None and not self._advance_position(txn, stream, call.position):
@@ -75,32 +77,54 @@ class Tracking:
         def register() -> None:
             group.add_rows(stream.name, -rows)
             state.counters.persisted += rows
-            self.register(stream, sequence, call.roots, call.values, now)
+            self.register(stream, sequence, call.roots, call.values, now, call.ids)
 
         return Accepted(rows), register
 
-    def register(self, stream: Stream, sequence: int, roots: U64, values: U64, now: Now) -> None:
+    def register(
+        self,
+        stream: Stream,
+        sequence: int,
+        roots: U64,
+        values: U64,
+        now: Now,
+        ids: EventIds | None = None,
+    ) -> None:
         """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids."""
         state = self._state
         state.live.add(sequence, stream, np.zeros(len(roots), np.bool_))
-        self.enter(stream, roots, values, locations_of(sequence, len(roots)), now)
+        self.enter(stream, roots, values, locations_of(sequence, len(roots)), now, self._lists(ids))
 
-    def enter(self, stream: Stream, roots: U64, values: U64, locations: U64, now: Now) -> None:
+    def register_replays(self, stream: Stream, sequence: int, roots: U64, now: Now) -> None:
+        """Enter all rows of a tracked segment that is new, each with its root as its one copy's id."""
+        self._state.live.add(sequence, stream, np.zeros(len(roots), np.bool_))
+        self.enter(stream, roots, roots, locations_of(sequence, len(roots)), now, self._own_ids(roots))
+
+    def enter(
+        self,
+        stream: Stream,
+        roots: U64,
+        values: U64,
+        locations: U64,
+        now: Now,
+        ids: IdLists | None,
+    ) -> None:
         """Enter rows of live segments in the tracker; their time starts now."""
         state = self._state
         duplicates = state.tracker.duplicate_registrations
         bucket = state.bucket(stream, now.mono_ms)
-        complete = state.tracker.register(roots, values, locations=locations, bucket=bucket)
+        complete = state.tracker.register(roots, values, locations=locations, bucket=bucket, ids=ids)
         state.counters.registered += len(roots)
         stream.in_flight += len(roots)
         if state.tracker.duplicate_registrations > duplicates:
-            self._replay_refused(stream, locations, complete)
+            self._replay_refused(stream, roots, locations, complete)
         state.complete(complete)
 
-    def _replay_refused(self, stream: Stream, locations: U64, complete: Roots) -> None:
+    def _replay_refused(self, stream: Stream, roots: U64, locations: U64, complete: Roots) -> None:
         """Rows whose root was pending already could never complete: replay them under roots of their own."""
-        entered = np.concatenate([self._state.tracker.pending().locations, complete.locations])
-        refused = locations[~np.isin(locations, entered)]
+        located = self._state.tracker.locate(roots)
+        pending = located.pending & (located.locations == locations)
+        refused = locations[~pending & ~np.isin(locations, complete.locations)]
         self._state.counters.duplicate_roots += len(refused)
         stream.in_flight -= len(refused)
         for segment, rows, _ in by_segment(refused):
@@ -133,12 +157,16 @@ class Tracking:
         state = self._state
         check_array(call.roots, "roots")
         check_array(call.values, "values", len(call.roots))
+        check_event_ids(call.ids, call.values, "ids")
+        ids = self._lists(call.ids)
         unknown = state.tracker.unknown_xors
         if call.hold:
             bucket = state.orphan_schedules.bucket(self._orphan_timeout_ms(), now.mono_ms)
-            complete = state.tracker.xor(call.roots, call.values, hold_unregistered=True, bucket=bucket)
+            complete = state.tracker.xor(
+                call.roots, call.values, hold_unregistered=True, bucket=bucket, ids=ids
+            )
         else:
-            complete = state.tracker.xor(call.roots, call.values)
+            complete = state.tracker.xor(call.roots, call.values, ids=ids)
         state.complete(complete)
         unknown = state.tracker.unknown_xors - unknown
         state.counters.late_ignored += unknown
@@ -152,15 +180,14 @@ class Tracking:
         if len(timeouts) == 1:
             bucket = state.schedules.bucket(timeouts.pop(), now.mono_ms)
             return Touched(int(np.count_nonzero(state.tracker.touch(call.roots, bucket))))
-        # A root's stream, and with it its timeout, is known by its location: collect them in one bucket
-        # first.
-        state.tracker.touch(call.roots, PASSING)
-        found = state.tracker.expire([PASSING], keep_as=NEVER)
-        for segment, _, positions in by_segment(found.locations):
+        # A root's stream, and with it its timeout, is known by its location.
+        located = state.tracker.locate(call.roots)
+        roots, locations = call.roots[located.pending], located.locations[located.pending]
+        for segment, _, positions in by_segment(locations):
             live = state.live.get(segment)
             if live is not None:
-                state.tracker.touch(found.roots[positions], state.bucket(live.stream, now.mono_ms))
-        return Touched(len(found.roots))
+                state.tracker.touch(roots[positions], state.bucket(live.stream, now.mono_ms))
+        return Touched(len(roots))
 
     def fail(self, txn: WriteTransaction, call: Fail, now: Now) -> Failed:
         """End attempts. A root that timed out before is not failed again, but its late events are ignored
@@ -247,7 +274,19 @@ class Tracking:
         if live.reissued is None:
             live.reissued = np.zeros(len(live.done), np.bool_)
         live.reissued[rows] = True
-        self.enter(stream, roots, roots, locate(sequence, rows), now)
+        self.enter(stream, roots, roots, locate(sequence, rows), now, self._own_ids(roots))
+
+    # ------------------------------------------------------------ ids, for the exact tracker
+
+    def _lists(self, ids: EventIds | None) -> IdLists | None:
+        if ids is None or not self._state.exact:
+            return None
+        names = (*ids.operators, "")  # position -1: the event acknowledges the id itself
+        owners = [names[owner] for owner in ids.owners.tolist()]
+        return IdLists(ids.ids, ids.offsets.astype(np.int64), owners)
+
+    def _own_ids(self, roots: U64) -> IdLists | None:
+        return IdLists(roots, np.arange(len(roots) + 1)) if self._state.exact else None
 
 
 def failed_roots(failures: dict[int, Failure]) -> U64:

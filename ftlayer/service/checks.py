@@ -14,6 +14,7 @@ import numpy as np
 from ftlayer.errors import MalformedRequestError
 from ftlayer.layer import calls
 from ftlayer.layer.calls import I32, U64, Call, Envelope
+from ftlayer.layer.event_ids import check_event_ids
 
 # Names become parts of the store's keys, which LMDB limits to 511 bytes.
 MAX_NAME_BYTES = 200
@@ -28,6 +29,7 @@ def check_call(call: Call) -> None:
             _check_ids(call.roots, "Persist.roots")
             _check_lengths("Persist", len(call.roots), payload=call.payload, values=call.values)
             _check_key_hashes(call.key_hashes, len(call.roots), "Persist.key_hashes")
+            check_event_ids(call.ids, call.values, "Persist.ids")
             if call.position is not None:
                 check_name(call.position.partition, "Persist.position.partition")
         case calls.Ingest():
@@ -35,6 +37,7 @@ def check_call(call: Call) -> None:
         case calls.Xor():
             _check_ids(call.roots, "Xor.roots")
             _check_lengths("Xor", len(call.roots), values=call.values)
+            check_event_ids(call.ids, call.values, "Xor.ids")
         case calls.Touch():
             _check_ids(call.roots, "Touch.roots")
         case calls.Fail():
@@ -76,6 +79,9 @@ def check_call(call: Call) -> None:
                     f"ListRecords.state: expected one of {', '.join(LIST_STATES)}, got {call.state!r}"
                 )
             _check_least(call.limit, 1, "ListRecords.limit")
+        case calls.Explain():
+            if not 0 < call.root < 1 << 64:
+                raise MalformedRequestError(f"Explain.root: expected an id, 1 to 2^64-1, got {call.root}")
         case calls.Requeue() | calls.Purge() | calls.Stats():
             pass
 
@@ -176,5 +182,6 @@ def _check_verdict(call: calls.Seal | calls.Reseal) -> None:
         check_name(emitted.stream, f"{part}.stream")
         _check_ids(emitted.roots, f"{part}.roots")
         _check_lengths(part, len(emitted.roots), values=emitted.values)
+        check_event_ids(emitted.ids, emitted.values, f"{part}.ids")
         if emitted.payload is not None:
             _check_lengths(part, len(emitted.roots), payload=emitted.payload)

@@ -27,12 +27,13 @@ PART_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class VertexHealth:
-    """What a vertex says of itself."""
+    """What a vertex says of itself. ``exact``: it keeps every id, and answers `Explain`."""
 
     protocol: int
     incarnation: int
     shards: int
     max_message_bytes: int
+    exact: bool
 
 
 @dataclass

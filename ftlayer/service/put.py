@@ -7,13 +7,13 @@ msgpack map that completes the call, and each call is answered by one reply or e
 ``{"call": "Persist", "client": c, "stream": s, "key_hashes": bool}``
     columns ``ft.root: uint64``, ``ft.value: uint64``, with ``key_hashes`` then ``ft.key_hash: int32`` or
     ``fixed_size_list<int32>[k]``, and after them the columns of the payload. A batch has
-    ``{"sequence": n, "position": {"partition": p, "start": bytes or nil, "end": bytes}}``;
-    position may be absent.
+    ``{"sequence": n, "position": {"partition": p, "start": bytes or nil, "end": bytes}, "ids": {…}}``;
+    position and ids (`EventIds`, for a vertex with the exact tracker) may be absent.
 ``{"call": "Ingest", "client": c, "stream": s}``
     the columns of the payload; a batch has ``{"sequence": n}``.
 ``{"call": "Xor", "client": c}``
     columns ``ft.root: uint64``, ``ft.value: uint64``; a batch has
-    ``{"sequence": n, "incarnation": i, "hold": bool}``; hold may be absent.
+    ``{"sequence": n, "incarnation": i, "hold": bool, "ids": {…}}``; hold and ids may be absent.
 ``{"call": "Parts"}``
     for a call whose frame is too long for one message: ``part: binary``, one row a batch, whose concatenation
     is the frame. The last batch has ``{"last": true}``, the others no metadata.
@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import MalformedRequestError
-from ftlayer.layer.calls import I32, U64, Envelope, Ingest, Persist, SourcePosition, Xor
+from ftlayer.layer.calls import I32, U64, Envelope, EventIds, Ingest, Persist, SourcePosition, Xor
 from ftlayer.service.checks import check_call, check_name
 from ftlayer.service.codec import check_names, dataclass_codec, malformed
 from ftlayer.service.wire import envelope_of, pack, unpack_map
@@ -41,6 +41,7 @@ KEY_HASH = "ft.key_hash"
 PART_SCHEMA = pa.schema([pa.field("part", pa.binary())])
 _XOR_SCHEMA = pa.schema([ROOT, VALUE])
 _POSITION = dataclass_codec(SourcePosition)
+_EVENT_IDS = dataclass_codec(EventIds)
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,8 @@ def put_metadata(call: BulkCall, sequence: int) -> bytes:
             fields |= {"incarnation": call.incarnation, "hold": call.hold}
         case Persist() if call.position is not None:
             fields["position"] = _POSITION.pack(call.position)
+    if isinstance(call, (Persist, Xor)) and call.ids is not None:
+        fields["ids"] = _EVENT_IDS.pack(call.ids)
     return pack(fields, "app_metadata")
 
 
@@ -178,18 +181,20 @@ class PutDecoder:
     def read_metadata(self, metadata: bytes) -> tuple[Envelope, dict[str, Any]]:
         """Return the envelope of a batch and what else its ``app_metadata`` has."""
         required = ("sequence", "incarnation") if self._header.call == "Xor" else ("sequence",)
-        optional = {"Xor": ("hold",), "Persist": ("position",)}.get(self._header.call, ())
+        optional = {"Xor": ("hold", "ids"), "Persist": ("position", "ids")}.get(self._header.call, ())
         fields = unpack_map(metadata, "app_metadata", required, optional)
         return envelope_of({"client": self._header.client, "sequence": fields["sequence"]}), fields
 
     def _call(self, batch: pa.RecordBatch, fields: dict[str, Any]) -> BulkCall:
+        ids = fields.get("ids")
+        event_ids = None if ids is None else _EVENT_IDS.unpack(ids, "app_metadata.ids")
         if self._header.call == "Xor":
             incarnation, hold = fields["incarnation"], fields.get("hold", False)
             if type(incarnation) is not int:
                 raise malformed("app_metadata.incarnation", "an integer", incarnation)
             if type(hold) is not bool:
                 raise malformed("app_metadata.hold", "a boolean", hold)
-            return Xor(_ids(batch, 0), _ids(batch, 1), incarnation, hold)
+            return Xor(_ids(batch, 0), _ids(batch, 1), incarnation, hold, event_ids)
         payload = pa.RecordBatch.from_arrays(batch.columns[self._payload_from :], schema=self._payload_schema)
         if self._header.call == "Ingest":
             return Ingest(self._header.stream, payload)
@@ -201,6 +206,7 @@ class PutDecoder:
             _ids(batch, 1),
             _key_hashes(batch.column(2)) if self._header.key_hashes else None,
             None if position is None else _POSITION.unpack(position, "app_metadata.position"),
+            event_ids,
         )
 
 

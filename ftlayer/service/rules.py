@@ -95,6 +95,11 @@ class Rules:
         return self._layer.incarnation
 
     @property
+    def exact(self) -> bool:
+        """Whether every id is kept."""
+        return self._layer.exact
+
+    @property
     def lost(self) -> bool:
         """Whether memory is ahead of the store, so that only new rules from the store can go on."""
         return self._lost

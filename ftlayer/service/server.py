@@ -3,7 +3,7 @@
 ``DoAction "call"``    body: a call's frame (`ftlayer.service.wire`). The bodies of the results, joined, are
                        the reply's frame.
 ``DoAction "health"``  no body. One result: a msgpack map with protocol, incarnation, shards,
-                       max_message_bytes.
+                       max_message_bytes, exact (every id is kept, so that `Explain` is answered).
 ``DoAction "route"``   body: a stream's name. One result: a msgpack map with shard, shards: what the top bits
                        of its root ids have to say.
 ``DoPut``              many calls of one kind (`ftlayer.service.put`).
@@ -143,6 +143,7 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
                 "incarnation": self._vertex.incarnation,
                 "shards": self._vertex.shards,
                 "max_message_bytes": self._max_message_bytes,
+                "exact": self._vertex.exact,
             },
             "health",
         )
@@ -236,6 +237,8 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         if chunk.app_metadata is None:
             raise MalformedRequestError("app_metadata: missing; every batch needs its sequence")
+        if chunk.app_metadata.size > self._max_message_bytes:
+            raise self._too_long(chunk.app_metadata.size)
         envelope, fields = decoder.read_metadata(chunk.app_metadata.to_pybytes())
         answer = answers.expect(envelope.sequence)
         try:

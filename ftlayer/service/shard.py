@@ -56,6 +56,11 @@ class Shard:
         """The incarnation of the rules; it changes when they are made anew."""
         return self._rules.incarnation
 
+    @property
+    def exact(self) -> bool:
+        """Whether every id is kept."""
+        return self._rules.exact
+
     def submit(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
         """Run ``call``; ``answer`` gets the reply or the error, on this thread or on the writer's."""
         if isinstance(call, (Xor, Touch)):

@@ -59,6 +59,11 @@ class Vertex:
         """What calls about pending roots must name."""
         return sum(shard.incarnation for shard in self._shards)
 
+    @property
+    def exact(self) -> bool:
+        """Whether every id is kept, so that `Explain` is answered."""
+        return self._shards[0].exact
+
     def shard_of_stream(self, stream: str) -> int:
         """Return the shard in charge of a stream."""
         return self._router.shard_of(owner_of(stream))
@@ -103,6 +108,9 @@ class Vertex:
                 self._shards[self._router.shard_of(call.query)].submit(call, envelope, answer)
             case calls.ListRecords():
                 self._list(call, answer)
+            case calls.Explain():
+                (shard,) = shard_of(np.array([call.root], np.uint64), self.shards).tolist()
+                self._shards[shard].submit(call, envelope, answer)
             case calls.Requeue() | calls.Purge():
                 self._change_dead(call, envelope, answer)
             case calls.Stats():
@@ -153,7 +161,11 @@ class Vertex:
         if isinstance(call, calls.Touch):
             return dataclasses.replace(call, roots=call.roots[mine], incarnation=incarnation)
         return dataclasses.replace(
-            call, roots=call.roots[mine], values=call.values[mine], incarnation=incarnation
+            call,
+            roots=call.roots[mine],
+            values=call.values[mine],
+            incarnation=incarnation,
+            ids=None if call.ids is None else call.ids.take(np.flatnonzero(mine)),
         )
 
     def _with_own_incarnation(self, answer: Answer) -> Answer:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
@@ -31,13 +32,15 @@ class StoredFailure:
 class StoredEmit:
     """Rows of ``stream`` that were handed on: ``roots`` and ``values`` are uint64[n] as bytes.
 
-    ``segment`` has their source rows; -1 where the delivery log has them.
+    ``segment`` has their source rows; -1 where the delivery log has them. ``ids``, plain values that mean
+    nothing to the store, are kept for a tracker that wants them.
     """
 
     stream: str
     segment: int
     roots: bytes
     values: bytes
+    ids: list[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,7 @@ def put_head(txn: WriteTransaction, query: int, batch: int, head: BatchHead) -> 
         head.delivered,
         [_plain(failure) for failure in head.redelivered],
         [_plain(failure) for failure in head.resumed],
-        [[emit.stream, emit.segment, emit.roots, emit.values] for emit in head.emitted],
+        [[emit.stream, emit.segment, emit.roots, emit.values, emit.ids] for emit in head.emitted],
         head.rows,
         head.digest,
         head.parts,

@@ -77,6 +77,14 @@ class TrackersMachine(RuleBasedStateMachine):
         roots = np.array([*ROOTS, 0], np.uint64)
         assert self.table.contains(roots).tolist() == self.model.contains(roots).tolist()
         assert self.table.values(roots).tolist() == self.model.values(roots).tolist()
+        table, model = self.table.locate(roots), self.model.locate(roots)
+        assert table.pending.tolist() == model.pending.tolist()
+        assert table.locations.tolist() == model.locations.tolist()
+        assert set(rows(self.table.pending())) == {
+            row
+            for row in zip(roots.tolist(), table.locations.tolist(), strict=True)
+            if row[0] in roots[table.pending]
+        }
         assert sorted(rows(self.table.pending())) == sorted(rows(self.model.pending()))
         for count in ("pending_count", "orphan_count", "unknown_xors", "duplicate_registrations"):
             assert getattr(self.table, count) == getattr(self.model, count), count

@@ -397,11 +397,3 @@ def test_roots_of_another_shard_are_refused(kit):
     vertex.persist([1 << 62])
     with pytest.raises(MalformedRequestError, match="shard"):
         vertex.persist([1])
-
-
-def test_the_exact_tracker_explains_what_a_root_waits_for(kit):
-    vertex = kit.Vertex(tracker="exact")
-    vertex.open()
-    vertex.persist([1])
-    assert vertex.layer.explain(1).registered
-    assert vertex.layer.explain(2) is None

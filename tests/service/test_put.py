@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import MalformedRequestError
-from ftlayer.layer.calls import Envelope, Ingest, Persist, SourcePosition, Xor
+from ftlayer.layer.calls import Envelope, EventIds, Ingest, Persist, SourcePosition, Xor
 from ftlayer.service.checks import check_call
 from ftlayer.service.put import (
     BulkCall,
@@ -215,6 +215,23 @@ def test_offsets_beyond_a_buffer_are_malformed() -> None:
     batch = pa.RecordBatch.from_arrays([broken], ["text"])
     with pytest.raises(MalformedRequestError, match="record batch"):
         PutDecoder(PutHeader("Ingest", "me", "ingest/x"), batch.schema).decode(batch, Envelope("me", 1), {})
+
+
+def test_ids_come_back_and_are_checked() -> None:
+    ids = EventIds(ROOTS, np.array([0, 1, 2], np.int32), np.array([0, -1], np.int32), ("parse",))
+    for call in (Persist("q/s", PAYLOAD, ROOTS, ROOTS, ids=ids), Xor(ROOTS, ROOTS, 3, ids=ids)):
+        came = through(call)
+        assert isinstance(came, (Persist, Xor))
+        assert came.ids is not None
+        assert came.ids.ids.tolist() == ROOTS.tolist()
+        assert came.ids.owners.tolist() == [0, -1]
+        assert came.ids.operators == ("parse",)
+        with pytest.raises(MalformedRequestError, match=r"ids: the XOR of list 1"):
+            through(dataclasses.replace(call, values=ROOTS[[0, 0]]))
+    decoder = PutDecoder(XOR, put_schema(Xor(ROOTS, ROOTS, 3)))
+    batch = put_batch(Xor(ROOTS, ROOTS, 3), put_schema(Xor(ROOTS, ROOTS, 3)))
+    with pytest.raises(MalformedRequestError, match=r"app_metadata\.ids"):
+        decoder.decode(batch, Envelope("me", 1), {"sequence": 1, "incarnation": 3, "ids": [1]})
 
 
 def test_parts_are_single_rows() -> None:
