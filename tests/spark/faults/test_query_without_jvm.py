@@ -1,0 +1,38 @@
+"""A driver whose JVM is gone: no restart strategy can help."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark import SparkContext
+
+from ftlayer.errors import QueryError
+from ftlayer.layer.calls import QueryStatus
+from ftlayer.restart import ExponentialDelay
+from ftlayer.spark.query import TrackedQuery
+
+
+class LostQuery:
+    """A Spark query whose connection breaks."""
+
+    def awaitTermination(self) -> None:
+        raise ConnectionResetError("Answer from Java side is empty")
+
+    def stop(self) -> None:
+        raise ConnectionRefusedError
+
+
+def test_a_query_whose_jvm_has_ended_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=SimpleNamespace(poll=lambda: -9)))
+    starts: list[Any] = []
+
+    def start(handle: TrackedQuery) -> Any:
+        starts.append(handle)
+        return LostQuery()
+
+    query = TrackedQuery("q", start, lambda: QueryStatus(0, 0, 0, 0, 0, -1), ExponentialDelay(), bounded=True)
+    with pytest.raises(QueryError, match="JVM has ended"):
+        query.awaitTermination(60)
+    assert len(starts) == 1
