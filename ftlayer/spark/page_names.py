@@ -34,9 +34,12 @@ class WithNames:
     task: MapArrow
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the task; each page (a batch of one row) gets the column `NAME`."""
-        for page in self.task(batches):
-            yield page.append_column(NAME, pa.array([os.urandom(NAME_BYTES)], pa.binary()))
+        """Run the task; each page gets the column `NAME`, and its parts (rows without a head) the same one."""
+        name = b""
+        for row in self.task(batches):
+            if row.column("head").null_count == 0:
+                name = os.urandom(NAME_BYTES)
+            yield row.append_column(NAME, pa.array([name], pa.binary()))
 
 
 def counted_pages(

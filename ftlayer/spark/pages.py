@@ -24,10 +24,13 @@ U64 = npt.NDArray[np.uint64]
 ROOT = "_ft_root"
 """Column of a page's rows: the root, uint64."""
 
-PAGE_COLUMNS = "head binary, data binary, source binary"
-"""The columns of a page as Spark sees them (DDL)."""
+PAGE_COLUMNS = "head binary, data binary, source binary, part int"
+"""The columns of a page as Spark sees them (DDL). Where rows are spread over partitions, a page has further
+rows, without a head: the data for partition ``part``."""
 
-PAGE_SCHEMA = pa.schema([("head", pa.binary()), ("data", pa.binary()), ("source", pa.binary())])
+PAGE_SCHEMA = pa.schema(
+    [("head", pa.binary()), ("data", pa.binary()), ("source", pa.binary()), ("part", pa.int32())]
+)
 
 PAGE_BYTES = 4 << 20
 """A page is closed when its data have this many bytes: large enough that a page's fixed cost does not
@@ -143,6 +146,13 @@ def to_roots(data: bytes) -> U64:
 def page_row(head: PageHead, data: pa.Buffer | None, source: pa.Buffer | None) -> pa.RecordBatch:
     """Return one page as the one-row batch that Spark stores; copies nothing."""
     columns = [binary_value(value) for value in (pa.py_buffer(head.to_bytes()), data, source)]
+    return pa.RecordBatch.from_arrays([*columns, pa.array([0], pa.int32())], schema=PAGE_SCHEMA)
+
+
+def part_row(part: int, data: pa.Buffer | None) -> pa.RecordBatch:
+    """Return the data that a page has for one partition, as a row of its own."""
+    nothing = binary_value(None)
+    columns = [nothing, binary_value(data), nothing, pa.array([part], pa.int32())]
     return pa.RecordBatch.from_arrays(columns, schema=PAGE_SCHEMA)
 
 

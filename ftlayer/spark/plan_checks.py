@@ -117,6 +117,15 @@ def _path(schema: StructType, column: object, exact: bool, what: str) -> list[st
     return path
 
 
+def is_hashable(schema: StructType, columns: tuple[str, ...]) -> bool:
+    """Whether our hash over ``columns`` is Spark's own."""
+    try:
+        check_key(schema, columns, "key")
+    except UnhashableKeyError:
+        return False
+    return bool(columns)
+
+
 def check_key(schema: StructType, columns: tuple[str, ...], what: str) -> None:
     """Raise `UnhashableKeyError` for a key whose hash would not be Spark's own."""
     from ftlayer.records.selector import KeySelector

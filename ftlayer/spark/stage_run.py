@@ -24,12 +24,13 @@ from ftlayer.spark.pages import (
     roots_of,
     rows_to_ipc,
 )
+from ftlayer.spark.spread import Spread
 from ftlayer.spark.stage_task import EMITTED_ID, FT, RootGiver, Skip, StageTask
-from ftlayer.spark.steps import FrameStep, StagePlan, Transform
+from ftlayer.spark.steps import FrameStep, Repartition, StagePlan, Transform
 from ftlayer.spark.verdict import Verdict, add_failures, add_last_stage, first_stage_verdict, lost_roots
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 ROOT_TYPE = pa.struct([("root", pa.int64())])
@@ -65,13 +66,16 @@ class QueryPlan:
 class Pages:
     """The materialized pages of one stage. Their lineage is cut: what is lost is missed, never recomputed."""
 
-    def __init__(self, frame: DataFrame) -> None:
+    def __init__(self, frame: DataFrame, spread: Spread | None = None) -> None:
+        """Run ``frame``, whose rows are pages, to its end; ``spread`` says how their rows were sorted."""
         self._frame = frame.localCheckpoint(eager=True)
+        self._spread = spread
         self._names: frozenset[bytes] = frozenset()
 
     def heads(self) -> list[PageHead]:
         """Fetch the head of each page; from here on only the pages whose heads these are can be read."""
-        pages = list(self._frame.select(NAME, "head").toLocalIterator())
+        heads = self._frame.select(NAME, "head").where("head is not null")
+        pages = list(heads.toLocalIterator())
         self._names = frozenset(bytes(name) for name, _ in pages)
         return [PageHead.from_bytes(head) for _, head in pages]
 
@@ -81,13 +85,20 @@ class Pages:
         if tracked:
             shape = _with(schema, FT, "struct<root: bigint>")
         unpack = _unpack_rows(self._names, schema.names, dropped, tracked)
-        return self._frame.select(NAME, "data").mapInArrow(unpack, shape)
+        return self._data().mapInArrow(unpack, shape)
+
+    def _data(self) -> DataFrame:
+        """Return the pages' data, each where `Spread` wants its rows."""
+        if self._spread is None:
+            return self._frame.select(NAME, "data")
+        parts = self._frame.select(NAME, "data", "part").where("data is not null")
+        return parts.repartitionById(self._spread.partitions, "part").select(NAME, "data")
 
     def carried_rows(self, schema: StructType, dropped: U64, column: str, carry: Carry) -> DataFrame:
         """Return the pages' rows with their carriers in ``column``."""
         shape = _with(schema, column, "binary")
         unpack = _unpack_carried(self._names, schema.names, dropped, carry, column)
-        return self._frame.select(NAME, "data").mapInArrow(unpack, shape)
+        return self._data().mapInArrow(unpack, shape)
 
     def source_rows(self, roots: U64) -> Iterator[pa.RecordBatch]:
         """Fetch the source rows of ``roots`` (sorted), with the column `ROOT`."""
@@ -133,13 +144,17 @@ class StagesResult:
     def good_rows(self) -> DataFrame:
         """Return the user's rows that go to the sink."""
         rows = self.pages[-1].rows(self.schema, self.verdict.failed_roots, tracked=False)
-        return apply_frame_steps(rows, self.stages.before_sink)
+        return self._repartitioned(rows)
 
     def emitted_rows(self, column: str, incarnation: int) -> DataFrame:
         """Return the user's rows that go to the sink, with the carrier of each in ``column``."""
         carry = Carry(incarnation, self.verdict.carriers)
         rows = self.pages[-1].carried_rows(self.schema, self.verdict.failed_roots, column, carry)
-        return apply_frame_steps(rows, self.stages.before_sink)
+        return self._repartitioned(rows)
+
+    def _repartitioned(self, rows: DataFrame) -> DataFrame:
+        moved = self.stages.key_after(len(self.pages) - 1) is not None
+        return apply_frame_steps(rows, self.stages.before_sink[moved:])
 
     def release(self) -> None:
         """Free what the batch holds in Spark's storage."""
@@ -161,9 +176,11 @@ def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> Stage
         for number, stage in enumerate(plan.stages.stages):
             if number:
                 rows = pages[-1].rows(plan.schemas[number - 1], verdict.failed_roots, tracked=True)
-                frame = apply_frame_steps(rows, stage.frame_steps)
-            task = _task(plan, options, number, last)
-            pages.append(Pages(frame.mapInArrow(WithNames(task), NAMED_PAGE_COLUMNS)))
+                moved = plan.stages.key_after(number - 1) is not None
+                frame = apply_frame_steps(rows, stage.frame_steps[moved:])
+            spread = _spread(source.sparkSession, plan.stages.key_after(number))
+            task = _task(plan, options, number, last, spread)
+            pages.append(Pages(frame.mapInArrow(WithNames(task), NAMED_PAGE_COLUMNS), spread))
             heads.append(pages[-1].heads())
             if number == 0:
                 verdict = first_stage_verdict(heads[0])
@@ -231,7 +248,13 @@ def _add_lost(verdict: Verdict, plan: QueryPlan, number: int, heads: list[list[P
         )
 
 
-def _task(plan: QueryPlan, options: RunOptions, number: int, last: int) -> StageTask:
+def _spread(spark: SparkSession, key: Repartition | None) -> Spread | None:
+    if key is None:
+        return None
+    return Spread(key.columns, key.partitions or int(spark.conf.get("spark.sql.shuffle.partitions") or 200))
+
+
+def _task(plan: QueryPlan, options: RunOptions, number: int, last: int, spread: Spread | None) -> StageTask:
     stages = plan.stages.stages
     first = number == 0
 
@@ -252,6 +275,7 @@ def _task(plan: QueryPlan, options: RunOptions, number: int, last: int) -> Stage
         emits=plan.emits if number == last else "",
         carrier=plan.carrier if first else "",
         watch=watched(number) or watched(number + 1),
+        spread=spread,
     )
 
 

@@ -26,9 +26,11 @@ from ftlayer.spark.pages import (
     PageHead,
     digest_of,
     page_row,
+    part_row,
     rows_to_ipc,
     with_roots,
 )
+from ftlayer.spark.spread import Spread
 from ftlayer.spark.steps import FunctionStep
 
 I64 = npt.NDArray[np.int64]
@@ -79,7 +81,8 @@ class StageTask:
     of times a failing record of a batch that is run again is tried in place before it counts as failed.
     ``emits`` is the operator whose rows are handed on with ids of their own, or "". ``carrier`` names the
     column that brought the ids of rows resumed from another query: a row's root within this query is
-    then its record id. ``watch`` notes all roots seen and sent, to find what a transform lost.
+    then its record id. ``watch`` notes all roots seen and sent, to find what a transform lost. ``spread``
+    sorts the rows into pages by the partition they go to next.
     """
 
     functions: tuple[FunctionStep, ...]
@@ -91,6 +94,7 @@ class StageTask:
     emits: str = ""
     carrier: str = ""
     watch: bool = False
+    spread: Spread | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Turn the partition's rows into pages."""
@@ -111,10 +115,10 @@ class StageTask:
                 page.add(rows, ordinal)
                 ordinal += rows.num_rows
                 if page.bytes >= PAGE_BYTES:
-                    yield page.close()
+                    yield from page.close()
                     page = _Page(self, partition, page.next_out)
         if not page.empty:
-            yield page.close()
+            yield from page.close()
 
     def run(self, rows: pa.RecordBatch) -> ChainResult:
         """Run the functions; again in place, or in a child process, where the task says so."""
@@ -274,8 +278,8 @@ class _Page:
             self._failed_count += len(taken)
             self.bytes += self._failed_rows[-1].nbytes
 
-    def close(self) -> pa.RecordBatch:
-        """Return the page as a one-row batch."""
+    def close(self) -> Iterator[pa.RecordBatch]:
+        """Return the page as batches of one row: the page with its head, then its parts if rows are spread."""
         roots_out = _join(self._roots_out)
         watch = self._task.watch
         delivered = None
@@ -298,7 +302,11 @@ class _Page:
             emitted_roots=roots.tobytes(),
             emitted_values=values.tobytes(),
         )
-        return page_row(head, rows_to_ipc(self._out), rows_to_ipc(self._source))
+        spread = self._task.spread
+        yield page_row(head, None if spread else rows_to_ipc(self._out), rows_to_ipc(self._source))
+        if spread:
+            for part, rows in spread.split(self._out):
+                yield part_row(part, rows_to_ipc([rows]))
 
 
 def _packed(data: pa.Buffer | None) -> bytes | None:

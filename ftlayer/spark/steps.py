@@ -60,10 +60,14 @@ class MapBatches:
 
 @dataclass(frozen=True)
 class Repartition:
-    """Spark's own repartition, by number, by key, or both."""
+    """Spark's own repartition, by number, by key, or both.
+
+    ``hashable``: our hash over the columns is Spark's, so that a stage can sort rows by their target.
+    """
 
     partitions: int | None
     columns: tuple[str, ...]
+    hashable: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,14 @@ class StagePlan:
 
     stages: tuple[Stage, ...]
     before_sink: tuple[Repartition, ...]
+
+    def key_after(self, number: int) -> Repartition | None:
+        """Return the repartition by key that comes right behind a stage, None if something else does."""
+        behind: Sequence[FrameStep] = self.before_sink
+        if number + 1 < len(self.stages):
+            behind = self.stages[number + 1].frame_steps
+        first = behind[0] if behind else None
+        return first if isinstance(first, Repartition) and first.hashable else None
 
     @property
     def keeps_source(self) -> bool:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.spark.delivery_source import arrow_schema
 from ftlayer.spark.plain import transform_plain
-from ftlayer.spark.plan_checks import check_columns, check_names, check_transform, transformed_schema
+from ftlayer.spark.plan_checks import (
+    check_columns,
+    check_names,
+    check_transform,
+    is_hashable,
+    transformed_schema,
+)
 from ftlayer.spark.steps import (
     Filter,
     FlatMap,
@@ -123,15 +129,19 @@ class TrackedStream:
         """Spark's repartition, by number, columns, or both."""
         if partitions is None and not columns:
             raise ConfigError("repartition: give a number of partitions, columns, or both")
-        check_columns(self._spark, self.schema, columns, "repartition")
-        return self._then(Repartition(partitions, columns), self.schema)
+        return self._repartition(partitions, columns, "repartition")
 
     def key_by(self, *columns: str, partitions: int | None = None) -> TrackedStream:
         """Bring rows with equal keys into one partition (Spark's hash partitioning)."""
         if not columns:
             raise ConfigError("key_by: name at least one column")
-        check_columns(self._spark, self.schema, columns, "key_by")
-        return self._then(Repartition(partitions, columns), self.schema)
+        return self._repartition(partitions, columns, "key_by")
+
+    def _repartition(self, partitions: int | None, columns: tuple[str, ...], what: str) -> TrackedStream:
+        if partitions is not None and partitions < 1:
+            raise ConfigError(f"{what}: partitions: expected 1 or more, got {partitions}")
+        found = check_columns(self._spark, self.schema, columns, what)
+        return self._then(Repartition(partitions, found, is_hashable(self.schema, found)), self.schema)
 
     # ------------------------------------------------------------ ends
 

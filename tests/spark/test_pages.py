@@ -131,5 +131,5 @@ def test_a_page_is_one_row_of_three_columns() -> None:
     head = PageHead(1, 0, 0, (), (), None, None, b"", b"", b"", b"", b"", b"")
     page = page_row(head, None, pa.py_buffer(b"source"))
     assert page.schema == PAGE_SCHEMA
-    assert page.to_pylist() == [{"head": head.to_bytes(), "data": None, "source": b"source"}]
+    assert page.to_pylist() == [{"head": head.to_bytes(), "data": None, "source": b"source", "part": 0}]
     assert to_roots(b"").tolist() == []
