@@ -1,0 +1,181 @@
+"""The supervisor behind a handle, with Spark queries that do what the test says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ftlayer.errors import ConfigError, QueryError
+from ftlayer.layer.calls import QueryStatus
+from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
+from ftlayer.spark.query import TrackedQuery
+
+IDLE = QueryStatus(0, 0, 0, 0, 0, -1)
+WAIT_S = 20
+
+
+class FakeRun:
+    """One run of a Spark query: ends when it is stopped, or told to by `end`."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._error: Exception | None = None
+        self.stopped = False
+
+    def end(self, error: Exception | None = None) -> None:
+        self._error = error
+        self._ended.set()
+
+    def stop(self) -> None:
+        self.stopped = self.stopped or self.isActive
+        self._ended.set()
+
+    @property
+    def isActive(self) -> bool:
+        return not self._ended.is_set()
+
+    def awaitTermination(self) -> None:
+        assert self._ended.wait(WAIT_S)
+        if self._error is not None and not self.stopped:
+            raise self._error
+
+    processAllAvailable = awaitTermination  # noqa: N815 - Spark's name
+
+
+class Starter:
+    """Starts runs; ``before`` is called with the number of each before it is handed out."""
+
+    def __init__(self, before: Callable[[int], None] = lambda number: None) -> None:
+        self.runs: list[FakeRun] = []
+        self.drains: list[bool] = []
+        self._before = before
+        self._more = threading.Condition()
+
+    def __call__(self, handle: TrackedQuery) -> Any:
+        drains = handle.drain_until is not None
+        self._before(len(self.runs))
+        with self._more:
+            self.runs.append(FakeRun())
+            self.drains.append(drains)
+            self._more.notify_all()
+        return self.runs[-1]
+
+    def run(self, number: int) -> FakeRun:
+        with self._more:
+            assert self._more.wait_for(lambda: len(self.runs) > number, WAIT_S)
+        return self.runs[number]
+
+
+def handle_of(
+    starter: Starter,
+    strategy: RestartStrategy | None = None,
+    status: Callable[[], QueryStatus] = lambda: IDLE,
+    *,
+    bounded: bool = False,
+) -> TrackedQuery:
+    return TrackedQuery("fake", starter, status, strategy or FixedDelay(3, "1ms"), bounded=bounded)
+
+
+def test_a_stop_while_the_next_run_starts_stops_that_one_too() -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def before(number: int) -> None:
+        if number == 1:
+            entered.set()
+            assert go_on.wait(WAIT_S)
+
+    starter = Starter(before)
+    handle = handle_of(starter)
+    starter.run(0).end(OSError("first"))
+    assert entered.wait(WAIT_S)
+    stopper = threading.Thread(target=handle.stop)
+    stopper.start()
+    assert handle._stopping.wait(WAIT_S)
+    go_on.set()
+    stopper.join(WAIT_S)
+    assert not stopper.is_alive()
+    assert starter.run(1).stopped
+    assert not handle.isActive
+    assert handle.exception() is None
+
+
+def test_a_drain_stops_the_run_and_starts_one_that_drains() -> None:
+    starter = Starter()
+    handle = handle_of(starter)
+    first = starter.run(0)
+    drained: list[bool] = []
+    drainer = threading.Thread(target=lambda: drained.append(handle.drain(WAIT_S)))
+    drainer.start()
+    second = starter.run(1)
+    assert first.stopped
+    assert starter.drains == [False, True]
+    second.end()
+    drainer.join(WAIT_S)
+    assert drained == [True]
+    assert not handle.isActive
+    assert len(starter.runs) == 2
+
+
+def test_a_drain_restarts_what_fails_meanwhile_and_gives_up_when_time_is_up() -> None:
+    left = QueryStatus(3, 0, 0, 0, 0, 1_000)
+    starter = Starter()
+    handle = handle_of(starter, status=lambda: left)
+    drained: list[bool] = []
+    drainer = threading.Thread(target=lambda: drained.append(handle.drain(1.0)))
+    drainer.start()
+    starter.run(1).end(OSError("once more"))
+    assert starter.run(2)
+    drainer.join(WAIT_S)
+    assert drained == [False]
+    assert starter.drains == [False, True, True]
+    assert handle.exception() is None
+    assert handle.restarts == 1
+
+
+def test_a_drain_raises_what_ended_the_query() -> None:
+    starter = Starter()
+    handle = handle_of(starter, NoRestart())
+    starter.run(0).end(OSError("broken"))
+    with pytest.raises(QueryError, match="broken"):
+        handle.drain(WAIT_S)
+
+
+def test_process_all_available_waits_over_a_restart() -> None:
+    starter = Starter()
+    handle = handle_of(starter)
+    done = threading.Event()
+
+    def wait() -> None:
+        handle.processAllAvailable()
+        done.set()
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    starter.run(0).end(OSError("first"))
+    assert not done.is_set()
+    second = starter.run(1)
+    handle._stopping.set()  # so that the end of the second run is no reason for a third
+    second.end()
+    assert done.wait(WAIT_S)
+    handle.stop()
+
+
+def test_a_bounded_query_runs_again_until_nothing_is_left() -> None:
+    answers = [QueryStatus(2, 0, 0, 0, 0, 1), QueryStatus(0, 1, 0, 0, 0, -1), IDLE]
+    starter = Starter(lambda number: None)
+    handle = handle_of(starter, status=lambda: answers.pop(0), bounded=True)
+    for number in range(3):
+        starter.run(number).end()
+    assert handle.awaitTermination(WAIT_S)
+    assert len(starter.runs) == 3
+
+
+def test_an_error_at_the_first_start_is_raised_at_once() -> None:
+    def before(number: int) -> None:
+        raise ConfigError("no")
+
+    with pytest.raises(ConfigError, match="no"):
+        handle_of(Starter(before))
