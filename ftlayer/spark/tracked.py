@@ -114,7 +114,8 @@ class TrackedStream:
 
         The DataFrame holds one micro-batch. A record of which no row comes out is reported as failed,
         unless ``drops`` says that dropping is meant. An error inside it fails the batch: Spark does not
-        say for which record. Refused: operators that keep state over batches (watermarks, …).
+        say for which record. Refused: operators that keep state over batches (watermarks, …). With
+        `FTStatus.OFF` there is no ``_ft``; a function that names it gets a null, which is taken off again.
         """
         uid = self._uid("transform", function, name)
         check_transform(function, uid)
