@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ftlayer.errors import StorePathError
 from ftlayer.layer.calls import ListRecords, Now, RecordInfo, RecordList, Stats, StatsReply
-from ftlayer.layer.layer import FTLayer
+from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.store.directory import DATA_FILE
 from ftlayer.store.inspect import StoreReport, inspect_store
@@ -88,11 +88,11 @@ def stored_records(path: Path, state: str) -> Iterator[RecordInfo]:
 
 
 @contextmanager
-def _layer(shard: Path, number: int, shards: int) -> Iterator[tuple[LmdbStore, FTLayer]]:
+def _layer(shard: Path, number: int, shards: int) -> Iterator[tuple[LmdbStore, FTLayerCore]]:
     """Open a shard's store for reading and recover its rules from it: they only read at their start."""
     store = LmdbStore.open(shard, read_only=True)
     try:
-        yield store, FTLayer(store, LayerOptions(shard=number, shards=shards), _now())
+        yield store, FTLayerCore(store, LayerOptions(shard=number, shards=shards), _now())
     finally:
         store.close()
 

@@ -1,8 +1,8 @@
-"""FTLayer: the rules of one shard, over a store.
+"""FTLayerCore: the rules of one shard, over a store.
 
 The *shell* around it (a service, a test) owns the thread, the clock and the transactions::
 
-    layer = FTLayer(store, options, now)
+    layer = FTLayerCore(store, options, now)
     with store.write(intake=True) as txn:                     # a group of calls
         outcomes = [layer.apply(txn, call, envelope, now) for call, envelope in waiting]
     for outcome in outcomes:                                  # once the block has ended without an error
@@ -10,14 +10,16 @@ The *shell* around it (a service, a test) owns the thread, the clock and the tra
 
 What the shell must keep to:
 
-- Calls, `tick`, `read` and every ``after`` come from one thread. ``after`` runs for every outcome, in
-  order, and before the next transaction's first call.
+- Calls, `tick`, `read` and every ``after`` come one at a time: from one thread, or under a lock. ``after``
+  runs for every outcome, in order, and before the next transaction's first call.
+- `Xor` and `Touch` are part of no transaction. They may come at any moment in between: among the calls of an
+  open transaction, while it is committed, before its outcomes' ``after``. They have their effect at once, and a
+  lost transaction does not undo them.
 - `Persist`, `Ingest`, `Seal` and `Reseal` (`INTAKE`) change memory in ``after`` only: if their transaction
   is lost (a full store), nothing has happened; answer with the error. A lost transaction that had any
   *other* call in it, or a `tick`, leaves memory ahead of the store: drop the object and make a new one from
   the store, which is what a crash would have done. So give intake transactions of its own. The layer
-  notices when it can, and raises `VertexError` from then on. (`Xor` and `Touch` don't touch the store and
-  may go anywhere; a lost transaction does not undo them.)
+  notices when it can, and raises `VertexError` from then on.
 - A call that raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError` or `StaleOwnerError`
   has changed and staged nothing: answer it with the error and go on with the group. Any other error (the
   store's) loses the transaction.
@@ -71,7 +73,7 @@ class Outcome:
     after: Callable[[], None]
 
 
-class FTLayer:
+class FTLayerCore:
     """The rules of one shard. Everything it knows at its start it reads from ``store``.
 
     Raises `StoreDamagedError` when the store's content makes no sense.
@@ -248,7 +250,7 @@ class FTLayer:
     def lost(self) -> None:
         """Tell that the current transaction was not committed: what its calls staged is forgotten.
 
-        Raises `VertexError` if one of them had changed memory: make a new `FTLayer` from the store.
+        Raises `VertexError` if one of them had changed memory: make a new `FTLayerCore` from the store.
         """
         group, self._state.group = self._state.group, Group()
         self._transaction = None
@@ -315,7 +317,7 @@ class FTLayer:
         if self._broken:
             raise VertexError(
                 "a transaction with changes that memory knows of was lost; "
-                "recover a new FTLayer from the store"
+                "recover a new FTLayerCore from the store"
             )
 
 

@@ -11,7 +11,7 @@ from ftlayer.records.ids import shard_bits
 
 @dataclass(frozen=True, slots=True)
 class LayerOptions:
-    """Options of one `FTLayer`.
+    """Options of one `FTLayerCore`.
 
     ``shard`` of ``shards`` (a power of two) is in the top bits of its root ids. ``tracker`` "exact"
     remembers every id, some hundred times slower, so that `Explain` can tell what a root waits for.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ftlayer.errors import FTLayerError, IntakeTimeoutError, StoreFullError
 from ftlayer.layer.calls import Ingest, Persist, Reply, Reseal, Seal
-from ftlayer.layer.layer import FTLayer, Outcome
+from ftlayer.layer.layer import FTLayerCore, Outcome
 from ftlayer.service.rules import REFUSALS, Rules, Waiting, internal_fault, shard_closed
 from ftlayer.store.kv import WriteTransaction
 
@@ -87,7 +87,7 @@ class Intake:
             waiting.answer(shard_closed())
         self._waiting.clear()
 
-    def _apply(self, layer: FTLayer, txn: WriteTransaction, group: _Group, rules: Rules) -> None:
+    def _apply(self, layer: FTLayerCore, txn: WriteTransaction, group: _Group, rules: Rules) -> None:
         held: set[str] = set()
         now = rules.now()
         for waiting in self._waiting:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ftlayer.acker import warm_up
 from ftlayer.config import VertexOptions, duration_ms
 from ftlayer.errors import StorePathError
-from ftlayer.layer.layer import FTLayer
+from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.service.rules import ShardParts
 from ftlayer.service.vertex import Vertex, fix_shards
@@ -49,7 +49,7 @@ def _parts(options: VertexOptions, path: Path, shard: int) -> ShardParts:
             max_store_bytes=options.max_store_bytes // options.shards,
             durability=durability,
         ),
-        make_layer=lambda store, now: FTLayer(store, layer_options, now),
+        make_layer=lambda store, now: FTLayerCore(store, layer_options, now),
         persist_timeout_ms=options.persist_timeout_ms,
         sync_every_ms=sync_every_ms,
         flush_ms=layer_options.flush_ms,

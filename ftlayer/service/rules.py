@@ -17,7 +17,7 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.layer.calls import Call, Envelope, Now, ReadingCall, Reply, Touch, Xor
-from ftlayer.layer.layer import FTLayer, Outcome
+from ftlayer.layer.layer import FTLayerCore, Outcome
 from ftlayer.store.kv import KeyValueStore
 
 Answer = Callable[[Reply | FTLayerError], None]
@@ -40,7 +40,7 @@ class ShardParts:
     """
 
     open_store: Callable[[], KeyValueStore]
-    make_layer: Callable[[KeyValueStore, Now], FTLayer]
+    make_layer: Callable[[KeyValueStore, Now], FTLayerCore]
     persist_timeout_ms: int
     sync_every_ms: int | None = None
     flush_ms: int = 100
@@ -143,7 +143,7 @@ class Rules:
             return layer.next_tick_ms(self.now())
 
     @contextmanager
-    def staging(self, *, changes_memory: bool) -> Iterator[FTLayer]:
+    def staging(self, *, changes_memory: bool) -> Iterator[FTLayerCore]:
         """Lend the layer for the calls of one transaction; `confirm` or `abandon` has to follow.
 
         ``changes_memory``: the calls change memory before the commit, so that memory is lost without it.
@@ -167,7 +167,7 @@ class Rules:
                 self._layer.lost()
 
     @contextmanager
-    def _staging(self) -> Iterator[FTLayer]:
+    def _staging(self) -> Iterator[FTLayerCore]:
         with self._lock:
             if self._lost:
                 raise shard_closed()

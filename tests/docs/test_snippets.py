@@ -19,7 +19,7 @@ from ftlayer import restart
 from ftlayer.cli import app
 from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.layer.calls import Now, QueryStatus, Stats, StatsReply, StreamOptions
-from ftlayer.layer.layer import FTLayer as Rules
+from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.protocol import BatchReport
@@ -263,7 +263,7 @@ def test_every_error_is_in_the_table() -> None:
 def test_every_metric_is_listed() -> None:
     store = MemoryStore()
     now = Now(0, 0)
-    rules = Rules(store, LayerOptions(), now)
+    rules = FTLayerCore(store, LayerOptions(), now)
     with store.read() as transaction:
         reply = rules.read(transaction, Stats(), now)
     assert isinstance(reply, StatsReply)

@@ -14,7 +14,7 @@ import pytest
 from ftlayer.errors import StoreFullError
 from ftlayer.layer import calls
 from ftlayer.layer.calls import Envelope, Now
-from ftlayer.layer.layer import INTAKE, FTLayer
+from ftlayer.layer.layer import INTAKE, FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.store import MemoryStore
 
@@ -45,14 +45,14 @@ class Store:
 
 
 class Vertex:
-    """What a service does around an `FTLayer`, one call a transaction unless told otherwise."""
+    """What a service does around an `FTLayerCore`, one call a transaction unless told otherwise."""
 
     def __init__(self, **options: Any) -> None:
         self.store = Store()
         self.options = LayerOptions(**options)
         self.mono = 1_000_000
         self.wall = 1_700_000_000_000
-        self.layer = FTLayer(self.store, self.options, self.now)
+        self.layer = FTLayerCore(self.store, self.options, self.now)
         self._sequence = 0
 
     @property
@@ -61,7 +61,7 @@ class Vertex:
 
     def restart(self) -> None:
         self.store.incarnation += 1
-        self.layer = FTLayer(self.store, self.options, self.now)
+        self.layer = FTLayerCore(self.store, self.options, self.now)
 
     def advance(self, ms: int, *, ticks: int = 1) -> None:
         """Let time pass, ticking along the way."""

@@ -17,7 +17,7 @@ import pytest
 from ftlayer.config import MIB, VertexOptions
 from ftlayer.errors import StoreError
 from ftlayer.layer.calls import OpenStream, Persist, StreamOptions, Xor
-from ftlayer.layer.layer import FTLayer
+from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.service.client import VertexClient
 from ftlayer.service.embedded import EmbeddedVertex
@@ -178,7 +178,7 @@ def parts(store: FaultyStore) -> ShardParts:
 
     return ShardParts(
         open_store=open_store,
-        make_layer=lambda opened, now: FTLayer(opened, LayerOptions(flush_ms=1), now),
+        make_layer=lambda opened, now: FTLayerCore(opened, LayerOptions(flush_ms=1), now),
         persist_timeout_ms=300,
         flush_ms=1,
     )

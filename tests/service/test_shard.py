@@ -36,7 +36,7 @@ from ftlayer.layer.calls import (
     Xor,
     Xored,
 )
-from ftlayer.layer.layer import FTLayer
+from ftlayer.layer.layer import FTLayerCore
 from ftlayer.service.rules import ShardParts
 from ftlayer.service.shard import Shard
 
@@ -169,7 +169,7 @@ def test_a_shard_that_cannot_recover_says_so_and_refuses(
 ) -> None:
     broken: list[bool] = []
 
-    def make_layer(opened: Any, now: Any) -> FTLayer:
+    def make_layer(opened: Any, now: Any) -> FTLayerCore:
         if broken:
             raise StoreError("damaged")
         return parts.make_layer(opened, now)
@@ -188,13 +188,13 @@ def test_a_shard_that_cannot_recover_says_so_and_refuses(
 def test_a_fault_in_the_rules_is_answered_and_recovered_from(
     parts: ShardParts, faults: list[Exception], batches: Any, open_stream: Callable[..., Any]
 ) -> None:
-    class Faulty(FTLayer):
+    class Faulty(FTLayerCore):
         def apply(self, txn: Any, call: Any, envelope: Any, now: Any) -> Any:
             if isinstance(call, (Persist, Xor, Fail)) and 666 in getattr(call, "roots", [666]):
                 raise ZeroDivisionError("a bug")
             return super().apply(txn, call, envelope, now)
 
-    def make_layer(opened: Any, now: Any) -> FTLayer:
+    def make_layer(opened: Any, now: Any) -> FTLayerCore:
         healthy = parts.make_layer(opened, now)
         return Faulty(opened, healthy._state.options, now)
 

@@ -30,7 +30,7 @@ from hypothesis.stateful import (
 
 from ftlayer.layer import calls
 from ftlayer.layer.calls import BatchState, Envelope, Now
-from ftlayer.layer.layer import FTLayer
+from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.spark.delivery_source import delivered_rows
 from ftlayer.spark.protocol import STEPS, Batches, BatchReport
@@ -77,7 +77,7 @@ class Vertex:
 
     def restart(self) -> None:
         self.incarnation += 1
-        self.layer = FTLayer(self, LayerOptions(), self.now)  # type: ignore[arg-type]
+        self.layer = FTLayerCore(self, LayerOptions(), self.now)  # type: ignore[arg-type]
 
     def advance(self, ms: int) -> None:
         self.mono += ms
