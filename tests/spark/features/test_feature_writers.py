@@ -1,0 +1,177 @@
+"""Python Data Source writers as sinks, and Data Sources of a third party, unchanged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
+
+from ftlayer.errors import QueryError
+from ftlayer.restart import FixedDelay, NoRestart
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task wrote, and in which attempt."""
+
+    values: list[Any]
+    attempt: int
+
+
+class Writer(DataSourceStreamWriter):
+    """Notes commits and aborts in files; tasks write where ``fail`` allows them to."""
+
+    def __init__(self, options: Any) -> None:
+        self.path = Path(options["path"])
+        self.fail = options.get("fail", "")
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return self.done([row.n for row in iterator])
+
+    def done(self, values: list[Any]) -> WriterCommitMessage:
+        from pyspark import TaskContext
+
+        attempt = TaskContext.get().attemptNumber()  # type: ignore[union-attr]
+        if self.fail == "always" and 42 in values:
+            raise OSError("the disk is gone")
+        if self.fail == "once" and 42 in values and attempt == 0:
+            raise OSError("a moment, please")
+        if self.fail == "none":
+            return None  # type: ignore[return-value]
+        return Written(values, attempt)
+
+    def commit(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
+        if self.fail == "commit" and not (self.path / f"aborted-{batchId}").exists():
+            raise ConnectionError("cannot commit")
+        values = [[message.attempt, *message.values] for message in messages]
+        (self.path / f"committed-{batchId}").write_text(json.dumps(values))
+
+    def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
+        (self.path / f"aborted-{batchId}").write_text(str(len(messages)))
+
+
+class ArrowWriter(Writer, DataSourceStreamArrowWriter):
+    """The same over Arrow batches."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:  # type: ignore[override]
+        return self.done([n for batch in iterator for n in batch.column("n").to_pylist()])
+
+
+class Plain(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "plain_test"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        return Writer(self.options)
+
+
+class Arrow(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "arrow_test"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> Any:
+        return ArrowWriter(self.options)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    path = tmp_path / "out"
+    path.mkdir()
+    return path
+
+
+def committed(out: Path) -> list[list[int]]:
+    """What was committed: for each task, its attempt and values."""
+    return [task for path in sorted(out.glob("committed-*")) for task in json.loads(path.read_text())]
+
+
+@pytest.mark.parametrize("source", [Plain, Arrow])
+def test_only_the_winning_attempts_messages_are_committed(
+    layer: Any, spark: Any, numbers: Any, out: Path, tools: Any, source: Any, once: Any
+) -> None:
+    def flaky(record: dict[str, Any]) -> dict[str, Any]:
+        if record["n"] < 3 and once.first(record["n"]):
+            raise RuntimeError("try again")
+        return record
+
+    spark.dataSource.register(source)
+    stream = layer.source(numbers, name="numbers").map(flaky, "n bigint").repartition(3)
+    writer = stream.write_stream(source.name(), checkpoint=tools.checkpoint, path=str(out), fail="once")
+    query = tools.finish(writer.trigger(availableNow=True).start())
+    tasks = committed(out)
+    assert sorted(n for _, *values in tasks for n in values) == list(range(100))
+    assert {attempt for attempt, *values in tasks if 42 in values} == {1}
+    assert not list(out.glob("aborted-*"))
+    assert query.restarts == 0
+    assert len(list(out.glob("committed-*"))) == 2
+
+
+def test_a_task_that_fails_for_good_aborts(layer: Any, numbers: Any, out: Path, tools: Any) -> None:
+    stream = layer.source(numbers, name="numbers").repartition(3)
+    writer = stream.write_stream(Plain, checkpoint=tools.checkpoint, path=str(out), fail="always")
+    with pytest.raises(QueryError, match=r"the disk is gone"):
+        writer.restart(NoRestart()).trigger(availableNow=True).start().awaitTermination(90)
+    assert [path.name for path in out.iterdir()] == ["aborted-0"]
+
+
+def test_a_commit_that_fails_aborts_and_is_made_in_the_next_run(
+    layer: Any, numbers: Any, out: Path, tools: Any
+) -> None:
+    stream = layer.source(numbers, name="numbers").repartition(2)
+    writer = stream.write_stream(Arrow, checkpoint=tools.checkpoint, path=str(out), fail="commit")
+    query = tools.finish(writer.restart(FixedDelay(2, "50ms")).trigger(availableNow=True).start())
+    assert query.restarts == 1
+    assert "cannot commit" in query.last_failure
+    assert (out / "aborted-0").read_text() == "2"
+    assert sorted(n for _, *values in committed(out) for n in values) == list(range(100))
+
+
+def test_write_may_not_return_none(layer: Any, numbers: Any, out: Path, tools: Any) -> None:
+    writer = layer.source(numbers, name="numbers").write_stream(
+        Plain, checkpoint=tools.checkpoint, path=str(out), fail="none"
+    )
+    with pytest.raises(QueryError, match=r"Writer.write returned a NoneType, not a WriterCommitMessage"):
+        writer.restart(NoRestart()).trigger(availableNow=True).start().awaitTermination(90)
+    assert (out / "aborted-0").exists()
+
+
+def test_a_third_partys_stream_source_is_taken_as_it_is(
+    layer: Any, spark: Any, kept: Any, tools: Any, once: Any
+) -> None:
+    """``fake`` of pyspark-data-sources, which makes people up, and never the same again."""
+    fake = pytest.importorskip("pyspark_datasources").FakeDataSource
+    spark.dataSource.register(fake)
+    people = (
+        spark.readStream.format("fake").option("numRows", 20).schema("name string, zipcode string").load()
+    )
+
+    def flaky(record: dict[str, Any]) -> dict[str, Any]:
+        if os.getpid() and once.times("any", 5):
+            raise RuntimeError("try again")
+        return {**record, "letters": len(record["name"])}
+
+    stream = layer.source(people, name="people").map(flaky, "name string, zipcode string, letters int")
+    query = stream.sink(kept, checkpoint=tools.checkpoint).trigger(processingTime="0 seconds").start()
+    try:
+        tools.until(lambda: sum(report.delivered for report in query.recent_batches) >= 5)
+    finally:
+        query.stop()
+    assert sum(report.failed for report in query.recent_batches) == 5
+    assert sum(report.rows_in - report.delivered for report in query.recent_batches) == len(kept.rows)
+    assert all(row.letters == len(row.name) for row in kept.rows)
