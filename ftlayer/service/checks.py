@@ -168,6 +168,7 @@ def _check_verdict(call: calls.Seal | calls.Reseal) -> None:
     if not 0 <= call.digest < 1 << 64:
         raise MalformedRequestError(f"{where}.digest: expected 0 to 2^64-1, got {call.digest}")
     _check_failures(call.redelivered, f"{where}.redelivered")
+    _check_failures(call.resumed, f"{where}.resumed")
     for index, sealed in enumerate(call.failed):
         part = f"{where}.failed[{index}]"
         check_name(sealed.stream, f"{part}.stream")

@@ -125,6 +125,14 @@ class VertexClient:
             frame = encode_call(call, Envelope(lane.client, lane.sequence))
             return self._exchange(frame, type(call).__name__, deadline)
 
+    def call_once(self, call: Call, name: str) -> Reply:
+        """Make a changing call under a ``name`` of its own: made again under it, by whomever, it has no second effect.
+
+        The vertex remembers a name for as long as it remembers a client. Raises as `call`.
+        """
+        deadline = monotonic_ms() + self._deadline_ms
+        return self._exchange(encode_call(call, Envelope(name, 1)), type(call).__name__, deadline)
+
     def pipeline(self, *, window: int = 64, window_bytes: int = 64 << 20) -> Pipeline:
         """Return a `Pipeline`: Persist, Ingest and Xor with many calls in flight.
 

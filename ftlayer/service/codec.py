@@ -12,6 +12,7 @@ default, or a value of another type is a `MalformedRequestError` that names the 
 | uint64 array, shape (n,) | bin: little-endian, 8 bytes an item |
 | int32 array, shape (n,) or (n, k) | array [k, bin]: little-endian, 4 bytes an item; k = 0 for (n,) |
 | Arrow record batch | bin: an Arrow IPC stream with exactly one batch |
+| tuple of `Failure` | map of columns (`ftlayer.records.failure_columns`); an array of maps is taken as well |
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import MalformedRequestError
-from ftlayer.layer.calls import I32, U64
+from ftlayer.layer.calls import I32, U64, Failure
+from ftlayer.records.failure_columns import from_columns, to_columns
 
 Pack = Callable[[Any], Any]
 Unpack = Callable[[Any, str], Any]
@@ -171,6 +173,8 @@ def codec_for(hint: Any) -> Codec:
     """Return the codec of a type hint; `TypeError` for a type that the wire has no form for."""
     if hint in _PLAIN:
         return _PLAIN[hint]
+    if hint == tuple[Failure, ...]:
+        return _failures()
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union) and len(arguments) == 2 and type(None) in arguments:
         return _optional(codec_for(next(a for a in arguments if a is not type(None))))
@@ -232,6 +236,20 @@ def _enum(kind: type[StrEnum]) -> Codec:
         return kind(value)
 
     return Codec(str, unpack)
+
+
+def _failures() -> Codec:
+    one_by_one = _list_of(Failure)
+
+    def unpack(value: Any, where: str) -> Any:
+        if type(value) is not dict:
+            return one_by_one.unpack(value, where)
+        try:
+            return tuple(Failure(*row) for row in from_columns(value))
+        except ValueError as error:
+            raise MalformedRequestError(f"{where}: {error}") from None
+
+    return Codec(to_columns, unpack)
 
 
 @functools.cache

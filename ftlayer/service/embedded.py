@@ -165,7 +165,8 @@ class EmbeddedVertex:
         )
         with (self._path / LOG_FILE).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ftlayer.service"],
+                # -P: the installed package, not a source tree that happens to be the working directory.
+                [sys.executable, "-P", "-m", "ftlayer.service"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

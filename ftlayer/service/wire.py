@@ -18,6 +18,7 @@ import msgpack
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, VertexError, error_for_code
 from ftlayer.layer.calls import Call, Deliverable, Envelope, MutatingCall, ReadingCall, Reply
+from ftlayer.records.failure_columns import well_formed
 from ftlayer.service.checks import check_call, check_envelope
 from ftlayer.service.codec import dataclass_codec, malformed
 
@@ -34,6 +35,10 @@ def pack(value: Any, what: str) -> bytes:
     """Return ``value`` as msgpack; `MalformedRequestError` for an integer or a text it cannot hold."""
     try:
         return typing.cast(bytes, msgpack.packb(value))
+    except UnicodeEncodeError as error:
+        raise MalformedRequestError(
+            f"{what}: a text with a lone surrogate, which UTF-8 does not have: {error.object!r}"
+        ) from None
     except (ValueError, OverflowError, TypeError) as error:
         raise MalformedRequestError(f"{what}: {error}") from None
 
@@ -111,7 +116,7 @@ def encode_reply(reply: Reply, sequence: int | None = None) -> bytes:
 
 def encode_error(error: FTLayerError, sequence: int | None = None) -> bytes:
     """Return the frame of an error."""
-    frame = {"error": error.code, "message": str(error)}
+    frame = {"error": error.code, "message": well_formed(str(error))}
     return pack(frame if sequence is None else frame | {"sequence": sequence}, "error")
 
 

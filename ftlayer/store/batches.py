@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import Rows, decode_info, encode_info, pack, unpack
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,8 @@ def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
             committed,
             said,
             tuple((stream, start, end) for stream, start, end in delivered),
-            tuple(StoredFailure(*failure) for failure in redelivered),
-            tuple(StoredFailure(*failure) for failure in resumed),
+            _failures(redelivered),
+            _failures(resumed),
             tuple(StoredEmit(*emit) for emit in emitted),
             rows,
             digest,
@@ -105,8 +106,8 @@ def put_head(txn: WriteTransaction, query: int, batch: int, head: BatchHead) -> 
         head.committed,
         head.said,
         head.delivered,
-        [_plain(failure) for failure in head.redelivered],
-        [_plain(failure) for failure in head.resumed],
+        to_columns(head.redelivered),
+        to_columns(head.resumed),
         [[emit.stream, emit.segment, emit.roots, emit.values, emit.ids] for emit in head.emitted],
         head.rows,
         head.digest,
@@ -122,8 +123,14 @@ def put_part(
 ) -> None:
     """Store part ``part`` (from 1) of a batch."""
     digest, body = payloads.write(txn, content.rows.payload)
-    failures = [_plain(failure) for failure in content.failures]
-    values = [_FORMAT, content.stream, failures, encode_info(content.rows.info), digest, body]
+    values = [
+        _FORMAT,
+        content.stream,
+        to_columns(content.failures),
+        encode_info(content.rows.info),
+        digest,
+        body,
+    ]
     txn.put("batches", _key(query, batch, part), pack(values))
 
 
@@ -138,8 +145,7 @@ def parts(
         try:
             _, stream, failures, info, digest, body = unpack(value)
             payload = payloads.read(txn, digest, body)
-            stored = tuple(StoredFailure(*failure) for failure in failures)
-            yield BatchPart(stream, Rows(decode_info(info), payload), stored)
+            yield BatchPart(stream, Rows(decode_info(info), payload), _failures(failures))
         except (ValueError, TypeError) as error:
             raise StoreDamagedError(f"part {part} of sealed batch {batch} cannot be read: {error}") from error
 
@@ -159,5 +165,5 @@ def _key(query: int, batch: int, part: int) -> bytes:
     return query.to_bytes(4, "big") + batch.to_bytes(8, "big") + part.to_bytes(4, "big")
 
 
-def _plain(failure: StoredFailure) -> list[object]:
-    return [failure.root, failure.reason, failure.operator, failure.traceback, failure.fatal]
+def _failures(columns: Any) -> tuple[StoredFailure, ...]:
+    return tuple(StoredFailure(*row) for row in from_columns(columns))

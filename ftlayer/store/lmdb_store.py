@@ -35,6 +35,16 @@ _PAGES_A_DELETE = 12
 _EXTEND_BYTES = 4 << 20
 
 
+def _allocate(file: int, size: int, target: int) -> None:
+    """Extend a file from ``size`` to ``target`` bytes with space that is really there."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, size, target - size)
+        return
+    # macOS has no posix_fallocate: zeros take the space.
+    for start in range(size, target, _EXTEND_BYTES):
+        os.pwrite(file, bytes(min(_EXTEND_BYTES, target - start)), start)
+
+
 class LmdbStore:
     """A `KeyValueStore` in an LMDB environment.
 
@@ -250,7 +260,7 @@ class LmdbStore:
             return
         target = min(used + reserve + _EXTEND_BYTES, self._header.max_bytes)
         try:
-            os.posix_fallocate(self._data_file, size, target - size)
+            _allocate(self._data_file, size, target)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise disk_full(self._path) from error

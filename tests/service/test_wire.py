@@ -274,3 +274,42 @@ def test_which_calls_have_an_envelope() -> None:
 
 def test_codes_of_errors_are_distinct() -> None:
     assert decode_reply(encode_error(StoreFullError("full")))[0].__class__ is StoreFullError
+
+
+def fail(*failures: calls.Failure) -> calls.Fail:
+    return calls.Fail(failures, 1)
+
+
+def test_failures_may_come_one_by_one_as_other_clients_write_them() -> None:
+    frame = {"call": "Fail", "client": "me", "sequence": 1}
+    frame["fields"] = {"failures": [{"root": 7, "reason": "r"}], "incarnation": 1}
+    call, _ = decode_call(msgpack.packb(frame))
+    assert call == fail(calls.Failure(7, "r"))
+    frame["fields"] = {"failures": {"roots": [7]}, "incarnation": 1}
+    with pytest.raises(MalformedRequestError, match=r"Fail\.failures: expected a map with roots"):
+        decode_call(msgpack.packb(frame))
+
+
+def test_lone_surrogates_are_escaped_in_a_failure_and_refused_in_a_name() -> None:
+    call, _ = decode_call(encode_call(fail(calls.Failure(7, "caf\udce9")), Envelope("me", 1)))
+    assert call == fail(calls.Failure(7, "caf\\udce9"))
+    with pytest.raises(MalformedRequestError, match="lone surrogate"):
+        encode_call(calls.OpenStream("caf\udce9"), Envelope("me", 1))
+    error, _ = decode_reply(encode_error(StoreFullError("caf\udce9")))
+    assert str(error) == "caf\\udce9"
+
+
+def test_a_seal_of_many_failures_that_share_a_traceback_is_small() -> None:
+    frames = "Traceback (most recent call last):\n" + "  File somewhere, line 1\n" * 85
+    count = 10_000
+    roots = np.arange(1, count + 1, dtype=np.uint64)
+    failures = tuple(
+        calls.Failure(i, f"ValueError: {i}", "parse", f"{frames}ValueError: {i}") for i in range(1, count + 1)
+    )
+    rows = calls.SealedRows("q/s", pa.record_batch({"n": np.zeros(count, np.int8)}), roots, failures)
+    frame = encode_call(calls.Seal("q", 1, 0, {}, (rows,)), Envelope("me", 1))
+    assert len(frames) > 2_000
+    assert len(frame) < 70 * count
+    call, _ = decode_call(frame)
+    assert isinstance(call, calls.Seal)
+    assert call.failed[0].failures == failures

@@ -1,0 +1,116 @@
+"""Many failures as columns over a table of distinct texts.
+
+A batch that fails mostly fails in one place: 100,000 failures then share one traceback, and are 3 MB, where
+every text written out is 200 MB. A traceback is two texts, its last line apart: that one quotes the record and
+differs where the rest does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+COLUMNS = ("roots", "texts", "reasons", "operators", "frames", "last_lines", "fatal")
+
+
+class FailureRow(NamedTuple):
+    """Why one root failed."""
+
+    root: int
+    reason: str
+    operator: str
+    traceback: str
+    fatal: bool
+
+
+class FailureLike(Protocol):
+    """Anything that has what a `FailureRow` has."""
+
+    @property
+    def root(self) -> int: ...  # noqa: D102
+    @property
+    def reason(self) -> str: ...  # noqa: D102
+    @property
+    def operator(self) -> str: ...  # noqa: D102
+    @property
+    def traceback(self) -> str: ...  # noqa: D102
+    @property
+    def fatal(self) -> bool: ...  # noqa: D102
+
+
+def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
+    """Return failures as plain values for msgpack, under the names in `COLUMNS`.
+
+    ``roots`` is a list of numbers, ``texts`` one of texts; ``reasons``, ``operators``, ``frames`` and
+    ``last_lines`` are little-endian int32 positions in ``texts``, ``fatal`` a byte 0 or 1 for each. Lone
+    surrogates, which UTF-8 does not have (file names from the system may), are written as their escapes.
+    """
+    texts: dict[str, int] = {}
+    halves: dict[str, tuple[int, int]] = {}
+
+    def number(text: str) -> int:
+        return texts.setdefault(text, len(texts))
+
+    roots: list[int] = []
+    numbers: list[int] = []
+    fatal = bytearray()
+    for failure in failures:
+        traceback = failure.traceback
+        half = halves.get(traceback)
+        if half is None:
+            cut = traceback.rfind("\n", 0, -1) + 1
+            half = halves[traceback] = number(traceback[:cut]), number(traceback[cut:])
+        roots.append(failure.root)
+        numbers += (number(failure.reason), number(failure.operator), *half)
+        fatal.append(failure.fatal)
+    positions = np.array(numbers, "<i4").reshape(-1, 4)
+    reasons, operators, frames, last_lines = (np.ascontiguousarray(c).tobytes() for c in positions.T)
+    written = [well_formed(text) for text in texts]
+    return dict(
+        zip(COLUMNS, (roots, written, reasons, operators, frames, last_lines, bytes(fatal)), strict=True)
+    )
+
+
+def from_columns(columns: Any) -> list[FailureRow]:
+    """Return the failures `to_columns` was given; equal texts are one object.
+
+    Raises ValueError that says what is wrong with ``columns``, whatever they are.
+    """
+    if type(columns) is not dict or set(columns) != set(COLUMNS):
+        raise ValueError(f"expected a map with {', '.join(COLUMNS)}")
+    roots, texts, fatal = columns["roots"], columns["texts"], columns["fatal"]
+    if type(roots) is not list or any(type(root) is not int for root in roots):
+        raise ValueError("roots: expected an array of integers")
+    if type(texts) is not list or any(type(text) is not str for text in texts):
+        raise ValueError("texts: expected an array of texts")
+    if type(fatal) is not bytes or len(fatal) != len(roots) or fatal.translate(None, b"\0\1"):
+        raise ValueError(f"fatal: expected {len(roots)} bytes, each 0 or 1")
+    reasons, operators, frames, last_lines = (
+        _positions(columns[name], name, len(roots), len(texts)).tolist() for name in COLUMNS[2:6]
+    )
+    joined: dict[tuple[int, int], str] = {}
+    rows = []
+    halves = zip(frames, last_lines, strict=True)
+    for root, reason, operator, half, is_fatal in zip(roots, reasons, operators, halves, fatal, strict=True):
+        traceback = joined.get(half)
+        if traceback is None:
+            traceback = joined[half] = texts[half[0]] + texts[half[1]]
+        rows.append(FailureRow(root, texts[reason], texts[operator], traceback, is_fatal == 1))
+    return rows
+
+
+def well_formed(text: str) -> str:
+    r"""Return ``text`` with lone surrogates written as their escapes (``\udc80``)."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _positions(data: Any, name: str, rows: int, texts: int) -> npt.NDArray[np.int32]:
+    if type(data) is not bytes or len(data) != 4 * rows:
+        raise ValueError(f"{name}: expected {rows} little-endian int32")
+    positions = np.frombuffer(data, "<i4")
+    if rows and not 0 <= int(positions.min()) <= int(positions.max()) < texts:
+        raise ValueError(f"{name}: expected positions in texts, which has {texts}")
+    return positions

@@ -1,0 +1,70 @@
+"""Failures as columns: what goes in comes out, shared texts are written once, other bytes are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftlayer.records.failure_columns import COLUMNS, FailureRow, from_columns, to_columns, well_formed
+
+texts = st.one_of(
+    st.sampled_from(["", "\n", "a\n", "a\nb", "a\nb\n", "\n\n"]), st.text(st.characters(codec="utf-8"))
+)
+rows = st.builds(FailureRow, st.integers(1, 2**64 - 1), texts, texts, texts, st.booleans())
+
+
+def through(failures: list[FailureRow]) -> list[FailureRow]:
+    return from_columns(msgpack.unpackb(msgpack.packb(to_columns(failures))))
+
+
+@settings(deadline=None)
+@given(st.lists(rows, max_size=6))
+def test_failures_come_back(failures: list[FailureRow]) -> None:
+    assert through(failures) == failures
+
+
+def test_texts_that_repeat_are_written_once_and_read_as_one() -> None:
+    frames = "Traceback:\n" + "  File somewhere\n" * 100
+    failures = [
+        FailureRow(i, f"no {i}", "parse", f"{frames}ValueError: no {i}", False) for i in range(1, 1_001)
+    ]
+    same = [row._replace(traceback=frames) for row in failures]
+    assert len(msgpack.packb(to_columns(failures))) < 100 * len(failures)
+    assert through(failures) == failures
+    assert len({id(row.traceback) for row in through(same)}) == 1
+
+
+def test_lone_surrogates_become_their_escapes() -> None:
+    failure = FailureRow(1, "no file caf\udce9", "op\ud800", "in caf\udce9\nlast \udfff", True)
+    (came,) = through([failure])
+    assert came == FailureRow(1, "no file caf\\udce9", "op\\ud800", "in caf\\udce9\nlast \\udfff", True)
+    assert well_formed("héllo 😀") == "héllo 😀"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"roots": [1]}, "fatal"),
+        ({"roots": [1, "2"]}, "roots"),
+        ({"roots": b"12"}, "roots"),
+        ({"texts": ["a", 1]}, "texts"),
+        ({"texts": []}, "reasons"),
+        ({"reasons": b"\0" * 4}, "reasons"),
+        ({"operators": [0, 0]}, "operators"),
+        ({"frames": b"\xff" * 8}, "frames"),
+        ({"last_lines": b"\x07\0\0\0\0\0\0\0"}, "last_lines"),
+        ({"fatal": b"\0\2"}, "fatal"),
+        ({"more": 1}, "map"),
+    ],
+)
+def test_other_columns_are_refused_by_name(change: dict[str, Any], named: str) -> None:
+    good = to_columns([FailureRow(i, "r", "o", "t", False) for i in (1, 2)])
+    assert set(good) == set(COLUMNS)
+    with pytest.raises(ValueError, match=named):
+        from_columns(good | change)
+    with pytest.raises(ValueError, match="map"):
+        from_columns([good])
