@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 TRIES_IN_PLACE = 3
 """Further tries, at once, for a record that passed when its batch was sealed and fails in the run again."""
 
-WORKER_DIED = "Python worker exited unexpectedly"
+WORKER_DIED = re.compile(r"Python worker exited unexpectedly|^SystemExit\b", re.MULTILINE)
+"""In Spark's text of a failed task: its Python worker died, or a function called sys.exit."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class SparkRunner:
         try:
             return run_stages(frame, self._plan, RunOptions(giver, skip, again=again))
         except Exception as error:
-            if WORKER_DIED not in str(error):
+            if not WORKER_DIED.search(str(error)):
                 raise
             return run_stages(frame, self._plan, RunOptions(giver, skip, isolate=True, again=again))
 
