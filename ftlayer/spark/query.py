@@ -200,6 +200,11 @@ class TrackedQuery:
         """When a drain that was asked for is to end at the latest (Unix, seconds); None if there is none."""
         return self._drain_until
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run under way was told to stop."""
+        return self._stopping.is_set() or (self._drain_until is not None and not self._drains)
+
     def note_failure(self, error: Exception) -> None:
         """Take note of what made a batch fail, before Spark turns it into text (called by the batches)."""
         self._batch_error = error
@@ -240,7 +245,9 @@ class TrackedQuery:
                     query = query or self._begin()
                     query.awaitTermination()
                 except Exception as error:  # noqa: BLE001 - any failure of the run is the strategy's to judge
-                    if self._stopping.is_set() or not self._wait_to_restart(error):
+                    if self._stopping.is_set():
+                        return
+                    if not self.interrupted and not self._wait_to_restart(error):
                         return
                 else:
                     if self._stopping.is_set() or not self._goes_on():

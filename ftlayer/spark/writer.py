@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.errors import CheckpointMismatchError, ConfigError
+from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError
 from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall
 from ftlayer.restart import ExponentialDelay, RestartStrategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
@@ -159,6 +159,13 @@ class TrackedWriter:
                 "(or it was deleted). Connect to the right one; if it is gone, records that waited in it are "
                 "lost, and the query has to start with a new checkpoint"
             )
+        if opened.last_committed > directory.last_commit + 1:
+            raise CheckpointMismatchError(
+                f"checkpoint {directory.path} ends at batch {directory.last_commit}, and the vertex at "
+                f"{layer.address} has committed batch {opened.last_committed}: the checkpoint was reset, or is an "
+                "old copy, and batches that Spark plans anew would be taken for ones that are done. Restore "
+                "the newer checkpoint, or start with a new checkpoint directory"
+            )
         plan = self._plan()
         name = self._stream.source.name
 
@@ -172,7 +179,7 @@ class TrackedWriter:
                 lambda: layer.client.health().incarnation,
                 mark.query,
                 run,
-                layer.client.call,
+                layer.client.call_once,
             )
             try:
                 report = Batches(mark.query, opened.epoch, layer.client.call, runner, self._watch).process(
@@ -180,6 +187,10 @@ class TrackedWriter:
                 )
             except Exception as error:
                 handle.note_failure(error)
+                if handle.interrupted:
+                    # Spark looks in the text for a sign of its own stop(), with a regular expression that
+                    # overflows the stack over a long one.
+                    raise QueryError("stopped") from None
                 raise
             handle.report(report)
 

@@ -135,12 +135,26 @@ def test_a_drain_restarts_what_fails_meanwhile_and_gives_up_when_time_is_up() ->
     assert handle.restarts == 1
 
 
+def test_what_a_stopped_run_raises_uses_up_no_restart() -> None:
+    starter = Starter()
+    handle = handle_of(starter, NoRestart())
+    run = starter.run(0)
+    run.stop = lambda: run.end(QueryError("stopped"))  # type: ignore[method-assign]
+    drained: list[bool] = []
+    drainer = threading.Thread(target=lambda: drained.append(handle.drain(WAIT_S)))
+    drainer.start()
+    starter.run(1).end()
+    drainer.join(WAIT_S)
+    assert (drained, handle.restarts, handle.exception()) == ([True], 0, None)
+
+
 def test_a_drain_raises_what_ended_the_query() -> None:
     starter = Starter()
     handle = handle_of(starter, NoRestart())
     starter.run(0).end(OSError("broken"))
-    with pytest.raises(QueryError, match="broken"):
-        handle.drain(WAIT_S)
+    for wait in (handle.awaitTermination, handle.drain):
+        with pytest.raises(QueryError, match="broken"):
+            wait(WAIT_S)
 
 
 def test_process_all_available_waits_over_a_restart() -> None:
