@@ -168,12 +168,6 @@ class QueryError(FTLayerError):
     code = "QUERY"
 
 
-class UnaccountedRootsError(QueryError):
-    """Under ``strict``, rows went missing in an operator that is not allowed to drop them."""
-
-    code = "UNACCOUNTED"
-
-
 class RecomputedResultError(QueryError):
     """What was handed to the sink is not what was sealed: Spark recomputed it differently."""
 

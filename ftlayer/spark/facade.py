@@ -127,6 +127,7 @@ class FTLayer:
         """The connection to the vertex; starts an embedded one if it does not run yet."""
         if self._client is None:
             assert self._vertex_options is not None
+            self._place_by_active_session()
             Path(self._vertex_options.path).absolute().parent.mkdir(parents=True, exist_ok=True)
             self._embedded = EmbeddedVertex(self._vertex_options, host=self._host)
             self._embedded.start()
@@ -231,6 +232,14 @@ class FTLayer:
         """Let an embedded vertex listen where this session's executors can reach it."""
         if self._embedded is None and not (spark.sparkContext.master or "").startswith("local"):
             self._host = str(spark.conf.get("spark.driver.host"))
+
+    def _place_by_active_session(self) -> None:
+        """Do the same for a vertex that starts before a source is wrapped (an ingest's, say)."""
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.getActiveSession()
+        if session is not None:
+            self._place(session)
 
     # ------------------------------------------------------------ what the vertex holds
 

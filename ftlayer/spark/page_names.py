@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.errors import QueryError
+from ftlayer.errors import RecomputedResultError
 from ftlayer.spark.pages import PAGE_COLUMNS
 
 MapArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -45,11 +45,11 @@ class WithNames:
 def counted_pages(
     batches: Iterator[pa.RecordBatch], column: str, names: frozenset[bytes]
 ) -> Iterator[pa.Scalar[Any]]:
-    """Yield ``column`` of each page; `QueryError` for a page that is none of ``names``."""
+    """Yield ``column`` of each page; `RecomputedResultError` for a page that is none of ``names``."""
     for batch in batches:
         for name, value in zip(batch.column(NAME).to_pylist(), batch.column(column), strict=True):
             if name not in names:
-                raise QueryError(
+                raise RecomputedResultError(
                     "a page of this batch is not the one that was counted: Spark has another copy of it, from "
                     "another attempt of its task; the batch has to run again"
                 )

@@ -63,7 +63,7 @@ class SparkRunner:
         incarnation: Callable[[], int],
         query: str,
         run: str,
-        call: Callable[[Call], Any],
+        call_once: Callable[[Call, str], Any],
     ) -> None:
         self._frame = frame
         self._plan = plan
@@ -73,7 +73,7 @@ class SparkRunner:
         self._incarnation = incarnation
         self._query = query
         self._run = run
-        self._call = call
+        self._call_once = call_once
 
     def run(self, batch: int, sealed: BatchBegun | None) -> StagesResult:
         """Run the stages; alone in child processes if a record kills its worker."""
@@ -120,13 +120,15 @@ class SparkRunner:
     def report(self, batch: int, result: StagesResult, sealed: BatchBegun | None) -> None:
         """Acknowledge the resumed records that are done and fail the others.
 
-        Events of an incarnation that is gone are refused and need not be heard: its roots are replayed.
+        Events of an incarnation that is gone are refused and need not be heard: its roots are replayed. They
+        are named by the batch: after a crash they are reported again, and an id XORed twice would undo itself.
         """
         before = sealed.resumed if sealed is not None else ()
         failures = {**result.verdict.failures, **{failure.root: failure for failure in before}}
         for event in resumed_events(result.verdict, failures):
+            name = f"{self._query}/{batch}/{type(event).__name__}/{event.incarnation}"
             try:
-                self._call(event)
+                self._call_once(event, name)
             except StaleIncarnationError:
                 continue
 

@@ -30,7 +30,7 @@ from ftlayer.spark.steps import FrameStep, Repartition, StagePlan, Transform
 from ftlayer.spark.verdict import Verdict, add_failures, add_last_stage, first_stage_verdict, lost_roots
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 ROOT_TYPE = pa.struct([("root", pa.int64())])
@@ -178,7 +178,7 @@ def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> Stage
                 rows = pages[-1].rows(plan.schemas[number - 1], verdict.failed_roots, tracked=True)
                 moved = plan.stages.key_after(number - 1) is not None
                 frame = apply_frame_steps(rows, stage.frame_steps[moved:])
-            spread = _spread(source.sparkSession, plan.stages.key_after(number))
+            spread = _spread(source, plan.stages.key_after(number))
             task = _task(plan, options, number, last, spread)
             pages.append(Pages(frame.mapInArrow(WithNames(task), NAMED_PAGE_COLUMNS), spread))
             heads.append(pages[-1].heads())
@@ -248,10 +248,11 @@ def _add_lost(verdict: Verdict, plan: QueryPlan, number: int, heads: list[list[P
         )
 
 
-def _spread(spark: SparkSession, key: Repartition | None) -> Spread | None:
+def _spread(source: DataFrame, key: Repartition | None) -> Spread | None:
     if key is None:
         return None
-    return Spread(key.columns, key.partitions or int(spark.conf.get("spark.sql.shuffle.partitions") or 200))
+    default = source.sparkSession.conf.get("spark.sql.shuffle.partitions")
+    return Spread(key.columns, key.partitions or int(str(default)))
 
 
 def _task(plan: QueryPlan, options: RunOptions, number: int, last: int, spread: Spread | None) -> StageTask:

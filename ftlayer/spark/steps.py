@@ -130,7 +130,11 @@ def plan_stages(steps: Sequence[Step]) -> StagePlan:
     functions: list[FunctionStep] = []
     for step in steps:
         if isinstance(step, FrameStep):
-            if functions or not stages:
+            # Rows that get lost are put down to a stage's transforms together: they have to allow the same.
+            mixed = isinstance(step, Transform) and any(
+                isinstance(other, Transform) and other.drops != step.drops for other in frame_steps
+            )
+            if functions or not stages or mixed:
                 stages.append(Stage(tuple(frame_steps), tuple(functions)))
                 frame_steps, functions = [], []
             frame_steps.append(step)

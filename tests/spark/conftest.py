@@ -79,6 +79,13 @@ class FakeFrame:
     def select(self, *columns: str) -> FakeFrame:
         return FakeFrame([[batch.select(columns) for batch in part] for part in self.partitions])
 
+    def where(self, condition: str) -> FakeFrame:
+        column, rest = condition.split(" ", 1)
+        assert rest == "is not null"
+        return FakeFrame(
+            [[batch.filter(batch.column(column).is_valid()) for batch in part] for part in self.partitions]
+        )
+
     def repartition(self, partitions: int) -> FakeFrame:
         rows = [
             batch.slice(row, 1) for part in self.partitions for batch in part for row in range(batch.num_rows)

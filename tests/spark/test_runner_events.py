@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftlayer.layer.calls import Fail, Failure, Xor
 from ftlayer.spark.carrier import CARRIER_DTYPE
-from ftlayer.spark.runner import resumed_events
+from ftlayer.spark.runner import SparkRunner, resumed_events
 from ftlayer.spark.verdict import Verdict
 
 Carrier = tuple[int, int, int]  # root, id, incarnation
@@ -91,6 +92,20 @@ def test_failures_of_an_earlier_run_are_reported_though_the_rows_were_left_out()
     assert events[0] == Fail((Failure(1, "first run"),), 3)
     assert isinstance(events[1], Xor)
     assert (events[1].roots.tolist(), events[1].values.tolist()) == ([2], [20])
+
+
+def test_a_report_made_again_after_a_crash_has_the_names_of_the_first() -> None:
+    verdict = verdict_of([(1, 10, 7), (2, 20, 8)], [])
+    verdict.fail(Failure(10, "no"))
+    said: list[list[tuple[str, Any]]] = []
+    for _ in range(2):
+        said.append([])
+        runner = SparkRunner.__new__(SparkRunner)
+        runner._query = "q"
+        runner._call_once = lambda event, name: said[-1].append((name, event))
+        runner.report(3, SimpleNamespace(verdict=verdict), None)  # type: ignore[arg-type]
+    names = [[name for name, _ in events] for events in said]
+    assert names == [["q/3/Fail/7", "q/3/Xor/8"]] * 2
 
 
 def test_nothing_resumed_nothing_said() -> None:

@@ -98,3 +98,10 @@ def test_names_must_differ() -> None:
     for taken in ("map0", "transform2"):
         with pytest.raises(InvalidTopologyError, match=f"named '{taken}'"):
             check_unique(steps, taken)
+
+
+def test_transforms_that_allow_different_things_are_judged_apart():
+    drops = Transform("drops", lambda f: f, True)
+    keeps = Transform("keeps", lambda f: f, False)
+    plan = plan_stages([step_of("map", 0), drops, keeps, keeps])
+    assert [stage.transforms for stage in plan.stages] == [(), (drops,), (keeps, keeps)]

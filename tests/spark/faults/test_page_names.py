@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.errors import QueryError
+from ftlayer.errors import RecomputedResultError
 from ftlayer.spark.stage_run import QueryPlan, RunOptions, StagesResult, run_stages
 from ftlayer.spark.steps import Map, plan_stages
 
@@ -44,5 +44,5 @@ def test_another_copy_of_a_page_is_refused(kit: SimpleNamespace) -> None:
     result, other = run(kit), run(kit)
     mixed: Any = result.pages[0]._frame
     mixed.partitions[1] = other.pages[0]._frame.partitions[1]  # type: ignore[attr-defined]
-    with pytest.raises(QueryError, match="not the one that was counted"):
+    with pytest.raises(RecomputedResultError, match="not the one that was counted"):
         rows(result)

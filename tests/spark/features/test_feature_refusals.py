@@ -254,6 +254,17 @@ def test_checkpoints_of_others(
     off = FTLayer.embedded(tmp_path / "never", status=FTStatus.OFF)
     with pytest.raises(CheckpointMismatchError, match=r"written with ftlayer on.*FTStatus.OFF"):
         off.source(numbers, name="numbers").sink(kept, checkpoint=tools.checkpoint).start()
+    for log in ("commits", "offsets"):
+        for file in (Path(tools.checkpoint) / log).iterdir():
+            file.unlink()
+    with pytest.raises(CheckpointMismatchError, match=r"ends at batch -1, .* has committed batch 0"):
+        layer.source(numbers, name="numbers").sink(kept, checkpoint=tools.checkpoint).start()
+
+
+def test_a_store_that_is_gone(
+    spark: Any, numbers: Any, tmp_path: Path, layer: FTLayer, kept: Any, tools: Any
+) -> None:
+    tools.run(layer.source(numbers, name="numbers"), kept)
     with (
         FTLayer.embedded(tmp_path / "another") as other,
         pytest.raises(
