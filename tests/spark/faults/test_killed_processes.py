@@ -1,0 +1,75 @@
+"""Drivers and vertices killed with SIGKILL, at every step of the batch protocol and at random points."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+from typing import Any
+
+import pytest
+
+from ftlayer.spark.protocol import STEPS
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
+
+SPARKS = (("local[2]", 1 << 27), ("local[1]", 5_000), ("local[3]", 9_000))
+"""Masters and sizes of partitions: each life cuts the batch that it runs again in another way."""
+
+
+def kinds_of_spark(life: int) -> dict[str, Any]:
+    master, partition_bytes = SPARKS[life % len(SPARKS)]
+    return {"master": master, "partition_bytes": partition_bytes}
+
+
+def test_driver_killed_at_every_step(job_run: Any) -> None:
+    for life in range(len(STEPS)):
+        code = job_run.run(job_run.job(kills=STEPS, **kinds_of_spark(life)))
+        assert code == -signal.SIGKILL, f"life {life} ended with {code}\n{job_run.log()}"
+        assert job_run.kills() == list(STEPS[: life + 1])
+    assert job_run.run(job_run.job(kills=STEPS)) == 0, job_run.log()
+    job_run.check()
+
+
+def test_vertex_killed_at_every_step(job_run: Any) -> None:
+    job = job_run.job(kills=STEPS, victim="vertex", shards=2)
+    assert job_run.run(job) == 0, job_run.log()
+    assert job_run.kills() == list(STEPS)
+    job_run.check()
+
+
+def kill_at_random_points(job_run: Any, kills: int, seed: int) -> None:
+    """Kill ``kills`` drivers, each some seconds after its queries have started; then let one end.
+
+    Every other time the victim is the driver's JVM, and the driver has to end by itself.
+    """
+    draw = random.Random(seed)
+    for life in range(kills):
+        process = job_run.launch(job_run.job(**kinds_of_spark(life)))
+        try:
+            job_run.await_started(process)
+            process.wait(draw.uniform(0.0, 8.0))
+        except subprocess.TimeoutExpired:
+            if life % 2:
+                process.kill()
+                assert process.wait() == -signal.SIGKILL
+            else:
+                job_run.kill_jvm(process)
+                assert process.wait(60) == 1
+                assert "Spark's JVM has ended" in job_run.log()
+        finally:
+            process.kill()
+            process.wait()
+    assert job_run.run(job_run.job()) == 0, job_run.log()
+    job_run.check()
+
+
+def test_driver_killed_at_random_points(job_run: Any) -> None:
+    kill_at_random_points(job_run, kills=2, seed=1)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize("seed", range(3))
+def test_driver_killed_at_random_points_20_times(job_run: Any, seed: int) -> None:
+    kill_at_random_points(job_run, kills=20, seed=100 + seed)
