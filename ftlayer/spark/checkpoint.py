@@ -96,10 +96,18 @@ class CheckpointDirectory:
     @property
     def last_commit(self) -> int:
         """The last batch in Spark's commit log, -1 if there is none."""
-        commits = self._child("commits")
-        if not self._files.exists(commits):
+        return self._last("commits")
+
+    @property
+    def last_planned(self) -> int:
+        """The last batch in Spark's offset log, -1 if there is none; it is there before the batch runs."""
+        return self._last("offsets")
+
+    def _last(self, log: str) -> int:
+        folder = self._child(log)
+        if not self._files.exists(folder):
             return -1
-        names = [status.getPath().getName() for status in self._files.listStatus(commits)]
+        names = [status.getPath().getName() for status in self._files.listStatus(folder)]
         return max((int(name) for name in names if name.isdigit()), default=-1)
 
     def mark(self) -> CheckpointMark | None:

@@ -159,9 +159,9 @@ class TrackedWriter:
                 "(or it was deleted). Connect to the right one; if it is gone, records that waited in it are "
                 "lost, and the query has to start with a new checkpoint"
             )
-        if opened.last_committed > directory.last_commit + 1:
+        if opened.last_committed > directory.last_planned:
             raise CheckpointMismatchError(
-                f"checkpoint {directory.path} ends at batch {directory.last_commit}, and the vertex at "
+                f"checkpoint {directory.path} ends at batch {directory.last_planned}, and the vertex at "
                 f"{layer.address} has committed batch {opened.last_committed}: the checkpoint was reset, or is an "
                 "old copy, and batches that Spark plans anew would be taken for ones that are done. Restore "
                 "the newer checkpoint, or start with a new checkpoint directory"
