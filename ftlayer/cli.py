@@ -120,6 +120,9 @@ def serve(
         str, typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/operations.md.')
     ] = "batch",
     max_store: Annotated[str, typer.Option(help='How large the store may become, like "8GiB".')] = "8GiB",
+    persist_timeout: Annotated[
+        str, typer.Option(help="How long intake waits for room before it fails, like 30s.")
+    ] = "60s",
     metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus endpoint.")] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Keep every id, for `ftlayer explain`; some hundred times slower.")
@@ -128,7 +131,7 @@ def serve(
     """Run a vertex of its own, for queries that say FTLayer.connect."""
     import logging
 
-    from ftlayer.config import ServeOptions, VertexOptions
+    from ftlayer.config import ServeOptions, VertexOptions, duration_ms
     from ftlayer.service.serve import serve as run
 
     vertex = VertexOptions(
@@ -136,6 +139,7 @@ def serve(
         shards=shards,
         durability=durability,
         max_store_bytes=parse_size(max_store, "--max-store"),
+        persist_timeout_ms=duration_ms(persist_timeout, "--persist-timeout"),
         tracker="exact" if exact else "table",
     )
     options = ServeOptions(
