@@ -1,0 +1,172 @@
+"""Wrapped queries on a standalone cluster: ``python cluster_job.py CONFIG.json``; see test_cluster.py.
+
+Each case is one query over a directory of files; what it wrote and said is in ``<case>.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+WORD_SCHEMA = "line string, copy int, nonce string"
+FAILURES = 0.03
+SLOW_S = 25.0
+CASES = ("speculation", "lost")
+
+Row = dict[str, Any]
+
+
+@dataclass
+class ClusterJob:
+    """Where the cluster is; ``workers`` are the process ids of its workers."""
+
+    directory: str
+    master: str
+    workers: list[int]
+
+
+def executors_of(worker: int) -> list[int]:
+    """Return the process ids of the executors a worker runs."""
+    tasks = Path(f"/proc/{worker}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def answers_differently(row: Row) -> list[Row]:
+    """Fail at random; otherwise give two rows that belong together, and to this call."""
+    if random.random() < FAILURES:
+        raise RuntimeError("at random")
+    nonce = uuid.uuid4().hex
+    return [{"line": row["value"], "copy": copy, "nonce": nonce} for copy in (0, 1)]
+
+
+def fails_behind_the_shuffle(row: Row) -> Row:
+    if random.random() < FAILURES:
+        raise RuntimeError("at random, late")
+    return row
+
+
+def slow_at_first(directory: Path) -> Callable[[Row], list[Row]]:
+    """Give a function that is slow in the first attempt of the task that gets a line of its kind."""
+    speculated = str(directory / "speculated")
+
+    def run(row: Row) -> list[Row]:
+        if "slow" in row["value"]:
+            from pyspark import TaskContext
+
+            if TaskContext.get().attemptNumber() == 0:
+                time.sleep(SLOW_S)
+            else:
+                Path(speculated).touch()
+        return answers_differently(row)
+
+    return run
+
+
+class KillExecutor:
+    """Kills an executor of each worker, between the verdict and the sink: the n-th in batch n."""
+
+    def __init__(self, workers: list[int]) -> None:
+        self._workers = workers
+        self.killed: list[list[int]] = []
+
+    def __call__(self, step: str, batch: int) -> None:
+        if step != "sealed" or batch != len(self.killed) or batch >= len(self._workers):
+            return
+        executors = executors_of(self._workers[batch])
+        for executor in executors:
+            os.kill(executor, signal.SIGKILL)
+        self.killed.append(executors)
+
+
+def main(job: ClusterJob) -> None:
+    from ftlayer.spark.facade import FTLayer
+
+    directory = Path(job.directory)
+    spark = session(job)
+    layer = FTLayer.embedded(directory / "store", max_attempts=8, backoff="50ms")
+    killer = KillExecutor(job.workers)
+    for case in CASES:
+        function = slow_at_first(directory) if case == "speculation" else answers_differently
+        calls: list[tuple[int, list[tuple[Any, ...]]]] = []
+        started = time.monotonic()
+        writer = (
+            layer.source(
+                spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(directory / case)),
+                name=case,
+            )
+            .flat_map(function, WORD_SCHEMA)
+            .key_by("line", "copy", partitions=4)
+            .map(fails_behind_the_shuffle, WORD_SCHEMA)
+            .sink(_collect(calls), checkpoint=str(directory / f"checkpoint-{case}"))
+            .trigger(availableNow=True)
+        )
+        if case == "lost":
+            writer._watch = killer
+        query = writer.start()
+        query.awaitTermination()
+        result = {
+            "calls": calls,
+            "restarts": query.restarts,
+            "last_failure": query.last_failure,
+            "status": asdict(query.ft_status()),
+            "seconds": time.monotonic() - started,
+            "address": layer.address,
+            "driver": spark.conf.get("spark.driver.host"),
+            "killed": killer.killed,
+            "states": [(report.batch, report.state, report.differs) for report in query.recent_batches],
+        }
+        (directory / f"{case}.json").write_text(json.dumps(result))
+    layer.close()
+    spark.stop()
+
+
+def _collect(calls: list[tuple[int, list[tuple[Any, ...]]]]) -> Callable[[Any, int], None]:
+    def sink(rows: Any, batch: int) -> None:
+        calls.append((batch, [tuple(row) for row in rows.collect()]))
+
+    return sink
+
+
+def session(job: ClusterJob) -> Any:
+    from pyspark.sql import SparkSession
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.log.level": "WARN",
+        "spark.driver.extraJavaOptions": java,
+        "spark.executor.extraJavaOptions": java,
+        "spark.executor.memory": "512m",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.files.maxPartitionBytes": "4000b",
+        "spark.sql.files.openCostInBytes": "1b",
+        "spark.sql.warehouse.dir": f"{job.directory}/warehouse",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.multiplier": "3",
+    }
+    builder = SparkSession.builder.master(job.master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def rows_of(calls: list[tuple[int, list[list[Any]]]]) -> Iterator[tuple[str, int, str]]:
+    """Yield what a sink that overwrites by batch id holds."""
+    for rows in dict(map(tuple, calls)).values():
+        yield from rows
+
+
+if __name__ == "__main__":
+    main(ClusterJob(**json.loads(Path(sys.argv[1]).read_text())))
