@@ -30,9 +30,11 @@ class DeadLetters:
 
     def purge(self, txn: WriteTransaction, call: Purge) -> Changed:
         """Delete dead letters for ever."""
-        purged = sum(self._take(txn, key) is not None for key in call.keys)
-        self._state.counters.purged += purged
-        return Changed(purged)
+        purged = [taken[1] for taken in (self._take(txn, key) for key in call.keys) if taken is not None]
+        for record in purged:
+            self._state.group.texts.release(record.frames)
+        self._state.counters.purged += len(purged)
+        return Changed(len(purged))
 
     def _take(self, txn: WriteTransaction, key: bytes) -> tuple[Stream, FailedRecord] | None:
         record = failed.get(txn, FailedTable.DEAD, key)

@@ -9,10 +9,12 @@ from ftlayer.layer.live import by_segment
 from ftlayer.layer.retry import MAX_TRACEBACK, Cause, cut, extended, next_attempt
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
+from ftlayer.records.failure_columns import split_traceback
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.rows import U64, Rows
+from ftlayer.store.texts import SHARED_FROM
 
 
 class Failing:
@@ -57,6 +59,8 @@ class Failing:
         retry = next_attempt(stream.options, origin, attempt, fatal=cause.fatal, wall_ms=now.wall_ms)
         digest, body = self._state.payloads.write(txn, rows.payload.slice(row, 1))
         hashes, flat = failed.hashes_of(info.key_hashes, row)
+        frames, last_line = split_traceback(cut(cause.traceback, MAX_TRACEBACK))
+        shared = len(frames) >= SHARED_FROM
         record = FailedRecord(
             root=int(info.roots[row]),
             origin=origin,
@@ -64,7 +68,8 @@ class Failing:
             key_hashes=hashes,
             flat_hashes=flat,
             history=extended(info.history(row), now.wall_ms, cause),
-            traceback=cut(cause.traceback, MAX_TRACEBACK),
+            frames=self._state.group.texts.hold(frames) if shared else b"",
+            last_line=last_line if shared else frames + last_line,
             digest=digest,
             body=bytes(body),
         )

@@ -134,6 +134,7 @@ class FTLayerCore:
                 return Outcome(seen, _nothing)
         self._tracking.advance(now)
         reply, register = self._execute(txn, call, now)
+        group.texts.write(txn)
         if not isinstance(call, INTAKE):
             group.irrevocable = True
         if envelope is not None and isinstance(call, _DURABLE):
@@ -197,7 +198,7 @@ class FTLayerCore:
         Returns the monotone time (ms) at which to call it again, None when it has nothing to wait for; ask
         again after a group of calls (`next_tick_ms`). Cheap when nothing is due.
         """
-        self._enter(txn)
+        group = self._enter(txn)
         state = self._state
         self._tracking.advance(now)
         self._tracking.expire(txn, now)
@@ -205,6 +206,7 @@ class FTLayerCore:
             self._flushed_ms = now.mono_ms
             state.live.flush(txn)
             self._replay.delete_cancelled(txn)
+        group.texts.write(txn)
         if now.mono_ms - self._clients_checked_ms >= _FORGET_CLIENTS_EVERY_MS:
             self._clients_checked_ms = now.mono_ms
             self._dedupe.forget_idle(txn, now.mono_ms)

@@ -11,7 +11,7 @@ from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList
 from ftlayer.layer.replay import Replay
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
-from ftlayer.store import failed
+from ftlayer.store import failed, texts
 from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction
 from ftlayer.store.rows import Rows
@@ -120,7 +120,7 @@ class Listing:
                 not_before_ms=failed.time_of(key) if table is FailedTable.WAITING else 0,
                 reason=reason,
                 operator=operator,
-                traceback=record.traceback,
+                traceback=texts.read(txn, record.frames) + record.last_line,
                 history=record.history,
                 payload=self._state.payloads.read(txn, record.digest, record.body),
             )

@@ -91,11 +91,12 @@ class Replay:
         for key, value in self._due_entries(txn, stream, now):
             if limit <= 0 or size >= _BYTES_PER_CALL:
                 break
+            record = failed.decode(value)
             txn.delete(FailedTable.WAITING, key)
+            state.group.texts.release(record.frames)
             if key in state.cancelled:
                 state.cancelled.discard(key)
                 continue
-            record = failed.decode(value)
             groups.setdefault(record.shape, []).append(record)
             limit -= 1
             size += len(value)
@@ -105,7 +106,10 @@ class Replay:
     def delete_cancelled(self, txn: WriteTransaction) -> None:
         """Write down which replays are cancelled."""
         for key in self._state.cancelled:
-            txn.delete(FailedTable.WAITING, key)
+            record = failed.get(txn, FailedTable.WAITING, key)
+            if record is not None:
+                self._state.group.texts.release(record.frames)
+                txn.delete(FailedTable.WAITING, key)
         self._state.cancelled.clear()
 
     def fresh_roots(self, roots: U64, attempts: I32) -> U64:

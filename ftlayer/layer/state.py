@@ -18,6 +18,7 @@ from ftlayer.records.ids import shard_bits
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import U64
 from ftlayer.store.segments import Segments
+from ftlayer.store.texts import TextChanges
 
 MAX_STREAM_BYTES = 256
 
@@ -34,6 +35,7 @@ class Group:
     replies: dict[Envelope, Reply] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     streams: dict[str, Stream] = field(default_factory=dict)
+    texts: TextChanges = field(default_factory=TextChanges)
     unconfirmed: int = 0
     irrevocable: bool = False
 

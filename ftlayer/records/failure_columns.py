@@ -61,17 +61,15 @@ def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
         traceback = failure.traceback
         half = halves.get(traceback)
         if half is None:
-            cut = traceback.rfind("\n", 0, -1) + 1
-            half = halves[traceback] = number(traceback[:cut]), number(traceback[cut:])
+            frames, last_line = split_traceback(traceback)
+            half = halves[traceback] = number(frames), number(last_line)
         roots.append(failure.root)
         numbers += (number(failure.reason), number(failure.operator), *half)
         fatal.append(failure.fatal)
     positions = np.array(numbers, "<i4").reshape(-1, 4)
-    reasons, operators, frames, last_lines = (np.ascontiguousarray(c).tobytes() for c in positions.T)
+    columns = [np.ascontiguousarray(column).tobytes() for column in positions.T]
     written = [well_formed(text) for text in texts]
-    return dict(
-        zip(COLUMNS, (roots, written, reasons, operators, frames, last_lines, bytes(fatal)), strict=True)
-    )
+    return dict(zip(COLUMNS, (roots, written, *columns, bytes(fatal)), strict=True))
 
 
 def from_columns(columns: Any) -> list[FailureRow]:
@@ -100,6 +98,12 @@ def from_columns(columns: Any) -> list[FailureRow]:
             traceback = joined[half] = texts[half[0]] + texts[half[1]]
         rows.append(FailureRow(root, texts[reason], texts[operator], traceback, is_fatal == 1))
     return rows
+
+
+def split_traceback(traceback: str) -> tuple[str, str]:
+    """Return the part that failures share and the last line, which quotes the record."""
+    cut = traceback.rfind("\n", 0, -1) + 1
+    return traceback[:cut], traceback[cut:]
 
 
 def well_formed(text: str) -> str:

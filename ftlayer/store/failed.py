@@ -17,7 +17,7 @@ from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import History, decode_history, pack, unpack
 
-_FORMAT = 1
+_FORMAT = 2
 _STREAM_BYTES = 4
 KEY_BYTES = 20
 
@@ -32,7 +32,9 @@ class FailedTable(StrEnum):
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
     """A failed record. ``root`` is the id its failed attempt had, ``attempt`` the number of the one to come
-    (of the last one, if dead). ``body`` is its payload as `Payloads` writes it."""
+    (of the last one, if dead). ``body`` is its payload as `Payloads` writes it. Its traceback is the text of
+    the digest ``frames`` (see `ftlayer.store.texts`; b"" is none) and then ``last_line``.
+    """
 
     root: int
     origin: int
@@ -40,7 +42,8 @@ class FailedRecord:
     key_hashes: tuple[int, ...] | None
     flat_hashes: bool
     history: History
-    traceback: str
+    frames: bytes
+    last_line: str
     digest: bytes
     body: bytes
 
@@ -98,7 +101,8 @@ def put(txn: WriteTransaction, table: FailedTable, key: bytes, record: FailedRec
             record.key_hashes,
             record.flat_hashes,
             record.history,
-            record.traceback,
+            record.frames,
+            record.last_line,
             record.digest,
             record.body,
         ]
@@ -122,7 +126,7 @@ def scan(
 def decode(value: bytes | memoryview) -> FailedRecord:
     """Return the record of a stored value; `StoreDamagedError` if it is not one."""
     try:
-        version, root, origin, attempt, hashes, flat, history, traceback, digest, body = unpack(value)
+        version, root, origin, attempt, hashes, flat, history, *payload = unpack(value)
         if version != _FORMAT:
             raise ValueError(f"format {version}")
         key_hashes = None if hashes is None else tuple(hashes)
@@ -133,9 +137,7 @@ def decode(value: bytes | memoryview) -> FailedRecord:
             key_hashes,
             flat,
             decode_history(history),
-            traceback,
-            digest,
-            body,
+            *payload,
         )
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"a failed record cannot be read: {error}") from error
