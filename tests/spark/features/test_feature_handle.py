@@ -1,0 +1,160 @@
+"""The handle of a running query: restarts, errors, progress, stopping, draining."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from ftlayer.errors import InvalidTopologyError, QueryError
+from ftlayer.restart import FixedDelay
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_sink_that_fails_is_tried_again_as_the_strategy_says(
+    layer: Any, numbers: Any, kept: Any, tools: Any
+) -> None:
+    def sink(rows: Any, batch: int) -> None:
+        if kept.calls < 2:
+            kept.calls += 1
+            raise OSError("the database is down")
+        kept(rows, batch)
+
+    stream = layer.source(numbers, name="numbers")
+    writer = stream.sink(sink, checkpoint=tools.checkpoint).trigger(availableNow=True)
+    query = tools.finish(writer.restart(FixedDelay(5, "20ms")).start())
+    assert query.restarts >= 2  # a busy machine adds failures of its own
+    assert query.last_failure
+    assert sorted(kept.column("n")) == list(range(100))
+    assert query.exception() is None
+    assert not query.isActive
+    assert query.awaitTermination(1)
+
+
+def test_the_error_that_ends_a_query_has_the_sinks_own_as_its_cause(
+    layer: Any, numbers: Any, tools: Any
+) -> None:
+    class DatabaseError(RuntimeError):
+        pass
+
+    def sink(rows: Any, batch: int) -> None:
+        raise DatabaseError("no table of this name")
+
+    stream = layer.source(numbers, name="numbers")
+    writer = stream.sink(sink, checkpoint=tools.checkpoint, name="to-db").restart(FixedDelay(1, "20ms"))
+    query = writer.start()
+    with pytest.raises(QueryError, match=r"to-db: no table of this name") as raised:
+        query.awaitTermination(90)
+    assert isinstance(raised.value.__cause__, DatabaseError)
+    assert query.exception() is raised.value
+    assert query.restarts == 1
+    with pytest.raises(QueryError, match=r"no table"):
+        query.processAllAvailable()
+    with pytest.raises(QueryError, match=r"no table"):
+        query.await_drained(1)
+    query.stop()
+
+
+def test_errors_that_a_restart_cannot_mend_end_the_query(layer: Any, numbers: Any, tools: Any) -> None:
+    empty = []
+
+    def forgets(frame: Any) -> Any:
+        empty.append(1)
+        return frame if len(empty) < 3 else frame.select("n")
+
+    stream = layer.source(numbers, name="numbers").transform(forgets)
+    query = stream.sink(lambda rows, batch: None, checkpoint=tools.checkpoint).start()
+    with pytest.raises(InvalidTopologyError, match=r"'forgets' does not keep the column '_ft'"):
+        query.awaitTermination(90)
+    assert query.restarts == 0
+
+
+def test_progress_stop_and_going_on(layer: Any, rows: Any, kept: Any, tools: Any) -> None:
+    stream = layer.source(rows.add([{"n": n} for n in range(10)]).stream("n bigint"), name="numbers")
+    writer = stream.sink(kept, checkpoint=tools.checkpoint, name="progressing").trigger(
+        processingTime="0 seconds"
+    )
+    query = writer.start()
+    query.processAllAvailable()
+    assert sorted(kept.column("n")) == list(range(10))
+    assert query.isActive
+    assert not query.awaitTermination(0.01)
+    assert query.lastProgress is not None
+    assert query.recentProgress
+    assert query.status["isTriggerActive"] in (True, False)
+    first_id, first_run = query.id, query.runId
+    assert query.ft_status().drained
+    query.explain()
+    query.stop()
+    query.stop()
+    assert not query.isActive
+    rows.add([{"n": n} for n in range(10, 20)])
+    again = writer.start()
+    try:
+        again.processAllAvailable()
+        assert sorted(kept.column("n")) == list(range(20))
+        assert (again.id, again.runId == first_run) == (first_id, False)
+    finally:
+        again.stop()
+
+
+def test_stopping_while_it_waits_to_restart(layer: Any, numbers: Any, tools: Any) -> None:
+    def sink(rows: Any, batch: int) -> None:
+        raise OSError("down")
+
+    stream = layer.source(numbers, name="numbers")
+    query = stream.sink(sink, checkpoint=tools.checkpoint).restart(FixedDelay(5, "10m")).start()
+    tools.until(lambda: query.restarts == 1, "the failure")
+    assert query.isActive
+    began = time.monotonic()
+    query.stop()
+    assert time.monotonic() - began < 60
+    assert not query.isActive
+    assert query.exception() is None
+    assert query.awaitTermination(1)
+
+
+def test_drain_finishes_what_waits_and_reads_no_more_of_the_source(
+    layer: Any, rows: Any, kept: Any, tools: Any, once: Any
+) -> None:
+    """Each record fails once, and waits; rows that come later are the next start's."""
+
+    def flaky(record: dict[str, Any]) -> dict[str, Any]:
+        if once.first(record["n"]):
+            raise RuntimeError("try again")
+        return record
+
+    source = rows.add([{"n": n} for n in range(20)]).stream("n bigint")
+    stream = layer.source(source, name="drained").map(flaky, "n bigint")
+    writer = stream.sink(kept, checkpoint=tools.checkpoint).trigger(processingTime="1 hour")
+    query = writer.start()
+    tools.until(lambda: query.recent_batches, "the first batch")
+    assert kept.rows == []
+    assert query.ft_status().waiting == 20
+    assert query.drain(60)
+    assert sorted(kept.column("n")) == list(range(20))
+    assert not query.isActive
+    assert query.ft_status().drained
+    rows.add([{"n": n} for n in range(20, 25)])
+    tools.finish(writer.trigger(availableNow=True).start())
+    assert sorted(kept.column("n")) == list(range(25))
+
+
+def test_a_drain_that_takes_too_long_leaves_the_rest_in_the_store(
+    connect: Any, numbers: Any, kept: Any, tools: Any, once: Any
+) -> None:
+    def flaky(record: dict[str, Any]) -> dict[str, Any]:
+        if record["n"] < 7 and once.first(record["n"]):
+            raise RuntimeError("try again")
+        return record
+
+    layer = connect(backoff="1h")
+    stream = layer.source(numbers, name="undrained").map(flaky, "n bigint")
+    query = stream.sink(kept, checkpoint=tools.checkpoint).start()
+    query.processAllAvailable()
+    assert not query.drain(1.5)
+    assert not query.isActive
+    assert query.ft_status().waiting == 7
+    assert len(kept.rows) == 93
