@@ -1,0 +1,36 @@
+"""Records of the vertex as rows of a DataFrame, whatever they hold."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.layer.calls import RecordInfo
+from ftlayer.spark.frames import record_row
+
+
+def shown(**columns: pa.Array) -> Any:
+    payload = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+    info = RecordInfo(
+        b"k", "s/s", "dead", 1 << 63, 5, 2, 0, "why", "op", "", ((1_000, "why", "op"),), payload
+    )
+    row = record_row(info)
+    assert row[:3] == ("6b", "s/s", "dead")
+    assert row[3:6] == (-(1 << 63), 5, 2)
+    assert row[10] == [(dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC), "why", "op")]
+    return json.loads(row[-1])
+
+
+def test_a_record_is_json() -> None:
+    when = pa.array([dt.datetime(2024, 1, 2, tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))
+    record = shown(n=pa.array([1]), at=when, body=pa.array([b"abc\xff"]), none=pa.nulls(1))
+    assert record == {"n": 1, "at": "2024-01-02 00:00:00+00:00", "body": "abc\\xff", "none": None}
+
+
+def test_what_python_cannot_hold_is_shown_as_bytes_and_numbers() -> None:
+    text = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    at = pa.array([1 << 60], pa.int64()).view(pa.timestamp("us"))
+    assert shown(n=pa.array([1]), text=text, at=at) == {"n": 1, "text": "\\xff\\xfe", "at": 1 << 60}
