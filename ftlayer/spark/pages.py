@@ -56,7 +56,9 @@ class PageHead:
     ``digest`` is the XOR of a mix of the roots of all rows out. ``delivered`` is (lowest offset, highest
     offset + 1) of the rows that came from the vertex, ``delivered_roots`` their roots. ``carried`` are
     the carriers of resumed rows, end to end. ``seen_roots`` and ``sent_roots``, filled where a
-    transform is watched, are the distinct roots of the rows in and out. Roots are uint64, little-endian.
+    transform is watched, are the distinct roots of the rows in and out. ``emitted_ids``, filled for a vertex
+    that keeps every id, are the ids of the rows handed on, ``emitted_parents`` the root of each. Roots and
+    ids are uint64, little-endian.
     """
 
     rows_in: int
@@ -72,6 +74,8 @@ class PageHead:
     sent_roots: bytes
     emitted_roots: bytes
     emitted_values: bytes
+    emitted_parents: bytes = b""
+    emitted_ids: bytes = b""
 
     def to_bytes(self) -> bytes:
         """Return the head as msgpack."""

@@ -16,6 +16,7 @@ from ftlayer.layer.calls import (
     BatchBegun,
     Call,
     EmittedRows,
+    EventIds,
     Fail,
     Failure,
     QueryOpened,
@@ -24,6 +25,7 @@ from ftlayer.layer.calls import (
 )
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
+from ftlayer.spark.exact_ids import event_ids
 from ftlayer.spark.pages import U64
 from ftlayer.spark.protocol import Outcome
 from ftlayer.spark.sealed_rows import rows_to_skip
@@ -125,7 +127,8 @@ class SparkRunner:
         """
         before = sealed.resumed if sealed is not None else ()
         failures = {**result.verdict.failures, **{failure.root: failure for failure in before}}
-        for event in resumed_events(result.verdict, failures):
+        exact = self._plan.emits or "-" if self._plan.exact else ""
+        for event in resumed_events(result.verdict, failures, exact):
             name = f"{self._query}/{batch}/{type(event).__name__}/{event.incarnation}"
             try:
                 self._call_once(event, name)
@@ -162,24 +165,32 @@ class SparkRunner:
         roots, values = roots[order], values[order]
         delivered = np.isin(roots, np.array(sorted(known), np.uint64))
         if delivered.any():
-            yield EmittedRows(self._source.stream, None, roots[delivered], values[delivered])
+            ids = self._emitted_ids(verdict, roots[delivered])
+            yield EmittedRows(self._source.stream, None, roots[delivered], values[delivered], ids)
         roots, values = roots[~delivered], values[~delivered]
         if not len(roots):
             return
         batches = [split_root(batch) for batch in result.pages[0].source_rows(roots)]
         found: U64 = np.concatenate([part for part, _ in batches])
         payload = pa.Table.from_batches([rows for _, rows in batches]).combine_chunks().to_batches()[0]
-        yield EmittedRows(self._source.stream, payload, found, values[np.searchsorted(roots, found)])
+        values = values[np.searchsorted(roots, found)]
+        yield EmittedRows(self._source.stream, payload, found, values, self._emitted_ids(verdict, found))
+
+    def _emitted_ids(self, verdict: Verdict, roots: U64) -> EventIds | None:
+        if not self._plan.exact:
+            return None
+        return event_ids(roots, None, verdict.emitted_parents, verdict.emitted_ids, self._plan.emits)
 
     def _hashes(self, payload: pa.RecordBatch) -> I32 | None:
         return KeySelector(self._plan.key).hash(payload) if self._plan.key else None
 
 
-def resumed_events(verdict: Verdict, failures: dict[int, Failure]) -> Iterable[Xor | Fail]:
+def resumed_events(verdict: Verdict, failures: dict[int, Failure], exact: str = "") -> Iterable[Xor | Fail]:
     """Return the events of resumed records, one or two for each incarnation that handed some on.
 
     A record is known here by its record id; its event goes to its root. A record that was read twice
-    counts once: its id XORed twice would be no event at all.
+    counts once: its id XORed twice would be no event at all. For a vertex that keeps every id, ``exact``
+    names the operator that hands rows on further.
     """
     carriers = np.unique(verdict.carriers)
     emitted, values = xor_fold_by_root(verdict.emitted_roots, verdict.emitted_values)
@@ -197,7 +208,10 @@ def resumed_events(verdict: Verdict, failures: dict[int, Failure]) -> Iterable[X
             ids = part["id"][good].astype(np.uint64)
             extra = np.array([children.get(int(id_), 0) for id_ in ids], np.uint64)
             roots = part["root"][good].astype(np.uint64)
-            yield Xor(roots, ids ^ extra, int(incarnation), hold=True)
+            single = None
+            if exact:
+                single = event_ids(ids, ids, verdict.emitted_parents, verdict.emitted_ids, exact)
+            yield Xor(roots, ids ^ extra, int(incarnation), hold=True, ids=single)
 
 
 def _failed_of(part: Any, failures: dict[int, Failure]) -> Iterable[tuple[int, Failure]]:

@@ -61,6 +61,7 @@ class QueryPlan:
     emits: str = ""
     carrier: str = ""
     strict: bool = True
+    exact: bool = False
 
 
 class Pages:
@@ -276,6 +277,7 @@ def _task(plan: QueryPlan, options: RunOptions, number: int, last: int, spread: 
         emits=plan.emits if number == last else "",
         carrier=plan.carrier if first else "",
         watch=watched(number) or watched(number + 1),
+        exact=plan.exact,
         spread=spread,
     )
 

@@ -81,7 +81,8 @@ class StageTask:
     of times a failing record of a batch that is run again is tried in place before it counts as failed.
     ``emits`` is the operator whose rows are handed on with ids of their own, or "". ``carrier`` names the
     column that brought the ids of rows resumed from another query: a row's root within this query is
-    then its record id. ``watch`` notes all roots seen and sent, to find what a transform lost. ``spread``
+    then its record id. ``watch`` notes all roots seen and sent, to find what a transform lost. ``exact``
+    sends single ids beside their folded values. ``spread``
     sorts the rows into pages by the partition they go to next.
     """
 
@@ -94,6 +95,7 @@ class StageTask:
     emits: str = ""
     carrier: str = ""
     watch: bool = False
+    exact: bool = False
     spread: Spread | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -281,7 +283,7 @@ class _Page:
     def close(self) -> Iterator[pa.RecordBatch]:
         """Return the page as batches of one row: the page with its head, then its parts if rows are spread."""
         roots_out = _join(self._roots_out)
-        watch = self._task.watch
+        watch, exact = self._task.watch, self._task.exact
         delivered = None
         if self._offsets:
             offsets = np.concatenate(self._offsets)
@@ -301,6 +303,8 @@ class _Page:
             sent_roots=np.unique(roots_out).tobytes() if watch else b"",
             emitted_roots=roots.tobytes(),
             emitted_values=values.tobytes(),
+            emitted_parents=_join([part for part, _ in self._emitted]).tobytes() if exact else b"",
+            emitted_ids=_join([part for _, part in self._emitted]).tobytes() if exact else b"",
         )
         spread = self._task.spread
         yield page_row(head, None if spread else rows_to_ipc(self._out), rows_to_ipc(self._source))

@@ -27,6 +27,7 @@ class Verdict:
         carriers: the carriers of rows resumed from another query (`CARRIER_DTYPE`).
         emitted_roots: roots with rows to hand on; may repeat.
         emitted_values: for each, the XOR of the ids of its rows in one page.
+        emitted_parents, emitted_ids: the root and the id of each row to hand on, if the vertex keeps every id.
     """
 
     rows_in: int = 0
@@ -41,6 +42,8 @@ class Verdict:
     )
     emitted_roots: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     emitted_values: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    emitted_parents: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    emitted_ids: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
     def failed_roots(self) -> U64:
@@ -89,13 +92,19 @@ def add_last_stage(verdict: Verdict, heads: Iterable[PageHead]) -> None:
     """Add what goes out at the end: counts, digest and the ids handed on."""
     roots: list[U64] = []
     values: list[U64] = []
+    parents: list[U64] = []
+    ids: list[U64] = []
     for head in heads:
         verdict.rows_out += head.rows_out
         verdict.digest ^= head.digest
         roots.append(to_roots(head.emitted_roots))
         values.append(to_roots(head.emitted_values))
+        parents.append(to_roots(head.emitted_parents))
+        ids.append(to_roots(head.emitted_ids))
     verdict.emitted_roots = _join(roots)
     verdict.emitted_values = _join(values)
+    verdict.emitted_parents = _join(parents)
+    verdict.emitted_ids = _join(ids)
 
 
 def lost_roots(sent: Iterable[PageHead], seen: Iterable[PageHead]) -> U64:

@@ -166,7 +166,7 @@ class TrackedWriter:
                 "old copy, and batches that Spark plans anew would be taken for ones that are done. Restore "
                 "the newer checkpoint, or start with a new checkpoint directory"
             )
-        plan = self._plan()
+        plan = self._plan(opened.exact)
         name = self._stream.source.name
 
         def process(rows: DataFrame, batch: int) -> None:
@@ -216,7 +216,7 @@ class TrackedWriter:
         delivered = spark.readStream.format(FORMAT).schema(own.schema).options(**options.to_spark()).load()
         return delivered if source.ingest else own.union(delivered)
 
-    def _plan(self) -> QueryPlan:
+    def _plan(self, exact: bool) -> QueryPlan:
         stream = self._stream
         return QueryPlan(
             plan_stages(stream.steps),
@@ -225,6 +225,7 @@ class TrackedWriter:
             emits=f"emit:{self._name}" if self._carrier else "",
             carrier=stream.source.carrier,
             strict=stream.layer.strict,
+            exact=exact,
         )
 
     def _sink_or_raise(self) -> Sink:

@@ -102,6 +102,7 @@ def test_a_report_made_again_after_a_crash_has_the_names_of_the_first() -> None:
         said.append([])
         runner = SparkRunner.__new__(SparkRunner)
         runner._query = "q"
+        runner._plan = SimpleNamespace(exact=False, emits="")  # type: ignore[assignment]
         runner._call_once = lambda event, name: said[-1].append((name, event))
         runner.report(3, SimpleNamespace(verdict=verdict), None)  # type: ignore[arg-type]
     names = [[name for name, _ in events] for events in said]
