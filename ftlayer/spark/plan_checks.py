@@ -118,12 +118,14 @@ def _path(schema: StructType, column: object, exact: bool, what: str) -> list[st
 
 
 def is_hashable(schema: StructType, columns: tuple[str, ...]) -> bool:
-    """Whether our hash over ``columns`` is Spark's own."""
+    """Whether there are columns, and our hash over them is Spark's own."""
+    if not columns:
+        return False
     try:
         check_key(schema, columns, "key")
     except UnhashableKeyError:
         return False
-    return bool(columns)
+    return True
 
 
 def check_key(schema: StructType, columns: tuple[str, ...], what: str) -> None:
