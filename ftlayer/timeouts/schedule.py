@@ -24,10 +24,10 @@ class ExpirySchedule:
     numbers, and stamps come from `bucket_at`. Time is cut into intervals of ``timeout / (buckets - 1)``, a
     bucket for each; one expires ``timeout`` after its interval's end.
 
-    Guaranteed, whatever the clock does: an entry stamped by ``bucket_at(t)`` is not expired by an
-    ``advance(now)`` with ``now < t + timeout``. If `advance` is called before `bucket_at` with the same
-    time (as a rule), it is by the first one with ``now >= t + timeout x (1 + 1 / (buckets - 1))``. A clock
-    that goes back is taken to stand still.
+    A clock that goes back is taken to stand still: "now" is the latest time given so far. Guaranteed,
+    whatever the clock does: an entry stamped by ``bucket_at`` at time t is not expired by an ``advance``
+    before ``t + timeout``. If `advance` is called before `bucket_at` with the same
+    time (as a rule), it is by the first one with ``now >= t + timeout x (1 + 1 / (buckets - 1))``.
 
     Raises `ConfigError` for fewer than two buckets, a timeout below ``buckets - 1`` ms, or numbers out of
     a table's range.
