@@ -32,9 +32,10 @@ PAGE_SCHEMA = pa.schema(
     [("head", pa.binary()), ("data", pa.binary()), ("source", pa.binary()), ("part", pa.int32())]
 )
 
-PAGE_BYTES = 4 << 20
+PAGE_BYTES = 512 << 10
 """A page is closed when its data have this many bytes: large enough that a page's fixed cost does not
-count, small enough that a task holds a few of them without notice."""
+count, small enough that the JVM's garbage collector does not take it for a humongous object (1 MiB and
+more with a heap of 4 GiB), each of which it keeps in regions of its own."""
 
 
 @dataclass(frozen=True, slots=True)

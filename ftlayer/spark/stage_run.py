@@ -76,7 +76,7 @@ class Pages:
     def heads(self) -> list[PageHead]:
         """Fetch the head of each page; from here on only the pages whose heads these are can be read."""
         heads = self._frame.select(NAME, "head").where("head is not null")
-        pages = list(heads.toLocalIterator())
+        pages = heads.collect()
         self._names = frozenset(bytes(name) for name, _ in pages)
         return [PageHead.from_bytes(head) for _, head in pages]
 

@@ -92,6 +92,9 @@ class FakeFrame:
         ]
         return FakeFrame([rows[start::partitions] for start in range(partitions)])
 
+    def collect(self) -> list[tuple[Any, ...]]:
+        return list(self.toLocalIterator())
+
     def toLocalIterator(self) -> Iterator[tuple[Any, ...]]:
         for part in self.partitions:
             for batch in part:
