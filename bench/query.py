@@ -1,6 +1,6 @@
 """A wrapped query against the same functions in plain Spark: 1 M-row batches of real log lines.
 
-The job: a line → (host, level, message) → its words in halves → repartition by host → parquet. *Unwrapped*
+The job: a line → (host, length, message) → its message in halves → repartition by host → parquet. *Unwrapped*
 it is written as a user writes it, one ``mapInArrow`` a function, with no tracking. Both are timed by the whole
 trigger, as the query's progress reports it, in turn, in one Spark session.
 """
