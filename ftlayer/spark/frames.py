@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ftlayer.functions.conversion import records_of
+from ftlayer.functions.steps import Record
 from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList
-from ftlayer.spark.conversion import records_of
 from ftlayer.spark.sealed_rows import raw_type
-from ftlayer.spark.steps import Record
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ftlayer.errors import CodecError, MalformedRequestError, ProtocolError, VertexUnavailableError
+from ftlayer.functions.conversion import to_batch
 from ftlayer.layer.calls import Ingest as IngestCall
-from ftlayer.spark.conversion import to_batch
 from ftlayer.spark.delivery_source import arrow_schema
 
 if TYPE_CHECKING:

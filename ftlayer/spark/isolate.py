@@ -15,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.spark.chain import ChainResult, RowFailure
-from ftlayer.spark.conversion import text_of
+from ftlayer.functions.chain import ChainResult, RowFailure
+from ftlayer.functions.conversion import text_of
 
 TRIES_ALONE = 2
 """A record alone in its process gets this many tries before it is called a killer: the first death

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ftlayer.spark.chain import Chain
+from ftlayer.functions.chain import Chain
+from ftlayer.functions.steps import FunctionStep
 from ftlayer.spark.stage_task import FT
-from ftlayer.spark.steps import FrameStep, FunctionStep, StagePlan, Transform
+from ftlayer.spark.steps import FrameStep, StagePlan, Transform
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,9 +15,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import QueryError
+from ftlayer.functions.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure
+from ftlayer.functions.steps import FunctionStep
 from ftlayer.records.ids import RootSeed, child_ids, operator_key, root_ids, xor_fold_by_root
 from ftlayer.spark.carrier import check_carriers, read_carriers
-from ftlayer.spark.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure
 from ftlayer.spark.isolate import run_isolated
 from ftlayer.spark.pages import (
     PAGE_BYTES,
@@ -31,7 +32,6 @@ from ftlayer.spark.pages import (
     with_roots,
 )
 from ftlayer.spark.spread import Spread
-from ftlayer.spark.steps import FunctionStep
 
 I64 = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Record
 from ftlayer.spark.delivery_source import arrow_schema
 from ftlayer.spark.plain import transform_plain
 from ftlayer.spark.plan_checks import (
@@ -16,18 +17,7 @@ from ftlayer.spark.plan_checks import (
     is_hashable,
     transformed_schema,
 )
-from ftlayer.spark.steps import (
-    Filter,
-    FlatMap,
-    Map,
-    MapBatches,
-    Record,
-    Repartition,
-    Step,
-    Transform,
-    check_unique,
-    plan_stages,
-)
+from ftlayer.spark.steps import Repartition, Step, Transform, check_unique, plan_stages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.spark.chain import Chain, ChainResult
+from ftlayer.functions.chain import Chain, ChainResult
+from ftlayer.functions.steps import FlatMap, Map, MapBatches
 from ftlayer.spark.isolate import TRIES_ALONE, run_isolated
-from ftlayer.spark.steps import FlatMap, Map, MapBatches
 
 V = pa.schema([("v", pa.int64())])
 

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ftlayer.functions.steps import FlatMap, Map
 from ftlayer.layer import calls
 from ftlayer.layer.calls import BatchState, Envelope, Now
 from ftlayer.layer.layer import FTLayerCore
@@ -37,7 +38,7 @@ from ftlayer.spark.protocol import STEPS, Batches, BatchReport
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.stage_task import FT
-from ftlayer.spark.steps import FlatMap, Map, Repartition, plan_stages
+from ftlayer.spark.steps import Repartition, plan_stages
 from ftlayer.store import MemoryStore
 
 SOURCE = pa.schema([("v", pa.int64())])

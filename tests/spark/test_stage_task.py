@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, QueryError
+from ftlayer.functions.chain import CHUNK_ROWS
+from ftlayer.functions.steps import Filter, FlatMap, Map
 from ftlayer.records.ids import shard_bits
 from ftlayer.spark import stage_task
 from ftlayer.spark.carrier import make_carriers, read_carriers
-from ftlayer.spark.chain import CHUNK_ROWS
 from ftlayer.spark.pages import ROOT, digest_of, roots_of, to_roots
 from ftlayer.spark.stage_task import EMITTED_ID, FT, RootGiver, Skip, StageTask
-from ftlayer.spark.steps import Filter, FlatMap, Map
 
 V = pa.schema([("v", pa.int64())])
 ODD_FAILS = Map("odd", lambda r: {"v": 10 // (1 - r["v"] % 2)}, V)

@@ -10,17 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import InvalidTopologyError
-from ftlayer.spark.steps import (
-    Filter,
-    FlatMap,
-    Map,
-    MapBatches,
-    Repartition,
-    Stage,
-    Transform,
-    check_unique,
-    plan_stages,
-)
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
+from ftlayer.spark.steps import Repartition, Stage, Transform, check_unique, plan_stages
 
 V = pa.schema([("v", pa.int64())])
 

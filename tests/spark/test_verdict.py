@@ -11,12 +11,12 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.functions.steps import Map
 from ftlayer.layer.calls import Failure
 from ftlayer.spark import stage_task
 from ftlayer.spark.carrier import make_carriers
 from ftlayer.spark.pages import FailedRow, PageHead, digest_of
 from ftlayer.spark.stage_task import RootGiver, StageTask
-from ftlayer.spark.steps import Map
 from ftlayer.spark.verdict import (
     add_failures,
     add_last_stage,

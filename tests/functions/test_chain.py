@@ -18,15 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import FailException, QueryError
-from ftlayer.spark import chain
-from ftlayer.spark.chain import (
+from ftlayer.functions.chain import (
     MAX_REASON,
     MAX_TRACEBACK,
     ROW_TAG,
     Chain,
     failure_of,
 )
-from ftlayer.spark.steps import Filter, FlatMap, Map, MapBatches
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
+from ftlayer.spark import chain
 
 V = pa.schema([("v", pa.int64())])
 BOTH = pa.schema([("a", pa.int64()), ("b", pa.string())])

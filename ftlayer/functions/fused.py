@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from ftlayer.spark.steps import Filter, FlatMap, Record, RecordStep
+from ftlayer.functions.steps import Filter, FlatMap, Record, RecordStep
 
 Fused = Callable[[Sequence[Any], list[Record], list[int], Callable[[int, int, Exception], None]], None]
 """``loop(records, out, counts, fail)``: appends the results to ``out`` and how many each record has to

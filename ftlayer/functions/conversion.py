@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.spark.steps import Record
+from ftlayer.functions.steps import Record
 
 
 def records_of(batch: pa.RecordBatch) -> Sequence[Record | Exception]:

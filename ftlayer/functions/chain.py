@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import FailException, QueryError
-from ftlayer.spark.conversion import check_whole, concat, records_of, text_of, to_batch
-from ftlayer.spark.fused import fuse
-from ftlayer.spark.steps import Filter, FunctionStep, MapBatches, Record, RecordStep
+from ftlayer.functions.conversion import check_whole, concat, records_of, text_of, to_batch
+from ftlayer.functions.fused import fuse
+from ftlayer.functions.steps import Filter, FunctionStep, MapBatches, Record, RecordStep
 
 ROW_TAG = "_ft_row"
 """The column of a tagged `MapBatches`: the input row's number, int32."""

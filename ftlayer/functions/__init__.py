@@ -1,0 +1,1 @@
+"""A user's functions, run over Arrow batches in a Python worker."""

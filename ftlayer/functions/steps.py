@@ -1,0 +1,56 @@
+"""The functions a user gave, each with its operator's uid and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Map:
+    """One record in, one out."""
+
+    uid: str
+    function: Callable[[Record], Record]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class FlatMap:
+    """One record in, any number out."""
+
+    uid: str
+    function: Callable[[Record], Any]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Keep the records for which the function is true."""
+
+    uid: str
+    function: Callable[[Record], Any]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class MapBatches:
+    """A batch in, a batch out: row for row, or (``tagged``) with the column `ROW_TAG` kept.
+
+    ``kind`` says what the function takes and returns: ``pa.RecordBatch`` or ``pandas.DataFrame``.
+    """
+
+    uid: str
+    function: Callable[[Any], Any]
+    schema: pa.Schema
+    kind: Literal["arrow", "pandas"]
+    tagged: bool
+
+
+RecordStep = Map | FlatMap | Filter
+FunctionStep = Map | FlatMap | Filter | MapBatches
