@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import FailException, QueryError
+from ftlayer.functions import chain
 from ftlayer.functions.chain import (
     MAX_REASON,
     MAX_TRACEBACK,
@@ -26,7 +27,6 @@ from ftlayer.functions.chain import (
     failure_of,
 )
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
-from ftlayer.spark import chain
 
 V = pa.schema([("v", pa.int64())])
 BOTH = pa.schema([("a", pa.int64()), ("b", pa.string())])
