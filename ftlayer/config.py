@@ -140,6 +140,42 @@ class ServeOptions:
         return split_address(self.listen, "listen")
 
 
+@dataclass(frozen=True)
+class TopologyOptions:
+    """How a continuous topology moves its records and watches its slots.
+
+    Attributes:
+        batch_rows: records travel in batches of up to this many …
+        batch_age_ms: … and wait no longer than this for others.
+        channel_bytes: what may be on its way on one channel, in bytes, before its sender has to wait.
+        heartbeat_ms: a slot reports this often.
+        heartbeat_timeout_ms: a slot that has not reported for so long is lost.
+        start_timeout_ms: all slots have to be up by then.
+        replay_poll_ms: how often the vertex is asked for replays that are due.
+    """
+
+    batch_rows: int = 4_096
+    batch_age_ms: int = 5
+    channel_bytes: int = 2 * MIB
+    heartbeat_ms: int = 1_000
+    heartbeat_timeout_ms: int = 30_000
+    start_timeout_ms: int = 60_000
+    replay_poll_ms: int = 50
+
+    def __post_init__(self) -> None:
+        _at_least("batch_rows", self.batch_rows, 1)
+        _at_least("batch_age_ms", self.batch_age_ms, 0)
+        _at_least("channel_bytes", self.channel_bytes, 1 << 10)
+        _at_least("heartbeat_ms", self.heartbeat_ms, 10)
+        _at_least("start_timeout_ms", self.start_timeout_ms, 1)
+        _at_least("replay_poll_ms", self.replay_poll_ms, 1)
+        if self.heartbeat_timeout_ms < 3 * self.heartbeat_ms:
+            raise ConfigError(
+                f"heartbeat_timeout_ms: expected at least three times heartbeat_ms ({self.heartbeat_ms}), "
+                f"got {self.heartbeat_timeout_ms}"
+            )
+
+
 def split_address(address: str, option: str) -> tuple[str, int]:
     """Split ``"host:port"`` (``"[v6]:port"``); `ConfigError` naming ``option`` if it is not of this form."""
     host, colon, port = address.rpartition(":")

@@ -52,5 +52,34 @@ class MapBatches:
     tagged: bool
 
 
+@dataclass(frozen=True)
+class Reduce:
+    """Running aggregate a key: the first record of a key as it is, then ``function(aggregate, record)``.
+
+    Emits the new aggregate for every record. ``keys`` are columns.
+    """
+
+    uid: str
+    function: Callable[[Any, Any], Any]
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    volatile_state: bool = False
+
+
+@dataclass(frozen=True)
+class Process:
+    """A `ftlayer.functions.process.ProcessFunction`, with keyed state and timers where there are ``keys``.
+
+    ``side`` names its side outputs and what each carries.
+    """
+
+    uid: str
+    function: Any
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    side: tuple[tuple[str, pa.Schema], ...] = ()
+    volatile_state: bool = False
+
+
 RecordStep = Map | FlatMap | Filter
 FunctionStep = Map | FlatMap | Filter | MapBatches

@@ -238,6 +238,53 @@ class RecordBatches:
     batches: tuple[Records, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Make every pending root of these streams due for replay at once: whoever worked on them may be gone.
+
+    Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. Streams
+    of one job (one shard). Unknown streams are an error.
+    """
+
+    streams: tuple[str, ...]
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """Reply to `Recall`."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatusCall:
+    """What is still to do for these streams of one job?"""
+
+    streams: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """Reply to `StreamStatusCall`: sums over the streams.
+
+    ``pending`` roots are registered and not complete, ``due`` can be taken now (`TakeReplays`), ``waiting``
+    have their pause still to go (``next_due_in_ms``, -1 when nothing is due or waits), ``dead`` are dead
+    letters.
+    """
+
+    pending: int
+    due: int
+    waiting: int
+    dead: int
+    next_due_in_ms: int
+
+    @property
+    def drained(self) -> bool:
+        """Whether a bounded job could end."""
+        return not (self.pending or self.due or self.waiting)
+
+
 # ---------------------------------------------------------------- micro-batches
 
 

@@ -1,0 +1,65 @@
+"""What a task wants done: its decisions, carried out by the slot in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ftlayer.layer.calls import EventIds, Failure, Persist
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.elements import Element
+from ftlayer.stream.job_graph import Channel
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send ``element`` on a channel."""
+
+    channel: Channel
+    element: Element
+
+
+@dataclass(frozen=True, slots=True)
+class PersistRoots:
+    """Have the vertex persist new roots, and tell the task when it has (`accepted(ticket)`)."""
+
+    ticket: int
+    call: Persist
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """XOR events: ``values[i]`` for ``roots[i]``, both uint64[m]."""
+
+    roots: U64Array
+    values: U64Array
+    ids: EventIds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailRoots:
+    """End these roots' attempts."""
+
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskReplays:
+    """Take up to ``limit`` due replays of ``stream`` and hand them to the task (`replays(records)`)."""
+
+    stream: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Call the task's `on_time` at this monotone time (ms), or soon after."""
+
+    mono_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnded:
+    """The task has sent its last element and holds nothing."""
+
+
+Action = Send | PersistRoots | Acknowledge | FailRoots | AskReplays | WakeAt | TaskEnded

@@ -1,0 +1,1 @@
+"""The driver's side of a running topology: registration, epochs, restarts, splits, progress."""

@@ -1,0 +1,177 @@
+"""What a slot and the coordinator tell each other, one frozen dataclass a message.
+
+They travel as msgpack on one stream for each slot. When the stream breaks, the slot is lost to the coordinator
+and the coordinator to the slot. ``instance`` names one process that runs a slot; ``epoch`` counts the changes
+of the set of instances: it begins at 1 with the first `Deploy` and grows with each `DropPeers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# ---------------------------------------------------------------- from a slot
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A process is ready to run ``slot``; other slots reach its channels at ``address`` (``grpc://…``)."""
+
+    slot: int
+    instance: str
+    address: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Sent every second, at once when ``quiet`` becomes true, and as the answer to `Probe`.
+
+    Attributes:
+        probe: number of the `Probe` this answers, 0 otherwise.
+        activity: grows with everything the slot's loop does; equal numbers mean that nothing happened between.
+        quiet: all sources of this slot have ended, every element was processed, nothing waits for the vertex
+            or for credit. (Records that an operator holds back on purpose are in the vertex's count.)
+        counters: totals of this instance by name: ``records_in``, ``records_out``, ``persisted``, ``failed``, …,
+            and ``records_in/<uid>``, ``records_out/<uid>`` by chain.
+        busy: uid of the chain that runs now, "" for none, and for how long it has (ms).
+    """
+
+    probe: int
+    activity: int
+    quiet: bool
+    counters: dict[str, int] = field(default_factory=dict)
+    busy: str = ""
+    busy_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeersDropped:
+    """Answer to `DropPeers`: nothing of those slots is accepted any more, nothing is sent to them."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitDone:
+    """All rows of a split are persisted (or, with FTStatus.OFF, emitted)."""
+
+    source: str
+    range: int
+    split: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFailed:
+    """The slot ends because of something that cannot be pinned on a record."""
+
+    reason: str
+    operator: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotEnded:
+    """All tasks have ended and everything is sent; the process ends well."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+FromSlot = Hello | Heartbeat | PeersDropped | SplitDone | SlotFailed | SlotEnded
+
+# ---------------------------------------------------------------- from the coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where an instance of a slot is reached."""
+
+    slot: int
+    instance: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """Start the tasks; ``peers`` are all slots, this one included. ``run`` names this run of the job."""
+
+    epoch: int
+    run: str
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DropPeers:
+    """These slots are lost: forget what was to be sent to them, refuse what still comes of them."""
+
+    epoch: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeersUp:
+    """New instances of lost slots run: connect to them, with full credit."""
+
+    epoch: int
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One partition of a range of a source. ``payload`` is sealed (`ftlayer.runtime.sealed`) by the job's key.
+
+    ``rows`` are already accepted and are to be skipped.
+    """
+
+    number: int
+    payload: bytes
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssignSplits:
+    """Read these splits of a reader source. ``start`` and ``end`` are the range's offsets as JSON.
+
+    ``splits`` counts those of the whole range. ``subtask`` reads them.
+    """
+
+    source: str
+    subtask: int
+    range: int
+    start: str
+    end: str
+    digest: bytes
+    splits: int
+    mine: tuple[Split, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopSources:
+    """Read no further: end all sources (drain). What is accepted is processed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayNow:
+    """Replays may be due: ask the vertex."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Answer with a `Heartbeat` that names this number, behind everything that is in the slot's mailbox now."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndReplays:
+    """Nothing is pending in the vertex any more: the replay inputs end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End now. What is pending stays in the vertex."""
+
+    reason: str
+
+
+ToSlot = Deploy | DropPeers | PeersUp | AssignSplits | StopSources | ReplayNow | Probe | EndReplays | Cancel

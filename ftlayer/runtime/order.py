@@ -1,0 +1,52 @@
+"""What a slot is started with: travels in the closure of its Spark job, and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ftlayer.config import TopologyOptions
+from ftlayer.service.client import VertexClient
+from ftlayer.stream.job_graph import JobGraph
+
+
+@dataclass(frozen=True)
+class Door:
+    """A Flight server of the job and what it takes to get in.
+
+    ``token`` is the job's. ``root_certs`` (PEM) and the name that is on it are for addresses off loopback; None
+    on one machine.
+    """
+
+    address: str
+    token: str = field(repr=False)
+    root_certs: bytes | None = None
+    tls_name: str = ""
+
+
+@dataclass(frozen=True)
+class SlotOrder:
+    """What a slot needs to know.
+
+    Attributes:
+        job: unique id of this execution.
+        slot: which one it is.
+        coordinator: where it registers.
+        graph: what runs.
+        options: batching, credits, heartbeats.
+        vertex: the client to talk to the vertex with; None with FTStatus.OFF.
+        listen_on: host that its channels listen on: ``127.0.0.1``, or "" for the address by which the slot
+            reaches the coordinator.
+        tls_cert, tls_key: PEM for its channels' server off loopback, else None.
+        key: the job's secret, which sealed payloads are checked by.
+    """
+
+    job: str
+    slot: int
+    coordinator: Door
+    graph: JobGraph
+    options: TopologyOptions
+    vertex: VertexClient | None
+    listen_on: str
+    tls_cert: bytes | None
+    tls_key: bytes | None = field(repr=False)
+    key: bytes = field(repr=False)

@@ -1,0 +1,1 @@
+"""The process that runs subtasks: mailbox loop, channels, the vertex's answers."""
