@@ -1,0 +1,57 @@
+"""The RecordIds of a batch of records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ftlayer.records.ids import I32Array, I64Array, U64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """The RecordIds of n records.
+
+    Attributes:
+        roots, ids: uint64[m], m = n while every record has one anchor.
+        offsets: int32[n + 1], record i has the RecordIds ``offsets[i]`` up to ``offsets[i + 1]``, with
+            distinct roots; None where each has one.
+        origins: uint64[m], the first root of each; None where these are the roots themselves (no replays).
+    """
+
+    roots: U64Array
+    ids: U64Array
+    offsets: I32Array | None = None
+    origins: U64Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.roots) if self.offsets is None else len(self.offsets) - 1
+
+    @property
+    def record_of(self) -> I64Array:
+        """int64[m]: the record that each RecordId belongs to."""
+        if self.offsets is None:
+            return np.arange(len(self.roots), dtype=np.int64)
+        return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.offsets))
+
+    def entries(self, records: I64Array) -> tuple[I64Array, I32Array | None]:
+        """Find the RecordIds of ``records`` (int64[k], any order, repeated or not).
+
+        Returns:
+            The place of each in `roots`, int64[j], by records; and the offsets into them, int32[k + 1], or
+            None where each record has one.
+        """
+        if self.offsets is None:
+            return records, None
+        sizes = np.diff(self.offsets)[records]
+        offsets = np.zeros(len(records) + 1, np.int32)
+        np.cumsum(sizes, out=offsets[1:])
+        first = self.offsets[:-1][records].astype(np.int64)
+        return np.repeat(first - offsets[:-1], sizes) + np.arange(offsets[-1], dtype=np.int64), offsets
+
+    def take(self, records: I64Array) -> Lineage:
+        """Return the RecordIds of ``records`` (int64[k]), in that order."""
+        places, offsets = self.entries(records)
+        origins = None if self.origins is None else self.origins[places]
+        return Lineage(self.roots[places], self.ids[places], offsets, origins)
