@@ -1,1 +1,1 @@
-"""What sits in a task and talks to the vertex: persisting, anchoring, XORing, failing."""
+"""What sits in a task and talks to the vertex, behind one interface: `FTHandler` and `NonFTHandler`."""

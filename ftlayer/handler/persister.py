@@ -1,0 +1,86 @@
+"""Source records become roots: their ids, and the call that has the vertex keep them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pyarrow as pa
+
+from ftlayer.errors import UnsupportedError
+from ftlayer.layer.calls import EventIds, Persist, SourcePosition
+from ftlayer.records.ids import I32Array, RootSeed, U64Array, root_ids
+
+
+class Persister(Protocol):
+    """Gives roots, and builds `Persist`."""
+
+    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array | None:
+        """Name ``n`` records of a source by their place: ordinals from ``first_ordinal`` on.
+
+        ``batch`` and ``partition`` (0 or more) together name what is counted in. Returns uint64[n], None with
+        fault tolerance off. Unique as far as the arguments (and the handler's job and run) are: see `RootSeed`.
+        """
+
+    def persist(
+        self,
+        stream: str,
+        payload: pa.RecordBatch,
+        roots: U64Array,
+        values: U64Array,
+        *,
+        key_hashes: I32Array | None = None,
+        position: SourcePosition | None = None,
+        ids: EventIds | None = None,
+    ) -> Persist:
+        """Build the call: the arguments are its fields. `UnsupportedError` with fault tolerance off."""
+
+
+class FTPersister:
+    """`Persister` with fault tolerance on."""
+
+    def __init__(self, job: str, run: str, shard: int, shards: int) -> None:
+        """See `ftlayer.handler.handler.FTHandler`."""
+        self._job, self._run = job, run
+        self._shard, self._shards = shard, shards
+        self._keys: dict[tuple[str, int, int], bytes] = {}
+
+    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array | None:
+        """See `Persister.roots`."""
+        seed = RootSeed(self._job, self._run, source, batch, partition)
+        return root_ids(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
+
+    def persist(
+        self,
+        stream: str,
+        payload: pa.RecordBatch,
+        roots: U64Array,
+        values: U64Array,
+        *,
+        key_hashes: I32Array | None = None,
+        position: SourcePosition | None = None,
+        ids: EventIds | None = None,
+    ) -> Persist:
+        """See `Persister.persist`."""
+        return Persist(stream, payload, roots, values, key_hashes, position, ids)
+
+
+class NonFTPersister:
+    """`Persister` with fault tolerance off."""
+
+    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array | None:
+        """Return None."""
+        return None
+
+    def persist(
+        self,
+        stream: str,
+        payload: pa.RecordBatch,
+        roots: U64Array,
+        values: U64Array,
+        *,
+        key_hashes: I32Array | None = None,
+        position: SourcePosition | None = None,
+        ids: EventIds | None = None,
+    ) -> Persist:
+        """Raise `UnsupportedError`."""
+        raise UnsupportedError(f"{stream!r}: with fault tolerance off there is no vertex to persist records in")
