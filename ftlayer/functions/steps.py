@@ -81,5 +81,21 @@ class Process:
     volatile_state: bool = False
 
 
+@dataclass(frozen=True)
+class CoProcess:
+    """A function over two inputs that share keyed state; ``keys`` are those of input 0 and input 1.
+
+    Both empty: no keys, and no keyed state. ``function`` is a `ftlayer.functions.process.CoProcessFunction`.
+    """
+
+    uid: str
+    function: Any
+    keys: tuple[tuple[str, ...], tuple[str, ...]]
+    inputs: tuple[pa.Schema, pa.Schema]
+    schema: pa.Schema
+    side: tuple[tuple[str, pa.Schema], ...] = ()
+    volatile_state: bool = False
+
+
 RecordStep = Map | FlatMap | Filter
 FunctionStep = Map | FlatMap | Filter | MapBatches

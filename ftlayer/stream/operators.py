@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.functions.steps import CoProcess as CoProcess
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process, Reduce
 
 # ---------------------------------------------------------------- sources
@@ -93,22 +94,6 @@ class AssignWatermarks:
     out_of_orderness_ms: int
     idle_ms: int | None
     schema: pa.Schema
-
-
-@dataclass(frozen=True)
-class CoProcess:
-    """A function over two inputs that share keyed state; ``keys`` are those of input 0 and input 1.
-
-    Both empty: no keys, and no keyed state. ``function`` is a `ftlayer.functions.process.CoProcessFunction`.
-    """
-
-    uid: str
-    function: Any
-    keys: tuple[tuple[str, ...], tuple[str, ...]]
-    inputs: tuple[pa.Schema, pa.Schema]
-    schema: pa.Schema
-    side: tuple[tuple[str, pa.Schema], ...] = ()
-    volatile_state: bool = False
 
 
 @dataclass(frozen=True)
