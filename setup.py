@@ -11,6 +11,7 @@ setup(
                 "native/buffers.c",
                 "native/ids.c",
                 "native/fold.c",
+                "native/emit.c",
                 "native/column.c",
                 "native/keyhash.c",
             ],

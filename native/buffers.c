@@ -2,16 +2,26 @@
 
 #include <string.h>
 
+static const struct {
+    const char *name;
+    const char *codes; /* of Python's struct module */
+    Py_ssize_t size;
+} ITEMS[] = {
+    [ITEM_U64] = {"uint64", "QL", 8},
+    [ITEM_I64] = {"int64", "ql", 8},
+    [ITEM_I32] = {"int32", "il", 4},
+};
+
 static int format_is(const char *format, item_type type) {
     if (format == NULL) return 0;
     if (*format == '@' || *format == '=' || *format == '<') format++;
     if (*format == '\0' || format[1] != '\0') return 0;
-    return type == ITEM_U64 ? strchr("QL", *format) != NULL : strchr("il", *format) != NULL;
+    return strchr(ITEMS[type].codes, *format) != NULL;
 }
 
 int view_array(PyObject *object, const char *name, item_type type, int writable, array_view *view) {
-    const char *type_name = type == ITEM_U64 ? "uint64" : "int32";
-    Py_ssize_t item_size = type == ITEM_U64 ? 8 : 4;
+    const char *type_name = ITEMS[type].name;
+    Py_ssize_t item_size = ITEMS[type].size;
     int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
     view->buffer.obj = NULL;
     if (PyObject_GetBuffer(object, &view->buffer, flags) != 0) {

@@ -10,6 +10,9 @@ static PyMethodDef methods[] = {
     {"replay_root_ids", native_replay_root_ids, METH_VARARGS, NULL},
     {"xor_fold", native_xor_fold, METH_VARARGS, NULL},
     {"xor_runs", native_xor_runs, METH_VARARGS, NULL},
+    {"child_ordinals", native_child_ordinals, METH_VARARGS, NULL},
+    {"xor_at", native_xor_at, METH_VARARGS, NULL},
+    {"split_rows", native_split_rows, METH_VARARGS, NULL},
     {"hash_column", native_hash_column, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

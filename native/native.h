@@ -13,7 +13,7 @@
 #error "ftlayer's kernels read Arrow's little-endian buffers in place"
 #endif
 
-typedef enum { ITEM_U64, ITEM_I32 } item_type;
+typedef enum { ITEM_U64, ITEM_I64, ITEM_I32 } item_type;
 
 typedef struct {
     Py_buffer buffer; /* buffer.obj is NULL when there is none */
@@ -51,6 +51,11 @@ PyObject *native_replay_root_ids(PyObject *self, PyObject *args);
 /* fold.c */
 PyObject *native_xor_fold(PyObject *self, PyObject *args);
 PyObject *native_xor_runs(PyObject *self, PyObject *args);
+
+/* emit.c */
+PyObject *native_child_ordinals(PyObject *self, PyObject *args);
+PyObject *native_xor_at(PyObject *self, PyObject *args);
+PyObject *native_split_rows(PyObject *self, PyObject *args);
 
 /* keyhash.c */
 PyObject *native_hash_column(PyObject *self, PyObject *args);
