@@ -1,0 +1,58 @@
+"""Lineages put together, and what can be asked of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.elements import Lineage
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+def ids_mask(lineage: Lineage, records: BoolArray) -> BoolArray:
+    """Return which RecordIds belong to the records of a mask bool[n]: bool[m]."""
+    return records if lineage.offsets is None else np.repeat(records, np.diff(lineage.offsets))
+
+
+def concat_lineages(parts: Sequence[Lineage]) -> Lineage:
+    """Return the records of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    offsets = None
+    if any(part.offsets is not None for part in parts):
+        counts = [np.diff(_offsets(part)) for part in parts]
+        offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(np.concatenate(counts), dtype=np.int32)])
+    origins = None
+    if any(part.origins is not None for part in parts):
+        origins = np.concatenate([origins_of(part) for part in parts])
+    return Lineage(
+        np.concatenate([part.roots for part in parts]),
+        np.concatenate([part.ids for part in parts]),
+        offsets,
+        origins,
+    )
+
+
+def origins_of(lineage: Lineage) -> U64Array:
+    """Return the origin of each RecordId."""
+    return lineage.roots if lineage.origins is None else lineage.origins
+
+
+def replayed(lineage: Lineage) -> BoolArray:
+    """Return which records come from a replay (by any of their anchors): bool[n]."""
+    if lineage.origins is None:
+        return np.zeros(len(lineage), np.bool_)
+    again = lineage.origins != lineage.roots
+    if lineage.offsets is None:
+        return again
+    result = np.zeros(len(lineage), np.bool_)
+    result[lineage.record_of[again]] = True
+    return result
+
+
+def _offsets(lineage: Lineage) -> npt.NDArray[np.int32]:
+    return np.arange(len(lineage) + 1, dtype=np.int32) if lineage.offsets is None else lineage.offsets

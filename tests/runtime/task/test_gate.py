@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS
+from ftlayer.runtime.task.gate import Gate
+from ftlayer.stream.job_graph import Channel
+
+A, B, REPLAY = Channel(0, 0, 0), Channel(0, 1, 0), Channel(7, 0, 0)
+
+
+def test_the_slowest_channel_holds_the_watermark():
+    gate = Gate([A, B])
+    gate.watermark(A, 10)
+    assert gate.time_ms == MIN_TIME_MS
+    gate.watermark(B, 4)
+    assert gate.time_ms == 4
+
+
+def test_an_idle_channel_does_not_hold_it_until_its_next_watermark():
+    gate = Gate([A, B])
+    gate.become_idle(B)
+    gate.watermark(A, 10)
+    assert gate.time_ms == 10
+    gate.watermark(B, 3)
+    gate.watermark(A, 20)
+    assert gate.time_ms == 10
+    gate.watermark(B, 12)
+    assert gate.time_ms == 12
+
+
+def test_all_idle_is_idle_and_moves_nothing():
+    gate = Gate([A, B])
+    gate.watermark(A, 5)
+    gate.become_idle(A)
+    assert not gate.idle
+    gate.become_idle(B)
+    assert gate.idle
+    assert gate.time_ms == MIN_TIME_MS
+
+
+def test_an_end_beside_an_idle_channel_does_not_make_everything_late():
+    gate = Gate([A, B])
+    gate.watermark(A, 5)
+    gate.watermark(B, 5)
+    gate.become_idle(B)
+    gate.end(A)
+    assert gate.time_ms == 5
+    assert gate.idle
+    gate.end(B)
+    assert gate.time_ms == MAX_TIME_MS
+    assert gate.ended
+
+
+def test_replay_channels_have_no_say_but_in_the_end():
+    gate = Gate([A, REPLAY], replays={7})
+    gate.watermark(REPLAY, 1)
+    gate.become_idle(REPLAY)
+    gate.watermark(A, 9)
+    assert gate.time_ms == 9
+    gate.end(A)
+    assert gate.sources_ended
+    assert not gate.ended
+    assert gate.time_ms == MAX_TIME_MS
+    gate.end(REPLAY)
+    assert gate.ended
+
+
+def test_a_replaced_sender_begins_afresh():
+    gate = Gate([A, REPLAY], replays={7})
+    gate.watermark(A, 9)
+    gate.end(REPLAY)
+    gate.end(A)
+    assert gate.ended
+    gate.reset(A)
+    gate.reset(REPLAY)
+    assert not gate.sources_ended
+    assert gate.time_ms == MAX_TIME_MS
+    gate.end(A)
+    assert not gate.ended
+    gate.end(REPLAY)
+    assert gate.ended
+
+
+def test_a_task_of_replays_alone_has_no_more_sources():
+    gate = Gate([REPLAY], replays={7})
+    assert gate.sources_ended
+    assert not gate.ended
+
+
+class GateAgainstHistory(RuleBasedStateMachine):
+    """The model keeps each channel's elements since its sender began, and reads the rules off them."""
+
+    @initialize(timed=st.integers(1, 4), replays=st.integers(0, 2))
+    def begin(self, timed: int, replays: int) -> None:
+        self.timed = [Channel(edge, edge, 0) for edge in range(timed)]
+        self.replayed = [Channel(9, sender, 0) for sender in range(replays)]
+        self.gate = Gate([*self.timed, *self.replayed], replays={9})
+        self.said: dict[Channel, list[object]] = {channel: [] for channel in [*self.timed, *self.replayed]}
+        self.best = MIN_TIME_MS
+
+    def _pick(self, data: st.DataObject) -> Channel:
+        return data.draw(st.sampled_from([*self.timed, *self.replayed]))
+
+    @rule(data=st.data(), what=st.one_of(st.integers(0, 20), st.sampled_from(["idle", "end", "reset"])))
+    def say(self, data: st.DataObject, what: int | str) -> None:
+        channel = self._pick(data)
+        if what == "reset":
+            self.said[channel] = []
+            self.gate.reset(channel)
+        elif "end" in self.said[channel]:
+            return
+        else:
+            self.said[channel].append(what)
+            if what == "idle":
+                self.gate.become_idle(channel)
+            elif what == "end":
+                self.gate.end(channel)
+            else:
+                self.gate.watermark(channel, what)
+
+    @invariant()
+    @precondition(lambda self: hasattr(self, "said"))
+    def agrees(self) -> None:
+        going = [self.said[channel] for channel in self.timed if "end" not in self.said[channel]]
+        active = [said for said in going if not said or said[-1] != "idle"]
+        highest = [max((x for x in said if isinstance(x, int)), default=MIN_TIME_MS) for said in active]
+        now = MAX_TIME_MS if not going else min(highest, default=MIN_TIME_MS)
+        self.best = max(self.best, now)
+        assert self.gate.time_ms == self.best
+        assert self.gate.idle == (bool(going) and not active)
+        assert self.gate.sources_ended == (not going)
+        assert self.gate.ended == all("end" in said for said in self.said.values())
+
+
+GateAgainstHistory.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestGateAgainstHistory = GateAgainstHistory.TestCase
