@@ -1,0 +1,101 @@
+"""Small batches made into larger ones, and very large ones into smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ftlayer.records.ids import I32Array, I64Array
+from ftlayer.runtime.elements import Batch, Lineage
+
+MAX_BATCH_BYTES = 16 << 20
+"""A batch of more bytes is cut, so that credits mean something; a single record may be larger."""
+
+
+def size_of(batch: Batch) -> int:
+    """Return about how many bytes of memory a batch holds on to: what views share is counted for each."""
+    size = int(batch.payload.get_total_buffer_size())
+    if batch.lineage is not None:
+        size += 2 * int(batch.lineage.roots.nbytes)
+    return size
+
+
+def can_join(one: Batch, other: Batch) -> bool:
+    """Whether two batches of a channel can be made into one: both have times or neither, and so for lineage."""
+    return (one.lineage is None) == (other.lineage is None) and (one.times is None) == (other.times is None)
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """Return the rows of several batches (see `can_join`) as one; a single one as it is."""
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(
+        pa.concat_batches([batch.payload for batch in batches]),
+        _joined_lineage([batch.lineage for batch in batches if batch.lineage is not None]),
+        _concatenated([batch.times for batch in batches if batch.times is not None]),
+    )
+
+
+def cut(batch: Batch, max_rows: int) -> list[Batch]:
+    """Cut a batch of more than twice ``max_rows``, or of more than `MAX_BATCH_BYTES`, into several views."""
+    rows = batch.num_rows
+    step = max_rows if rows > 2 * max_rows else rows
+    if batch.payload.get_total_buffer_size() > MAX_BATCH_BYTES and batch.payload.nbytes > MAX_BATCH_BYTES:
+        step = min(step, max(1, rows * MAX_BATCH_BYTES // batch.payload.nbytes))
+    if step >= rows:
+        return [batch]
+    return [rows_of(batch, start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def rows_of(batch: Batch, start: int, end: int) -> Batch:
+    """Return the rows from ``start`` up to ``end`` of a batch, as views."""
+    lineage = batch.lineage
+    return Batch(
+        batch.payload.slice(start, end - start),
+        None if lineage is None else _lineage_of(lineage, start, end),
+        None if batch.times is None else batch.times[start:end],
+    )
+
+
+def _lineage_of(lineage: Lineage, start: int, end: int) -> Lineage:
+    offsets: I32Array | None = None
+    if lineage.offsets is not None:
+        first, last = int(lineage.offsets[start]), int(lineage.offsets[end])
+        offsets = lineage.offsets[start : end + 1] - np.int32(first)
+    else:
+        first, last = start, end
+    origins = None if lineage.origins is None else lineage.origins[first:last]
+    return Lineage(lineage.roots[first:last], lineage.ids[first:last], offsets, origins)
+
+
+def _joined_lineage(parts: list[Lineage]) -> Lineage | None:
+    if not parts:
+        return None
+    offsets: I32Array | None = None
+    if any(part.offsets is not None for part in parts):
+        counts = [_counts(part) for part in parts]
+        offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(np.concatenate(counts), dtype=np.int32)])
+    origins: npt.NDArray[np.uint64] | None = None
+    if any(part.origins is not None for part in parts):
+        origins = np.concatenate(
+            [part.roots if part.origins is None else part.origins for part in parts], dtype=np.uint64
+        )
+    return Lineage(
+        np.concatenate([part.roots for part in parts]),
+        np.concatenate([part.ids for part in parts]),
+        offsets,
+        origins,
+    )
+
+
+def _counts(part: Lineage) -> I32Array:
+    if part.offsets is None:
+        return np.ones(len(part.roots), np.int32)
+    return np.diff(part.offsets)
+
+
+def _concatenated(arrays: list[I64Array]) -> I64Array | None:
+    return np.concatenate(arrays) if arrays else None

@@ -1,0 +1,98 @@
+"""Credits: how many bytes of one channel may be on their way before its sender has to wait.
+
+The sender counts what it has sent and the receiver has not yet given back; the receiver gives back what its
+task has taken. As in Flink's credit-based flow control, the limit is the receiver's memory, so nothing but the
+sender ever waits, and no channel waits for another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from ftlayer.errors import CodecError
+from ftlayer.runtime.slot.snapshots import snapshot
+
+K = TypeVar("K", bound=Hashable)
+
+
+class SendWindow:
+    """Frames of one channel: those that may not go yet, and the bytes of those that are on their way.
+
+    On their way are at most ``limit`` bytes, or one frame that is larger than that.
+    """
+
+    def __init__(self, limit: int) -> None:
+        """``limit`` is the channel's credit in bytes."""
+        self._limit = limit
+        self._queue: deque[bytes] = deque()
+        self.in_flight = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it makes sense to produce more for this channel."""
+        return not self._queue and self.in_flight < self._limit
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits and nothing is on its way."""
+        return not self._queue and not self.in_flight
+
+    def put(self, frame: bytes) -> None:
+        """Queue a frame behind those that wait."""
+        self._queue.append(frame)
+
+    def take(self) -> bytes | None:
+        """Return the next frame and count it as sent; None if there is none, or no credit for it."""
+        if not self._queue:
+            return None
+        size = len(self._queue[0])
+        if self.in_flight and self.in_flight + size > self._limit:
+            return None
+        self.in_flight += size
+        return self._queue.popleft()
+
+    def granted(self, size: int) -> None:
+        """The receiver's task has taken ``size`` bytes; `CodecError` if so many were not on their way."""
+        if size > self.in_flight:
+            raise CodecError(f"{size} bytes of credit came back, {self.in_flight} were on their way")
+        self.in_flight -= size
+
+    def waiting(self) -> list[bytes]:
+        """Return the frames that wait; may be called by any thread."""
+        return snapshot(self._queue)
+
+    def reset(self) -> list[bytes]:
+        """Begin anew with full credit; returns the frames that had waited, for whoever counts them."""
+        dropped = list(self._queue)
+        self._queue.clear()
+        self.in_flight = 0
+        return dropped
+
+
+class GrantBook(Generic[K]):
+    """What a receiver has taken of each channel and not given back yet."""
+
+    def __init__(self, limit: int) -> None:
+        """Give back by quarters of the channel's ``limit``: rarely, and long before the sender runs dry."""
+        self._worth_sending = max(1, limit // 4)
+        self._owed: dict[K, int] = {}
+
+    def taken(self, channel: K, size: int) -> bool:
+        """Count ``size`` bytes as taken; whether there is enough for a message (`take`)."""
+        owed = self._owed.get(channel, 0) + size
+        self._owed[channel] = owed
+        return owed >= self._worth_sending
+
+    def take(self, channel: K) -> int:
+        """Return what is to be given back on one channel, and count it as given."""
+        return self._owed.pop(channel, 0)
+
+    def take_all(self) -> dict[K, int]:
+        """Return everything that is to be given back, and count it as given."""
+        owed, self._owed = self._owed, {}
+        return owed
+
+    def __bool__(self) -> bool:
+        return bool(self._owed)

@@ -1,0 +1,55 @@
+"""The one queue by which everything reaches a slot's loop."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from typing import Generic, TypeVar
+
+from ftlayer.runtime.slot.snapshots import snapshot
+
+T = TypeVar("T")
+
+
+class Mailbox(Generic[T]):
+    """Any thread puts, one thread gets; a `get` that waits wakes at once.
+
+    Unlike `queue.SimpleQueue` it can be looked into, and putting costs no system call while the loop is busy.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[T] = deque()
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._asleep = False
+
+    def put(self, item: T) -> None:
+        """Add an item; never waits."""
+        self._items.append(item)
+        # The getter first says that it sleeps and then looks again, so one of the two sees the other.
+        if self._asleep:
+            self._wake.put(None)
+
+    def take(self) -> T | None:
+        """Return the next item; None if there is none."""
+        try:
+            return self._items.popleft()
+        except IndexError:
+            return None
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Wait until there is an item, or the time has passed (None: for ever); may return early."""
+        self._asleep = True
+        try:
+            if not self._items:
+                self._wake.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        finally:
+            self._asleep = False
+
+    def waiting(self) -> list[T]:
+        """Return what is in the box now; may be called by any thread."""
+        return snapshot(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)

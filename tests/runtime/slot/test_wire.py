@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftlayer.errors import CodecError
+from ftlayer.partitioning.partitioners import Rebalance
+from ftlayer.runtime.elements import Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.slot.batching import can_join, cut, joined, rows_of
+from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants, roots_in
+from ftlayer.stream.job_graph import Channel, JobEdge
+
+NESTED = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        ("at", pa.struct([("x", pa.float64()), ("y", pa.list_(pa.int16()))])),
+        ("flag", pa.bool_()),
+        ("map", pa.map_(pa.string(), pa.int64())),
+    ]
+)
+CODED = pa.schema([("kind", pa.dictionary(pa.int8(), pa.string())), ("n", pa.int64())])
+EMPTY = pa.schema([])
+
+
+def edge(number: int, schema: pa.Schema) -> JobEdge:
+    return JobEdge(number, "a", "b", 0, Rebalance(), schema)
+
+
+CODEC = ElementCodec([edge(0, NESTED), edge(1, CODED), edge(2, EMPTY)])
+CHANNEL = Channel(0, 3, 5)
+
+
+def nested_rows(n: int, seed: int = 0) -> pa.RecordBatch:
+    draw = random.Random(seed)
+    rows: list[dict[str, Any]] = [
+        {
+            "id": draw.getrandbits(40),
+            "name": None if i % 7 == 3 else "n" * draw.randrange(9),
+            "tags": None if i % 5 == 2 else ["t" * j for j in range(draw.randrange(4))],
+            "at": {"x": draw.random(), "y": list(range(draw.randrange(3)))},
+            "flag": draw.random() < 0.5,
+            "map": [("k", i)] * draw.randrange(2),
+        }
+        for i in range(n)
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=NESTED)
+
+
+def lineage_of(n: int, many: bool, origins: bool, seed: int = 0) -> Lineage:
+    generator = np.random.default_rng(seed)
+    counts = generator.integers(1, 4, n) if many else np.ones(n, np.int64)
+    total = int(counts.sum())
+    ids = generator.integers(1, 2**64, (3, total), np.uint64)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32) if many else None
+    return Lineage(ids[0], ids[1], offsets, ids[2] if origins else None)
+
+
+def same(one: Batch, other: Batch) -> None:
+    assert one.payload.equals(other.payload)
+    assert (one.lineage is None) == (other.lineage is None)
+    if one.lineage is not None and other.lineage is not None:
+        for name in ("roots", "ids", "offsets", "origins"):
+            mine, its = getattr(one.lineage, name), getattr(other.lineage, name)
+            assert (mine is None) == (its is None)
+            assert mine is None or (mine.dtype == its.dtype and np.array_equal(mine, its))
+    assert (one.times is None) == (other.times is None)
+    assert one.times is None or np.array_equal(one.times, other.times)
+
+
+def batch_of(
+    n: int, *, lineage: bool = True, many: bool = False, origins: bool = False, times: bool = False
+) -> Batch:
+    return Batch(
+        nested_rows(n),
+        lineage_of(n, many, origins) if lineage else None,
+        np.arange(n, dtype=np.int64) if times else None,
+    )
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 40),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    st.integers(0, 9),
+)
+def test_what_was_written_is_read(
+    n: int, lineage: bool, many: bool, origins: bool, times: bool, cut_at: tuple[int, int], shift: int
+) -> None:
+    start, end = sorted(min(at, n) for at in cut_at)
+    batch = rows_of(batch_of(n, lineage=lineage, many=many, origins=origins, times=times), start, end)
+    frame = CODEC.encode(CHANNEL, batch)
+    # Bytes come at any address.
+    channel, read = CODEC.decode(pa.py_buffer(bytes(shift) + frame).slice(shift))
+    assert channel == CHANNEL
+    assert isinstance(read, Batch)
+    same(read, batch)
+    read.payload.validate(full=True)
+    if batch.lineage is not None:
+        assert np.array_equal(roots_in(frame), batch.lineage.roots)
+        assert read.lineage is not None
+        assert read.lineage.ids.flags.aligned
+
+
+@pytest.mark.parametrize("element", [Watermark(-(2**63)), Watermark(17), Idle(), EndOfStream()])
+def test_marks(element: Watermark | Idle | EndOfStream) -> None:
+    frame = CODEC.encode(CHANNEL, element)
+    assert CODEC.decode(pa.py_buffer(frame)) == (CHANNEL, element)
+    assert len(roots_in(frame)) == 0
+
+
+def test_a_slice_carries_only_its_rows() -> None:
+    batch = batch_of(4_000, many=True)
+    whole = len(CODEC.encode(CHANNEL, batch))
+    part = len(CODEC.encode(CHANNEL, rows_of(batch, 1_000, 1_040)))
+    assert part < whole / 50
+
+
+def test_dictionaries_travel_with_their_schema() -> None:
+    payload = pa.RecordBatch.from_pylist([{"kind": "a", "n": 1}, {"kind": None, "n": 2}], schema=CODED)
+    channel = Channel(1, 0, 0)
+    _, read = CODEC.decode(pa.py_buffer(CODEC.encode(channel, Batch(payload))))
+    assert isinstance(read, Batch)
+    assert read.payload.equals(payload)
+
+
+def test_another_schema_is_refused_where_it_is_written() -> None:
+    with pytest.raises(CodecError, match="edge 0 carries the columns id: int64"):
+        CODEC.encode(CHANNEL, Batch(pa.record_batch({"id": [1]})))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=False), st.booleans())
+def test_damaged_bytes_are_an_error_or_a_batch(draw: random.Random, many: bool) -> None:
+    frame = bytearray(CODEC.encode(CHANNEL, batch_of(9, many=many, origins=True, times=True)))
+    for _ in range(draw.randrange(1, 4)):
+        frame[draw.randrange(len(frame) if draw.random() < 0.5 else 48)] = draw.randrange(256)
+    if draw.random() < 0.3:
+        del frame[draw.randrange(len(frame)) :]
+    try:
+        _, read = CODEC.decode(pa.py_buffer(bytes(frame)))
+    except CodecError:
+        return
+    if isinstance(read, Batch) and read.lineage is not None:
+        assert len(read.lineage) == read.num_rows
+
+
+@given(st.binary(max_size=200))
+def test_bytes_from_anywhere(data: bytes) -> None:
+    with pytest.raises(CodecError):
+        CODEC.decode(pa.py_buffer(b"\x07" + data))
+    for read in (roots_in, decode_grants):
+        try:
+            read(data)
+        except CodecError:
+            continue
+
+
+def test_grants() -> None:
+    grants = {Channel(1, 2, 3): 2**40, Channel(0, 0, 0): 0}
+    assert decode_grants(encode_grants(grants)) == list(grants.items())
+    with pytest.raises(CodecError, match="negative"):
+        decode_grants(encode_grants({CHANNEL: -1}))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.booleans()), min_size=1, max_size=5))
+def test_joined_batches_are_their_rows_in_order(sizes: list[tuple[int, bool, bool]]) -> None:
+    parts = [
+        Batch(nested_rows(n, i), lineage_of(n, many, origins, i), np.full(n, i, np.int64))
+        for i, (n, many, origins) in enumerate(sizes)
+    ]
+    whole = joined(parts)
+    at = 0
+    for part in parts:
+        read = rows_of(whole, at, at + part.num_rows)
+        assert part.lineage is not None
+        assert read.lineage is not None
+        assert read.payload.equals(part.payload)
+        assert np.array_equal(read.lineage.roots, part.lineage.roots)
+        assert np.array_equal(read.lineage.record_of, part.lineage.record_of)
+        its = part.lineage.roots if part.lineage.origins is None else part.lineage.origins
+        mine = read.lineage.roots if read.lineage.origins is None else read.lineage.origins
+        assert np.array_equal(mine, its)
+        at += part.num_rows
+    assert at == whole.num_rows
+
+
+def test_what_cannot_be_joined() -> None:
+    assert not can_join(batch_of(1), batch_of(1, lineage=False))
+    assert not can_join(batch_of(1), batch_of(1, times=True))
+    assert can_join(batch_of(1), batch_of(1, many=True))
+
+
+@settings(deadline=None)
+@given(st.integers(0, 100), st.integers(1, 20))
+def test_a_cut_keeps_all_rows(n: int, max_rows: int) -> None:
+    batch = batch_of(n, many=True)
+    parts = cut(batch, max_rows)
+    assert all(part.num_rows <= 2 * max_rows for part in parts)
+    if n:
+        same(joined(parts), batch)
+
+
+def test_bytes_cut_a_batch_too() -> None:
+    wide = pa.record_batch({"d": pa.array([bytes(3 << 20)] * 12, pa.binary())})
+    parts = cut(Batch(wide), 4_096)
+    assert sum(part.num_rows for part in parts) == 12
+    assert max(part.payload.nbytes for part in parts) <= 16 << 20
