@@ -242,8 +242,9 @@ class RecordBatches:
 class Recall:
     """Make every pending root of these streams due for replay at once: whoever worked on them may be gone.
 
-    Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. Streams
-    of one job (one shard). Unknown streams are an error.
+    Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. What has
+    failed or timed out already is left as it is. The streams are of one job; an unknown one is an error.
+    Not covered: a `Persist` that is answered later; its rows are pending from then on.
     """
 
     streams: tuple[str, ...]
@@ -252,7 +253,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """Reply to `Recall`."""
+    """Reply to `Recall`: how many rows it made due."""
 
     rows: int
 
@@ -270,7 +271,8 @@ class StreamStatus:
 
     ``pending`` roots are registered and not complete, ``due`` can be taken now (`TakeReplays`), ``waiting``
     have their pause still to go (``next_due_in_ms``, -1 when nothing is due or waits), ``dead`` are dead
-    letters.
+    letters. Of the records of a stream whose pause is over, 10,000 at most are counted as ``due``, the rest
+    as ``waiting``.
     """
 
     pending: int
@@ -621,6 +623,7 @@ MutatingCall = (
     | Touch
     | OpenStream
     | TakeReplays
+    | Recall
     | OpenQuery
     | BeginBatch
     | Seal
@@ -630,7 +633,7 @@ MutatingCall = (
     | Purge
     | Deliverable
 )
-ReadingCall = ReadDeliveries | QueryStatusCall | ListRecords | Explain | Stats
+ReadingCall = ReadDeliveries | StreamStatusCall | QueryStatusCall | ListRecords | Explain | Stats
 Call = MutatingCall | ReadingCall
 
 Reply = (
@@ -640,6 +643,8 @@ Reply = (
     | Touched
     | StreamOpened
     | RecordBatches
+    | Recalled
+    | StreamStatus
     | QueryOpened
     | DeliverableUpTo
     | BatchBegun

@@ -9,8 +9,8 @@ Each client numbers its calls from 1. What is kept of a client is which numbers 
 
 Calls with a durable effect are noted in the transaction of their effect; the `REPLIES` with the highest
 numbers are kept, and after a restart a number below these counts as seen. Calls whose effect dies with the
-incarnation (`Xor`, `Touch`, `Fail`, `TakeReplays`) are noted in memory, the latest `REPLIES` of them: a new
-incarnation refuses the first three, and takes replays anew, since all that was taken before is due again.
+incarnation (`Xor`, `Touch`, `Fail`, `Recall`, `TakeReplays`) are noted in memory, the latest `REPLIES` of them:
+a new incarnation refuses all but the last, and takes replays anew, since all that was taken before is due again.
 Clients that did not call for `IDLE_MS`, and the longest idle ones of more than `CLIENTS`, are forgotten; a
 call they send again after that is taken for a new one.
 """

@@ -48,6 +48,7 @@ from ftlayer.layer.failing import Failing
 from ftlayer.layer.listing import Listing
 from ftlayer.layer.opening import Opening
 from ftlayer.layer.options import LayerOptions
+from ftlayer.layer.recall import recall
 from ftlayer.layer.recovery import recover
 from ftlayer.layer.replay import Replay
 from ftlayer.layer.state import Group, State
@@ -59,7 +60,7 @@ INTAKE = (calls.Persist, calls.Ingest, calls.Seal, calls.Reseal)
 """Calls that add records: for ``store.write(intake=True)``."""
 
 _DURABLE = (*INTAKE, calls.OpenQuery, calls.Commit, calls.Requeue, calls.Purge)
-_PASSING = (calls.Fail, calls.TakeReplays)
+_PASSING = (calls.Fail, calls.TakeReplays, calls.Recall)
 _MEMORY_ONLY = (calls.Xor, calls.Touch)
 
 _FORGET_CLIENTS_EVERY_MS = 600_000
@@ -126,7 +127,7 @@ class FTLayerCore:
             raise ValueError(f"{type(call).__name__} needs a transaction")
         group = self._enter(txn)
         if envelope is not None and isinstance(call, _DURABLE + _PASSING):
-            if isinstance(call, calls.Fail):
+            if isinstance(call, (calls.Fail, calls.Recall)):
                 self._state.check_incarnation(call.incarnation)
             seen = self._dedupe.reply_to(envelope, group.replies)
             if seen is not None:
@@ -184,6 +185,8 @@ class FTLayerCore:
                 return self._deliveries.read(txn, call)
             case calls.QueryStatusCall():
                 return self._status.query(txn, call, now)
+            case calls.StreamStatusCall():
+                return self._status.of_streams(txn, call, now)
             case calls.ListRecords():
                 return self._listing.records(txn, call)
             case calls.Explain():
@@ -283,6 +286,8 @@ class FTLayerCore:
                 return self._tracking.fail(txn, call, now), None
             case calls.TakeReplays():
                 return self._replay.take(txn, call, now), None
+            case calls.Recall():
+                return recall(self._state, call), None
             case calls.Ingest():
                 return self._deliveries.ingest(txn, call)
             case calls.Deliverable():

@@ -82,8 +82,11 @@ class Listing:
             which = np.flatnonzero(~live.done & (is_due if state == "waiting" else ~is_due))
             rows = self._state.segments.rows(txn, sequence, which)
             if live.reissued is not None:
-                fresh = self._replay.fresh_roots(rows.info.roots, rows.info.attempts)
-                rows = rows.with_roots(np.where(live.reissued[which], fresh, rows.info.roots))
+                reissues = live.reissued[which]
+                # The root in use is the last one derived; the first of them counts from 0.
+                last = np.maximum(reissues, 1) - np.uint32(1)
+                fresh = self._replay.fresh_roots(rows.info.roots, rows.info.attempts, last)
+                rows = rows.with_roots(np.where(reissues > 0, fresh, rows.info.roots))
             for index, row in enumerate(which.tolist()):
                 key = start + row.to_bytes(4, "big")
                 if key > after:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.rows import I64, U64
@@ -18,6 +19,8 @@ from ftlayer.store.segments import Mask, Segments
 
 if TYPE_CHECKING:
     from ftlayer.layer.streams import Stream
+
+Counts: TypeAlias = npt.NDArray[np.uint32]
 
 ROW_BITS = 20
 MAX_ROWS = 1 << ROW_BITS
@@ -31,13 +34,18 @@ _SHIFT = np.uint64(ROW_BITS)
 class LiveSegment:
     """A segment with rows that are not done.
 
-    ``reissued`` marks rows that were handed out under a fresh root id, which is not the stored one.
+    ``reissued``, uint32[n], counts how often each row was handed out under a fresh root id in this
+    incarnation; 0: its root is the stored one. None: none was.
     """
 
     stream: Stream
     done: Mask
     left: int
-    reissued: Mask | None = None
+    reissued: Counts | None = None
+
+    def reissues(self, rows: I64) -> Counts:
+        """Return how often ``rows`` (int64[m]) were handed out under fresh roots, uint32[m]."""
+        return np.zeros(len(rows), np.uint32) if self.reissued is None else self.reissued[rows]
 
 
 class LiveSegments:

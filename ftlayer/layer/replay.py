@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import Now, RecordBatches, Records, TakeReplays
+from ftlayer.layer.live import Counts
 from ftlayer.layer.retry import longest_pause_ms
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
@@ -23,6 +25,8 @@ from ftlayer.store.segments import Kind
 
 # Bytes of waiting records that one call moves: it has to answer with them in one message.
 _BYTES_PER_CALL = 32 << 20
+# Counting reads the table, and holds up other calls.
+COUNTED_DUE = 10_000
 # Rows that one call hands out, whatever it asks for: a segment's rows have 20 bits.
 _ROWS_PER_CALL = 1 << 16
 
@@ -75,11 +79,12 @@ class Replay:
         while limit > 0 and stream.due:
             segment, which = stream.take_due(limit)
             limit -= len(which)
+            live = state.live.get(segment)
+            assert live is not None, "only rows of live segments are due"
             rows = state.segments.rows(txn, segment, which)
             state.counters.replayed += len(rows)
-            yield DueRows(
-                segment, which, rows.with_roots(self.fresh_roots(rows.info.roots, rows.info.attempts))
-            )
+            roots = self.fresh_roots(rows.info.roots, rows.info.attempts, live.reissues(which))
+            yield DueRows(segment, which, rows.with_roots(roots))
 
     def waiting_rows(self, txn: WriteTransaction, stream: Stream, limit: int, now: Now) -> list[Rows]:
         """Take up to ``limit`` due records out of the table of waiting ones, a batch for each kind of
@@ -112,11 +117,29 @@ class Replay:
                 txn.delete(FailedTable.WAITING, key)
         self._state.cancelled.clear()
 
-    def fresh_roots(self, roots: U64, attempts: I32) -> U64:
-        """Return the roots of the next attempts of rows whose last ones were ``roots``."""
-        return replay_root_ids(
-            roots, attempts, incarnation=self._state.incarnation, shards=self._state.options.shards
-        )
+    def fresh_roots(self, roots: U64, attempts: I32, reissues: Counts | None = None) -> U64:
+        """Return the roots of the next attempts of rows whose last ones were ``roots``.
+
+        ``reissues`` counts the roots that this incarnation has derived before for the same row and attempt.
+        """
+        incarnation, shards = self._state.incarnation, self._state.options.shards
+        if reissues is None or not reissues.any():
+            return replay_root_ids(roots, attempts, incarnation=incarnation, shards=shards)
+        fresh = np.empty_like(roots)
+        for count in np.unique(reissues).tolist():
+            these = reissues == count
+            # An incarnation is far below 2**32.
+            fresh[these] = replay_root_ids(
+                roots[these], attempts[these], incarnation=count << 32 | incarnation, shards=shards
+            )
+        return fresh
+
+    def count_due(self, txn: ReadTransaction, stream: Stream, now: Now) -> int:
+        """Return how many waiting records can be taken now, counting to `COUNTED_DUE`."""
+        if not stream.waiting:
+            return 0
+        entries = (key for key, _ in self._due_entries(txn, stream, now) if key not in self._state.cancelled)
+        return sum(1 for _ in islice(entries, COUNTED_DUE))
 
     def next_due_ms(self, txn: ReadTransaction, stream: Stream, now: Now) -> int | None:
         """Return the wall time from which on something can be taken (0: now); None if nothing waits."""

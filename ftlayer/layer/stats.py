@@ -12,7 +12,7 @@ class Counters:
     ``completed`` counts roots (emitted ones, and late ones that cancelled their replay too),
     ``delivered_done`` the delivered rows that a commit finished. ``failed_explicit`` and ``timed_out``
     count attempts that ended so, ``failed_sealed`` those that a batch's seal named. ``late_ignored`` are
-    events of unknown roots.
+    events of unknown roots, ``recalled`` pending rows that became due at once (`Recall`).
     """
 
     persisted: int = 0
@@ -33,3 +33,4 @@ class Counters:
     duplicate_roots: int = 0
     deduplicated_calls: int = 0
     recovered: int = 0
+    recalled: int = 0

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ftlayer.errors import ProtocolError
-from ftlayer.layer.calls import Now, QueryStatus, QueryStatusCall, StatsReply
+from ftlayer.layer.calls import (
+    Now,
+    QueryStatus,
+    QueryStatusCall,
+    StatsReply,
+    StreamStatus,
+    StreamStatusCall,
+)
 from ftlayer.layer.replay import Replay
 from ftlayer.layer.state import State
 from ftlayer.store import batches
@@ -15,7 +22,7 @@ from ftlayer.store.streams import get_bounds
 
 
 class Status:
-    """`QueryStatusCall` and `Stats`."""
+    """`QueryStatusCall`, `StreamStatusCall` and `Stats`."""
 
     def __init__(self, state: State, store: KeyValueStore, replay: Replay) -> None:
         self._state = state
@@ -38,6 +45,20 @@ class Status:
             deliverable=unread,
             delivered=sum(stream.logged for stream in streams) - unread + self._sealed_rows(txn, query),
             pending=sum(stream.in_flight for stream in streams),
+            dead=sum(stream.dead for stream in streams),
+            next_due_in_ms=-1 if due is None else max(due - now.wall_ms, 0),
+        )
+
+    def of_streams(self, txn: ReadTransaction, call: StreamStatusCall, now: Now) -> StreamStatus:
+        """Count the rows of streams that are pushed."""
+        streams = [self._state.stream(name) for name in call.streams]
+        pauses_over = sum(self._replay.count_due(txn, stream, now) for stream in streams)
+        times = [self._replay.next_due_ms(txn, stream, now) for stream in streams]
+        due = min((time for time in times if time is not None), default=None)
+        return StreamStatus(
+            pending=sum(stream.in_flight for stream in streams),
+            due=sum(stream.due_rows for stream in streams) + pauses_over,
+            waiting=sum(stream.waiting for stream in streams) - pauses_over,
             dead=sum(stream.dead for stream in streams),
             next_due_in_ms=-1 if due is None else max(due - now.wall_ms, 0),
         )

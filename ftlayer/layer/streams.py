@@ -17,8 +17,8 @@ class Stream:
 
     ``in_flight`` are registered and not complete, ``waiting`` are in the table of that name (cancelled
     replays left out), ``logged`` are in the delivery log beyond what is committed, ``dead`` are dead.
-    ``due`` are rows of tracked segments that nobody works on: after a restart, or registered under a root
-    that was taken. ``offered`` is the offset up to which the query was told of deliveries.
+    ``due`` are rows of tracked segments that nobody works on: after a restart, recalled, or registered under a
+    root that was taken. ``offered`` is the offset up to which the query was told of deliveries.
     """
 
     name: str

@@ -272,8 +272,8 @@ class Tracking:
         live = self._state.live.get(sequence)
         assert live is not None, "only rows of live segments are due"
         if live.reissued is None:
-            live.reissued = np.zeros(len(live.done), np.bool_)
-        live.reissued[rows] = True
+            live.reissued = np.zeros(len(live.done), np.uint32)
+        live.reissued[rows] += 1
         self.enter(stream, roots, roots, locate(sequence, rows), now, self._own_ids(roots))
 
     # ------------------------------------------------------------ ids, for the exact tracker

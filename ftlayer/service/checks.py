@@ -48,6 +48,8 @@ def check_call(call: Call) -> None:
         case calls.TakeReplays():
             check_name(call.stream, "TakeReplays.stream")
             _check_least(call.limit, 1, "TakeReplays.limit")
+        case calls.Recall() | calls.StreamStatusCall():
+            _check_streams(call.streams, f"{type(call).__name__}.streams")
         case calls.OpenQuery():
             check_name(call.query, "OpenQuery.query")
             for index, stream in enumerate(call.streams):
@@ -105,6 +107,15 @@ def _check_ids(ids: U64, where: str) -> None:
     if not ids.all():
         index = int(np.flatnonzero(ids == 0)[0])
         raise MalformedRequestError(f"{where}[{index}]: 0 is never an id")
+
+
+def _check_streams(streams: tuple[str, ...], where: str) -> None:
+    if not streams:
+        raise MalformedRequestError(f"{where}: expected one name or more, got none")
+    for index, stream in enumerate(streams):
+        check_name(stream, f"{where}[{index}]")
+        if stream in streams[:index]:
+            raise MalformedRequestError(f"{where}[{index}]: {stream!r} is named twice")
 
 
 def _check_lengths(call: str, rows: int, **columns: Sized) -> None:

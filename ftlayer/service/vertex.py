@@ -92,6 +92,8 @@ class Vertex:
                 self._shards[shard].submit(call, envelope, answer)
             case calls.Ingest() | calls.TakeReplays() | calls.Deliverable() | calls.ReadDeliveries():
                 self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
+            case calls.Recall() | calls.StreamStatusCall():
+                self._of_one_job(call, envelope, answer)
             case calls.OpenStream():
                 shard = self.shard_of_stream(call.stream)
                 self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
@@ -139,11 +141,7 @@ class Vertex:
         if self.shards == 1:
             self._shards[0].submit(call, envelope, answer)
             return
-        if call.incarnation != self.incarnation:
-            raise StaleIncarnationError(
-                f"the call is for incarnation {call.incarnation} of the vertex, this is {self.incarnation}; "
-                "what was pending is replayed under new ids: drop what you know of the old ones"
-            )
+        self._check_incarnation(call.incarnation)
         parts: list[tuple[int, Call]] = []
         if isinstance(call, calls.Fail):
             where = shard_of(np.array([failure.root for failure in call.failures], np.uint64), self.shards)
@@ -167,6 +165,29 @@ class Vertex:
             incarnation=incarnation,
             ids=None if call.ids is None else call.ids.take(np.flatnonzero(mine)),
         )
+
+    def _of_one_job(
+        self, call: calls.Recall | calls.StreamStatusCall, envelope: Envelope | None, answer: Answer
+    ) -> None:
+        """Submit a call that is about several streams of a job to the shard of that job."""
+        owners = sorted({owner_of(stream) for stream in call.streams})
+        if len(owners) > 1:
+            raise MalformedRequestError(
+                f"{type(call).__name__}.streams: expected streams of one job (or one ingest), got those of "
+                f"{', '.join(map(repr, owners))}; make a call for each"
+            )
+        shard = self._shards[self._router.shard_of(owners[0])]
+        if isinstance(call, calls.Recall):
+            self._check_incarnation(call.incarnation)
+            call = dataclasses.replace(call, incarnation=shard.incarnation)
+        shard.submit(call, envelope, answer)
+
+    def _check_incarnation(self, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            raise StaleIncarnationError(
+                f"the call is for incarnation {incarnation} of the vertex, this is {self.incarnation}; "
+                "what was pending is replayed under new ids: drop what you know of the old ones"
+            )
 
     def _with_own_incarnation(self, answer: Answer) -> Answer:
         def translated(reply: Reply | FTLayerError) -> None:

@@ -85,7 +85,7 @@ class Vertex:
 
     def call(self, call: Any, envelope: Envelope | None = None) -> Any:
         """Send a call; reading ones too."""
-        if isinstance(call, calls.ReadDeliveries | calls.QueryStatusCall | calls.ListRecords | calls.Stats):
+        if isinstance(call, calls.ReadingCall):
             with self.store.read() as txn:
                 return self.layer.read(txn, call, self.now)
         return self.group((call, envelope))[0]
@@ -116,6 +116,9 @@ class Vertex:
     def take(self, limit: int = 1_000, stream: str = "s") -> list[tuple[int, int, int, str]]:
         """Take replays: (root, origin, attempt, payload)."""
         return flat(self.call(calls.TakeReplays(stream, limit)))
+
+    def recall(self, *streams: str) -> int:
+        return self.call(calls.Recall(streams or ("s",), self.layer.incarnation)).rows
 
     def list(self, state: str, stream: str = "") -> list[calls.RecordInfo]:
         found: list[calls.RecordInfo] = []

@@ -110,7 +110,9 @@ class TwoQueries:
     salt=st.integers(0, 100),
     steps=st.lists(
         st.tuples(
-            st.sampled_from(["emit", "emit", "seal", "sink", "resume", "resume", "b dies", "vertex", "time"]),
+            st.sampled_from(
+                ["emit", "emit", "seal", "sink", "resume", "resume", "b dies", "recall", "vertex", "time"]
+            ),
             st.integers(1, 8),
         ),
         max_size=25,
@@ -124,6 +126,8 @@ def test_records_handed_to_another_query_are_finished_there_or_dead(kit, rows, s
         elif what == "vertex":
             both.vertex.restart()
             both.open()
+        elif what == "recall":
+            both.vertex.recall(STREAM)
         elif what == "time":
             both.vertex.advance(number * 100)
         else:
