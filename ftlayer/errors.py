@@ -180,6 +180,33 @@ class CheckpointMismatchError(QueryError):
     code = "CHECKPOINT"
 
 
+# ---------------------------------------------------------------- topologies
+
+
+class JobError(FTLayerError):
+    """Base of the errors that end a continuous topology; says which slot and why."""
+
+    code = "JOB"
+
+
+class JobStartError(JobError):
+    """A topology did not come up: too few task slots, or a slot that cannot start or be reached."""
+
+    code = "JOB_START"
+
+
+class SlotLostError(JobError):
+    """A slot was lost and is not started again: fault tolerance is off, or the restart strategy has given up."""
+
+    code = "SLOT_LOST"
+
+
+class SourceError(FTLayerError):
+    """A source cannot go on, or gave something that does not fit its schema; names it and what it gave."""
+
+    code = "SOURCE"
+
+
 def error_for_code(code: str) -> type[FTLayerError]:
     """Return the class with this wire ``code``, or `FTLayerError` for one this version lacks."""
     todo: list[type[FTLayerError]] = [FTLayerError]

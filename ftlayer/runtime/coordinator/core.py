@@ -1,0 +1,448 @@
+"""The coordinator's rules as a state machine: events in, decisions out. No I/O, no threads, no clock.
+
+A job starts when every slot has an instance, and is repaired when one is lost:
+
+    lost → `DropPeers` to the others → all answered, and a new instance is there → the vertex recalls what is
+    pending → `PeersUp` to the others, `Deploy` to the new one, `ReplayNow` to all
+
+A further loss at any point of this begins it again, with a higher epoch. What an instance says that is not the
+connected one of its slot is not listened to. Each event changes what is known; then `_advance` does whatever has
+become possible, so that the order of events does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
+from ftlayer.restart import RestartStrategy
+from ftlayer.runtime.coordinator.ending import AskStatus, EndDetection, NothingLeft, ProbeAll
+from ftlayer.runtime.coordinator.events import (
+    AskVertexStatus,
+    Broke,
+    Broken,
+    CancelRequested,
+    CancelSlot,
+    Decision,
+    DrainRequested,
+    Event,
+    JobState,
+    Over,
+    RecallDone,
+    RecallStreams,
+    Said,
+    SendTo,
+    SlotDown,
+    SlotUp,
+    SparkJobEnded,
+    StatusKnown,
+    SubmitSlot,
+    Tick,
+)
+from ftlayer.runtime.coordinator.slot_record import SlotRecord
+from ftlayer.runtime.messages import (
+    Cancel,
+    Deploy,
+    DropPeers,
+    EndReplays,
+    FromSlot,
+    Heartbeat,
+    Hello,
+    PeersDropped,
+    PeersUp,
+    Probe,
+    ReplayNow,
+    SlotEnded,
+    SlotFailed,
+    SplitDone,
+    StopSources,
+    ToSlot,
+)
+
+# A slot that has never come up is not tried for ever: its reason is the machine's or the plan's.
+START_ATTEMPTS = 3
+# How long slots have to end by themselves (ms) before their Spark jobs are cancelled.
+STOP_GRACE_MS = 5_000
+# How long a cancelled Spark job may take to end (ms): Spark kills a Python worker after 2 s.
+CANCEL_GRACE_MS = 10_000
+# Cancelling is repeated (ms): a job that was being submitted cannot be cancelled yet.
+CANCEL_AGAIN_MS = 1_000
+
+
+class CoordinatorCore:
+    """The state of one execution of a job.
+
+    ``run`` names it; each epoch's instances get a name of their own made from it, so that a root id is never
+    made twice. Times are of one monotone clock (ms).
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int,
+        tracked: bool,
+        run: str,
+        options: TopologyOptions,
+        restart: RestartStrategy,
+    ) -> None:
+        self._tracked = tracked
+        self._run = run
+        self._options = options
+        self._restart = restart
+        self.slots = [SlotRecord(number) for number in range(slots)]
+        self.epoch = 0
+        self.restarts = 0
+        self.last_failure = ""
+        self._draining = False
+        self._ending = False
+        self._verdict: Over | None = None
+        self._over = False
+        self._recall_number = 0
+        self._recalled = not tracked
+        self._recalling = False
+        self._detection = EndDetection()
+        self._started_ms = self._last_ms = self._stop_ms = self._cancelled_ms = 0
+        self._out: list[Decision] = []
+
+    @property
+    def state(self) -> JobState:
+        """Where the job is."""
+        if self._verdict is not None:
+            return self._verdict.state if self._over else JobState.STOPPING
+        if self.epoch == 0:
+            return JobState.STARTING
+        if self._ending:
+            return JobState.ENDING
+        if not all(slot.deployed for slot in self.slots):
+            return JobState.RECOVERING
+        return JobState.DRAINING if self._draining else JobState.RUNNING
+
+    def start(self, now_ms: int) -> list[Decision]:
+        """Begin: what an earlier run left pending becomes due, and the slots are submitted."""
+        self._started_ms = self._last_ms = now_ms
+        if self._tracked:
+            self._recall()
+        for slot in self.slots:
+            self._submit(slot, now_ms)
+        return self._decided()
+
+    def handle(self, event: Event, now_ms: int) -> list[Decision]:
+        """Take one event and return what is to be done, in order."""
+        if self._over:
+            return []
+        self._mind_the_gap(now_ms)
+        match event:
+            case Said():
+                self._said(self.slots[event.slot], event.instance, event.message, now_ms)
+            case Broke():
+                self._broke(self.slots[event.slot], event, now_ms)
+            case SparkJobEnded():
+                self._spark_job_ended(self.slots[event.slot], event, now_ms)
+            case CancelRequested():
+                self._stop(Over(JobState.CANCELLED), event.reason, now_ms)
+            case DrainRequested():
+                self._drain()
+            case StatusKnown():
+                self._probe(self._detection.status(event.number, event.status, now_ms))
+            case RecallDone():
+                if event.number == self._recall_number and self._recalling:
+                    self._recalling, self._recalled = False, True
+            case Broken():
+                self._fail(event.error, now_ms)
+            case Tick():
+                self._check_silence(now_ms)
+        self._advance(now_ms)
+        return self._decided()
+
+    def _decided(self) -> list[Decision]:
+        out, self._out = self._out, []
+        return out
+
+    # ------------------------------------------------------------ what slots say
+
+    def _said(self, slot: SlotRecord, instance: str, message: FromSlot, now_ms: int) -> None:
+        if isinstance(message, Hello):
+            self._hello(slot, message, now_ms)
+            return
+        if not slot.is_instance(instance):
+            return
+        slot.heard_ms = now_ms
+        match message:
+            case Heartbeat():
+                slot.heartbeat = message
+                if slot.running:
+                    self._detection.heartbeat(slot.number, message)
+            case PeersDropped():
+                slot.dropped_epoch = max(slot.dropped_epoch, message.epoch)
+            case SlotFailed():
+                where = f" in {message.operator}" if message.operator else ""
+                trace = f"\n{message.traceback}" if message.traceback else ""
+                self._lose(slot, f"it failed{where}: {message.reason}{trace}", now_ms)
+            case SlotEnded():
+                slot.ended = slot.deployed
+                if slot.ended and self.state is JobState.RECOVERING:
+                    self._repair([], now_ms)
+            case SplitDone():
+                pass  # the planner's, not ours
+
+    def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> None:
+        if self._stopping() or slot.ended:
+            self._out.append(SendTo(slot.number, hello.instance, Cancel("the job does not need it any more")))
+            return
+        if slot.hello is not None:
+            self._tell(slot, Cancel("another process has taken its place"))
+            self._lose(slot, "another process took its place", now_ms)
+            if self._stopping():
+                return
+        slot.connect(hello, now_ms)
+        slot.submit_at_ms = None
+
+    def _broke(self, slot: SlotRecord, event: Broke, now_ms: int) -> None:
+        if slot.is_instance(event.instance) and not slot.ended:
+            self._lose(slot, event.reason, now_ms)
+
+    def _spark_job_ended(self, slot: SlotRecord, event: SparkJobEnded, now_ms: int) -> None:
+        if event.attempt != slot.attempt:
+            return
+        slot.submitted = slot.cancelled = False
+        slot.spark_error = event.error
+        if event.error is None:
+            return
+        if slot.hello is None and self._verdict is None:
+            slot.failure = self.last_failure = _both(slot.failure or f"slot {slot.number}", event.error)
+        if not slot.greeted and self._verdict is None:
+            slot.failed_starts += 1
+            if slot.failed_starts == START_ATTEMPTS:
+                self._fail(
+                    JobStartError(
+                        f"slot {slot.number} cannot start; {START_ATTEMPTS} attempts failed: {event.error}"
+                    ),
+                    now_ms,
+                )
+
+    # ------------------------------------------------------------ losses
+
+    def _check_silence(self, now_ms: int) -> None:
+        if self._verdict is not None:
+            return
+        limit = self._options.heartbeat_timeout_ms
+        for slot in self.slots:
+            if slot.running and now_ms - slot.heard_ms >= limit:
+                self._lose(slot, f"it was not heard of for {limit} ms", now_ms)
+                self._cancel(slot, now_ms)
+
+    def _lose(self, slot: SlotRecord, reason: str, now_ms: int) -> None:
+        was_deployed = slot.deployed
+        slot.disconnect(now_ms + self._options.start_timeout_ms)
+        if self._verdict is not None:
+            return
+        slot.failure = self.last_failure = _both(f"slot {slot.number}: {reason}", slot.spark_error)
+        if not was_deployed:
+            if self.epoch:
+                # Nobody has heard of it; but the others went on since the vertex was asked to recall.
+                self._recalled = self._recalling = False
+            return
+        slot.restarts += 1
+        self.restarts += 1
+        if not self._tracked:
+            self._fail(
+                SlotLostError(
+                    f"{slot.failure}. With FTStatus.OFF nothing says which records it held, so the job ends; "
+                    "with FTStatus.ON they would be replayed"
+                ),
+                now_ms,
+            )
+        elif self._ending:
+            # Everything is done and the vertex is empty: what remained was to say so.
+            self._stop(Over(JobState.ENDED), "everything is done", now_ms)
+        else:
+            self._repair([slot.number], now_ms)
+
+    def _repair(self, lost: list[int], now_ms: int) -> None:
+        """Begin a repair: slots that had ended start again as well."""
+        gone = list(lost)
+        for slot in self.slots:
+            if slot.ended:
+                # Its channels to the new instance would never say that they end.
+                slot.disconnect(now_ms + self._options.start_timeout_ms)
+                slot.revived = True
+                gone.append(slot.number)
+        self.epoch += 1
+        self._recalled = self._recalling = False
+        self._detection.restart()
+        for slot in self._running():
+            self._tell(slot, DropPeers(self.epoch, tuple(sorted(gone))))
+            slot.asked_epoch = self.epoch
+        self._out.extend(SlotDown(number) for number in gone)
+
+    # ------------------------------------------------------------ going on
+
+    def _advance(self, now_ms: int) -> None:
+        if self._verdict is None:
+            self._keep_slots_up(now_ms)
+        if self._verdict is None:
+            self._bring_up(now_ms)
+            self._look_for_end(now_ms)
+        if self._verdict is not None:
+            self._finish(now_ms)
+
+    def _keep_slots_up(self, now_ms: int) -> None:
+        late = self.epoch == 0 and now_ms - self._started_ms >= self._options.start_timeout_ms
+        if late and not all(slot.hello for slot in self.slots):
+            self._fail(self._not_up(), now_ms)
+        for slot in self.slots:
+            if slot.hello is None and self._verdict is None:
+                self._keep_up(slot, now_ms)
+
+    def _keep_up(self, slot: SlotRecord, now_ms: int) -> None:
+        if slot.submitted:
+            if now_ms >= slot.patience_ms:
+                if slot.cancelled:
+                    slot.submitted = False  # it does not answer; its successor fences it
+                else:
+                    self._cancel(slot, now_ms)
+        elif slot.submit_at_ms is None:
+            pause = 0 if slot.revived else self._restart.on_failure(now_ms)
+            if pause is None:
+                self._fail(
+                    SlotLostError(f"the restart strategy has given up. Last failure: {slot.failure}"), now_ms
+                )
+                return
+            slot.revived = False
+            slot.submit_at_ms = now_ms + pause
+        if slot.submit_at_ms is not None and now_ms >= slot.submit_at_ms:
+            self._submit(slot, now_ms)
+
+    def _not_up(self) -> JobStartError:
+        missing = [str(slot.number) for slot in self.slots if slot.hello is None]
+        failures = sorted({slot.failure for slot in self.slots if slot.hello is None and slot.failure})
+        return JobStartError(
+            f"slots {', '.join(missing)} of {len(self.slots)} were not up within "
+            f"{self._options.start_timeout_ms} ms (start_timeout_ms). Each needs a task slot of its own for as "
+            "long as the job runs: other Spark jobs may hold them, or executors were not there yet"
+            + "".join(f"; {failure}" for failure in failures)
+        )
+
+    def _bring_up(self, now_ms: int) -> None:
+        new = [slot for slot in self.slots if not slot.deployed]
+        if not new or not all(slot.hello for slot in self.slots):
+            return
+        others = list(self._running())
+        if any(slot.dropped_epoch < slot.asked_epoch for slot in others):
+            return
+        if not self._recalled:
+            if not self._recalling:
+                self._recall()
+            return
+        self.epoch = max(self.epoch, 1)
+        arrived = tuple(slot.peer for slot in new)
+        for slot in others:
+            self._tell(slot, PeersUp(self.epoch, arrived))
+        peers = tuple(slot.peer for slot in self.slots)
+        for slot in new:
+            self._tell(slot, Deploy(self.epoch, f"{self._run}/{self.epoch}", peers))
+            slot.deployed, slot.heard_ms = True, now_ms
+            if self._draining:
+                self._tell(slot, StopSources())
+            self._out.append(SlotUp(slot.number))
+        if self._tracked:
+            for slot in self.slots:
+                self._tell(slot, ReplayNow())
+
+    def _look_for_end(self, now_ms: int) -> None:
+        if self.epoch and all(slot.ended for slot in self.slots):
+            self._stop(Over(JobState.ENDED), "", now_ms)
+        elif self._tracked and not self._ending and all(slot.deployed for slot in self.slots):
+            latest = {slot.number: slot.heartbeat for slot in self._running()}
+            match self._detection.advance(latest, now_ms):
+                case ProbeAll() as probe:
+                    self._probe(probe)
+                case AskStatus(number):
+                    self._out.append(AskVertexStatus(number))
+                case NothingLeft():
+                    self._ending = True
+                    for slot in self._running():
+                        self._tell(slot, EndReplays())
+
+    def _probe(self, probe: ProbeAll | None) -> None:
+        if probe is not None:
+            for slot in self._running():
+                self._tell(slot, Probe(probe.number))
+
+    def _drain(self) -> None:
+        if not self._draining and self._verdict is None:
+            self._draining = True
+            for slot in self._running():
+                self._tell(slot, StopSources())
+
+    # ------------------------------------------------------------ coming to an end
+
+    def _fail(self, error: FTLayerError, now_ms: int) -> None:
+        self.last_failure = str(error)
+        self._stop(Over(JobState.FAILED, error), str(error).partition("\n")[0], now_ms)
+
+    def _stop(self, verdict: Over, reason: str, now_ms: int) -> None:
+        if self._verdict is not None:
+            return
+        self._verdict = verdict
+        self._stop_ms = self._cancelled_ms = now_ms
+        for slot in self.slots:
+            if slot.hello is not None and not slot.ended:
+                self._tell(slot, Cancel(reason))
+            elif slot.hello is None and slot.submitted:
+                self._out.append(CancelSlot(slot.number, slot.attempt))
+
+    def _finish(self, now_ms: int) -> None:
+        assert self._verdict is not None
+        stuck = [slot for slot in self.slots if slot.submitted]
+        if not stuck or now_ms - self._stop_ms >= STOP_GRACE_MS + CANCEL_GRACE_MS:
+            self._over = True
+            self._out.append(self._verdict)
+        elif now_ms - self._cancelled_ms >= CANCEL_AGAIN_MS:
+            self._cancelled_ms = now_ms
+            late = now_ms - self._stop_ms >= STOP_GRACE_MS
+            self._out.extend(
+                CancelSlot(slot.number, slot.attempt) for slot in stuck if late or slot.hello is None
+            )
+
+    # ------------------------------------------------------------ small ones
+
+    def _stopping(self) -> bool:
+        return self._verdict is not None
+
+    def _running(self) -> Iterator[SlotRecord]:
+        return (slot for slot in self.slots if slot.running)
+
+    def _tell(self, slot: SlotRecord, message: ToSlot) -> None:
+        assert slot.hello is not None
+        self._out.append(SendTo(slot.number, slot.hello.instance, message))
+
+    def _submit(self, slot: SlotRecord, now_ms: int) -> None:
+        slot.attempt += 1
+        slot.submitted, slot.cancelled, slot.submit_at_ms = True, False, None
+        slot.patience_ms = now_ms + self._options.start_timeout_ms
+        self._out.append(SubmitSlot(slot.number, slot.attempt))
+
+    def _cancel(self, slot: SlotRecord, now_ms: int) -> None:
+        slot.cancelled = True
+        slot.patience_ms = now_ms + CANCEL_GRACE_MS
+        if slot.submitted:
+            self._out.append(CancelSlot(slot.number, slot.attempt))
+
+    def _recall(self) -> None:
+        self._recall_number += 1
+        self._recalling = True
+        self._out.append(RecallStreams(self._recall_number))
+
+    def _mind_the_gap(self, now_ms: int) -> None:
+        """Where the driver itself stood still, silence says nothing of the slots: give them the time back."""
+        gap = now_ms - self._last_ms
+        self._last_ms = now_ms
+        if gap >= self._options.heartbeat_timeout_ms // 2:
+            for slot in self.slots:
+                slot.heard_ms += gap
+
+
+def _both(reason: str, spark_error: str | None) -> str:
+    return f"{reason}; Spark says: {spark_error}" if spark_error else reason

@@ -1,0 +1,169 @@
+"""What happens to a coordinator, and what it decides. Frozen values; the shell (`job.py`) carries them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ftlayer.errors import FTLayerError
+from ftlayer.layer.calls import StreamStatus
+from ftlayer.runtime.messages import FromSlot, ToSlot
+
+
+class JobState(StrEnum):
+    """Where a job is; the last three are final."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    DRAINING = "draining"
+    ENDING = "ending"
+    STOPPING = "stopping"
+    ENDED = "ended"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing comes after it."""
+        return self in (JobState.ENDED, JobState.CANCELLED, JobState.FAILED)
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An instance of a slot sent a message; its first one is its Hello."""
+
+    slot: int
+    instance: str
+    message: FromSlot
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """The control stream of an instance ended."""
+
+    slot: int
+    instance: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SparkJobEnded:
+    """The Spark job that ran a slot is over; ``error`` None when it ended well."""
+
+    slot: int
+    attempt: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """End the job now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequested:
+    """End the sources, and the job once nothing is pending."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusKnown:
+    """The vertex answered question ``number``."""
+
+    number: int
+    status: StreamStatus
+
+
+@dataclass(frozen=True, slots=True)
+class RecallDone:
+    """The vertex has recalled all streams, as `RecallStreams` with this number asked."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The driver's side cannot go on: the vertex or a source's reader failed for good."""
+
+    error: FTLayerError
+
+
+Event = (
+    Said | Broke | SparkJobEnded | Tick | CancelRequested | DrainRequested | StatusKnown | RecallDone | Broken
+)
+
+# ---------------------------------------------------------------- decisions
+
+
+@dataclass(frozen=True, slots=True)
+class SendTo:
+    """Send a message to one instance of a slot."""
+
+    slot: int
+    instance: str
+    message: ToSlot
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitSlot:
+    """Start a Spark job that runs the slot."""
+
+    slot: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelSlot:
+    """End the Spark job of a slot, whatever it does."""
+
+    slot: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecallStreams:
+    """Have the vertex make everything pending due for replay; answered by `RecallDone`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskVertexStatus:
+    """Ask what is still to do; answered by `StatusKnown`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotUp:
+    """A new instance of the slot was told to start its tasks: sources' splits may be sent to it."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDown:
+    """What the slot was to read and has not reported as done, it will not report."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The job has come to its final state; nothing of it runs any more."""
+
+    state: JobState
+    error: FTLayerError | None = None
+
+
+Decision = SendTo | SubmitSlot | CancelSlot | RecallStreams | AskVertexStatus | SlotUp | SlotDown | Over
