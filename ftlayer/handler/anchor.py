@@ -9,53 +9,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
+from ftlayer.handler.children import Derived, FTDerived, FTPairs, Pairs, Site, UntrackedChildren
 from ftlayer.handler.exact_ids import IdBook
 from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import EventIds
-from ftlayer.records.ids import I32Array, I64Array, U64Array
-
-
-class Children(Protocol):
-    """n records about to be emitted; tells their RecordIds edge by edge."""
-
-    def __len__(self) -> int: ...
-
-    def names(self, edge: int) -> U64Array:
-        """Return a number that tells each record from the others before it has a channel: uint64[n]."""
-
-    def copies(self, edge: int, owner: str, channel: int | I32Array) -> Lineage | None:
-        """Derive the RecordIds of one copy of each record, and note that they are owed.
-
-        Call it once for each copy: twice with the same edge and channel would cancel out.
-
-        Args:
-            edge: number of the edge.
-            owner: the chain that acknowledges these copies.
-            channel: the receiving channel, one for all or int32[n].
-
-        Returns:
-            The RecordIds, None with fault tolerance off.
-        """
-
-
-class Derived(Children, Protocol):
-    """Children of one batch of anchors."""
-
-    @property
-    def owed(self) -> U64Array:
-        """uint64[m] aligned with the anchors' roots: the XOR of all copies so far; empty when off."""
-
-
-class Pairs(Children, Protocol):
-    """Children of two anchors each."""
-
-    @property
-    def owed_left(self) -> U64Array:
-        """As `Derived.owed`, for the left anchors: a pair's copies under the roots of its left record."""
-
-    @property
-    def owed_right(self) -> U64Array:
-        """For the right anchors: a pair's copies under the roots that its right record has alone."""
+from ftlayer.records.ids import I64Array, U64Array, initial_record_ids, operator_key
+from ftlayer.records.kernels import native
 
 
 class AnchorHandler(Protocol):
@@ -89,3 +50,92 @@ class AnchorHandler(Protocol):
 
     def event_ids(self, roots: U64Array | None) -> EventIds | None:
         """Take the single ids of all copies of new roots, in the order of ``roots``; None unless exact."""
+
+
+class FTAnchorHandler:
+    """`AnchorHandler` with fault tolerance on."""
+
+    def __init__(self, uid: str, book: IdBook | None) -> None:
+        """``uid`` is the emitting chain's; ``book`` keeps single ids, None: nobody needs them."""
+        self._site = Site(operator_key(uid), book)
+        self._book = book
+        self._anchors: Lineage | None = None
+        self._counts: dict[str, U64Array] = {}
+        self._pairs = 0
+
+    def derive(self, anchors: Lineage | None, parents: I64Array, tag: str = "") -> Derived:
+        """See `AnchorHandler.derive`."""
+        anchors = _tracked(anchors)
+        if anchors is not self._anchors:
+            self._anchors = anchors
+            self._counts = {}
+        counts = self._counts.get(tag)
+        if counts is None:
+            counts = self._counts[tag] = np.zeros(len(anchors), np.uint64)
+        ordinals = np.empty(len(parents), np.uint64)
+        native.child_ordinals(parents, counts, ordinals)
+        return FTDerived(self._site, anchors, parents, ordinals)
+
+    def pair(
+        self,
+        left: Lineage | None,
+        left_rows: I64Array,
+        right: Lineage | None,
+        right_rows: I64Array,
+    ) -> Pairs:
+        """See `AnchorHandler.pair`."""
+        # A number no other pair of this task has: the same two records may be paired again at any time.
+        first, self._pairs = self._pairs, self._pairs + len(left_rows)
+        return FTPairs(self._site, _tracked(left), left_rows, _tracked(right), right_rows, first)
+
+    def of_roots(self, roots: U64Array | None, n: int) -> Derived:
+        """See `AnchorHandler.of_roots`."""
+        if roots is None:
+            raise ValueError("roots: with fault tolerance on every new record has a root")
+        anchors = Lineage(roots, initial_record_ids(roots))
+        return FTDerived(self._site, anchors, np.arange(n), np.zeros(n, np.uint64))
+
+    def event_ids(self, roots: U64Array | None) -> EventIds | None:
+        """See `AnchorHandler.event_ids`."""
+        if self._book is None or roots is None:
+            return None
+        return self._book.take(initial_record_ids(roots), own=False)
+
+
+class NonFTAnchorHandler:
+    """`AnchorHandler` with fault tolerance off."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def derive(self, anchors: Lineage | None, parents: I64Array, tag: str = "") -> Derived:
+        """Return children without RecordIds."""
+        return self._children(len(parents))
+
+    def pair(
+        self,
+        left: Lineage | None,
+        left_rows: I64Array,
+        right: Lineage | None,
+        right_rows: I64Array,
+    ) -> Pairs:
+        """Return pairs without RecordIds."""
+        return self._children(len(left_rows))
+
+    def of_roots(self, roots: U64Array | None, n: int) -> Derived:
+        """Return records without RecordIds."""
+        return self._children(n)
+
+    def event_ids(self, roots: U64Array | None) -> EventIds | None:
+        """Return None."""
+        return None
+
+    def _children(self, n: int) -> UntrackedChildren:
+        first, self._count = self._count, self._count + n
+        return UntrackedChildren(first, n)
+
+
+def _tracked(anchors: Lineage | None) -> Lineage:
+    if anchors is None:
+        raise ValueError("anchors: with fault tolerance on every record has RecordIds")
+    return anchors

@@ -83,4 +83,6 @@ class NonFTPersister:
         ids: EventIds | None = None,
     ) -> Persist:
         """Raise `UnsupportedError`."""
-        raise UnsupportedError(f"{stream!r}: with fault tolerance off there is no vertex to persist records in")
+        raise UnsupportedError(
+            f"{stream!r}: with fault tolerance off there is no vertex to persist records in"
+        )

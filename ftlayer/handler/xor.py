@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from ftlayer.errors import QueryError
 from ftlayer.functions.chain import RowFailure
-from ftlayer.handler.exact_ids import IdBook
+from ftlayer.handler.exact_ids import IdBook, fold_lists
 from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import EventIds, Failure
-from ftlayer.records.ids import I64Array, U64Array
+from ftlayer.records.ids import I64Array, U64Array, xor_fold_by_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +48,85 @@ class XorHandler(Protocol):
 
     def failures(self) -> tuple[Failure, ...]:
         """Take what failed since the last call."""
+
+
+class FTXorHandler:
+    """`XorHandler` with fault tolerance on."""
+
+    def __init__(self, book: IdBook | None) -> None:
+        """``book`` keeps single ids; None: nobody needs them."""
+        self._book = book
+        self._roots: list[U64Array] = []
+        self._values: list[U64Array] = []
+        self._ids: list[EventIds] = []
+        self._failures: dict[int, Failure] = {}
+
+    def settle(self, anchors: Lineage | None, owed: U64Array, records: I64Array | None = None) -> None:
+        """See `XorHandler.settle`."""
+        if anchors is None:
+            raise ValueError("anchors: with fault tolerance on every record has RecordIds")
+        roots, ids = anchors.roots, anchors.ids
+        if records is not None:
+            places, _ = anchors.entries(records)
+            roots, ids, owed = roots[places], ids[places], owed[places]
+        if not len(roots):
+            return
+        self._roots.append(roots)
+        self._values.append(ids ^ owed)
+        if self._book is not None:
+            self._ids.append(self._book.take(ids, own=True))
+
+    def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
+        """See `XorHandler.fail`."""
+        if anchors is None:
+            raise ValueError("anchors: with fault tolerance on every record has RecordIds")
+        for failure in failures:
+            places, _ = anchors.entries(np.array([failure.row], np.int64))
+            for root in anchors.roots[places].tolist():
+                self._failures.setdefault(
+                    root,
+                    Failure(root, failure.reason, failure.operator, failure.traceback, failure.fatal),
+                )
+            if self._book is not None:
+                self._book.take(anchors.ids[places], own=True)
+
+    def events(self) -> Events | None:
+        """See `XorHandler.events`."""
+        if not self._roots:
+            return None
+        roots, values = self._roots, self._values
+        single = len(roots) == 1
+        all_roots = roots[0] if single else np.concatenate(roots)
+        unique, folded = xor_fold_by_root(all_roots, values[0] if single else np.concatenate(values))
+        lists = None
+        if self._book is not None:
+            group = {root: place for place, root in enumerate(unique.tolist())}
+            groups = np.array([group[root] for root in all_roots.tolist()], np.int64)
+            lists = fold_lists(self._ids, groups, len(unique))
+        self._roots, self._values, self._ids = [], [], []
+        return Events(unique, folded, lists)
+
+    def failures(self) -> tuple[Failure, ...]:
+        """See `XorHandler.failures`."""
+        failed, self._failures = tuple(self._failures.values()), {}
+        return failed
+
+
+class NonFTXorHandler:
+    """`XorHandler` with fault tolerance off."""
+
+    def settle(self, anchors: Lineage | None, owed: U64Array, records: I64Array | None = None) -> None:
+        """Do nothing."""
+
+    def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
+        """Raise the first failure as a `QueryError`: nobody else would hear of it."""
+        for failure in failures:
+            raise QueryError(f"{failure.operator!r} failed: {failure.reason}\n{failure.traceback}")
+
+    def events(self) -> Events | None:
+        """Return None."""
+        return None
+
+    def failures(self) -> tuple[Failure, ...]:
+        """Return nothing."""
+        return ()

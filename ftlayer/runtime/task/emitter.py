@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
+from ftlayer.errors import CodecError
+from ftlayer.handler.children import Children
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import EventIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.actions import Send
-from ftlayer.runtime.elements import Batch, EndOfStream, Idle, Watermark
+from ftlayer.runtime.elements import EndOfStream, Idle, Watermark
+from ftlayer.runtime.task.selection import OutEdge
 from ftlayer.stream.job_graph import JobGraph
 
 
@@ -57,7 +61,11 @@ class Emitter:
 
     def __init__(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> None:
         """``uid`` is the emitting chain's; ``handler`` that of this subtask."""
-        raise NotImplementedError
+        self._handler = handler
+        self._edges = tuple(OutEdge(graph, edge, subtask) for edge in graph.edges_from(uid))
+        self._by_tag: dict[str, tuple[OutEdge, ...]] = {}
+        for out in self._edges:
+            self._by_tag[out.edge.tag] = (*self._by_tag.get(out.edge.tag, ()), out)
 
     def derived(
         self,
@@ -80,7 +88,8 @@ class Emitter:
         Raises:
             ConfigError: a custom partitioner returned no channel of its edge.
         """
-        raise NotImplementedError
+        children = self._handler.anchor.derive(anchors, parents, tag)
+        return Emission(self._send(tag, payload, children, times), children.owed)
 
     def pairs(
         self,
@@ -96,13 +105,31 @@ class Emitter:
         Row i comes from record ``left_rows[i]`` of ``left`` and ``right_rows[i]`` of ``right`` (int64[k]).
         Raises as `derived`.
         """
-        raise NotImplementedError
+        children = self._handler.anchor.pair(left, left_rows, right, right_rows)
+        sends = self._send("", payload, children, times)
+        return PairEmission(sends, children.owed_left, children.owed_right)
 
     def roots(
         self, payload: pa.RecordBatch, roots: U64Array | None, times: I64Array | None = None, tag: str = ""
     ) -> RootEmission:
         """Make the batches of rows that are new roots (uint64[n], None when off). Raises as `derived`."""
-        raise NotImplementedError
+        anchor = self._handler.anchor
+        children = anchor.of_roots(roots, payload.num_rows)
+        columns: dict[int, I32Array] = {}
+        sends: list[Send] = []
+        for out in self._by_tag.get(tag, ()):
+            column = out.edge.routing
+            if column is None:
+                selection = out.select(payload, children)
+            else:
+                if column not in columns:
+                    columns[column] = out.routing(payload, children)
+                # By the twin: the original goes where its replay will, and the key is hashed once.
+                selection = out.select_stored(children, columns[column])
+            if payload.num_rows:
+                sends.extend(out.send(payload, children, times, selection))
+        key_hashes = np.stack([columns[column] for column in sorted(columns)], axis=1) if columns else None
+        return RootEmission(sends, children.owed, key_hashes, anchor.event_ids(roots))
 
     def replayed(
         self, payload: pa.RecordBatch, anchors: Lineage | None, key_hashes: I32Array | None
@@ -112,8 +139,37 @@ class Emitter:
         ``key_hashes`` are int32[n] or int32[n, k], as they were stored. For a `Replay`'s edges alone.
         Raises `CodecError` if an edge's routing values were not stored.
         """
-        raise NotImplementedError
+        rows = np.arange(payload.num_rows, dtype=np.int64)
+        children = self._handler.anchor.derive(anchors, rows)
+        sends: list[Send] = []
+        for out in self._edges:
+            column = out.edge.routing
+            routing = None if column is None else _column(key_hashes, column)
+            selection = out.select_stored(children, routing)
+            if payload.num_rows:
+                sends.extend(out.send(payload, children, None, selection))
+        return Emission(sends, children.owed)
 
     def mark(self, element: Watermark | Idle | EndOfStream) -> list[Send]:
         """Send a mark to all channels of all edges."""
-        raise NotImplementedError
+        return [Send(channel, element) for out in self._edges for channel in out.channels]
+
+    def _send(
+        self, tag: str, payload: pa.RecordBatch, children: Children, times: I64Array | None
+    ) -> list[Send]:
+        if not payload.num_rows:
+            return []
+        return [
+            send
+            for out in self._by_tag.get(tag, ())
+            for send in out.send(payload, children, times, out.select(payload, children))
+        ]
+
+
+def _column(key_hashes: I32Array | None, column: int) -> I32Array | None:
+    if key_hashes is None:
+        return None
+    numbers = key_hashes.reshape(len(key_hashes), -1)
+    if column >= numbers.shape[1]:
+        raise CodecError(f"the records were stored with {numbers.shape[1]} routing values, not {column + 1}")
+    return np.ascontiguousarray(numbers[:, column])
