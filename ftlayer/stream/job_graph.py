@@ -34,8 +34,8 @@ class JobEdge:
             stored record.
         schema: of the records.
         tag: the side output of the source chain that it carries, "" for the main one.
-        routing: for edges from a source or a `Replay`, which column of the stored ``key_hash`` the
-            partitioner's ``routing`` goes to and its twin reads; None where nothing is stored.
+        routing: for edges from a source, an operator with timers or a `Replay`, which column of the stored
+            ``key_hash`` the partitioner's ``routing`` goes to and its twin reads; None where nothing is stored.
     """
 
     number: int

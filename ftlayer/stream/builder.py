@@ -1,0 +1,195 @@
+"""What the streams write a graph into, operator by operator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.config import FTStatus
+from ftlayer.errors import ConfigError, FTLayerError, InvalidTopologyError
+from ftlayer.layer.calls import StreamOptions
+from ftlayer.stream.checks import check_columns, check_graph, check_operator, check_parallelism, circle_error
+from ftlayer.stream.connectors import ParseSchema, Schema, open_source
+from ftlayer.stream.ddl import parse_ddl
+from ftlayer.stream.graph import StreamEdge, StreamGraph, StreamNode
+from ftlayer.stream.names import check_job_name, check_name, kind_of
+from ftlayer.stream.operators import Operator, Source
+from ftlayer.stream.streams import DataStream, Leg
+
+
+class GraphBuilder:
+    """Makes streams and keeps the graph that they write.
+
+    The same calls give the same graph: an operator without a ``uid`` is called by its kind and its place among those
+    of its kind, ``map-1``, ``map-2``. Whoever wants to change a program and keep ids and positions gives uids.
+
+    Args:
+        name: of the topology; the vertex files its records under it.
+        parallelism: of operators that have none of their own.
+        status: whether records are tracked; `FTStatus.OFF` allows operators that could not be.
+        parse_schema: reads schemas that are given as text; `parse_ddl` by default.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        parallelism: int = 1,
+        status: FTStatus = FTStatus.ON,
+        parse_schema: ParseSchema = parse_ddl,
+    ) -> None:
+        """Begin an empty graph. Raises `ConfigError`."""
+        check_job_name(name)
+        check_parallelism(parallelism, f"topology {name!r}")
+        self.name = name
+        self.parallelism = parallelism
+        self.status = status
+        self._parse = parse_schema
+        self._nodes: list[_Node] = []
+        self._edges: list[tuple[Leg, int, int]] = []
+        self._kinds: Counter[str] = Counter()
+
+    def source(
+        self,
+        source: Any,
+        schema: Schema | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry: StreamOptions | None = None,
+    ) -> DataStream:
+        """Begin a stream.
+
+        Args:
+            source: a stream reader or `DataSource` class of pyspark; an iterable of records that can be gone through
+                again and again, a function without arguments that returns one, or `partitions` of either; or a
+                `PushSource`. A record is a value (one column), a tuple in the order of the columns (several), or
+                whole `pa.RecordBatch`es come.
+            schema: of the records, as a `pa.Schema` or as Spark's DDL; may be left out for a `DataSource` that knows.
+            options: for a `DataSource` class.
+            uid: stable name; positions of the source are kept under it.
+            parallelism: subtasks that read. By default as many as there are partitions of iterables, up to the
+                topology's; one for a `PushSource` (its callback is registered in each subtask) and a simple reader.
+            retry: retry options of these records; by default the topology's.
+
+        Raises:
+            ConfigError: what cannot be a source, a one-shot iterator among others; no or a wrong schema.
+        """
+        wanted = None if schema is None else self.schema(schema, "source")
+        opened = open_source(source, wanted, options, self._parse)
+        known = wanted if wanted is not None else opened.schema
+        if known is None:
+            raise ConfigError("source: give schema=…, a pyarrow.Schema or text like 'id bigint, name string'")
+        if parallelism is None and opened.most_subtasks is not None:
+            parallelism = min(opened.most_subtasks, self.parallelism)
+        node = self.add(
+            lambda uid: Source(uid, opened.connector, known),
+            [],
+            uid=uid,
+            parallelism=parallelism,
+            retry=retry,
+        )
+        return DataStream(self, (Leg(node),), known)
+
+    def build(self) -> StreamGraph:
+        """Return the graph, checked: see `check_graph` for what is raised."""
+        graph = self._graph()
+        check_graph(graph, tracked=self.status is FTStatus.ON)
+        return graph
+
+    # ------------------------------------------------------------ for the streams
+
+    def schema(self, given: Schema, what: str) -> pa.Schema:
+        """Return a schema that was given as such or as text; raises unless its columns can be used."""
+        schema = self._parse(given) if isinstance(given, str) else given
+        check_columns(schema, what)
+        return schema
+
+    def add(
+        self,
+        make: Callable[[str], Operator],
+        inputs: Sequence[tuple[Leg, ...]],
+        *,
+        uid: str | None,
+        parallelism: int | None,
+        retry: StreamOptions | None = None,
+    ) -> int:
+        """Add the operator that ``make`` returns for a uid, behind ``inputs``; return its place."""
+        operator = make("operator")
+        kind = kind_of(operator)
+        number = self._kinds[kind] + 1
+        operator = replace(operator, uid=self._free_uid(f"{kind}-{number}" if uid is None else uid))
+        check_operator(operator)
+        if parallelism is not None:
+            check_parallelism(parallelism, repr(operator.uid))
+        self._kinds[kind] = number
+        place = len(self._nodes)
+        self._nodes.append(_Node(operator, parallelism, retry))
+        self._edges.extend((leg, place, which) for which, legs in enumerate(inputs) for leg in legs)
+        return place
+
+    def operator(self, place: int) -> Operator:
+        """Return the operator at a place."""
+        return self._nodes[place].operator
+
+    def rename(self, place: int, uid: str) -> None:
+        """Give an operator a uid; `ConfigError` if it is no name, `InvalidTopologyError` if another one has it."""
+        node = self._nodes[place]
+        if uid != node.operator.uid:
+            node.operator = replace(node.operator, uid=self._free_uid(uid))
+
+    def set_parallelism(self, place: int, parallelism: int) -> None:
+        """Set an operator's number of subtasks."""
+        node = self._nodes[place]
+        check_parallelism(parallelism, repr(node.operator.uid))
+        node.parallelism = parallelism
+
+    def circle(self, head: tuple[Leg, ...], feedback: tuple[Leg, ...]) -> FTLayerError:
+        """Return the error for operators between ``head`` and ``feedback`` feeding each other."""
+        graph = self._graph()
+        begins = {self.operator(leg.node).uid for leg in head}
+        ends = {self.operator(leg.node).uid for leg in feedback}
+        inside = [
+            node.uid
+            for node in graph.nodes
+            if any(node.uid in graph.behind(begin) for begin in begins)
+            and (node.uid in ends or graph.behind(node.uid) & ends)
+        ]
+        if not inside:
+            return InvalidTopologyError(
+                f"close_with: {', '.join(sorted(ends))} does not come from the iteration behind "
+                f"{', '.join(sorted(begins))}"
+            )
+        return circle_error(tuple(inside), tracked=self.status is FTStatus.ON)
+
+    def _graph(self) -> StreamGraph:
+        nodes = tuple(
+            StreamNode(node.operator, node.parallelism or self.parallelism, node.retry)
+            for node in self._nodes
+        )
+        edges = tuple(
+            StreamEdge(nodes[leg.node].uid, nodes[target].uid, which, leg.partitioner, leg.tag)
+            for leg, target, which in self._edges
+        )
+        return StreamGraph(self.name, nodes, edges)
+
+    def _free_uid(self, uid: str) -> str:
+        check_name(uid, "uid")
+        for node in self._nodes:
+            if node.operator.uid == uid:
+                raise InvalidTopologyError(
+                    f"uid {uid!r} is given to several operators; ids and state are filed under it: choose another"
+                )
+        return uid
+
+
+@dataclass
+class _Node:
+    operator: Operator
+    parallelism: int | None
+    retry: StreamOptions | None

@@ -1,0 +1,231 @@
+"""What a user gives as a source or a sink, as the connectors that a graph knows. pyspark is imported when asked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from ftlayer.errors import ConfigError
+from ftlayer.stream.operators import (
+    FunctionSink,
+    IterableSource,
+    PushSource,
+    ReaderSource,
+    SinkConnector,
+    SourceConnector,
+    WriterSink,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructType
+
+ParseSchema: TypeAlias = Callable[[str], pa.Schema]
+Schema: TypeAlias = pa.Schema | str
+
+
+def partitions(*parts: Any) -> IterableSource:
+    """Return a source with several partitions, each an iterable or a function without arguments that returns one.
+
+    Raises `ConfigError` for an iterator, which can be gone through just once.
+    """
+    if not parts:
+        raise ConfigError("partitions: expected one iterable or more")
+    return IterableSource(tuple(_partition(part, f"partition {place}") for place, part in enumerate(parts)))
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """A connector with what it knows of itself: its schema (None: nothing) and how many subtasks are of use."""
+
+    connector: SourceConnector
+    schema: pa.Schema | None
+    most_subtasks: int | None
+
+
+def open_source(
+    given: Any, schema: pa.Schema | None, options: Mapping[str, str] | None, parse: ParseSchema
+) -> OpenedSource:
+    """Make a source's connector of whatever a user gave. ``options`` go to a Data Source's class.
+
+    Raises `ConfigError` for what cannot be a source.
+    """
+    if is_data_source(given):
+        return _open_data_source(given, schema, options, parse)
+    if options is not None:
+        raise ConfigError(
+            f"source: options are for a pyspark DataSource class, and this is {_described(given)}: give them to it"
+        )
+    if isinstance(given, ReaderSource | PushSource | IterableSource):
+        return OpenedSource(given, None, _most_subtasks(given))
+    if is_reader(given):
+        connector = ReaderSource(given)
+        return OpenedSource(connector, None, _most_subtasks(connector))
+    return OpenedSource(IterableSource((_partition(given, "source"),)), None, 1)
+
+
+def open_sink(
+    given: Any, schema: pa.Schema, options: Mapping[str, str] | None, every_ms: int, max_rows: int
+) -> SinkConnector:
+    """Make a sink's connector of whatever a user gave. ``options`` go to a Data Source's class.
+
+    Raises `ConfigError` for what cannot be a sink.
+    """
+    if is_data_source(given):
+        source = _instance(given, options)
+        writer = source.streamWriter(_struct_of(schema), False)
+        return WriterSink(writer, every_ms, max_rows)
+    if options is not None:
+        raise ConfigError(
+            f"sink: options are for a pyspark DataSource class, and this is {_described(given)}: give them to it"
+        )
+    if isinstance(given, FunctionSink | WriterSink):
+        return given
+    if _is_stream_writer(given):
+        return WriterSink(given, every_ms, max_rows)
+    if not callable(given):
+        raise ConfigError(
+            "sink: expected a function of a pyarrow.RecordBatch, a DataSourceStreamWriter or a DataSource class, "
+            f"got {_described(given)}"
+        )
+    return FunctionSink(given)
+
+
+def is_data_source(given: Any) -> bool:
+    """Whether it is a pyspark `DataSource`, its class or an instance."""
+    from pyspark.sql.datasource import DataSource
+
+    return isinstance(given, DataSource) or (isinstance(given, type) and issubclass(given, DataSource))
+
+
+def is_reader(given: Any) -> bool:
+    """Whether it is a stream reader of a pyspark Data Source."""
+    from pyspark.sql.datasource import DataSourceStreamReader, SimpleDataSourceStreamReader
+
+    return isinstance(given, DataSourceStreamReader | SimpleDataSourceStreamReader)
+
+
+def _is_stream_writer(given: Any) -> bool:
+    from pyspark.sql.datasource import DataSourceStreamWriter
+
+    return isinstance(given, DataSourceStreamWriter)
+
+
+# ---------------------------------------------------------------- Data Sources
+
+
+def _open_data_source(
+    given: Any, schema: pa.Schema | None, options: Mapping[str, str] | None, parse: ParseSchema
+) -> OpenedSource:
+    source = _instance(given, options)
+    if schema is None:
+        schema = _own_schema(source, parse)
+    struct = _struct_of(schema)
+    try:
+        reader: Any = source.streamReader(struct)
+    except NotImplementedError:
+        try:
+            reader = source.simpleStreamReader(struct)
+        except NotImplementedError as error:
+            raise ConfigError(f"source: {_described(given)} has no stream reader") from error
+    connector = ReaderSource(reader)
+    return OpenedSource(connector, schema, _most_subtasks(connector))
+
+
+def _instance(given: Any, options: Mapping[str, str] | None) -> DataSource:
+    from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
+
+    if isinstance(given, DataSource):
+        if options is not None:
+            raise ConfigError(
+                f"options: {_described(given)} has its own; give the class, or make it with these"
+            )
+        return given
+    made: DataSource = given(
+        CaseInsensitiveDict({name: str(value) for name, value in (options or {}).items()})
+    )
+    return made
+
+
+def _own_schema(source: DataSource, parse: ParseSchema) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        own = source.schema()
+    except NotImplementedError as error:
+        raise ConfigError(f"source: {_described(source)} does not say its schema; give schema=…") from error
+    return parse(own) if isinstance(own, str) else to_arrow_schema(own, timezone="UTC")
+
+
+def _struct_of(schema: pa.Schema) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema)
+
+
+def _most_subtasks(connector: SourceConnector) -> int | None:
+    """Return how many subtasks find something to do: one a partition, one a callback, any number of a reader."""
+    if isinstance(connector, IterableSource):
+        return len(connector.partitions)
+    if isinstance(connector, PushSource):
+        return 1
+    from pyspark.sql.datasource import SimpleDataSourceStreamReader
+
+    return 1 if isinstance(connector.reader, SimpleDataSourceStreamReader) else None
+
+
+# ---------------------------------------------------------------- iterables
+
+
+@dataclass(frozen=True)
+class _Items:
+    """An iterable as the function that a partition is."""
+
+    items: Iterable[Any]
+
+    def __call__(self) -> Iterable[Any]:
+        return self.items
+
+
+def _partition(given: Any, what: str) -> Callable[[], Iterable[Any]]:
+    if isinstance(given, Iterator):
+        raise ConfigError(
+            f"{what}: a {type(given).__name__} can be gone through just once, and a slot that is lost has to begin "
+            "again: give a function that makes it (the generator function itself, or lambda: …), or a list"
+        )
+    if isinstance(given, pa.Table):
+        return _Items(given.to_batches())
+    if isinstance(given, pa.RecordBatch):
+        return _Items([given])
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | type):
+        return _Items(given)
+    if callable(given):
+        _check_no_arguments(given, what)
+        return given  # type: ignore[no-any-return]
+    raise ConfigError(
+        f"{what}: expected an iterable of records, a function that returns one, a stream reader or a DataSource class "
+        f"of pyspark, or a PushSource; got {_described(given)}"
+    )
+
+
+def _check_no_arguments(function: Callable[..., Any], what: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # Some built-in functions have none that Python could see.
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{what}: {getattr(function, '__qualname__', function)} needs arguments {signature}; expected a function "
+            "without any that returns an iterable (for records that come by callback, PushSource(start))"
+        ) from error
+
+
+def _described(given: Any) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"

@@ -1,0 +1,84 @@
+"""From the graph that a user built to the one that runs: operators are chained, and the vertex is wired in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ftlayer.config import FTStatus
+from ftlayer.layer.calls import StreamOptions
+from ftlayer.partitioning.partitioners import Forward
+from ftlayer.stream.checks import check_graph
+from ftlayer.stream.facts import MAIN, has_timers, inputs_of, side_outputs_of
+from ftlayer.stream.ft_builder import FTLayerBuilder, NopFTLayerBuilder, OpFTLayerBuilder
+from ftlayer.stream.graph import StreamEdge, StreamGraph
+from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.stream.operators import Operator, Source
+
+
+def job_graph(
+    graph: StreamGraph, status: FTStatus = FTStatus.ON, retry: StreamOptions | None = None
+) -> JobGraph:
+    """Translate a graph. ``retry`` are the options of sources that have none of their own.
+
+    Raises what `check_graph` and `OpFTLayerBuilder.wire` raise.
+    """
+    if status is FTStatus.OFF:
+        return generate(graph, NopFTLayerBuilder())
+    return generate(graph, OpFTLayerBuilder(retry or StreamOptions()))
+
+
+def generate(graph: StreamGraph, ft_builder: FTLayerBuilder) -> JobGraph:
+    """Check the graph, chain what can be chained, and have ``ft_builder`` wire the vertex in."""
+    check_graph(graph, tracked=ft_builder.tracked)
+    chain_of = _chains(graph, tracked=ft_builder.tracked)
+    members: dict[str, list[Operator]] = {}
+    for node in graph.in_order:
+        members.setdefault(chain_of[node.uid], []).append(node.operator)
+    vertices = tuple(
+        JobVertex(uid, tuple(operators), graph.node(uid).parallelism) for uid, operators in members.items()
+    )
+    between = [edge for edge in graph.edges if chain_of[edge.source] != chain_of[edge.target]]
+    edges = tuple(_job_edge(graph, edge, number, chain_of) for number, edge in enumerate(between))
+    own = {node.uid: node.retry for node in graph.nodes if node.retry is not None}
+    return ft_builder.wire(JobGraph(graph.name, vertices, edges, tracked=False), own)
+
+
+def _job_edge(graph: StreamGraph, edge: StreamEdge, number: int, chain_of: Mapping[str, str]) -> JobEdge:
+    return JobEdge(
+        number,
+        chain_of[edge.source],
+        chain_of[edge.target],
+        edge.input,
+        graph.partitioner_of(edge),
+        graph.schema_of(edge),
+        edge.tag,
+    )
+
+
+def _chains(graph: StreamGraph, *, tracked: bool) -> dict[str, str]:
+    """Return for each operator the uid of its chain, which is that of the chain's first."""
+    chain_of: dict[str, str] = {}
+    for node in graph.in_order:
+        before = _chained_to(graph, node.uid, tracked=tracked)
+        chain_of[node.uid] = node.uid if before is None else chain_of[before]
+    return chain_of
+
+
+def _chained_to(graph: StreamGraph, uid: str, *, tracked: bool) -> str | None:
+    """Return the uid of the operator that this one gets its records from within its subtask, None if from channels."""
+    edges = graph.edges_into(uid)
+    if len(edges) != 1 or inputs_of(graph.node(uid).operator) != 1:
+        return None
+    (edge,) = edges
+    before = graph.node(edge.source).operator
+    if (
+        edge.tag != MAIN
+        or not isinstance(graph.partitioner_of(edge), Forward)
+        or len(graph.edges_from(edge.source)) != 1
+        # Side outputs leave from the end of a chain.
+        or side_outputs_of(before)
+        # Roots are persisted on their way from one chain to the next.
+        or (tracked and (isinstance(before, Source) or has_timers(before)))
+    ):
+        return None
+    return edge.source

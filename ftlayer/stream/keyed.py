@@ -1,0 +1,189 @@
+"""Streams with keys, and two streams in front of one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.steps import Process, Reduce
+from ftlayer.stream.connectors import Schema
+from ftlayer.stream.operators import CoProcess, Join
+from ftlayer.stream.spans import span_ms
+from ftlayer.stream.streams import DataStream, Leg, Sides
+
+if TYPE_CHECKING:
+    from ftlayer.stream.builder import GraphBuilder
+
+
+class KeyedStream(DataStream):
+    """A stream whose equal keys meet in one subtask. An operator without keys behind it gets them the same way.
+
+    Attributes:
+        keys: the key's columns.
+    """
+
+    def __init__(
+        self, builder: GraphBuilder, legs: tuple[Leg, ...], schema: pa.Schema, keys: tuple[str, ...]
+    ) -> None:
+        """For `DataStream.key_by`."""
+        super().__init__(builder, legs, schema)
+        self.keys = keys
+
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        *,
+        volatile_state: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit for each record the aggregate of its key: the first record, then ``function(aggregate, record)``.
+
+        ``volatile_state`` says that the aggregates may be lost with their slot, which has to be said with fault
+        tolerance on.
+        """
+        if not callable(function):
+            raise ConfigError(f"reduce: expected a function, got a {type(function).__name__}")
+        return self._then(
+            lambda uid: Reduce(uid, function, self.keys, self.schema, volatile_state), uid, parallelism
+        )
+
+    def process(
+        self,
+        function: Any,
+        schema: Schema | None = None,
+        *,
+        side: Sides | None = None,
+        volatile_state: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """Run a `ProcessFunction` with state and timers of each key, and side outputs (`side_output`).
+
+        ``volatile_state`` as in `reduce`.
+        """
+        return add_process(self, self.keys, function, schema, side, volatile_state, uid, parallelism)
+
+    def join(
+        self,
+        other: KeyedStream,
+        *,
+        lower: str | int,
+        upper: str | int,
+        function: Callable[[Any, Any], Any],
+        schema: Schema,
+        volatile_state: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """Pair records of equal keys where ``lower`` <= other's time - this one's time <= ``upper``.
+
+        Both streams need watermarks. ``function(left, right)`` makes the record of a pair. The bounds are durations
+        and may be negative (``"-5s"``). ``volatile_state`` as in `reduce`.
+        """
+        self._check_same_graph(other, "join")
+        if not isinstance(other, KeyedStream):
+            raise InvalidTopologyError(
+                f"join: {other._described()} has no key; use key_by on both streams, with the same types"
+            )
+        if not callable(function):
+            raise ConfigError(f"join: expected a function of two records, got a {type(function).__name__}")
+        bounds = span_ms(lower, "join: lower"), span_ms(upper, "join: upper")
+        if bounds[0] > bounds[1]:
+            raise ConfigError(f"join: no time lies between lower {lower!r} and upper {upper!r}")
+        to = self.builder.schema(schema, "join")
+        keys, inputs = (self.keys, other.keys), (self.schema, other.schema)
+        node = self.builder.add(
+            lambda uid: Join(uid, function, keys, inputs, *bounds, to, volatile_state),
+            [self.legs, other.legs],
+            uid=uid,
+            parallelism=parallelism,
+        )
+        return DataStream(self.builder, (Leg(node),), to)
+
+
+class ConnectedStreams:
+    """Two streams in front of one operator. They share keys where both have some; otherwise there are none."""
+
+    def __init__(self, left: DataStream, right: DataStream) -> None:
+        """For `DataStream.connect`."""
+        self._left = left
+        self._right = right
+
+    def process(
+        self,
+        function: Any,
+        schema: Schema,
+        *,
+        side: Sides | None = None,
+        volatile_state: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """Run a `CoProcessFunction`, with state and timers of each key where both streams have keys.
+
+        ``volatile_state`` as in `KeyedStream.reduce`.
+        """
+        from ftlayer.functions.process import CoProcessFunction
+
+        left, right = self._left, self._right
+        _check_instance(function, CoProcessFunction, "connect(…).process")
+        builder = left.builder
+        to = builder.schema(schema, "process")
+        sides = _sides(builder, side)
+        keys: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        if isinstance(left, KeyedStream) and isinstance(right, KeyedStream):
+            keys = (left.keys, right.keys)
+        inputs = (left.schema, right.schema)
+        node = builder.add(
+            lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state),
+            [left.legs, right.legs],
+            uid=uid,
+            parallelism=parallelism,
+        )
+        return DataStream(builder, (Leg(node),), to)
+
+
+def add_process(
+    stream: DataStream,
+    keys: tuple[str, ...],
+    function: Any,
+    schema: Schema | None,
+    side: Sides | None,
+    volatile_state: bool,
+    uid: str | None,
+    parallelism: int | None,
+) -> DataStream:
+    """Put a `ProcessFunction` behind a stream."""
+    from ftlayer.functions.process import ProcessFunction
+
+    _check_instance(function, ProcessFunction, "process")
+    builder = stream.builder
+    to = stream.schema if schema is None else builder.schema(schema, "process")
+    sides = _sides(builder, side)
+    node = builder.add(
+        lambda uid: Process(uid, function, keys, to, sides, volatile_state),
+        [stream.legs],
+        uid=uid,
+        parallelism=parallelism,
+    )
+    return DataStream(builder, (Leg(node),), to)
+
+
+def _sides(builder: GraphBuilder, side: Sides | None) -> tuple[tuple[str, pa.Schema], ...]:
+    return tuple(
+        (tag, builder.schema(schema, f"side output {tag!r}")) for tag, schema in (side or {}).items()
+    )
+
+
+def _check_instance(function: object, wanted: type, what: str) -> None:
+    if isinstance(function, wanted):
+        return
+    if isinstance(function, type) and issubclass(function, wanted):
+        raise ConfigError(f"{what}: expected an instance, got the class; write {function.__name__}(…)")
+    raise ConfigError(
+        f"{what}: expected a {wanted.__name__} (ftlayer.functions.process), got a {type(function).__name__}"
+    )

@@ -1,0 +1,113 @@
+"""How the parts of a topology are called: what a user may choose, and what an operator's picture says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ftlayer.errors import ConfigError
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process, Reduce
+from ftlayer.stream.operators import (
+    AssignWatermarks,
+    CoProcess,
+    FunctionSink,
+    IterableSource,
+    Join,
+    Operator,
+    PushSource,
+    ReaderSource,
+    Replay,
+    Source,
+)
+
+MAX_NAME_CHARS = 100
+"""A stream's name in the vertex is made of three of them."""
+
+INGEST = "ingest"
+"""The vertex files ingested records under this name: no job may have it."""
+
+
+def check_name(name: object, what: str) -> None:
+    """Raise `ConfigError` unless ``name`` can be a uid, a tag or part of a stream's name in the vertex."""
+    if (
+        not isinstance(name, str)
+        or not 1 <= len(name) <= MAX_NAME_CHARS
+        or not all(char.isalnum() or char in "_-." for char in name)
+    ):
+        raise ConfigError(
+            f"{what}: expected 1 to {MAX_NAME_CHARS} letters, digits, '_', '-', '.', got {name!r}"
+        )
+
+
+def check_job_name(name: object) -> None:
+    """Raise `ConfigError` unless a job can be called ``name``."""
+    check_name(name, "name of the topology")
+    if name == INGEST:
+        raise ConfigError(
+            f"name of the topology: {INGEST!r} is what ingested records are filed under; choose another"
+        )
+
+
+def kind_of(operator: Operator) -> str:
+    """Return the word that automatic uids are made of."""
+    match operator:
+        case FlatMap():
+            return "flat_map"
+        case MapBatches():
+            return "map_batches"
+        case AssignWatermarks():
+            return "watermarks"
+        case CoProcess():
+            return "co_process"
+    return type(operator).__name__.lower()
+
+
+def display_name(operator: Operator) -> str:
+    """Say in a few words what an operator does: ``map(parse)``, ``reduce(add by user)``."""
+    match operator:
+        case Source():
+            return f"source({_source(operator)})"
+        case Replay():
+            return f"replay({operator.stream})"
+        case Map() | FlatMap() | Filter() | MapBatches():
+            return f"{kind_of(operator)}({function_name(operator.function)})"
+        case Reduce():
+            return f"reduce({function_name(operator.function)} by {', '.join(operator.keys)})"
+        case Process():
+            by = f" by {', '.join(operator.keys)}" if operator.keys else ""
+            return f"process({function_name(operator.function)}{by})"
+        case AssignWatermarks():
+            return f"watermarks({operator.column} - {operator.out_of_orderness_ms} ms)"
+        case CoProcess():
+            by = f" by {_both(operator.keys)}" if operator.keys[0] else ""
+            return f"co_process({function_name(operator.function)}{by})"
+        case Join():
+            bounds = f"{operator.lower_ms} to {operator.upper_ms} ms"
+            return f"join({function_name(operator.function)} by {_both(operator.keys)}, {bounds})"
+    connector = operator.connector
+    if isinstance(connector, FunctionSink):
+        return f"sink({function_name(connector.function)})"
+    return f"sink({type(connector.writer).__name__})"
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return what a reader knows a function by: its name, or its class for an object."""
+    while isinstance(function, partial):
+        function = function.func
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return str(name).rpartition("<locals>.")[2]
+
+
+def _both(keys: tuple[tuple[str, ...], tuple[str, ...]]) -> str:
+    return " = ".join(", ".join(columns) for columns in keys)
+
+
+def _source(source: Source) -> str:
+    match source.connector:
+        case ReaderSource(reader):
+            return type(reader).__name__
+        case IterableSource(partitions):
+            return "1 iterable" if len(partitions) == 1 else f"{len(partitions)} iterables"
+        case PushSource(start):
+            return f"push, {function_name(start)}"

@@ -1,0 +1,350 @@
+"""The streams that a user puts operators behind. Each method returns a new stream and leaves the old one as it was.
+
+A function of one record gets the bare value of a stream of one column and a tuple, in the columns' order, of one of
+several, and returns the same as its ``schema`` says. Where ``schema`` may be left out, it is the input's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
+
+import pyarrow as pa
+
+from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
+from ftlayer.partitioning.partitioners import (
+    Broadcast,
+    Custom,
+    Forward,
+    Global,
+    HashByKey,
+    Partitioner,
+    Rebalance,
+    Shuffle,
+)
+from ftlayer.records.selector import KeySelector
+from ftlayer.stream.checks import check_key, key_types, schema_difference
+from ftlayer.stream.connectors import Schema, open_sink
+from ftlayer.stream.facts import MAIN, side_outputs_of
+from ftlayer.stream.operators import AssignWatermarks, Operator, Sink
+from ftlayer.stream.spans import span_ms
+
+if TYPE_CHECKING:
+    from ftlayer.stream.builder import GraphBuilder
+    from ftlayer.stream.keyed import ConnectedStreams, KeyedStream
+
+Sides: TypeAlias = Mapping[str, Schema]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One output of an operator on its way somewhere; ``node`` is its place in the builder.
+
+    ``partitioner`` None: the automatic one.
+    """
+
+    node: int
+    tag: str = MAIN
+    partitioner: Partitioner | None = None
+
+
+class DataStream:
+    """Records of one schema, from one operator or (`union`) several.
+
+    Attributes:
+        builder: the graph it belongs to.
+        legs: the outputs it consists of.
+        schema: of its records.
+    """
+
+    def __init__(self, builder: GraphBuilder, legs: tuple[Leg, ...], schema: pa.Schema) -> None:
+        """For `GraphBuilder` and the streams; begin with `GraphBuilder.source`."""
+        self.builder = builder
+        self.legs = legs
+        self.schema = schema
+
+    # ------------------------------------------------------------ functions
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        schema: Schema | None = None,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """One record in, one out."""
+        _check_function(function, "map")
+        to = self._output(schema, "map")
+        return self._then(lambda uid: Map(uid, function, to), uid, parallelism)
+
+    def flat_map(
+        self,
+        function: Callable[[Any], Any],
+        schema: Schema | None = None,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """One record in, an iterable of any number of records out."""
+        _check_function(function, "flat_map")
+        to = self._output(schema, "flat_map")
+        return self._then(lambda uid: FlatMap(uid, function, to), uid, parallelism)
+
+    def filter(
+        self, function: Callable[[Any], Any], *, uid: str | None = None, parallelism: int | None = None
+    ) -> DataStream:
+        """Keep the records for which the function is true."""
+        _check_function(function, "filter")
+        return self._then(lambda uid: Filter(uid, function, self.schema), uid, parallelism)
+
+    def map_batches(
+        self,
+        function: Callable[[Any], Any],
+        schema: Schema | None = None,
+        *,
+        kind: Literal["arrow", "pandas"] = "arrow",
+        tagged: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """A batch in, a batch out (``pa.RecordBatch`` or ``pandas.DataFrame``), row for row.
+
+        ``tagged``: the batch has the column ``_ft_row`` beside the user's; a result keeps it, and may have fewer or
+        more rows.
+        """
+        _check_function(function, "map_batches")
+        if kind not in ("arrow", "pandas"):
+            raise ConfigError(f"map_batches: kind is 'arrow' or 'pandas', not {kind!r}")
+        to = self._output(schema, "map_batches")
+        return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged), uid, parallelism)
+
+    def process(
+        self,
+        function: Any,
+        schema: Schema | None = None,
+        *,
+        side: Sides | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """Run a `ProcessFunction` without keys: with side outputs (`side_output`), without state and timers."""
+        from ftlayer.stream.keyed import add_process
+
+        return add_process(self, (), function, schema, side, False, uid, parallelism)
+
+    def assign_watermarks(
+        self,
+        column: str,
+        max_out_of_orderness: str | int = "1s",
+        idle: str | int | None = None,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """Take each record's time from a column: a timestamp, or int64 milliseconds since 1970.
+
+        Args:
+            column: its name.
+            max_out_of_orderness: how much older than the newest a record may be and still be in time.
+            idle: a subtask without records for this long does not hold the others' time back; None: it does.
+        """
+        disorder = span_ms(max_out_of_orderness, "assign_watermarks: max_out_of_orderness", least=0)
+        patience = None if idle is None else span_ms(idle, "assign_watermarks: idle", least=1)
+        return self._then(
+            lambda uid: AssignWatermarks(uid, column, disorder, patience, self.schema), uid, parallelism
+        )
+
+    # ------------------------------------------------------------ several streams
+
+    def union(self, *others: DataStream) -> DataStream:
+        """Return the records of all these streams, which have the same schema. Each keeps its partitioner."""
+        for other in others:
+            self._check_same_graph(other, "union")
+            difference = schema_difference(self.schema, other.schema)
+            if difference:
+                raise InvalidTopologyError(
+                    f"union of {self._described()} with {other._described()}: {difference}; map one to the other's"
+                )
+        return DataStream(
+            self.builder, self.legs + tuple(leg for other in others for leg in other.legs), self.schema
+        )
+
+    def connect(self, other: DataStream) -> ConnectedStreams:
+        """Put two streams, which may have different schemas, in front of one operator."""
+        from ftlayer.stream.keyed import ConnectedStreams
+
+        self._check_same_graph(other, "connect")
+        return ConnectedStreams(self, other)
+
+    def side_output(self, tag: str) -> DataStream:
+        """Return what the operator that made this stream puts out under ``tag``."""
+        leg = self._own_leg("side_output")
+        operator = self.builder.operator(leg.node)
+        sides = dict(side_outputs_of(operator))
+        if tag not in sides:
+            declared = (
+                f"it has {', '.join(map(repr, sides))}"
+                if sides
+                else "it has none (process(…, side={tag: schema}))"
+            )
+            raise InvalidTopologyError(f"{operator.uid!r} has no side output {tag!r}; {declared}")
+        return DataStream(self.builder, (replace(leg, tag=tag),), sides[tag])
+
+    def iterate(self) -> IterativeStream:
+        """Begin an iteration, which can be written down and not be run: `IterativeStream.close_with` refuses it."""
+        return IterativeStream(self.builder, self.legs, self.schema)
+
+    # ------------------------------------------------------------ partitioners
+
+    def key_by(self, *columns: str) -> KeyedStream:
+        """Send equal keys to the same subtask, and let what follows keep state for each.
+
+        ``a.b`` is field ``b`` of the struct ``a``. Raises `ConfigError` for a column that is not there and
+        `UnhashableKeyError` for a type that is no key.
+        """
+        from ftlayer.stream.keyed import KeyedStream
+
+        what = f"key_by behind {self._described()}"
+        for column in columns:
+            if not isinstance(column, str):
+                raise ConfigError(
+                    f"{what}: expected names of columns, got a {type(column).__name__}; for a computed key, "
+                    "make a column of it in a map before"
+                )
+        selector = check_key(columns, self.schema, what)
+        return KeyedStream(self.builder, self._legs_by(HashByKey(selector)), self.schema, columns)
+
+    def forward(self) -> DataStream:
+        """Send to the subtask of the same number: the next operator needs the same parallelism."""
+        return self._by(Forward())
+
+    def rebalance(self) -> DataStream:
+        """Send to the subtasks in turn."""
+        return self._by(Rebalance())
+
+    def shuffle(self, seed: int = 0) -> DataStream:
+        """Send each record to a random subtask."""
+        return self._by(Shuffle(seed))
+
+    def broadcast(self) -> DataStream:
+        """Send a copy of each record to every subtask."""
+        return self._by(Broadcast())
+
+    def global_(self) -> DataStream:
+        """Send every record to the first subtask."""
+        return self._by(Global())
+
+    def partition_custom(self, function: Callable[[Any, int], int], *columns: str) -> DataStream:
+        """Send where ``function(key, channels)`` says: a channel in 0..channels-1. It has to be pure.
+
+        The key is the value of ``columns``, a tuple of several. Raises `ConfigError` for one that is not there.
+        """
+        what = f"partition_custom behind {self._described()}"
+        _check_function(function, what)
+        try:
+            selector = KeySelector(columns)
+            key_types(self.schema, columns)
+        except ConfigError as error:
+            raise ConfigError(f"{what}: {error}") from error
+        return self._by(Custom(selector, function))
+
+    # ------------------------------------------------------------ the operator that made this stream
+
+    def uid(self, uid: str) -> Self:
+        """Give the operator right before a stable name, unique in the graph."""
+        self.builder.rename(self._own_leg("uid").node, uid)
+        return self
+
+    def set_parallelism(self, parallelism: int) -> Self:
+        """Set the number of subtasks of the operator right before."""
+        self.builder.set_parallelism(self._own_leg("set_parallelism").node, parallelism)
+        return self
+
+    # ------------------------------------------------------------ the end
+
+    def sink(
+        self,
+        sink: Any,
+        *,
+        options: Mapping[str, str] | None = None,
+        every: str | int = "1s",
+        max_rows: int = 10_000,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> None:
+        """End the stream.
+
+        Args:
+            sink: a function of a ``pa.RecordBatch``; a `DataSourceStreamWriter` (plain or Arrow) of pyspark, or a
+                `DataSource` class that has one.
+            options: for a `DataSource` class.
+            every, max_rows: a writer's batch is written and committed when it is this old or this long.
+            uid: stable name.
+            parallelism: subtasks that write.
+
+        Raises:
+            ConfigError: what cannot be a sink.
+        """
+        every_ms = span_ms(every, "sink: every", least=1)
+        if not isinstance(max_rows, int) or isinstance(max_rows, bool) or max_rows < 1:
+            raise ConfigError(f"sink: max_rows: expected an integer of at least 1, got {max_rows!r}")
+        connector = open_sink(sink, self.schema, options, every_ms, max_rows)
+        self.builder.add(
+            lambda uid: Sink(uid, connector, self.schema), [self.legs], uid=uid, parallelism=parallelism
+        )
+
+    # ------------------------------------------------------------ inside
+
+    def _then(self, make: Callable[[str], Operator], uid: str | None, parallelism: int | None) -> DataStream:
+        node = self.builder.add(make, [self.legs], uid=uid, parallelism=parallelism)
+        return DataStream(self.builder, (Leg(node),), self.builder.operator(node).schema)
+
+    def _output(self, schema: Schema | None, what: str) -> pa.Schema:
+        return self.schema if schema is None else self.builder.schema(schema, what)
+
+    def _by(self, partitioner: Partitioner) -> DataStream:
+        return DataStream(self.builder, self._legs_by(partitioner), self.schema)
+
+    def _legs_by(self, partitioner: Partitioner) -> tuple[Leg, ...]:
+        return tuple(replace(leg, partitioner=partitioner) for leg in self.legs)
+
+    def _own_leg(self, method: str) -> Leg:
+        """Return the one output this stream is, if nothing has come between it and its operator."""
+        if len(self.legs) != 1 or self.legs[0] != Leg(self.legs[0].node):
+            raise InvalidTopologyError(
+                f"{method}(…) belongs to an operator and comes right behind it, and this is what comes of a union, a "
+                f"side output or a partitioner behind {self._described()}"
+            )
+        return self.legs[0]
+
+    def _check_same_graph(self, other: object, what: str) -> None:
+        if not isinstance(other, DataStream):
+            raise ConfigError(f"{what}: expected a stream, got a {type(other).__name__}")
+        if other.builder is not self.builder:
+            raise InvalidTopologyError(
+                f"{what}: {self._described()} belongs to topology {self.builder.name!r}, and {other._described()} to "
+                f"another one, {other.builder.name!r}"
+            )
+
+    def _described(self) -> str:
+        return ", ".join(repr(self.builder.operator(leg.node).uid) for leg in self.legs)
+
+
+class IterativeStream(DataStream):
+    """A stream that something behind it was to be fed back into."""
+
+    def close_with(self, feedback: DataStream) -> NoReturn:
+        """Raise, naming the operators that would feed each other.
+
+        `InvalidTopologyError` with fault tolerance on, `UnsupportedError` without.
+        """
+        self._check_same_graph(feedback, "close_with")
+        raise self.builder.circle(self.legs, feedback.legs)
+
+
+def _check_function(function: object, what: str) -> None:
+    if not callable(function):
+        raise ConfigError(f"{what}: expected a function, got a {type(function).__name__}")
