@@ -90,7 +90,7 @@ class Batches:
             )
         self._check_no_other_seal(query, call)
         delivered = self._check_delivered(txn, query, call.delivered)
-        head = BatchHead(False, digest, delivered, (), (), (), 0, 0, 0, 0, 0)
+        head = BatchHead(False, digest, delivered, (), (), (), 0, 0, 0)
         head = self._writer.extend(txn, query, call.batch, head, call, now)
         put_query(txn, call.query, replace(query, last_sealed=call.batch))
         return Sealed(head.waiting, head.dead)
@@ -259,8 +259,6 @@ class Batches:
             failed,
             tuple(failure.root for failure in head.redelivered),
             tuple(plain_failure(failure) for failure in head.resumed),
-            head.rows,
-            head.digest,
         )
 
 

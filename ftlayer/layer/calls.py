@@ -377,8 +377,6 @@ class BatchBegun:
     failed: tuple[SealedRows, ...] = ()
     redelivered: tuple[int, ...] = ()
     resumed: tuple[Failure, ...] = ()
-    rows: int = 0
-    digest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,9 +414,8 @@ class Seal:
 
     ``delivered`` gives for each stream the offsets [start, end) this batch was given. ``redelivered``
     are failures of delivered rows (the vertex has their payload), ``resumed`` those of records another
-    query emitted: kept and handed back, the caller sends the `Fail` for them. ``rows`` and ``digest``
-    describe the rows that go to the sink; they are kept and handed back. Sealing a sealed batch again is
-    refused unless it says the same; a *sealed* batch that is run again uses `Reseal`.
+    query emitted: kept and handed back, the caller sends the `Fail` for them. Sealing a sealed batch again
+    is refused unless it says the same; a *sealed* batch that is run again uses `Reseal`.
     """
 
     query: str
@@ -429,8 +426,6 @@ class Seal:
     redelivered: tuple[Failure, ...] = ()
     resumed: tuple[Failure, ...] = ()
     emitted: tuple[EmittedRows, ...] = ()
-    rows: int = 0
-    digest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,8 +442,6 @@ class Reseal:
     redelivered: tuple[Failure, ...] = ()
     resumed: tuple[Failure, ...] = ()
     emitted: tuple[EmittedRows, ...] = ()
-    rows: int = 0
-    digest: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,6 @@ from ftlayer.store.rows import Rows, first_attempts, pack
 from ftlayer.store.segments import Kind
 from ftlayer.store.streams import get_bounds, log_entries
 
-_MAX_FIELD = 1 << 64
-
 
 class SealWriter:
     """Stores the content of `Seal` and `Reseal`."""
@@ -69,8 +67,6 @@ class SealWriter:
             redelivered=head.redelivered + tuple(redelivered.values()),
             resumed=tuple(resumed.values()),
             emitted=self._replace_emitted(txn, head, call.emitted),
-            rows=call.rows,
-            digest=call.digest,
             parts=head.parts + len(call.failed),
             waiting=head.waiting + waiting,
             dead=head.dead + failures - waiting,
@@ -123,8 +119,6 @@ class SealWriter:
     def _check(
         self, query: QueryRecord, call: Seal | Reseal, head: BatchHead, attempts: dict[int, tuple[str, int]]
     ) -> None:
-        if not 0 <= call.rows < _MAX_FIELD or not 0 <= call.digest < _MAX_FIELD:
-            raise MalformedRequestError("rows, digest: expected numbers from 0 to 2**64 - 1")
         for rows in call.failed:
             self._check_failed(query, rows)
         failed_roots({failure.root: failure for failure in (*call.redelivered, *call.resumed)})
@@ -177,8 +171,6 @@ def said(call: Seal) -> bytes:
         _plain(call.redelivered),
         _plain(call.resumed),
         [[rows.stream, rows.roots.tobytes(), rows.values.tobytes()] for rows in call.emitted],
-        call.rows,
-        call.digest,
     ]
     return hashlib.blake2b(pack(content), digest_size=16).digest()
 

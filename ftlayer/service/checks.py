@@ -175,9 +175,6 @@ def _check_batch(call: calls.BeginBatch | calls.Seal | calls.Reseal | calls.Comm
 
 def _check_verdict(call: calls.Seal | calls.Reseal) -> None:
     where = type(call).__name__
-    _check_least(call.rows, 0, f"{where}.rows")
-    if not 0 <= call.digest < 1 << 64:
-        raise MalformedRequestError(f"{where}.digest: expected 0 to 2^64-1, got {call.digest}")
     _check_failures(call.redelivered, f"{where}.redelivered")
     _check_failures(call.resumed, f"{where}.resumed")
     for index, sealed in enumerate(call.failed):

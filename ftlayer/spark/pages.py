@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import CodecError
-from ftlayer.records.ids import mix64
 
 U64 = npt.NDArray[np.uint64]
 
@@ -54,7 +53,7 @@ class FailedRow:
 class PageHead:
     """What the driver is told of a page.
 
-    ``digest`` is the XOR of a mix of the roots of all rows out. ``delivered`` is (lowest offset, highest
+    ``delivered`` is (lowest offset, highest
     offset + 1) of the rows that came from the vertex, ``delivered_roots`` their roots. ``carried`` are
     the carriers of resumed rows, end to end. ``seen_roots`` and ``sent_roots``, filled where a
     transform is watched, are the distinct roots of the rows in and out. ``emitted_ids``, filled for a vertex
@@ -64,7 +63,6 @@ class PageHead:
 
     rows_in: int
     rows_out: int
-    digest: int
     failures: tuple[FailedRow, ...]
     tracebacks: tuple[str, ...]
     failed_rows: bytes | None
@@ -81,7 +79,7 @@ class PageHead:
     def to_bytes(self) -> bytes:
         """Return the head as msgpack."""
         values = [getattr(self, field.name) for field in fields(self)]
-        values[3] = [[getattr(row, field.name) for field in fields(FailedRow)] for row in self.failures]
+        values[2] = [[getattr(row, field.name) for field in fields(FailedRow)] for row in self.failures]
         packed: bytes = msgpack.packb(values)
         return packed
 
@@ -90,7 +88,7 @@ class PageHead:
         """Read a head back; `CodecError` if it is none."""
         try:
             values = msgpack.unpackb(data, use_list=False)
-            failures = tuple(FailedRow(*row) for row in values[3])
+            failures = tuple(FailedRow(*row) for row in values[2])
             named = dict(zip((field.name for field in fields(cls)), values, strict=True))
             return cls(**{**named, "failures": failures})
         except (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException) as error:
@@ -128,11 +126,6 @@ def roots_of(batch: pa.RecordBatch) -> U64:
     """Return the column `ROOT` of a page's rows."""
     roots: U64 = batch.column(ROOT).to_numpy(zero_copy_only=True)
     return roots
-
-
-def digest_of(roots: U64) -> int:
-    """XOR over a mix of roots: equal for equal multisets of roots up to pairs, whatever their order."""
-    return int(np.bitwise_xor.reduce(mix64(roots))) if len(roots) else 0
 
 
 def keep_rows(batch: pa.RecordBatch, dropped: U64) -> pa.RecordBatch:

@@ -45,7 +45,6 @@ class Outcome:
     emitted: tuple[EmittedRows, ...]
     rows_in: int
     rows: int
-    digest: int
 
 
 @dataclass(frozen=True)
@@ -150,8 +149,6 @@ class Batches(Generic[R]):
                 outcome.redelivered,
                 outcome.resumed,
                 outcome.emitted,
-                outcome.rows,
-                outcome.digest,
             )
         else:
             call = Reseal(
@@ -162,8 +159,6 @@ class Batches(Generic[R]):
                 outcome.redelivered,
                 outcome.resumed,
                 outcome.emitted,
-                outcome.rows,
-                outcome.digest,
             )
         reply = self._call(call)
         assert isinstance(reply, Sealed)
@@ -183,6 +178,6 @@ def _report(batch: int, begun: BatchBegun, outcome: Outcome, reply: Sealed) -> B
         waiting=reply.waiting,
         dead=reply.dead,
         delivered=sum(end - start for start, end in outcome.delivered.values()),
-        # Not told by rows and digest: each run has roots of its own.
+        # Not told by the rows: each run has roots of its own.
         differs=again and bool(outcome.failed or outcome.redelivered or outcome.resumed),
     )

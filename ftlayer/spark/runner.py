@@ -112,7 +112,6 @@ class SparkRunner:
             emitted=() if resumes else tuple(self._emitted_rows(result, known)),
             rows_in=verdict.rows_in,
             rows=verdict.rows_out,
-            digest=verdict.digest,
         )
 
     def write(self, batch: int, result: StagesResult) -> None:

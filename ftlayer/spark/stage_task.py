@@ -25,7 +25,6 @@ from ftlayer.spark.pages import (
     U64,
     FailedRow,
     PageHead,
-    digest_of,
     page_row,
     part_row,
     rows_to_ipc,
@@ -292,7 +291,6 @@ class _Page:
         head = PageHead(
             rows_in=self._rows_in,
             rows_out=len(roots_out),
-            digest=digest_of(roots_out),
             failures=tuple(self._failures),
             tracebacks=tuple(self._tracebacks),
             failed_rows=_packed(rows_to_ipc(self._failed_rows)),

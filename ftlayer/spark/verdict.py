@@ -20,7 +20,6 @@ class Verdict:
     Attributes:
         rows_in: source rows of the batch, delivered ones included.
         rows_out: rows of the last stage, those of failed roots included.
-        digest: XOR of a mix of the last stage's roots.
         failures: one for each failed root, by root.
         delivered: the offsets [start, end) of the rows the vertex delivered, None if there were none.
         delivered_roots: their roots.
@@ -32,7 +31,6 @@ class Verdict:
 
     rows_in: int = 0
     rows_out: int = 0
-    digest: int = 0
     failures: dict[int, Failure] = field(default_factory=dict)
     failed_rows: dict[int, pa.RecordBatch] = field(default_factory=dict)
     delivered: tuple[int, int] | None = None
@@ -89,14 +87,13 @@ def add_failures(verdict: Verdict, head: PageHead) -> None:
 
 
 def add_last_stage(verdict: Verdict, heads: Iterable[PageHead]) -> None:
-    """Add what goes out at the end: counts, digest and the ids handed on."""
+    """Add what goes out at the end: counts and the ids handed on."""
     roots: list[U64] = []
     values: list[U64] = []
     parents: list[U64] = []
     ids: list[U64] = []
     for head in heads:
         verdict.rows_out += head.rows_out
-        verdict.digest ^= head.digest
         roots.append(to_roots(head.emitted_roots))
         values.append(to_roots(head.emitted_values))
         parents.append(to_roots(head.emitted_parents))

@@ -15,7 +15,7 @@ from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import Rows, decode_info, encode_info, pack, unpack
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,6 @@ class BatchHead:
     redelivered: tuple[StoredFailure, ...]
     resumed: tuple[StoredFailure, ...]
     emitted: tuple[StoredEmit, ...]
-    rows: int
-    digest: int
     parts: int
     waiting: int
     dead: int
@@ -79,7 +77,7 @@ def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
         return None
     try:
         version, committed, said, delivered, redelivered, resumed, emitted, *numbers = unpack(value)
-        rows, digest, parts, waiting, dead = numbers
+        parts, waiting, dead = numbers
         if version != _FORMAT:
             raise ValueError(f"format {version}")
         return BatchHead(
@@ -89,8 +87,6 @@ def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
             _failures(redelivered),
             _failures(resumed),
             tuple(StoredEmit(*emit) for emit in emitted),
-            rows,
-            digest,
             parts,
             waiting,
             dead,
@@ -109,8 +105,6 @@ def put_head(txn: WriteTransaction, query: int, batch: int, head: BatchHead) -> 
         to_columns(head.redelivered),
         to_columns(head.resumed),
         [[emit.stream, emit.segment, emit.roots, emit.values, emit.ids] for emit in head.emitted],
-        head.rows,
-        head.digest,
         head.parts,
         head.waiting,
         head.dead,

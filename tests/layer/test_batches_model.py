@@ -137,7 +137,7 @@ class Simulation:
             roots = self.kit.u64(failure.root for _, failure in failed)
             failures = tuple(failure for _, failure in failed)
             parts = (calls.SealedRows(FILES, self.kit.payload([t for t, _ in failed]), roots, failures),)
-        content: dict[str, Any] = {"failed": parts, "redelivered": tuple(redelivered), "rows": len(good)}
+        content: dict[str, Any] = {"failed": parts, "redelivered": tuple(redelivered)}
         if begun.state is BatchState.NEW:
             self.vertex.call(calls.Seal("q", self.epoch, batch, plan.delivered, **content))
         elif failed or redelivered:

@@ -16,7 +16,6 @@ from ftlayer.spark.pages import (
     PAGE_SCHEMA,
     FailedRow,
     PageHead,
-    digest_of,
     ipc_to_rows,
     keep_rows,
     page_row,
@@ -38,7 +37,6 @@ heads = st.builds(
     PageHead,
     rows_in=st.integers(0, 2**40),
     rows_out=st.integers(0, 2**40),
-    digest=st.integers(0, 2**64 - 1),
     failures=st.lists(
         st.builds(FailedRow, u64, st.integers(-1, 99), st.text(), st.text(), st.integers(0, 9), st.booleans()),
         max_size=3,
@@ -106,25 +104,6 @@ def test_rows_of_dropped_roots_are_left_out(roots: list[int], others: list[int],
     kept = keep_rows(batch, np.array(sorted(dropped), np.uint64))
     assert kept.column("v").to_pylist() == [i for i, root in enumerate(roots) if root not in dropped]
     assert roots_of(kept).tolist() == [root for root in roots if root not in dropped]
-
-
-@given(st.lists(u64, max_size=20, unique=True), st.randoms(), u64)
-def test_the_digest_depends_on_the_roots_and_not_on_their_order(
-    roots: list[int], random: Any, other: int
-) -> None:
-    digest = digest_of(np.array(roots, np.uint64))
-    shuffled = random.sample(roots, len(roots))
-    assert digest_of(np.array(shuffled, np.uint64)) == digest
-    half = len(roots) // 2
-    parts = digest_of(np.array(roots[:half], np.uint64)) ^ digest_of(np.array(roots[half:], np.uint64))
-    assert parts == digest
-    if other not in roots:
-        assert digest_of(np.array([*roots, other], np.uint64)) != digest
-
-
-def test_the_digest_is_no_plain_xor() -> None:
-    # 1 ^ 2 == 3: a plain XOR would take these for the same rows.
-    assert digest_of(np.array([1, 2], np.uint64)) != digest_of(np.array([3], np.uint64))
 
 
 def test_a_page_is_one_row_of_three_columns() -> None:

@@ -15,7 +15,7 @@ from ftlayer.functions.steps import Map
 from ftlayer.layer.calls import Failure
 from ftlayer.spark import stage_task
 from ftlayer.spark.carrier import make_carriers
-from ftlayer.spark.pages import FailedRow, PageHead, digest_of
+from ftlayer.spark.pages import FailedRow, PageHead
 from ftlayer.spark.stage_task import RootGiver, StageTask
 from ftlayer.spark.verdict import (
     add_failures,
@@ -34,7 +34,7 @@ def u64s(values: Any) -> Any:
 
 
 def head(**values: Any) -> PageHead:
-    nothing = PageHead(0, 0, 0, (), (), None, None, b"", b"", b"", b"", b"", b"")
+    nothing = PageHead(0, 0, (), (), None, None, b"", b"", b"", b"", b"", b"")
     return PageHead(**{name: values.get(name, getattr(nothing, name)) for name in nothing.__slots__})
 
 
@@ -76,7 +76,6 @@ def test_partitions_and_pages_add_up_whatever_their_cut(
         assert verdict.failures[root].reason == f"ValueError: {by_root[root]}"
         assert "ValueError" in verdict.failures[root].traceback
     assert (verdict.rows_in, verdict.rows_out) == (len(roots), len(good))
-    assert verdict.digest == digest_of(u64s(good))
 
 
 def test_delivered_ranges_roots_and_carriers_add_up() -> None:
@@ -98,7 +97,7 @@ def test_nothing_adds_up_to_nothing() -> None:
     add_last_stage(verdict, [])
     assert verdict.delivered is None
     assert verdict.failed_roots.tolist() == verdict.emitted_roots.tolist() == []
-    assert (verdict.rows_in, verdict.rows_out, verdict.digest) == (0, 0, 0)
+    assert (verdict.rows_in, verdict.rows_out) == (0, 0)
 
 
 def failed(root: int, reason: str, row: int = -1, traceback: int = 0) -> FailedRow:
@@ -127,14 +126,13 @@ def test_emitted_ids_of_all_pages_are_kept_apart_for_the_fold() -> None:
         [
             head(
                 rows_out=2,
-                digest=6,
                 emitted_roots=u64s([1, 2]).tobytes(),
                 emitted_values=u64s([3, 4]).tobytes(),
             ),
-            head(rows_out=1, digest=5, emitted_roots=u64s([1]).tobytes(), emitted_values=u64s([5]).tobytes()),
+            head(rows_out=1, emitted_roots=u64s([1]).tobytes(), emitted_values=u64s([5]).tobytes()),
         ],
     )
-    assert (verdict.rows_out, verdict.digest) == (3, 3)
+    assert verdict.rows_out == 3
     assert verdict.emitted_roots.tolist() == [1, 2, 1]
     assert verdict.emitted_values.tolist() == [3, 4, 5]
 
