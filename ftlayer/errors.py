@@ -207,6 +207,20 @@ class SourceError(FTLayerError):
     code = "SOURCE"
 
 
+class TimerFailedError(FTLayerError):
+    """A function's ``on_timer``, or an operator behind it, raised: there is no record to blame, so the slot ends.
+
+    ``operator`` is the uid of the one that raised, ``traceback`` what it raised.
+    """
+
+    code = "TIMER"
+
+    def __init__(self, message: str, operator: str = "", traceback: str = "") -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.traceback = traceback
+
+
 def error_for_code(code: str) -> type[FTLayerError]:
     """Return the class with this wire ``code``, or `FTLayerError` for one this version lacks."""
     todo: list[type[FTLayerError]] = [FTLayerError]

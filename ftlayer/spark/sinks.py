@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.functions.writers import call_write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -78,24 +79,11 @@ def write_partition(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the task that writes one partition and yields its pickled commit message."""
     from pyspark.serializers import CloudPickleSerializer
-    from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
     make_pickler: Any = CloudPickleSerializer
-    takes_arrow = isinstance(writer, DataSourceStreamArrowWriter)
-
-    def rows_of(batches: Iterator[pa.RecordBatch]) -> Iterator[Any]:
-        from pyspark.sql.conversion import ArrowTableToRowsConversion
-
-        for batch in batches:
-            yield from ArrowTableToRowsConversion.convert(pa.Table.from_batches([batch]), schema)
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        message = writer.write(batches if takes_arrow else rows_of(batches))
-        if not isinstance(message, WriterCommitMessage):
-            raise TypeError(
-                f"{type(writer).__name__}.write returned a {type(message).__name__}, not a WriterCommitMessage: "
-                "commit would not learn what was written"
-            )
+        message = call_write(writer, batches, schema)
         # As Spark does: the message's class may be of the main program, which tasks cannot import.
         packed = make_pickler().dumps(message)
         yield pa.RecordBatch.from_arrays([pa.array([packed], pa.binary())], names=["message"])

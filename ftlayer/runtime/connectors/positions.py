@@ -1,0 +1,152 @@
+"""How far a source's partitions were read, as the vertex keeps it: written in the transaction of the rows.
+
+Partition i of a source is filed under `partition_key` (i). What is filed there is
+
+- for an iterable: the number of its rows that are accepted;
+- for a reader: which split of which *range* was read last under this number, and how far (`SplitPosition`).
+
+A reader is read range by range: its partitions between two offsets are the splits of the range, and the next
+range begins when all of them are done. Every position names its whole range, so that any one of them tells
+what was under way when everything else is gone. Ranges are numbered upwards; a range whose partitions turn
+out otherwise when it is planned again is read again under a number of its own. So the highest number there
+is belongs to the open range, and positions of lower ones only say where the chain of their partition ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgpack
+
+from ftlayer.errors import ConfigError
+from ftlayer.layer.calls import SourcePosition
+
+_KEY_PREFIX = "p"
+_FIELDS = 7
+
+
+def partition_key(index: int) -> str:
+    """Return the name that partition ``index`` of a source has in the vertex."""
+    return f"{_KEY_PREFIX}{index}"
+
+
+def pack_rows(rows: int) -> bytes:
+    """Return the position of an iterable of which ``rows`` rows are accepted."""
+    packed: bytes = msgpack.packb(rows)
+    return packed
+
+
+def unpack_rows(source: str, packed: bytes) -> int:
+    """Read what `pack_rows` wrote; `ConfigError` for the position of another kind of source."""
+    rows = _unpack(packed)
+    if type(rows) is not int or rows < 0:
+        raise _another_kind(source)
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPosition:
+    """How far one split of a range of a reader was read.
+
+    Attributes:
+        range: number of the range.
+        start, end: its offsets as JSON.
+        splits: how many splits it has.
+        digest: of its partition objects; equal digests mean that they are the same ones.
+        rows: of this split, how many are accepted.
+        done: whether those are all.
+    """
+
+    range: int
+    start: str
+    end: str
+    splits: int
+    digest: bytes
+    rows: int
+    done: bool
+
+    def pack(self) -> bytes:
+        """Return the position as the vertex stores it."""
+        packed: bytes = msgpack.packb(
+            [self.range, self.start, self.end, self.splits, self.digest, self.rows, self.done]
+        )
+        return packed
+
+
+def unpack_split(source: str, packed: bytes) -> SplitPosition:
+    """Read what `SplitPosition.pack` wrote; `ConfigError` for the position of another kind of source."""
+    found = _unpack(packed)
+    kinds = (int, str, str, int, bytes, int, bool)
+    if not isinstance(found, list) or tuple(map(type, found)) != kinds:
+        raise _another_kind(source)
+    return SplitPosition(*found)
+
+
+def _unpack(packed: bytes) -> object:
+    try:
+        return msgpack.unpackb(packed)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return None
+
+
+def _another_kind(source: str) -> ConfigError:
+    return ConfigError(
+        f"source {source!r}: the positions stored under this uid are of another kind of source (an iterable "
+        "counts rows, a reader has offsets); give the new source a uid of its own"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RangeProgress:
+    """The range that positions tell of. ``rows[i]`` of split i are accepted; all of them if ``done[i]``."""
+
+    number: int
+    start: str
+    end: str
+    digest: bytes
+    rows: tuple[int, ...]
+    done: tuple[bool, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether the next range begins at ``end``."""
+        return all(self.done)
+
+
+def progress_of(source: str, positions: Mapping[str, bytes]) -> RangeProgress | None:
+    """Return the open range, or the last one if it is complete; None where nothing was ever accepted."""
+    found = {key: unpack_split(source, packed) for key, packed in positions.items()}
+    if not found:
+        return None
+    last = max(found.values(), key=lambda position: position.range)
+    splits = [found.get(partition_key(index)) for index in range(last.splits)]
+    mine = [split if split is not None and split.range == last.range else None for split in splits]
+    return RangeProgress(
+        last.range,
+        last.start,
+        last.end,
+        last.digest,
+        tuple(0 if split is None else split.rows for split in mine),
+        tuple(split is not None and split.done for split in mine),
+    )
+
+
+class PositionChain:
+    """The positions of a source's partitions from here on: each begins with the bytes that the last ended with.
+
+    The vertex refuses a position that does not. So two readers of one partition cannot both go on.
+    """
+
+    def __init__(self, positions: Mapping[str, bytes]) -> None:
+        self._last = dict(positions)
+
+    def last(self, partition: str) -> bytes | None:
+        """Return where ``partition`` has come to, None before its first rows."""
+        return self._last.get(partition)
+
+    def advance(self, partition: str, end: bytes) -> SourcePosition:
+        """Return the position of the next rows of ``partition``, behind which it has come to ``end``."""
+        position = SourcePosition(partition, self._last.get(partition), end)
+        self._last[partition] = end
+        return position

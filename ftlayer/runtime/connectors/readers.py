@@ -1,0 +1,267 @@
+"""What reads a source beside the slot's loop: threads that run the user's blocking iterators."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol
+
+from ftlayer.errors import SourceError
+from ftlayer.functions.conversion import text_of
+from ftlayer.runtime.connectors.lane import BatchLimits, Lane, SplitProgress
+from ftlayer.runtime.connectors.offset_reader import read_split
+from ftlayer.runtime.connectors.positions import (
+    PositionChain,
+    SplitPosition,
+    pack_rows,
+    partition_key,
+    unpack_rows,
+    unpack_split,
+)
+from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped
+from ftlayer.runtime.messages import AssignSplits, Split, SplitDone
+from ftlayer.runtime.sealed import unseal
+from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.stream.operators import IterableSource, ReaderSource, Source
+
+# Splits of one range; with the number of the range above it, a split's number is unique in a source.
+_SPLIT_BITS = 20
+
+
+class SourceReader(Protocol):
+    """One subtask of a source, for the slot's loop. All methods belong to the loop's thread, and none blocks."""
+
+    def start(self) -> None:
+        """Begin to read; called once."""
+
+    def assign(self, splits: AssignSplits) -> None:
+        """Read these splits too (reader sources). Those it has already are not read twice."""
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        """Return rows that are to be persisted now, None if there are none (call again when woken, or `due_ms`).
+
+        Rows of one partition come in order, and their positions are a chain: persist them in this order. A
+        batch without rows says that a split has ended; its position is persisted all the same. Raises
+        `SourceError` once what was read before the error is taken.
+        """
+
+    @property
+    def due_ms(self) -> int | None:
+        """The monotone time (ms) at which `take` has something, if nothing wakes the loop before; None: unknown."""
+
+    def accepted(self, rows: SourceRows) -> SplitDone | None:
+        """The vertex has accepted rows that were taken (or, with FTStatus.OFF, they were emitted)."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything was taken and nothing comes any more."""
+
+    def finish(self) -> None:
+        """Read no further; what is read can still be taken."""
+
+    def stop(self) -> None:
+        """End now; what was not taken is forgotten. Threads that block in the user's code end when it returns."""
+
+
+def mono_ms() -> int:
+    """Return the monotone clock of batches' ages."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class IterableReader:
+    """A subtask of an `IterableSource`: partitions i with i % parallelism == subtask, a thread and a lane each."""
+
+    def __init__(
+        self,
+        source: Source,
+        subtask: int,
+        parallelism: int,
+        positions: Mapping[str, bytes],
+        limits: BatchLimits,
+        wake: Callable[[], None],
+        clock: Callable[[], int] = mono_ms,
+    ) -> None:
+        assert isinstance(source.connector, IterableSource)
+        self._source = source
+        self._partitions = source.connector.partitions
+        self._chain = PositionChain(positions)
+        maker = RowMaker(source.uid, source.schema)
+        mine = range(subtask, len(self._partitions), parallelism)
+        self._lanes = [(index, Lane(maker, limits, clock, wake)) for index in mine]
+        self._next = 0
+
+    def start(self) -> None:
+        """See `SourceReader.start`."""
+        for index, lane in self._lanes:
+            _start_thread(f"{self._source.uid}-{index}", lane, partial(self._read, index, lane))
+
+    def assign(self, splits: AssignSplits) -> None:
+        """See `SourceReader.assign`."""
+        raise SourceError(f"source {self._source.uid!r} is an iterable and was assigned a reader's splits")
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        """See `SourceReader.take`; the partitions take turns."""
+        for turn in range(len(self._lanes)):
+            place = (self._next + turn) % len(self._lanes)
+            rows = _take(self._source.uid, self._lanes[place][1], mono_ms)
+            if rows is not None:
+                self._next = place + 1
+                return rows
+        return None
+
+    @property
+    def due_ms(self) -> int | None:
+        """See `SourceReader.due_ms`."""
+        return min((due for _, lane in self._lanes if (due := lane.due_ms) is not None), default=None)
+
+    def accepted(self, rows: SourceRows) -> SplitDone | None:
+        """See `SourceReader.accepted`; iterables have no splits."""
+        return None
+
+    @property
+    def ended(self) -> bool:
+        """See `SourceReader.ended`."""
+        return all(lane.ended for _, lane in self._lanes)
+
+    def finish(self) -> None:
+        """See `SourceReader.finish`."""
+        for _, lane in self._lanes:
+            lane.close(discard=False)
+
+    def stop(self) -> None:
+        """See `SourceReader.stop`."""
+        for _, lane in self._lanes:
+            lane.close(discard=True)
+
+    def _read(self, index: int, lane: Lane) -> None:
+        key = partition_key(index)
+        last = self._chain.last(key)
+        rows = 0 if last is None else unpack_rows(self._source.uid, last)
+        split = SplitProgress(
+            key, index, rows, self._chain, lambda rows, done: pack_rows(rows), tells_done=False
+        )
+        lane.pump(skipped(iter(self._partitions[index]()), rows), split)
+
+
+class SplitReader:
+    """A subtask of a `ReaderSource`: reads the splits it is assigned, one after the other."""
+
+    def __init__(
+        self,
+        source: Source,
+        subtask: int,
+        positions: Mapping[str, bytes],
+        key: bytes,
+        limits: BatchLimits,
+        wake: Callable[[], None],
+        clock: Callable[[], int] = mono_ms,
+    ) -> None:
+        assert isinstance(source.connector, ReaderSource)
+        self._uid = source.uid
+        self._subtask = subtask
+        self._reader = source.connector.reader
+        self._key = key
+        self._chain = PositionChain(positions)
+        self._lane = Lane(SparkRowMaker(source.uid, source.schema), limits, clock, wake)
+        self._todo: queue.SimpleQueue[tuple[AssignSplits, Split] | None] = queue.SimpleQueue()
+        self._known: tuple[int, set[int]] = (-1, set())
+
+    def start(self) -> None:
+        """See `SourceReader.start`."""
+        _start_thread(f"{self._uid}-{self._subtask}", self._lane, self._read_all)
+
+    def assign(self, splits: AssignSplits) -> None:
+        """See `SourceReader.assign`. A message that says there are no splits (`splits` 0) ends the source."""
+        if splits.splits == 0:
+            self._todo.put(None)
+            return
+        if self._known[0] != splits.range:
+            self._known = splits.range, set()
+        for split in splits.mine:
+            if split.number not in self._known[1]:
+                self._known[1].add(split.number)
+                self._todo.put((splits, split))
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        """See `SourceReader.take`."""
+        return _take(self._uid, self._lane, mono_ms)
+
+    @property
+    def due_ms(self) -> int | None:
+        """See `SourceReader.due_ms`."""
+        return self._lane.due_ms
+
+    def accepted(self, rows: SourceRows) -> SplitDone | None:
+        """See `SourceReader.accepted`."""
+        assert rows.position is not None
+        position = unpack_split(self._uid, rows.position.end)
+        if not position.done:
+            return None
+        return SplitDone(self._uid, position.range, rows.number & ((1 << _SPLIT_BITS) - 1))
+
+    @property
+    def ended(self) -> bool:
+        """See `SourceReader.ended`."""
+        return self._lane.ended
+
+    def finish(self) -> None:
+        """See `SourceReader.finish`."""
+        self._lane.close(discard=False)
+        self._todo.put(None)
+
+    def stop(self) -> None:
+        """See `SourceReader.stop`."""
+        self._lane.close(discard=True)
+        self._todo.put(None)
+
+    def _read_all(self) -> None:
+        while (todo := self._todo.get()) is not None:
+            self._read(*todo)
+
+    def _read(self, assigned: AssignSplits, split: Split) -> None:
+        rows, done = self._accepted_rows(assigned, split)
+
+        def position_of(rows: int, done: bool) -> bytes:
+            return SplitPosition(
+                assigned.range, assigned.start, assigned.end, assigned.splits, assigned.digest, rows, done
+            ).pack()
+
+        number = assigned.range << _SPLIT_BITS | split.number
+        key = partition_key(split.number)
+        progress = SplitProgress(key, number, rows, self._chain, position_of, tells_done=True)
+        # One that is done is said to be done again: the planner has not heard of it.
+        items: Iterator[Any] = iter(())
+        if not done:
+            items = skipped(read_split(self._reader, unseal(split.payload, self._key)), rows)
+        self._lane.pump(items, progress)
+
+    def _accepted_rows(self, assigned: AssignSplits, split: Split) -> tuple[int, bool]:
+        """Return how many rows of a split are accepted, and whether those are all.
+
+        What this subtask itself was told of its positions counts: its own go on from there.
+        """
+        last = self._chain.last(partition_key(split.number))
+        if last is not None:
+            position = unpack_split(self._uid, last)
+            if position.range == assigned.range:
+                return position.rows, position.done
+        return split.rows, False
+
+
+def _start_thread(name: str, lane: Lane, work: Callable[[], None]) -> None:
+    # Daemons: an iterator that blocks for ever must not keep the process.
+    threading.Thread(target=lane.run, args=(work,), name=f"ftlayer-{name}", daemon=True).start()
+
+
+def _take(source: str, lane: Lane, mono_ms: int) -> SourceRows | None:
+    try:
+        return lane.take(mono_ms)
+    except SourceError:
+        raise
+    except BaseException as error:
+        raise SourceError(
+            f"source {source!r} cannot be read on: {type(error).__name__}: {text_of(error)}"
+        ) from error

@@ -1,0 +1,234 @@
+"""What a source gives, as record batches of its schema: strictly, or as Spark would take it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.errors import SourceError
+from ftlayer.functions.conversion import check_whole, text_of
+
+MAX_SHOWN = 200
+"""Characters of a row that an error shows."""
+
+_TUPLES = frozenset({tuple, list})
+_END = object()
+
+
+class RowMaker:
+    """Makes record batches of a source's ``schema``; what does not fit is a `SourceError` that shows the row.
+
+    Records come as the functions of a topology take them: the bare value where the schema has one column, a
+    tuple in column order where it has several, or a pyspark `Row` with the schema's names.
+    """
+
+    def __init__(self, source: str, schema: pa.Schema) -> None:
+        self._source = source
+        self._schema = schema
+        self._bare = len(schema) == 1
+
+    def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        """Convert records."""
+        try:
+            return self._convert(rows)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise self._misfit(rows, error) from error
+
+    def checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch that the source gave, with the schema's columns in their order and types."""
+        schema = self._schema
+        if not batch.schema.equals(schema, check_metadata=False):
+            try:
+                if sorted(batch.schema.names) != sorted(schema.names):
+                    raise ValueError(f"its columns are {', '.join(batch.schema.names)}")
+                columns = [batch.column(field.name).cast(field.type) for field in schema]
+            except (ValueError, pa.ArrowException) as error:
+                raise SourceError(
+                    f"source {self._source!r} gave a record batch that does not fit its schema "
+                    f"({describe(schema)}): {text_of(error)}"
+                ) from error
+            batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        for field, column in zip(schema, batch.columns, strict=True):
+            if not field.nullable and column.null_count:
+                raise SourceError(
+                    f"source {self._source!r} gave a record batch with nulls in column {field.name!r}, "
+                    "which its schema says has none"
+                )
+        return batch
+
+    def empty(self) -> pa.RecordBatch:
+        """Return a batch without rows."""
+        return pa.RecordBatch.from_pylist([], schema=self._schema)
+
+    # ------------------------------------------------------------ columns
+
+    def _convert(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        columns = self._columns(rows)
+        arrays = [self._array(values, place) for place, values in enumerate(columns)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _columns(self, rows: Sequence[Any]) -> list[Sequence[Any]]:
+        """Return the values column by column."""
+        kinds = set(map(type, rows))
+        if any(_is_row(kind) for kind in kinds):
+            rows, kinds = self._by_name(rows), {tuple}
+        elif self._bare:
+            return [rows]
+        for kind in kinds - _TUPLES:
+            if not issubclass(kind, tuple):
+                raise TypeError(f"a {kind.__name__} is not a tuple of {len(self._schema)} values")
+        for length in set(map(len, rows)):
+            if length != len(self._schema):
+                raise ValueError(f"it has {length} values, and the schema {len(self._schema)} columns")
+        return [list(map(itemgetter(place), rows)) for place in range(len(self._schema))]
+
+    def _by_name(self, rows: Sequence[Any]) -> list[Any]:
+        names = self._schema.names
+        ordered = []
+        for row in rows:
+            fields = getattr(row, "__fields__", None)
+            if fields is not None and list(fields) != names:
+                if sorted(fields) != sorted(names):
+                    raise ValueError(f"it is a Row of {', '.join(fields)}")
+                row = tuple(row[name] for name in names)
+            elif self._bare and not _is_row(type(row)):
+                row = (row,)
+            ordered.append(row)
+        return ordered
+
+    def _array(self, values: Sequence[Any], place: int) -> pa.Array:
+        return strict_array(values, self._schema.field(place))
+
+    # ------------------------------------------------------------ errors
+
+    def _misfit(self, rows: Sequence[Any], error: Exception) -> SourceError:
+        """Find the first row that does not fit by itself, and say so."""
+        found: Any = rows
+        for row in rows:
+            try:
+                self._convert([row])
+            except MemoryError:
+                raise
+            except Exception as alone:  # noqa: BLE001 - it is what the error will tell
+                found, error = row, alone
+                break
+        form = (
+            f"{self._schema.names[0]!r} as a bare value"
+            if self._bare
+            else f"a tuple of {', '.join(self._schema.names)}"
+        )
+        return SourceError(
+            f"source {self._source!r} gave {shown(found)}, which does not fit its schema "
+            f"({describe(self._schema)}): {text_of(error)}. A record is {form}, a Row with these names, or "
+            "comes in a pyarrow.RecordBatch"
+        )
+
+
+class SparkRowMaker(RowMaker):
+    """Takes what a Python Data Source's reader gives: tuples (of one value, too), lists, or `Row`s.
+
+    Values that do not fit at once are bent as Spark bends them, and instants without a time zone are local
+    ones, as in Spark: a reader gives the same records here and there.
+    """
+
+    def __init__(self, source: str, schema: pa.Schema) -> None:
+        super().__init__(source, schema)
+        self._bare = False
+        self._converters: list[Callable[[Any], Any]] | None = None
+
+    def _array(self, values: Sequence[Any], place: int) -> pa.Array:
+        field = self._schema.field(place)
+        if not _is_sparks_own(field.type):
+            try:
+                return strict_array(values, field)
+            except (TypeError, ValueError, OverflowError, pa.ArrowException):
+                pass  # Spark may know how to read it, and says so itself if it does not
+        if self._converters is None:
+            self._converters = _spark_converters(self._schema)
+        convert = self._converters[place]
+        return _with_nulls_allowed(pa.array([convert(value) for value in values], field.type), field)
+
+
+def strict_array(values: Sequence[Any], field: pa.Field) -> pa.Array:
+    """Convert a column's values; raises where Arrow would take a fraction for an integer, or a null too many."""
+    kinds = set(map(type, values))
+    if field.type == pa.int64() and kinds == {int}:
+        return pa.array(np.fromiter(values, np.int64, len(values)))
+    if field.type == pa.float64() and kinds == {float}:
+        return pa.array(np.fromiter(values, np.float64, len(values)))
+    if pa.types.is_integer(field.type):
+        check_whole(values, field.name)
+    return _with_nulls_allowed(pa.array(values, field.type), field)
+
+
+def _with_nulls_allowed(array: pa.Array, field: pa.Field) -> pa.Array:
+    if not field.nullable and array.null_count:
+        raise ValueError(f"column {field.name!r} is null and may not be")
+    return array
+
+
+def slices(batch: pa.RecordBatch, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into parts of up to ``max_rows`` rows and about ``max_bytes`` bytes (one row at least)."""
+    rows = batch.num_rows
+    step = min(max_rows, rows)
+    if batch.nbytes > max_bytes:
+        step = min(step, max(1, max_bytes * rows // batch.nbytes))
+    if step == rows:  # an empty one, too
+        yield batch
+        return
+    for start in range(0, rows, step):
+        yield batch.slice(start, step)
+
+
+def skipped(items: Iterator[Any], rows: int) -> Iterator[Any]:
+    """Return what is left of ``items`` (records or record batches) behind the first ``rows`` records."""
+    while rows:
+        item = next(items, _END)
+        if item is _END:
+            break
+        if not isinstance(item, pa.RecordBatch):
+            deque(islice(items, rows - 1), maxlen=0)
+            break
+        if item.num_rows > rows:
+            return chain([item.slice(rows)], items)
+        rows -= item.num_rows
+    return items
+
+
+def describe(schema: pa.Schema) -> str:
+    """Return the columns and their types in a line."""
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def shown(row: Any) -> str:
+    """Return what a row looks like, within bounds."""
+    try:
+        text = repr(row)
+    except Exception as broken:  # noqa: BLE001 - a user's object may fail to describe itself
+        text = f"a {type(row).__name__} (its repr raises {type(broken).__name__})"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
+
+
+def _is_row(kind: type) -> bool:
+    return kind.__name__ == "Row" and kind.__module__ == "pyspark.sql.types"
+
+
+def _is_sparks_own(kind: pa.DataType) -> bool:
+    """Whether Spark reads Python values of this type otherwise than Arrow does."""
+    return pa.types.is_nested(kind) or (pa.types.is_timestamp(kind) and kind.tz is not None)
+
+
+def _spark_converters(schema: pa.Schema) -> list[Callable[[Any], Any]]:
+    from pyspark.sql.conversion import LocalDataToArrowConversion
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    make: Any = LocalDataToArrowConversion._create_converter
+    return [make(field.dataType, field.nullable) for field in from_arrow_schema(schema).fields]
