@@ -1,0 +1,185 @@
+"""What can be asked of the vertex: one frozen dataclass a call, one a reply.
+
+These are the contract between the rules (`ftlayer.layer`), the service that carries them and its
+clients. A call that changes the vertex travels in an envelope with (client, sequence); see
+`Envelope`. Arrays are NumPy, ids are uint64, times are milliseconds, ``payload`` is an Arrow record
+batch that nobody in the vertex looks into.
+
+Names:
+  stream    what a source's records are filed under: ``"<query>/<source>"`` for a wrapped source,
+            ``"ingest/<name>"`` for an ingest, ``"<job>/<source>"`` for a topology. A stream lives on one
+            shard.
+  query     the stable name of a wrapped query (it survives restarts)
+  epoch     handed out by `OpenQuery`; calls of an older epoch are refused with `StaleOwnerError`
+  offset    position in a stream's delivery log: the number of rows ever made deliverable before it
+"""
+
+from __future__ import annotations
+
+from ftlayer.layer.calls.batches import (
+    BatchBegun,
+    BatchState,
+    BeginBatch,
+    Commit,
+    Committed,
+    Deliverable,
+    DeliverableUpTo,
+    EmittedRows,
+    OpenQuery,
+    QueryOpened,
+    QueryStatus,
+    QueryStatusCall,
+    ReadDeliveries,
+    Reseal,
+    Seal,
+    Sealed,
+    SealedRows,
+)
+from ftlayer.layer.calls.common import (
+    I32,
+    U64,
+    Envelope,
+    EventIds,
+    Failure,
+    Now,
+    RecordBatches,
+    Records,
+    StreamOptions,
+)
+from ftlayer.layer.calls.operating import (
+    Changed,
+    Explain,
+    Explained,
+    ListRecords,
+    OwedId,
+    Purge,
+    RecordInfo,
+    RecordList,
+    Requeue,
+    Stats,
+    StatsReply,
+)
+from ftlayer.layer.calls.streams import (
+    OpenStream,
+    Recall,
+    Recalled,
+    StreamOpened,
+    StreamStatus,
+    StreamStatusCall,
+    TakeReplays,
+)
+from ftlayer.layer.calls.tracking import (
+    Accepted,
+    Fail,
+    Failed,
+    Ingest,
+    Persist,
+    SourcePosition,
+    Touch,
+    Touched,
+    Xor,
+    Xored,
+)
+
+__all__ = [
+    "I32",
+    "U64",
+    "Accepted",
+    "BatchBegun",
+    "BatchState",
+    "BeginBatch",
+    "Call",
+    "Changed",
+    "Commit",
+    "Committed",
+    "Deliverable",
+    "DeliverableUpTo",
+    "EmittedRows",
+    "Envelope",
+    "EventIds",
+    "Explain",
+    "Explained",
+    "Fail",
+    "Failed",
+    "Failure",
+    "Ingest",
+    "ListRecords",
+    "MutatingCall",
+    "Now",
+    "OpenQuery",
+    "OpenStream",
+    "OwedId",
+    "Persist",
+    "Purge",
+    "QueryOpened",
+    "QueryStatus",
+    "QueryStatusCall",
+    "ReadDeliveries",
+    "ReadingCall",
+    "Recall",
+    "Recalled",
+    "RecordBatches",
+    "RecordInfo",
+    "RecordList",
+    "Records",
+    "Reply",
+    "Requeue",
+    "Reseal",
+    "Seal",
+    "Sealed",
+    "SealedRows",
+    "SourcePosition",
+    "Stats",
+    "StatsReply",
+    "StreamOpened",
+    "StreamOptions",
+    "StreamStatus",
+    "StreamStatusCall",
+    "TakeReplays",
+    "Touch",
+    "Touched",
+    "Xor",
+    "Xored",
+]
+
+MutatingCall = (
+    Persist
+    | Ingest
+    | Xor
+    | Fail
+    | Touch
+    | OpenStream
+    | TakeReplays
+    | Recall
+    | OpenQuery
+    | BeginBatch
+    | Seal
+    | Reseal
+    | Commit
+    | Requeue
+    | Purge
+    | Deliverable
+)
+ReadingCall = ReadDeliveries | StreamStatusCall | QueryStatusCall | ListRecords | Explain | Stats
+Call = MutatingCall | ReadingCall
+
+Reply = (
+    Accepted
+    | Xored
+    | Failed
+    | Touched
+    | StreamOpened
+    | RecordBatches
+    | Recalled
+    | StreamStatus
+    | QueryOpened
+    | DeliverableUpTo
+    | BatchBegun
+    | Sealed
+    | Committed
+    | QueryStatus
+    | RecordList
+    | Explained
+    | Changed
+    | StatsReply
+)

@@ -1,0 +1,98 @@
+"""What calls of every subject are made of: time, envelope, options of a stream, ids, records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+U64 = npt.NDArray[np.uint64]
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The time a call happens at: ``mono_ms`` drives timeouts, ``wall_ms`` (Unix) what survives a restart."""
+
+    mono_ms: int
+    wall_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Who calls, and the how-many-eth call of theirs it is (from 1, without gaps).
+
+    A client's call with a sequence already seen has no second effect and gets the first one's reply.
+    """
+
+    client: str
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How a stream's records are retried and how many may be in flight.
+
+    ``max_attempts`` counts runs, the first included. ``backoff_ms`` lists the pause before attempt
+    2, 3, …; its last entry serves all later ones. ``jitter`` (0 to 1) is the share of a pause that is
+    drawn at random (deterministically, from the record's origin and attempt).
+    """
+
+    timeout_ms: int = 30_000
+    max_attempts: int = 5
+    backoff_ms: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000)
+    jitter: float = 0.1
+    max_pending: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class EventIds:
+    """The ids that values were folded from, for a vertex with ``tracker="exact"``; others take no note of them.
+
+    ``values[i]`` is the XOR of ``ids[offsets[i]:offsets[i + 1]]``: ids uint64[m], offsets int32[n + 1], as
+    Arrow lays lists out. ``owners``, int32[m], has for each id the position in ``operators`` of the operator
+    that is to acknowledge it, or -1 where this event acknowledges the id itself.
+    """
+
+    ids: U64
+    offsets: I32
+    owners: I32
+    operators: tuple[str, ...] = ()
+
+    def take(self, which: npt.NDArray[np.int64]) -> EventIds:
+        """Return the lists at the positions ``which``, in that order."""
+        sizes = np.diff(self.offsets)[which]
+        offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
+        places = np.repeat(self.offsets[which] - offsets[:-1], sizes) + np.arange(offsets[-1])
+        return EventIds(self.ids[places], offsets, self.owners[places], self.operators)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one root failed. ``traceback`` is cut to a bound by the layer. ``fatal`` skips further attempts."""
+
+    root: int
+    reason: str
+    operator: str = ""
+    traceback: str = ""
+    fatal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Stored records as they came, with what the vertex knows of them. Arrays have one entry a row."""
+
+    payload: pa.RecordBatch
+    roots: U64
+    origins: U64
+    attempts: I32  # 1 on the first run
+    key_hashes: I32 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatches:
+    """Reply with records; several batches where schemas differ, and none where there is nothing."""
+
+    batches: tuple[Records, ...]

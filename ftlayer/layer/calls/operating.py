@@ -1,0 +1,115 @@
+"""Calls of operators and their tools: what is there, why, and what to do about dead letters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class ListRecords:
+    """List records in a ``state``: "pending", "waiting", "delivery" or "dead". ``after`` pages on."""
+
+    state: str
+    stream: str = ""  # "" for all
+    limit: int = 1_000
+    after: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordInfo:
+    """One record as `ListRecords` shows it; ``history`` has one (wall_ms, reason, operator) a failed
+    attempt.
+    """
+
+    key: bytes
+    stream: str
+    state: str
+    root: int
+    origin: int
+    attempt: int
+    not_before_ms: int
+    reason: str
+    operator: str
+    traceback: str
+    history: tuple[tuple[int, str, str], ...]
+    payload: pa.RecordBatch  # one row
+
+
+@dataclass(frozen=True, slots=True)
+class RecordList:
+    """Reply to `ListRecords`; ``more`` is the ``after`` of the next page, b"" at the end."""
+
+    records: tuple[RecordInfo, ...]
+    more: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """What does this root wait for? Refused with `UnsupportedError` by a vertex without ``tracker="exact"``."""
+
+    root: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwedId:
+    """An id that a root waits for.
+
+    ``emitted``: it was emitted to ``operator``, which has not acknowledged it. Otherwise it was acknowledged,
+    and no event has told of its emission yet. ``operator`` is "" where no event named one.
+    """
+
+    record_id: int
+    operator: str
+    emitted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Reply to `Explain`; all fields are empty for a root that is not ``known``: done, failed, or never heard of.
+
+    Not ``registered``: events are held for a registration that has not come. ``value`` is the root's XOR.
+    ``ids_known`` False: some of its events came without `EventIds`, so ``owed`` does not say it all.
+    """
+
+    known: bool
+    registered: bool = False
+    value: int = 0
+    ids_known: bool = False
+    owed: tuple[OwedId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Give dead letters (by `RecordInfo.key`) their attempts back and deliver them again now."""
+
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """Delete dead letters for ever."""
+
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Reply to `Requeue` and `Purge`: how many of the keys were there."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Ask for counters and gauges."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReply:
+    """Counters since the start of this incarnation, and gauges (``used_share``, ``pending``, ``waiting``
+    …).
+    """
+
+    values: dict[str, float]
