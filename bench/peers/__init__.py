@@ -1,0 +1,1 @@
+"""The same jobs in other systems, each a program of its own."""

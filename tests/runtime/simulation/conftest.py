@@ -1,0 +1,348 @@
+"""A whole topology in one process, on a manual clock: real tasks, a real vertex shard, and a network of queues.
+
+Whatever can happen next (an element arrives, a batch is read, a call reaches the vertex, time passes, a slot
+dies) is one of a list of enabled events, and a chooser picks among them, so that a run is a sequence of
+choices: Hypothesis draws them, and shrinks them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ftlayer.handler.handler import FTHandler, NonFTHandler
+from ftlayer.layer import calls
+from ftlayer.layer.calls import Now
+from ftlayer.layer.layer import FTLayerCore
+from ftlayer.layer.options import LayerOptions
+from ftlayer.runtime import actions
+from ftlayer.runtime.elements import Batch
+from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.store import MemoryStore
+from ftlayer.stream.job_graph import Channel, JobGraph
+from ftlayer.stream.operators import Replay
+
+ROWS_A_BATCH = 5
+"""Few, so that a run has many batches."""
+
+
+class _Store:
+    """A `MemoryStore` that counts its openings."""
+
+    def __init__(self) -> None:
+        self.inner = MemoryStore()
+        self.incarnation = 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@dataclass
+class _Feed:
+    """What one subtask of a source has to read."""
+
+    uid: str
+    subtask: int
+    rows: list[Any]
+    schema: pa.Schema
+    read: int = 0
+    ended: bool = False
+
+    @property
+    def partition(self) -> str:
+        return f"p{self.subtask}"
+
+
+@dataclass
+class _Call:
+    """A call on its way to the vertex, of a task of ``slot``; ``then`` gets its reply while the task lives."""
+
+    slot: int
+    instance: int
+    call: Any
+    then: Callable[[Any], None] | None = None
+
+
+@dataclass
+class Ledger:
+    """Every id that was registered or acknowledged, by root: the exact model of the XORs."""
+
+    xors: list[tuple[int, int]] = field(default_factory=list)
+    completed: int = 0
+
+
+class Simulation:
+    """Runs a `JobGraph`; ``choose(n)`` returns which of n enabled events happens."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        rows: dict[str, list[list[Any]]],
+        choose: Callable[[int], int],
+    ) -> None:
+        self.graph = graph
+        self.choose = choose
+        self.mono, self.wall = 1_000_000, 1_700_000_000_000
+        self.store = _Store()
+        self.vertex = FTLayerCore(self.store, LayerOptions(), self.now)  # type: ignore[arg-type]
+        self.ledger = Ledger()
+        self.calls: list[_Call] = []
+        self.queues: dict[Channel, deque[Any]] = {}
+        self.tasks: dict[tuple[str, int], Any] = {}
+        self.instances = [0] * graph.slots
+        self.wakes: dict[tuple[str, int], int] = {}
+        self.ended: set[tuple[str, int]] = set()
+        self.ending = False
+        self.feeds = {
+            (source.uid, subtask): _Feed(source.uid, subtask, rows[source.uid][subtask], source.schema)
+            for source in graph.sources()
+            for subtask in range(graph.vertex(source.uid).parallelism)
+        }
+        for stream, options in graph.options:
+            self.apply(calls.OpenStream(stream, options))
+        for slot in range(graph.slots):
+            self._deploy(slot)
+
+    @property
+    def now(self) -> Now:
+        return Now(self.mono, self.wall)
+
+    # ------------------------------------------------------------ the vertex
+
+    def apply(self, call: Any) -> Any:
+        if isinstance(call, calls.StreamStatusCall | calls.ListRecords | calls.Stats):
+            with self.store.read() as txn:
+                return self.vertex.read(txn, call, self.now)
+        with self.store.write(intake=isinstance(call, calls.Persist)) as txn:
+            outcome = self.vertex.apply(txn, call, None, self.now)
+        outcome.after()
+        return outcome.reply
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(stream for stream, _ in self.graph.options)
+
+    def status(self) -> calls.StreamStatus:
+        found = self.apply(calls.StreamStatusCall(self.streams))
+        assert isinstance(found, calls.StreamStatus)
+        return found
+
+    def dead(self) -> list[calls.RecordInfo]:
+        return list(self.apply(calls.ListRecords("dead")).records)
+
+    # ------------------------------------------------------------ slots
+
+    def _deploy(self, slot: int) -> None:
+        self.instances[slot] += 1
+        for uid, subtask in self.graph.subtasks_in(slot):
+            tracked = self.graph.tracked
+            handler = FTHandler(**self._handler_arguments()) if tracked else NonFTHandler()
+            task = build_task(self.graph, uid, subtask, handler, **self._task_arguments(slot))
+            self.tasks[uid, subtask] = task
+            self.ended.discard((uid, subtask))
+            feed = self.feeds.get((uid, subtask))
+            if feed is not None:
+                feed.read, feed.ended = self._stored_position(feed), False
+            self._do((uid, subtask), task.start(self.now))
+
+    def _handler_arguments(self) -> dict[str, Any]:
+        return {}
+
+    def _task_arguments(self, slot: int) -> dict[str, Any]:
+        return {"run": f"run-{self.instances[slot]}"}
+
+    def _stored_position(self, feed: _Feed) -> int:
+        if not self.graph.tracked:
+            return 0
+        opened = self.apply(
+            calls.OpenStream(
+                self.graph.stream_of(feed.uid), dict(self.graph.options)[self.graph.stream_of(feed.uid)]
+            )
+        )
+        return int(opened.positions.get(feed.partition, b"0"))
+
+    def kill(self, slot: int) -> None:
+        """Lose a slot: what it held, what was on its way to it, and some of what it had sent."""
+        gone = set(self.graph.subtasks_in(slot))
+        self.instances[slot] += 1
+        for key in gone:
+            self.tasks.pop(key)
+            self.wakes.pop(key, None)
+        for channel, queue in self.queues.items():
+            edge = self.graph.edges[channel.edge]
+            if (edge.source, channel.sender) in gone or (edge.target, channel.receiver) in gone:
+                queue.clear()
+        # A call that was on its way may have its effect or not; nobody hears the answer.
+        for call in [call for call in self.calls if call.slot == slot]:
+            if self.choose(2):
+                self.calls.remove(call)
+        self.apply(calls.Recall(self.streams, self.vertex.incarnation))
+        for edge in self.graph.edges:
+            for channel in self.graph.channels(edge):
+                task = self.tasks.get((edge.target, channel.receiver))
+                if (edge.source, channel.sender) in gone and task is not None:
+                    self._do((edge.target, channel.receiver), task.reset(channel, self.now))
+        self._deploy(slot)
+
+    def restart_vertex(self) -> None:
+        """Kill the vertex and recover it from its store; calls on their way are sent again to the new one."""
+        self.store.incarnation += 1
+        self.vertex = FTLayerCore(self.store, LayerOptions(), self.now)  # type: ignore[arg-type]
+        self.calls = [call for call in self.calls if not isinstance(call.call, calls.Xor | calls.Fail)]
+
+    # ------------------------------------------------------------ events
+
+    def events(self) -> list[Callable[[], None]]:
+        """Everything that can happen now."""
+        found: list[Callable[[], None]] = []
+        for key, feed in self.feeds.items():
+            if not feed.ended and key in self.tasks:
+                found.append(lambda key=key: self._read(key))
+        for channel, queue in self.queues.items():
+            key = (self.graph.edges[channel.edge].target, channel.receiver)
+            if queue and key in self.tasks and key not in self.ended:
+                found.append(lambda channel=channel, key=key: self._deliver(channel, key))
+        # Calls of one kind and slot keep their order; others may overtake them.
+        seen: set[tuple[int, type]] = set()
+        for call in self.calls:
+            lane = (call.slot, type(call.call))
+            if lane not in seen:
+                seen.add(lane)
+                found.append(lambda call=call: self._carry_out(call))
+        return found
+
+    def step(self) -> bool:
+        """Let one enabled event happen; False when there is none."""
+        found = self.events()
+        if not found:
+            return False
+        found[self.choose(len(found)) % len(found)]()
+        return True
+
+    def advance(self, ms: int) -> None:
+        """Let time pass: the vertex ticks, tasks that asked for it are woken."""
+        self.mono += ms
+        self.wall += ms
+        with self.store.write(intake=False) as txn:
+            self.vertex.tick(txn, self.now)
+        for key, at in list(self.wakes.items()):
+            if at <= self.mono and key in self.tasks and key not in self.ended:
+                self.wakes.pop(key, None)
+                self._do(key, self.tasks[key].on_time(self.now))
+
+    def run(self, *, most: int = 100_000) -> None:
+        """Go on until the topology has ended, letting time pass when nothing else can happen."""
+        for _ in range(most):
+            if self.step():
+                continue
+            if len(self.ended) == len(self.tasks):
+                return
+            if self.graph.tracked and self._drained():
+                if not self.ending:
+                    self.ending = True
+                    for key, task in list(self.tasks.items()):
+                        if isinstance(self.graph.vertex(key[0]).operators[0], Replay):
+                            self._do(key, task.end(self.now))
+                    continue
+            self.advance(500)
+            for key, task in list(self.tasks.items()):
+                replay = isinstance(self.graph.vertex(key[0]).operators[0], Replay)
+                if replay and not self.ending:
+                    self._do(key, task.poll(self.now))
+        raise AssertionError(f"the topology did not end: {self._stuck()}")
+
+    def _drained(self) -> bool:
+        return all(feed.ended for feed in self.feeds.values()) and self.status().drained
+
+    def _stuck(self) -> str:
+        status = self.status() if self.graph.tracked else None
+        open_tasks = sorted(set(self.tasks) - self.ended)
+        return f"vertex {status}, tasks not ended {open_tasks}"
+
+    # ------------------------------------------------------------ how each happens
+
+    def _read(self, key: tuple[str, int]) -> None:
+        feed, task = self.feeds[key], self.tasks[key]
+        if feed.read >= len(feed.rows):
+            feed.ended = True
+            self._do(key, task.end(self.now))
+            return
+        rows = feed.rows[feed.read : feed.read + ROWS_A_BATCH]
+        columns = [rows] if len(feed.schema) == 1 else list(zip(*rows, strict=True))
+        arrays = [pa.array(list(column), f.type) for column, f in zip(columns, feed.schema, strict=True)]
+        start = str(feed.read).encode() if feed.read else None
+        end = feed.read + len(rows)
+        position = calls.SourcePosition(feed.partition, start, str(end).encode())
+        source = SourceRows(
+            feed.partition,
+            feed.subtask,
+            feed.read,
+            pa.RecordBatch.from_arrays(arrays, schema=feed.schema),
+            position if self.graph.tracked else None,
+        )
+        feed.read = end
+        self._do(key, task.rows(source, self.now))
+
+    def _deliver(self, channel: Channel, key: tuple[str, int]) -> None:
+        element = self.queues[channel].popleft()
+        self._do(key, self.tasks[key].input(channel, element, self.now))
+
+    def _carry_out(self, call: _Call) -> None:
+        self.calls.remove(call)
+        reply = self.apply(call.call)
+        if isinstance(reply, calls.Xored):
+            self.ledger.completed += reply.completed
+        if call.then is not None and call.instance == self.instances[call.slot]:
+            call.then(reply)
+
+    def _do(self, key: tuple[str, int], decided: list[actions.Action]) -> None:
+        uid, subtask = key
+        slot = self.graph.slot_of(uid, subtask)
+        task = self.tasks[key]
+        for action in decided:
+            match action:
+                case actions.Send(channel, element):
+                    assert not (isinstance(element, Batch) and element.num_rows == 0), (
+                        "an empty batch was sent"
+                    )
+                    self.queues.setdefault(channel, deque()).append(element)
+                case actions.PersistRoots(ticket, call):
+                    self._call(slot, call, lambda _, t=ticket: self._do(key, task.accepted(t, self.now)))
+                case actions.Acknowledge(roots, values, ids):
+                    self.ledger.xors.extend(zip(roots.tolist(), values.tolist(), strict=True))
+                    self._call(slot, calls.Xor(roots, values, self.vertex.incarnation, ids=ids))
+                case actions.FailRoots(failures):
+                    self._call(slot, calls.Fail(failures, self.vertex.incarnation))
+                case actions.AskReplays(stream, limit):
+                    self._call(
+                        slot,
+                        calls.TakeReplays(stream, limit),
+                        lambda reply: self._do(key, task.replays(reply.batches, self.now)),
+                    )
+                case actions.WakeAt(mono_ms):
+                    self.wakes[key] = min(mono_ms, self.wakes.get(key, mono_ms))
+                case actions.TaskEnded():
+                    assert key not in self.ended, f"{key} ended twice"
+                    self.ended.add(key)
+
+    def _call(self, slot: int, call: Any, then: Callable[[Any], None] | None = None) -> None:
+        self.calls.append(_Call(slot, self.instances[slot], call, then))
+
+
+@pytest.fixture
+def simulate() -> Callable[..., Simulation]:
+    """Make a `Simulation` with choices drawn from a seed or a function."""
+
+    def make(graph: JobGraph, rows: dict[str, list[list[Any]]], choose: Any = 0) -> Simulation:
+        if isinstance(choose, int):
+            choose = random.Random(choose).randrange
+        return Simulation(graph, rows, choose)
+
+    return make
