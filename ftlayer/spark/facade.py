@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")
+MAX_ROWS = 100_000
+
 
 class FTLayer:
     """A vertex, and how records are retried. Make one with `embedded` or `connect`; close it at the end."""
@@ -41,7 +44,7 @@ class FTLayer:
         *,
         status: FTStatus = FTStatus.ON,
         strict: bool = True,
-        max_rows: int = 100_000,
+        max_rows: int = MAX_ROWS,
     ) -> None:
         """Use `embedded` or `connect` instead."""
         self._vertex_options = vertex if isinstance(vertex, VertexOptions) else None
@@ -51,6 +54,8 @@ class FTLayer:
         self.stream_options = options
         self.status = _status(status)
         self.strict = strict
+        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
+            raise ConfigError(f"max_rows: expected an integer of at least 1, got {max_rows!r}")
         self.max_rows = max_rows
 
     @classmethod
@@ -60,9 +65,10 @@ class FTLayer:
         *,
         timeout: str | int = "30s",
         max_attempts: int = 5,
-        backoff: str | int | Sequence[str | int] = ("1s", "2s", "4s", "8s", "16s", "32s", "1m"),
+        backoff: str | int | Sequence[str | int] = BACKOFF,
         jitter: float = 0.1,
         max_pending: int = 1_000_000,
+        max_rows: int = MAX_ROWS,
         strict: bool = True,
         status: FTStatus = FTStatus.ON,
         **vertex: Any,
@@ -76,6 +82,7 @@ class FTLayer:
             backoff: pause before each further attempt; the last one serves all later ones.
             jitter: share of a pause (0 to 1) that is drawn at random.
             max_pending: records of a source that may be in flight before intake waits.
+            max_rows: rows that the vertex delivers to one batch.
             strict: every record has to be accounted for; see `TrackedStream.transform`.
             status: `FTStatus.OFF` runs the same program as plain Spark, and starts no vertex.
             vertex: further fields of `ftlayer.config.VertexOptions` (durability, max_store_bytes, …).
@@ -87,7 +94,7 @@ class FTLayer:
             vertex_options = VertexOptions(path, **vertex)
         except TypeError as error:
             raise ConfigError(f"FTLayer.embedded: {error}") from error
-        return cls(vertex_options, options, status=status, strict=strict)
+        return cls(vertex_options, options, status=status, strict=strict, max_rows=max_rows)
 
     @classmethod
     def connect(
@@ -98,16 +105,17 @@ class FTLayer:
         root_certs: bytes | None = None,
         timeout: str | int = "30s",
         max_attempts: int = 5,
-        backoff: str | int | Sequence[str | int] = ("1s", "2s", "4s", "8s", "16s", "32s", "1m"),
+        backoff: str | int | Sequence[str | int] = BACKOFF,
         jitter: float = 0.1,
         max_pending: int = 1_000_000,
+        max_rows: int = MAX_ROWS,
         strict: bool = True,
         status: FTStatus = FTStatus.ON,
     ) -> FTLayer:
         """Use a vertex that ``ftlayer serve`` runs; arguments as in `embedded` and `VertexClient`."""
         options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending)
         client = VertexClient(address, token, root_certs=root_certs, client_id="driver")
-        return cls(client, options, status=status, strict=strict)
+        return cls(client, options, status=status, strict=strict, max_rows=max_rows)
 
     def __enter__(self) -> FTLayer:
         return self

@@ -224,6 +224,8 @@ def test_options_of_a_layer(tmp_path: Path) -> None:
         ("backoff", ("1s", "x")),
         ("jitter", 2),
         ("max_pending", 0),
+        ("max_rows", 0),
+        ("max_rows", "many"),
         ("durability", "maybe"),
         ("shards", 3),
         ("colour", "red"),
