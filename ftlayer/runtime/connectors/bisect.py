@@ -1,0 +1,56 @@
+"""Rows are tried together; where that fails, halves are tried, so that just the culprits fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from ftlayer.functions.chain import RowFailure, failure_of
+
+GIVE_UP_MS = 10_000
+"""How long (ms) halves are tried while not one row gets through. A sink that is down would otherwise keep its
+slot for twice as many tries as there are rows, each with its own timeout; what was not tried then fails like
+the last one that was."""
+
+
+def settle(
+    operator: str,
+    batch: pa.RecordBatch,
+    write: Callable[[pa.RecordBatch], object],
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[RowFailure, ...]:
+    """Have ``write`` take all rows of ``batch``, in order and in as few calls as can be; return what failed.
+
+    `MemoryError`, and what is no `Exception`, cannot be pinned on a row and goes up. ``clock`` is in seconds.
+    """
+    failures: list[RowFailure] = []
+    give_up = clock() + GIVE_UP_MS / 1_000
+    todo = [(0, batch.num_rows)]
+    any_written = False
+    while todo:
+        start, rows = todo.pop()
+        if not rows:
+            continue
+        try:
+            write(batch.slice(start, rows))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a sink raises fails its rows
+            down = not any_written and clock() > give_up
+            if rows > 1 and not down:
+                half = rows // 2
+                todo += [(start + half, rows - half), (start, half)]
+                continue
+            failure = failure_of(start, operator, error)
+            if down:
+                rows = batch.num_rows - start
+                todo.clear()
+            failures.extend(
+                RowFailure(row, failure.operator, failure.reason, failure.traceback, failure.fatal)
+                for row in range(start, start + rows)
+            )
+        else:
+            any_written = True
+    return tuple(failures)
