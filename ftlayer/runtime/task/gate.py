@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS
+from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
 from ftlayer.stream.job_graph import Channel, JobGraph
 from ftlayer.stream.operators import Replay
 
@@ -48,6 +48,8 @@ class Gate:
         self.idle = False
         self.sources_ended = False
         self.ended = False
+        self._told_ms = MIN_TIME_MS
+        self._told_idle = False
         self._update()
 
     @classmethod
@@ -89,6 +91,16 @@ class Gate:
         else:
             self._timed[channel] = _Claim()
         self._update()
+
+    def news(self) -> Watermark | Idle | None:
+        """Return what is to be said downstream since the last call. The end of idleness is a watermark, too."""
+        if self.time_ms > self._told_ms or (self._told_idle and not self.idle):
+            self._told_ms, self._told_idle = self.time_ms, False
+            return Watermark(self.time_ms)
+        if self.idle and not self._told_idle:
+            self._told_idle = True
+            return Idle()
+        return None
 
     def _update(self) -> None:
         open_claims = [claim for claim in self._timed.values() if not claim.ended]

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -114,15 +116,13 @@ class Run:
         """Take out the rows that nothing can match any more; return them."""
         if self.rows.hold_until is not None:
             over = self.alive & (self.rows.hold_until <= mono_ms)
-            due: I64 = np.flatnonzero(over & _past(self.rows.keep_until, watermark))
-        elif self._expired < len(self._expiries) and _past(self._expiries[self._expired], watermark):
-            side = "right" if watermark == MAX_TIME_MS else "left"
+            due: I64 = np.flatnonzero(over & is_past(self.rows.keep_until, watermark))
+        else:
+            side: Literal["left", "right"] = "right" if watermark == MAX_TIME_MS else "left"
             end = int(np.searchsorted(self._expiries, watermark, side))
             due = self._by_expiry[self._expired : end]
-            self._expired = end
+            self._expired = max(self._expired, end)
             due = due[self.alive[due]]
-        else:
-            return _NO_ROWS
         self.alive[due] = False
         self.live -= len(due)
         return due
@@ -138,6 +138,10 @@ class Run:
         places = order[spread_ranges(starts, counts)]
         places = places[~np.isin(lineage.roots[places], roots)]
         return np.unique(lineage.record_of[places]) if len(places) else _NO_ROWS
+
+    def keys(self, names: tuple[str, ...]) -> list[pa.Array]:
+        """Return the columns of the key."""
+        return [key_column(self.rows.payload, name) for name in names]
 
     def compacted(self) -> Run:
         """Return a run without the rows that were taken out."""
@@ -195,6 +199,33 @@ class JoinBuffer:
             if len(due):
                 yield run, due
 
+    def matches(
+        self, hashes: I32Array, first: I64, last: I64, block: int
+    ) -> Iterator[list[tuple[Run, I64, I64]]]:
+        """Find the rows with each hash and ``first`` <= time <= ``last``, about ``block`` pairs at a time.
+
+        Yields for each run with any of them which probe, and which row of the run; probes in their order from one
+        block to the next. Rows that are taken out between two blocks are not in the later one.
+        """
+        found = [(run, *run.find(hashes, first, last)) for run in self.runs]
+        if not found:
+            return
+        before = np.cumsum(sum(ends - starts for _, starts, ends in found))
+        if not len(before) or not before[-1]:
+            return
+        cuts = np.flatnonzero(np.diff(before // block)) + 1
+        for start, end in pairwise([0, *cuts.tolist(), len(hashes)]):
+            pairs = []
+            for run, starts, ends in found:
+                counts = ends[start:end] - starts[start:end]
+                rows = spread_ranges(starts[start:end], counts)
+                probes = np.repeat(np.arange(start, end, dtype=np.int64), counts)
+                alive = run.alive[rows]
+                if alive.any():
+                    pairs.append((run, probes[alive], rows[alive]))
+            if pairs:
+                yield pairs
+
     def replace(self, origins: U64Array, roots: U64Array) -> int:
         """Take out the rows of these origins under other roots than these; return how many."""
         before = sum(run.live for run in self.runs)
@@ -204,6 +235,10 @@ class JoinBuffer:
             if len(gone):
                 run.kill(gone)
         return before - sum(run.live for run in self.runs)
+
+    def clear(self) -> None:
+        """Take everything out."""
+        self.runs = ()
 
     def tidy(self) -> None:
         """Drop runs without rows, and make those small of which most is gone."""
@@ -229,36 +264,47 @@ def spread_ranges(starts: I64, counts: I64) -> I64:
 
 
 def same_keys(
-    left: pa.RecordBatch, left_keys: Sequence[str], right: pa.RecordBatch, right_keys: Sequence[str]
+    ours: Sequence[pa.Array], our_rows: I64, theirs: Sequence[pa.Array], their_rows: I64
 ) -> BoolArray:
-    """Return for each row whether both have the same key; a null is equal to nothing, as in SQL."""
-    same: BoolArray = np.ones(left.num_rows, np.bool_)
-    for left_name, right_name in zip(left_keys, right_keys, strict=True):
-        ours, theirs = key_column(left, left_name), key_column(right, right_name)
+    """Return for each pair of rows whether their keys (a column each part) are equal; as in SQL, no null is."""
+    same: BoolArray = np.ones(len(our_rows), np.bool_)
+    for our_column, their_column in zip(ours, theirs, strict=True):
+        a, b = our_column.take(pa.array(our_rows)), their_column.take(pa.array(their_rows))
         try:
-            equal = pc.fill_null(pc.equal(ours, theirs), False).to_numpy(zero_copy_only=False)
+            equal = pc.fill_null(pc.equal(a, b), False).to_numpy(zero_copy_only=False)
+            if pa.types.is_floating(
+                a.type
+            ):  # as for Spark and for keyed state, one not-a-number is like the other
+                both = pc.and_(pc.is_nan(a), pc.is_nan(b))
+                equal = equal | pc.fill_null(both, False).to_numpy(zero_copy_only=False)
         except pa.ArrowNotImplementedError:  # nested types
-            pairs = zip(ours.to_pylist(), theirs.to_pylist(), strict=True)
-            equal = np.array([a is not None and a == b for a, b in pairs], np.bool_)
+            pairs = zip(a.to_pylist(), b.to_pylist(), strict=True)
+            equal = np.array([x is not None and x == y for x, y in pairs], np.bool_)
         same &= equal
     return same
 
 
-def rows_with_keys(payload: pa.RecordBatch, keys: Sequence[str]) -> BoolArray:
-    """Return which rows have no null in their key."""
-    whole: BoolArray = np.ones(payload.num_rows, np.bool_)
-    for name in keys:
-        column = key_column(payload, name)
+def rows_without_null(columns: Sequence[pa.Array]) -> BoolArray | None:
+    """Return which rows have no null in any of the columns: bool[n], None for all of them."""
+    whole: BoolArray | None = None
+    for column in columns:
         if column.null_count:
-            whole &= column.is_valid().to_numpy(zero_copy_only=False)
+            valid = column.is_valid().to_numpy(zero_copy_only=False)
+            whole = valid if whole is None else whole & valid
     return whole
 
 
 def shifted(times: I64, by_ms: int) -> I64:
     """Return ``times + by_ms``, kept within the range of times."""
-    if by_ms >= 0:
-        return np.minimum(times, MAX_TIME_MS - by_ms) + by_ms
-    return np.maximum(times, MIN_TIME_MS - by_ms) + by_ms
+    kept: I64 = (
+        np.minimum(times, MAX_TIME_MS - by_ms) if by_ms >= 0 else np.maximum(times, MIN_TIME_MS - by_ms)
+    )
+    return kept + by_ms
+
+
+def is_past(keep_until: I64, watermark: int) -> BoolArray:
+    """Return which times the watermark has passed; its highest value has passed all of them."""
+    return keep_until <= watermark if watermark == MAX_TIME_MS else keep_until < watermark
 
 
 _NO_ROWS: I64 = np.zeros(0, np.int64)
@@ -266,11 +312,6 @@ _NO_ROWS: I64 = np.zeros(0, np.int64)
 
 def _places(hashes: I32Array, ranks: I64) -> U64Array:
     return (hashes.view(np.uint32).astype(np.uint64) << np.uint64(32)) | ranks.astype(np.uint64)
-
-
-def _past(keep_until: I64 | np.int64, watermark: int) -> BoolArray | np.bool_:
-    """Whether the watermark has passed a time; its highest value has passed all of them."""
-    return keep_until <= watermark if watermark == MAX_TIME_MS else keep_until < watermark
 
 
 def _mergeable(older: Run, newer: Run) -> bool:

@@ -46,7 +46,7 @@ def replayed(lineage: Lineage) -> BoolArray:
     """Return which records come from a replay (by any of their anchors): bool[n]."""
     if lineage.origins is None:
         return np.zeros(len(lineage), np.bool_)
-    again = lineage.origins != lineage.roots
+    again: BoolArray = lineage.origins != lineage.roots
     if lineage.offsets is None:
         return again
     result = np.zeros(len(lineage), np.bool_)

@@ -1,0 +1,323 @@
+"""An interval join in event time.
+
+A record is joined with what is there of the other side and then waits for what is still to come, unacknowledged;
+when the watermark has passed the last time that could match it, it is acknowledged with all that its pairs owe.
+Until then its own id keeps its root from being complete, so the ids of pairs may reach the vertex in any order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.functions.conversion import VALUES, records_in_form
+from ftlayer.functions.failures import RowFailure
+from ftlayer.handler.handler import Handler
+from ftlayer.layer.calls import Now
+from ftlayer.records.ids import I64Array, U64Array
+from ftlayer.records.keyhash import key_column, spark_hash
+from ftlayer.runtime.actions import Action, TaskEnded, WakeAt
+from ftlayer.runtime.elements import Batch, Element, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.join_buffer import (
+    JoinBuffer,
+    JoinRows,
+    Run,
+    concat_rows,
+    is_past,
+    rows_without_null,
+    same_keys,
+    shifted,
+)
+from ftlayer.runtime.task.join_pairs import pair_up
+from ftlayer.runtime.task.lineages import BoolArray, replayed
+from ftlayer.runtime.task.reports import reports
+from ftlayer.stream.job_graph import Channel, JobEdge
+from ftlayer.stream.operators import Join
+
+PAIRS_AT_A_TIME = 16_384
+"""Results are emitted in portions of about so many: a hot key may have millions of pairs with one batch."""
+
+I64 = I64Array
+
+
+class JoinTask:
+    """One subtask of a `Join`.
+
+    What has no part in event time any more when it arrives is joined with what is there and not kept; ``late``
+    counts such records. A replay is never late: it is kept until ``hold_ms`` of processing time have gone by at
+    least, so that the replay of the other side still meets it, and it takes the place of what the same stored
+    record has in the buffers. Keys with a null match nothing.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        subtask: int,
+        operator: Join,
+        edges: tuple[JobEdge, ...],
+        gate: Gate,
+        handler: Handler,
+        emitter: Emitter,
+        hold_ms: int,
+    ) -> None:
+        """``edges`` lead into the chain; ``hold_ms`` should be the timeout of the streams whose records are joined."""
+        self.uid = uid
+        self.subtask = subtask
+        self.late = 0
+        self._operator = operator
+        self._input = {edge.number: edge.input for edge in edges}
+        self._gate = gate
+        self._handler = handler
+        self._emitter = emitter
+        self._hold_ms = hold_ms
+        self._buffers = (JoinBuffer(), JoinBuffer())
+        # Of a row of side s, matches have times from + _first[s] to + _last[s].
+        self._first = (operator.lower_ms, -operator.upper_ms)
+        self._last = (operator.upper_ms, -operator.lower_ms)
+        self._ended = False
+
+    def start(self, now: Now) -> list[Action]:
+        """See `Task.start`."""
+        return self._gate_moved(now)
+
+    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
+        """See `InputTask.input`."""
+        if self._ended:
+            return []
+        match element:
+            case Batch():
+                return self._take(self._input[channel.edge], element, now)
+            case Watermark(time_ms):
+                self._gate.watermark(channel, time_ms)
+            case Idle():
+                self._gate.become_idle(channel)
+            case EndOfStream():
+                self._gate.end(channel)
+        return self._gate_moved(now)
+
+    def reset(self, channel: Channel, now: Now) -> list[Action]:
+        """See `InputTask.reset`."""
+        if self._ended:
+            return []
+        self._gate.reset(channel)
+        return self._gate_moved(now)
+
+    def on_time(self, now: Now) -> list[Action]:
+        """See `Task.on_time`."""
+        return [] if self._ended else [*self._evict(now), *self._wake()]
+
+    def accepted(self, ticket: int, now: Now) -> list[Action]:
+        """Nothing is persisted here."""
+        raise ValueError(f"{self.uid!r} has asked for nothing to be persisted")
+
+    def held_roots(self) -> U64Array:
+        """See `Task.held_roots`."""
+        runs = [run for buffer in self._buffers for run in buffer.runs]
+        return np.concatenate([run.roots for run in runs]) if runs else np.zeros(0, np.uint64)
+
+    # ------------------------------------------------------------ event time
+
+    def _gate_moved(self, now: Now) -> list[Action]:
+        actions: list[Action] = []
+        while (mark := self._gate.news()) is not None:
+            if isinstance(mark, Watermark):
+                actions.extend(self._evict(now))
+            actions.extend(self._emitter.mark(mark))
+        if self._gate.ended:
+            actions.extend(self._finish())
+        return actions
+
+    def _evict(self, now: Now) -> list[Action]:
+        """Acknowledge what nothing can match any more."""
+        for buffer in self._buffers:
+            for run, rows in buffer.expire(self._gate.time_ms, now.mono_ms):
+                self._settle(run, rows)
+            buffer.tidy()
+        return reports(self._handler.xor)
+
+    def _finish(self) -> list[Action]:
+        self._ended = True
+        for buffer in self._buffers:
+            for run in buffer.runs:
+                self._settle(run, np.flatnonzero(run.alive))
+            buffer.clear()
+        return [*reports(self._handler.xor), *self._emitter.mark(EndOfStream()), TaskEnded()]
+
+    def _settle(self, run: Run, rows: I64) -> None:
+        if run.rows.owed is not None:
+            self._handler.xor.settle(run.rows.lineage, run.rows.owed, rows)
+
+    def _wake(self) -> list[Action]:
+        holds = [hold for buffer in self._buffers if (hold := buffer.next_hold()) is not None]
+        return [WakeAt(min(holds))] if holds else []
+
+    # ------------------------------------------------------------ records
+
+    def _take(self, side: int, batch: Batch, now: Now) -> list[Action]:
+        lineage, times = batch.lineage, batch.times
+        if times is None:
+            return self._refuse(batch)
+        again = _NO_REPLAYS if lineage is None else replayed(lineage)
+        replays = bool(again.any())
+        if replays:
+            self._replace(lineage)
+        columns = [key_column(batch.payload, name) for name in self._operator.keys[side]]
+        first, last = shifted(times, self._first[side]), shifted(times, self._last[side])
+        owed = None if lineage is None else np.zeros(len(lineage.roots), np.uint64)
+        rows = JoinRows(batch.payload, spark_hash(columns), times, last, None, lineage, owed)
+        failures: dict[int, RowFailure] = {}
+        actions: list[Action] = []
+        for met in self._buffers[1 - side].matches(rows.hashes, first, last, PAIRS_AT_A_TIME):
+            actions.extend(self._join(side, rows, columns, met, failures))
+        self._handler.xor.fail(lineage, failures.values())
+        alive = np.ones(len(rows), np.bool_)
+        alive[list(failures)] = False
+        self._keep(side, rows, alive, rows_without_null(columns), again if replays else None, now)
+        actions.extend(reports(self._handler.xor))
+        return [*actions, *self._wake()] if replays else actions
+
+    def _refuse(self, batch: Batch) -> list[Action]:
+        reason = (
+            "the record has no event time, and a join goes by it; put assign_watermarks before the join, "
+            "behind every operator with timers"
+        )
+        failures = (RowFailure(row, self.uid, reason, "") for row in range(batch.num_rows))
+        self._handler.xor.fail(batch.lineage, failures)
+        return reports(self._handler.xor)
+
+    def _replace(self, lineage: Lineage | None) -> None:
+        """Forget what the stored records that come again have here: its roots have left the table."""
+        if lineage is None or lineage.origins is None:
+            return
+        again = lineage.origins != lineage.roots
+        for buffer in self._buffers:
+            buffer.replace(lineage.origins[again], lineage.roots[again])
+
+    def _join(
+        self,
+        side: int,
+        rows: JoinRows,
+        columns: list[pa.Array],
+        met: list[tuple[Run, I64, I64]],
+        failures: dict[int, RowFailure],
+    ) -> list[Action]:
+        """Call the function for the pairs of ``rows`` with rows of the other side's runs, and emit the results."""
+        mine, theirs, found = self._with_equal_keys(1 - side, columns, met)
+        if failures:
+            unharmed = ~np.isin(mine, list(failures))
+            mine, theirs = mine[unharmed], theirs[unharmed]
+        if not len(mine):
+            return []
+        others = _found_rows(found)
+        my_rows, my_places = np.unique(mine, return_inverse=True)
+        my_records = records_in_form(rows.payload.take(pa.array(my_rows)), VALUES)
+        their_records = records_in_form(others.payload, VALUES)
+        if side == 0:
+            paired = pair_up(self._operator, my_records, my_places, their_records, theirs)
+            mine_failed, theirs_failed = paired.failed_left, paired.failed_right
+        else:
+            paired = pair_up(self._operator, their_records, theirs, my_records, my_places)
+            mine_failed, theirs_failed = paired.failed_right, paired.failed_left
+        for place, failure in mine_failed.items():
+            row = int(my_rows[place])
+            failures[row] = replace(failure, row=row)
+        self._fail_others(others, found, theirs_failed)
+        if not paired.payload.num_rows:
+            return []
+        mine, theirs = mine[paired.pairs], theirs[paired.pairs]
+        times = np.maximum(rows.times[mine], others.times[theirs])
+        if side == 0:
+            emission = self._emitter.pairs(paired.payload, rows.lineage, mine, others.lineage, theirs, times)
+            owed, owed_by_others = emission.owed_left, emission.owed_right
+        else:
+            emission = self._emitter.pairs(paired.payload, others.lineage, theirs, rows.lineage, mine, times)
+            owed, owed_by_others = emission.owed_right, emission.owed_left
+        if rows.owed is not None:
+            np.bitwise_xor(rows.owed, owed, out=rows.owed)
+            _owe(found, owed_by_others)
+        return list(emission.sends)
+
+    def _with_equal_keys(
+        self, other_side: int, columns: list[pa.Array], met: list[tuple[Run, I64, I64]]
+    ) -> tuple[I64, I64, list[tuple[Run, I64]]]:
+        """Sort out pairs that share just the hash.
+
+        Returns the rows of each pair, in the order of our rows: ours, and the other side's by their place among
+        those found, which come last: for each run its rows.
+        """
+        mine: list[I64] = []
+        theirs: list[I64] = []
+        found: list[tuple[Run, I64]] = []
+        count = 0
+        for run, my_rows, their_rows in met:
+            same = same_keys(columns, my_rows, run.keys(self._operator.keys[other_side]), their_rows)
+            rows, places = np.unique(their_rows[same], return_inverse=True)
+            mine.append(my_rows[same])
+            theirs.append(places + count)
+            found.append((run, rows))
+            count += len(rows)
+        order = np.argsort(np.concatenate(mine), kind="stable")
+        return np.concatenate(mine)[order], np.concatenate(theirs)[order], found
+
+    def _fail_others(
+        self, others: JoinRows, found: list[tuple[Run, I64]], failed: dict[int, RowFailure]
+    ) -> None:
+        """Fail rows of the other side, and take them out of its buffer."""
+        if not failed:
+            return
+        self._handler.xor.fail(others.lineage, (replace(said, row=row) for row, said in failed.items()))
+        gone = np.zeros(len(others), np.bool_)
+        gone[list(failed)] = True
+        start = 0
+        for run, rows in found:
+            run.kill(rows[gone[start : start + len(rows)]])
+            start += len(rows)
+
+    def _keep(
+        self,
+        side: int,
+        rows: JoinRows,
+        alive: BoolArray,
+        with_key: BoolArray | None,
+        again: BoolArray | None,
+        now: Now,
+    ) -> None:
+        """Buffer the rows that may still be matched, and acknowledge the others that are ``alive``."""
+        waits = ~is_past(rows.keep_until, self._gate.time_ms)
+        if again is not None:
+            waits |= again
+        self.late += int(np.count_nonzero(~waits))
+        if with_key is not None:
+            waits &= with_key
+        if rows.owed is not None:
+            self._handler.xor.settle(rows.lineage, rows.owed, np.flatnonzero(alive & ~waits))
+        waits &= alive
+        fresh = waits if again is None else waits & ~again
+        buffer = self._buffers[side]
+        buffer.add(rows if fresh.all() else rows.take(np.flatnonzero(fresh)))
+        if again is not None:
+            held = rows.take(np.flatnonzero(waits & again))
+            until = np.full(len(held), now.mono_ms + self._hold_ms, np.int64)
+            buffer.add(replace(held, hold_until=until))
+
+
+_NO_REPLAYS: BoolArray = np.zeros(0, np.bool_)
+
+
+def _found_rows(found: list[tuple[Run, I64]]) -> JoinRows:
+    """Return the rows found in runs, held ones or not."""
+    return concat_rows([replace(run.rows.take(rows), hold_until=None) for run, rows in found])
+
+
+def _owe(found: list[tuple[Run, I64]], owed: U64Array) -> None:
+    """Add to what rows owe; ``owed`` are the values of all their RecordIds, in the order of ``found``."""
+    start = 0
+    for run, rows in found:
+        if run.rows.owed is not None and run.rows.lineage is not None:
+            places, _ = run.rows.lineage.entries(rows)
+            run.rows.owed[places] ^= owed[start : start + len(places)]
+            start += len(places)

@@ -1,0 +1,104 @@
+"""The user's function of a join, called for each pair that matches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.functions.conversion import VALUES, concat, text_of, to_batch
+from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.records.ids import I64Array
+from ftlayer.runtime.task.lineages import BoolArray
+from ftlayer.stream.operators import Join
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What became of pairs.
+
+    Attributes:
+        payload: the results of the pairs whose two records are both unharmed, in the order of the pairs.
+        pairs: int64[k], which pairs these are.
+        failed_left, failed_right: why records failed, by their place among those given; first failures only.
+    """
+
+    payload: pa.RecordBatch
+    pairs: I64Array
+    failed_left: dict[int, RowFailure]
+    failed_right: dict[int, RowFailure]
+
+
+def pair_up(
+    operator: Join, left: Sequence[Any], left_of: I64Array, right: Sequence[Any], right_of: I64Array
+) -> Paired:
+    """Call the function for ``left[left_of[i]]`` and ``right[right_of[i]]``, for each i.
+
+    Where it raises, or returns what does not fit the schema, both records fail, and no pair of theirs gives a
+    result any more; a record that Python cannot hold (an `Exception` in its place) fails alone. `MemoryError`,
+    and what is no `Exception`, goes up.
+    """
+    results: list[Any] = []
+    pairs: list[int] = []
+    failed_left: dict[int, RowFailure] = {}
+    failed_right: dict[int, RowFailure] = {}
+    function = operator.function
+
+    def fail(a: int, b: int, error: Exception, *, ours: bool = True, theirs: bool = True) -> None:
+        failure = failure_of(0, operator.uid, error)
+        if ours:
+            failed_left.setdefault(a, failure)
+        if theirs:
+            failed_right.setdefault(b, failure)
+
+    for pair, (a, b) in enumerate(zip(left_of.tolist(), right_of.tolist(), strict=True)):
+        if a in failed_left or b in failed_right:
+            continue
+        x, y = left[a], right[b]
+        if isinstance(x, Exception):
+            fail(a, b, x, theirs=False)
+        elif isinstance(y, Exception):
+            fail(a, b, y, ours=False)
+        else:
+            try:
+                results.append(function(x, y))
+                pairs.append(pair)
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its records
+                fail(a, b, error)
+
+    kept: I64Array = np.array(pairs, np.int64)
+    try:
+        payload = to_batch(results, operator.schema, VALUES)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - anything may be among what a user's function returned
+        good = []
+        fits = np.zeros(len(results), np.bool_)
+        for place, (pair, result) in enumerate(zip(pairs, results, strict=True)):
+            try:
+                good.append(to_batch([result], operator.schema, VALUES))
+                fits[place] = True
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - as above
+                misfit = TypeError(
+                    f"what {operator.uid!r} returned does not fit its schema: {text_of(error)}; "
+                    f"{VALUES.expected(operator.schema)}"
+                )
+                fail(int(left_of[pair]), int(right_of[pair]), misfit)
+        payload = concat(good, operator.schema)
+        kept = kept[fits]
+    if failed_left or failed_right:
+        unharmed = ~(_among(left_of[kept], failed_left) | _among(right_of[kept], failed_right))
+        payload = payload.filter(pa.array(unharmed))
+        kept = kept[unharmed]
+    return Paired(payload, kept, failed_left, failed_right)
+
+
+def _among(places: I64Array, failed: dict[int, RowFailure]) -> BoolArray:
+    return np.isin(places, np.fromiter(failed, np.int64, len(failed)))

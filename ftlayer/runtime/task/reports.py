@@ -1,0 +1,18 @@
+"""What a task has to tell the vertex, as actions."""
+
+from __future__ import annotations
+
+from ftlayer.handler.xor import XorHandler
+from ftlayer.runtime.actions import Acknowledge, Action, FailRoots
+
+
+def reports(xor: XorHandler) -> list[Action]:
+    """Take what failed and what was settled since the last call; failures first, so that no root of theirs is open."""
+    actions: list[Action] = []
+    failures = xor.failures()
+    if failures:
+        actions.append(FailRoots(failures))
+    events = xor.events()
+    if events is not None:
+        actions.append(Acknowledge(events.roots, events.values, events.ids))
+    return actions
