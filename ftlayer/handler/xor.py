@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ftlayer.errors import QueryError
+from ftlayer.errors import JobError
 from ftlayer.functions.chain import RowFailure
 from ftlayer.handler.exact_ids import IdBook, fold_lists
 from ftlayer.handler.lineage import Lineage
@@ -40,7 +40,7 @@ class XorHandler(Protocol):
     def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
         """Fail all roots of records; ``row`` counts in records of ``anchors``. The first failure of a root stands.
 
-        With fault tolerance off: raises `QueryError` with the first of them.
+        With fault tolerance off: raises `JobError` with the first of them.
         """
 
     def events(self) -> Events | None:
@@ -119,9 +119,9 @@ class NonFTXorHandler:
         """Do nothing."""
 
     def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
-        """Raise the first failure as a `QueryError`: nobody else would hear of it."""
+        """Raise the first failure as a `JobError`: nobody else would hear of it."""
         for failure in failures:
-            raise QueryError(f"{failure.operator!r} failed: {failure.reason}\n{failure.traceback}")
+            raise JobError(f"{failure.operator!r} failed: {failure.reason}\n{failure.traceback}")
 
     def events(self) -> Events | None:
         """Return None."""

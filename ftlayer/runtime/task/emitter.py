@@ -166,10 +166,17 @@ class Emitter:
         ]
 
 
+def columns_of(key_hashes: I32Array) -> int:
+    """Return how many numbers were stored with each record: int32[n] has one, int32[n, k] has k."""
+    return 1 if key_hashes.ndim == 1 else int(key_hashes.shape[1])
+
+
 def _column(key_hashes: I32Array | None, column: int) -> I32Array | None:
     if key_hashes is None:
         return None
-    numbers = key_hashes.reshape(len(key_hashes), -1)
-    if column >= numbers.shape[1]:
-        raise CodecError(f"the records were stored with {numbers.shape[1]} routing values, not {column + 1}")
-    return np.ascontiguousarray(numbers[:, column])
+    if column >= columns_of(key_hashes):
+        raise CodecError(
+            f"an edge is replayed by number {column} of those stored with a record, which has "
+            f"{columns_of(key_hashes)}"
+        )
+    return key_hashes if key_hashes.ndim == 1 else np.ascontiguousarray(key_hashes[:, column])

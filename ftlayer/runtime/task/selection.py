@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.children import Children
@@ -101,12 +103,12 @@ def split_rows(selection: I32Array, channels: int) -> list[I64Array]:
     order, ends = np.empty(len(selection), np.int64), np.empty(channels, np.int64)
     native.split_rows(selection, order, ends)
     bounds = [0, *ends.tolist()]
-    return [order[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [order[start:end] for start, end in pairwise(bounds)]
 
 
 def _taken(batch: Batch, rows: I64Array) -> Batch:
     return Batch(
-        batch.payload.take(pa.array(rows)),
+        pc.take(batch.payload, pa.array(rows), boundscheck=False),
         None if batch.lineage is None else batch.lineage.take(rows),
         None if batch.times is None else batch.times[rows],
     )

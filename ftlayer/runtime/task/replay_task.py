@@ -1,0 +1,133 @@
+"""The vertex as an input of the topology: its replays go where the originals went."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.handler.handler import Handler
+from ftlayer.handler.lineage import Lineage
+from ftlayer.layer.calls import Failure, Now, Records
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.actions import Acknowledge, Action, AskReplays, FailRoots, TaskEnded, WakeAt
+from ftlayer.runtime.elements import EndOfStream
+from ftlayer.runtime.task.emitter import Emitter, columns_of
+from ftlayer.stream.job_graph import JobGraph
+from ftlayer.stream.operators import Replay
+
+
+class ReplayTask:
+    """`ftlayer.runtime.task.contract.ReplayTask`.
+
+    The vertex registers a replay with its root as its one copy's id. This task is that copy's receiver: it
+    emits copies of its own by all edges and acknowledges the root XOR their ids.
+    """
+
+    def __init__(
+        self, graph: JobGraph, uid: str, subtask: int, handler: Handler, options: TopologyOptions
+    ) -> None:
+        """``uid`` is the chain of a `Replay`; ``handler`` is this subtask's own."""
+        replay = graph.vertex(uid).operators[0]
+        if not isinstance(replay, Replay):
+            raise InvalidTopologyError(f"{uid!r} is not a replay, but {type(replay).__name__}")
+        self.uid = uid
+        self.subtask = subtask
+        self._replay = replay
+        self._handler = handler
+        self._emitter = Emitter(graph, uid, subtask, handler)
+        routings = [edge.routing for edge in graph.edges_from(uid) if edge.routing is not None]
+        self._routed = max(routings, default=-1) + 1
+        self._options = options
+        self._asked = False
+        self._poll_again = False
+        self._ending = False
+
+    def start(self, now: Now) -> list[Action]:
+        """Ask for what an earlier run has left."""
+        return self._ask()
+
+    def on_time(self, now: Now) -> list[Action]:
+        """Ask again; the vertex says nothing by itself."""
+        return [] if self._ending else self.poll(now)
+
+    def accepted(self, ticket: int, now: Now) -> list[Action]:
+        """Nothing is persisted here."""
+        return []
+
+    def held_roots(self) -> U64Array:
+        """Return nothing: replays are sent as they come."""
+        return np.zeros(0, np.uint64)
+
+    def poll(self, now: Now) -> list[Action]:
+        """Ask, now or when the answer that is under way has come (it may be older than what is due now)."""
+        if self._asked:
+            self._poll_again = True
+            return []
+        return self._ask()
+
+    def replays(self, records: tuple[Records, ...], now: Now) -> list[Action]:
+        """Send the records, fail those that do not fit the program, and ask for more if there may be more."""
+        self._asked = False
+        actions: list[Action] = []
+        failures: list[Failure] = []
+        for batch in records:
+            misfit = self._misfit(batch)
+            if misfit:
+                uid = self._replay.of
+                failures += [Failure(root, misfit, uid, fatal=True) for root in batch.roots.tolist()]
+                continue
+            lineage = Lineage(batch.roots, batch.roots, None, batch.origins)
+            emission = self._emitter.replayed(batch.payload, lineage, batch.key_hashes)
+            actions.extend(emission.sends)
+            self._handler.xor.settle(lineage, emission.owed)
+        events = self._handler.xor.events()
+        if events is not None:
+            actions.append(Acknowledge(events.roots, events.values, events.ids))
+        if failures:
+            actions.append(FailRoots(tuple(failures)))
+        rows = sum(batch.payload.num_rows for batch in records)
+        return actions + self._go_on(rows >= self._options.batch_rows, now)
+
+    def end(self, now: Now) -> list[Action]:
+        """End, behind the answer that is under way."""
+        self._ending = True
+        return [] if self._asked else self._ended()
+
+    def _go_on(self, full: bool, now: Now) -> list[Action]:
+        if self._ending:
+            return self._ended()
+        if full or self._poll_again:
+            return self._ask()
+        return [WakeAt(now.mono_ms + self._options.replay_poll_ms)]
+
+    def _ask(self) -> list[Action]:
+        self._asked, self._poll_again = True, False
+        return [AskReplays(self._replay.stream, self._options.batch_rows)]
+
+    def _ended(self) -> list[Action]:
+        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+
+    def _misfit(self, batch: Records) -> str:
+        """Say why stored records cannot be sent by the edges there are now; "" if they can."""
+        stored, declared = batch.payload.schema, self._replay.schema
+        advice = "the program was changed since they were stored: run them with the one that stored them"
+        if not stored.equals(declared):
+            return (
+                f"stored with the schema {_text(stored)}, and {self._replay.of!r} now has {_text(declared)}; "
+                f"{advice}"
+            )
+        hashes = batch.key_hashes
+        routed = 0 if hashes is None else columns_of(hashes)
+        if routed != self._routed:
+            return (
+                f"stored with {routed} routing values, and the edges of {self._replay.of!r} now need "
+                f"{self._routed}; {advice}"
+            )
+        return ""
+
+
+def _text(schema: pa.Schema) -> str:
+    """Return a schema in one line."""
+    return "(" + ", ".join(str(field) for field in schema) + ")"
