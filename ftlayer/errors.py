@@ -201,6 +201,18 @@ class SlotLostError(JobError):
     code = "SLOT_LOST"
 
 
+class PeerRefusedError(JobError):
+    """A stream between slots of an instance that does not count, or of another job."""
+
+    code = "PEER_REFUSED"
+
+
+class PeerLostError(JobError):
+    """Another slot cannot be reached, and the coordinator has not replaced it."""
+
+    code = "PEER_LOST"
+
+
 class SourceError(FTLayerError):
     """A source cannot go on, or gave something that does not fit its schema; names it and what it gave."""
 
