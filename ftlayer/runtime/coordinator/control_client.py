@@ -42,21 +42,12 @@ class ControlClient:
         """Connect, and begin to receive.
 
         Both functions are called by a thread of this client: ``on_message`` with each message in order,
-        ``on_lost`` at most once, with a reason, when the stream breaks, the coordinator ends it or sends what
-        cannot be read; never after `close`. Returns before the coordinator was reached: whether it can be
-        is said by ``on_lost`` alone.
+        ``on_lost`` at most once, with a reason, when the coordinator cannot be reached, the stream breaks, or the
+        coordinator ends it or sends what cannot be read; never after `close`. Returns at once.
         """
         self._on_message, self._on_lost = on_message, on_lost
         self._client = self._connect()
-        descriptor = flight.FlightDescriptor.for_command(msgpack.packb(self._hello))
-        header = (b"authorization", f"Bearer {self._door.token}".encode())
-        self._writer, self._reader = self._client.do_exchange(
-            descriptor, flight.FlightCallOptions(headers=[header])
-        )
-        for name, run in (("read", self._read), ("write", self._write)):
-            thread = threading.Thread(target=run, name=f"ftlayer-control-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        self._threads = [self._start(self._read, "read")]
 
     def send(self, message: FromSlot) -> None:
         """Send ``message``; never waits and never raises: a stream that is broken is reported by ``on_lost``."""
@@ -70,13 +61,10 @@ class ControlClient:
         with self._lock:
             self._over = True
         self._outbox.put(None)
-        reading, writing = self._threads
-        for thread in (writing, reading):
+        for thread in reversed(self._threads):
             if thread is not threading.current_thread():
                 thread.join(CLOSE_TIMEOUT_S)
-        if reading.is_alive() or writing.is_alive():
-            self._reader.cancel()
-        else:
+        if not any(thread.is_alive() for thread in self._threads):
             self._client.close()
 
     # ------------------------------------------------------------ the stream
@@ -93,10 +81,21 @@ class ControlClient:
             generic_options=options,
         )
 
+    def _start(self, run: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=run, name=f"ftlayer-control-{name}", daemon=True)
+        thread.start()
+        return thread
+
     def _read(self) -> None:
+        descriptor = flight.FlightDescriptor.for_command(msgpack.packb(self._hello))
+        header = (b"authorization", f"Bearer {self._door.token}".encode())
         try:
+            self._writer, reader = self._client.do_exchange(
+                descriptor, flight.FlightCallOptions(headers=[header])
+            )
+            self._threads.append(self._start(self._write, "write"))
             while True:
-                chunk = self._reader.read_chunk()
+                chunk = reader.read_chunk()
                 if chunk.app_metadata is not None:
                     self._on_message(decode_to_slot(chunk.app_metadata.to_pybytes()))
         except StopIteration:

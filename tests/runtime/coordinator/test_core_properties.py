@@ -99,6 +99,7 @@ class World(RuleBasedStateMachine):
         self.processes: list[Process] = []
         self.current: dict[int, Process | None] = dict.fromkeys(range(SLOTS))
         self.recalls: list[int] = []
+        self.valid_recalls: set[int] = set()
         self.questions: list[int] = []
         self.recalled_since_loss = not self.tracked
         self.epoch = 0
@@ -128,6 +129,7 @@ class World(RuleBasedStateMachine):
                 deployed = [p for p in self.current.values() if p and p.deployed]
                 assert not any(p.owes_epochs for p in deployed), "recalled before all had dropped the lost"
                 self.recalls.append(number)
+                self.valid_recalls.add(number)
             case AskVertexStatus(number):
                 self.questions.append(number)
             case SendTo(slot, instance, message):
@@ -137,6 +139,7 @@ class World(RuleBasedStateMachine):
                 assert process is not None
                 assert process.deployed
             case SlotDown(slot):
+                self.valid_recalls.clear()
                 self.recalled_since_loss = not self.tracked
                 ended = self.current[slot]
                 if ended is not None and ended.ended:
@@ -315,12 +318,24 @@ class World(RuleBasedStateMachine):
             process.ended = True
             self.tell(Said(slot, process.name, SlotEnded()))
 
+    @rule(up=st.sets(index), dropped=st.sets(index), recalled=st.booleans())
+    def goes_well(self, up: set[int], dropped: set[int], recalled: bool) -> None:
+        """Several steps of a repair at once, so that the later ones are reached often."""
+        for slot in sorted(up):
+            if self.alive(slot) is None:
+                self.hello(slot)
+        for slot in sorted(dropped):
+            while (process := self.alive(slot)) and process.owes_epochs:
+                self.drops(slot)
+        if recalled:
+            self.recall_answers(1)
+
     @rule(fails=st.integers(0, 5))
     def recall_answers(self, fails: int) -> None:
         if self.recalls and fails:
             number = self.recalls.pop(0)
             # Only a recall begun after the last loss makes everything due.
-            if not self.recalls and self.core._recalling:
+            if number in self.valid_recalls:
                 self.recalled_since_loss = True
                 self.due += self.pending_lost
                 self.pending_lost = 0

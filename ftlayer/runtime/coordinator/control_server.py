@@ -1,0 +1,205 @@
+"""The coordinator's end of the control streams: a Flight server with one ``DoExchange`` for each instance of a slot.
+
+The stream's descriptor is a msgpack map with protocol, job, slot, instance; then frames go both ways as metadata
+(`ftlayer.runtime.coordinator.frames`). What cannot be read ends the stream with a Flight error that says why.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+from pyarrow import flight
+
+from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError, UnauthorizedError
+from ftlayer.runtime.coordinator.frames import PROTOCOL, decode_from_slot, encode
+from ftlayer.runtime.messages import FromSlot, Hello, ToSlot
+from ftlayer.service.wire import unpack_map
+
+# A message is a heartbeat with its counters at the most; splits go the other way.
+MAX_FRAME_BYTES = 16 << 20
+
+OnMessage = Callable[[int, str, FromSlot], None]
+OnLost = Callable[[int, str, str], None]
+
+logger = logging.getLogger(__name__)
+
+
+class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Listens from the moment it is made, at ``port``.
+
+    ``on_message(slot, instance, message)`` is called with each message of an instance in order, the first one a
+    Hello, and ``on_lost(slot, instance, reason)`` once, after the last; both by threads of this server.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        token: str,
+        job: str,
+        slots: int,
+        certificate: tuple[bytes, bytes] | None,
+        on_message: OnMessage,
+        on_lost: OnLost,
+    ) -> None:
+        """Listen on a free port of ``host``; ``certificate`` is the PEM of (chain, key) for TLS.
+
+        Raises `pyarrow.ArrowException` or OSError when the address cannot be listened on.
+        """
+        self._job, self._slots = job, slots
+        self._on_message, self._on_lost = on_message, on_lost
+        self._lock = threading.Lock()
+        self._streams: dict[str, _Stream] = {}
+        self._seen: set[str] = set()
+        scheme = flight.Location.for_grpc_tcp if certificate is None else flight.Location.for_grpc_tls
+        super().__init__(
+            scheme(f"[{host}]" if ":" in host else host, 0),
+            tls_certificates=None if certificate is None else [certificate],
+            middleware={"token": _TokenCheck(token)},
+        )
+
+    def send(self, instance: str, message: ToSlot) -> None:
+        """Send ``message``; never waits. To an instance that is not connected (any more) nothing is sent."""
+        with self._lock:
+            stream = self._streams.get(instance)
+        if stream is not None:
+            stream.outbox.put(message)
+
+    def close(self) -> None:
+        """Stop listening. Does not wait for slots that are still connected: their streams end with the process."""
+        threading.Thread(target=self.shutdown, name="ftlayer-control-close", daemon=True).start()
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Serve one instance to the end of its stream."""
+        try:
+            self._serve(descriptor, reader, writer)
+        except FTLayerError as error:
+            raise _flight_error(error) from error
+
+    def _serve(
+        self,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        slot, instance = self._caller(descriptor)
+        stream = self._admit(instance, writer)
+        reason = "its process has ended the control stream"
+        try:
+            self._receive(slot, instance, reader)
+        except FTLayerError as error:
+            reason = f"it sent what cannot be read: {error}"
+            raise
+        except (pa.ArrowException, OSError) as error:
+            reason = f"its control stream broke: {error}"
+        finally:
+            with self._lock:
+                del self._streams[instance]
+            self._on_lost(slot, instance, reason)
+            stream.finish()
+
+    def _receive(self, slot: int, instance: str, reader: flight.MetadataRecordBatchReader) -> None:
+        greeted = False
+        while (frame := _next_frame(reader)) is not None:
+            message = decode_from_slot(frame)
+            if isinstance(message, Hello) == greeted:
+                raise ProtocolError("expected Hello as the first message of a stream, and only there")
+            if isinstance(message, Hello) and (message.slot, message.instance) != (slot, instance):
+                raise ProtocolError(f"Hello names slot {message.slot}, the stream slot {slot}")
+            greeted = True
+            self._on_message(slot, instance, message)
+
+    def _caller(self, descriptor: flight.FlightDescriptor) -> tuple[int, str]:
+        head = unpack_map(descriptor.command or b"", "descriptor", ("protocol", "job", "slot", "instance"))
+        if head["protocol"] != PROTOCOL:
+            raise ProtocolError(
+                f"the slot speaks protocol {head['protocol']!r} and the driver {PROTOCOL}: the same ftlayer has "
+                "to be installed on all machines"
+            )
+        if head["job"] != self._job:
+            raise ProtocolError(f"job {head['job']!r} is not the one that runs here")
+        slot, instance = head["slot"], head["instance"]
+        if type(slot) is not int or not 0 <= slot < self._slots:
+            raise MalformedRequestError(f"descriptor.slot: expected 0 to {self._slots - 1}, got {slot!r}")
+        if type(instance) is not str or not instance:
+            raise MalformedRequestError("descriptor.instance: expected a name")
+        return slot, instance
+
+    def _admit(self, instance: str, writer: flight.MetadataRecordBatchWriter) -> _Stream:
+        with self._lock:
+            if instance in self._seen:
+                raise ProtocolError(f"instance {instance} has been connected before; it cannot come back")
+            self._seen.add(instance)
+            stream = self._streams[instance] = _Stream(writer)
+            return stream
+
+
+class _Stream:
+    """Writes to one instance, by a thread of its own: an instance that does not read holds up nobody else."""
+
+    def __init__(self, writer: flight.MetadataRecordBatchWriter) -> None:
+        self.outbox: queue.SimpleQueue[ToSlot | None] = queue.SimpleQueue()
+        self._writer = writer
+        self._thread = threading.Thread(target=self._write, name="ftlayer-control-write", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Write the rest and stop. The writer is Flight's, and gone once the stream's handler returns."""
+        self.outbox.put(None)
+        self._thread.join()
+
+    def _write(self) -> None:
+        try:
+            while (message := self.outbox.get()) is not None:
+                self._writer.write_metadata(encode(message))
+        except (pa.ArrowException, OSError) as error:
+            # The thread that reads sees the same end of the stream, and reports it.
+            logger.info("a slot left before it got a message: %s", error)
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets no request pass that lacks the job's token."""
+
+    def __init__(self, token: str) -> None:
+        self._wanted = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
+        """Refuse a request, the same for a missing and for a wrong token."""
+        given = headers.get("authorization", [])
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "replace"), self._wanted):
+            raise _flight_error(UnauthorizedError("the job's token is missing or wrong"))
+
+
+def _next_frame(reader: flight.MetadataRecordBatchReader) -> bytes | None:
+    try:
+        chunk = reader.read_chunk()
+    except StopIteration:
+        return None
+    if chunk.app_metadata is None:
+        raise MalformedRequestError("control message: expected metadata, got a record batch")
+    if chunk.app_metadata.size > MAX_FRAME_BYTES:
+        raise MalformedRequestError(
+            f"control message: {chunk.app_metadata.size} bytes; {MAX_FRAME_BYTES} at most"
+        )
+    frame: bytes = chunk.app_metadata.to_pybytes()
+    return frame
+
+
+def _flight_error(error: FTLayerError) -> flight.FlightError:
+    kind = (
+        flight.FlightUnauthenticatedError
+        if isinstance(error, UnauthorizedError)
+        else flight.FlightServerError
+    )
+    return kind(f"{error.code}: {error}")
