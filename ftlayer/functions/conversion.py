@@ -2,60 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC
 from decimal import Decimal
 from operator import itemgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+from pyarrow.lib import string_to_tzinfo
 
 from ftlayer.functions.steps import Record
 
 
-def records_of(batch: pa.RecordBatch) -> Sequence[Record | Exception]:
-    """Return the rows as dicts; in the place of one that Python cannot hold, why.
+class Form(Protocol):
+    """What a record is to a user's function."""
 
-    Spark takes strings that are not UTF-8, and dates past the year 9999.
-    """
-    try:
-        records: list[Record] = batch.to_pylist()
-    except (ValueError, OverflowError, pa.ArrowException):
-        return [_record(batch.slice(row, 1)) for row in range(batch.num_rows)]
-    return records
+    def read(self, batch: pa.RecordBatch) -> Sequence[Any]:
+        """Return the rows as records; one of `UNREADABLE` if Python cannot hold a value of them."""
+
+    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any]]:
+        """Return the columns of records, to be converted as the schema says; TypeError for what is no record."""
+
+    def results(self, returned: Any) -> Iterable[Any]:
+        """Return what a flat_map returned, to iterate over; TypeError for what is not meant as many records."""
+
+    def expected(self, schema: pa.Schema) -> str:
+        """Say what a function has to return."""
 
 
-def _record(row: pa.RecordBatch) -> Record | Exception:
-    record: Record = {}
-    for name, column in zip(row.schema.names, row.columns, strict=True):
+UNREADABLE = (ValueError, OverflowError, pa.ArrowException)
+"""Spark takes strings that are not UTF-8, and dates past the year 9999."""
+
+
+class _Dicts:
+    """A dict from column to value. A column that a dict lacks is null, one that the schema lacks is left out."""
+
+    def read(self, batch: pa.RecordBatch) -> Sequence[Record]:
+        rows: list[Record] = batch.to_pylist()
+        return rows
+
+    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any]]:
+        for kind in set(map(type, rows)):
+            if not issubclass(kind, Mapping):
+                raise TypeError(f"a {kind.__name__} is not a dict")
+        return [self._column(rows, name) for name in schema.names]
+
+    def _column(self, rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
         try:
-            record[name] = column[0].as_py()
-        except (ValueError, OverflowError, pa.ArrowException) as error:
-            return ValueError(f"column {name!r} of the record cannot be read in Python: {text_of(error)}")
-    return record
+            return list(map(itemgetter(name), rows))
+        except KeyError:
+            return [row.get(name) for row in rows]
+
+    def results(self, returned: Any) -> Iterable[Any]:
+        # An iterator may yield one dict again and again, changed.
+        return returned if isinstance(returned, list | tuple) else _copied(returned)
+
+    def expected(self, schema: pa.Schema) -> str:
+        return "a function returns a dict with these columns (flat_map: an iterable of them)"
 
 
-def to_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Convert dicts; a column that a dict lacks is null, one that the schema lacks is left out.
+def _copied(returned: Iterable[Any]) -> Iterator[Any]:
+    for result in returned:
+        yield result.copy() if type(result) is dict else result
+
+
+class _Values:
+    """The bare value of a single column, a tuple in the columns' order of several."""
+
+    def read(self, batch: pa.RecordBatch) -> Sequence[Any]:
+        columns = [python_values(column) for column in batch.columns]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any]]:
+        width = len(schema)
+        if width == 1:
+            return [rows]
+        if not rows:
+            return [()] * width
+        for kind in set(map(type, rows)):
+            if not issubclass(kind, tuple):
+                raise TypeError(f"a {kind.__name__} is not a tuple of {width} values")
+        try:
+            columns = list(zip(*rows, strict=True))
+        except ValueError:
+            raise TypeError(f"not all results are tuples of {width} values") from None
+        if len(columns) != width:
+            raise TypeError(f"a tuple of {len(columns)} values is not one of {width}")
+        return columns
+
+    def results(self, returned: Any) -> Iterable[Any]:
+        if isinstance(returned, str | bytes | Mapping):
+            raise TypeError(f"a {type(returned).__name__} is no iterable of records; put it into a list")
+        results: Iterable[Any] = returned
+        return results
+
+    def expected(self, schema: pa.Schema) -> str:
+        one = "the bare value" if len(schema) == 1 else f"a tuple of {len(schema)} values in this order"
+        return f"a function returns {one} (flat_map and process: an iterable of them)"
+
+
+DICTS: Form = _Dicts()
+VALUES: Form = _Values()
+
+
+def records_of(batch: pa.RecordBatch) -> Sequence[Record | Exception]:
+    """Return the rows as dicts; in the place of one that Python cannot hold, why."""
+    return records_in_form(batch, DICTS)
+
+
+def records_in_form(batch: pa.RecordBatch, form: Form) -> Sequence[Any]:
+    """Return the rows as records; in the place of one that Python cannot hold, an `Exception` that says why."""
+    try:
+        return form.read(batch)
+    except UNREADABLE:
+        return [_record(batch.slice(row, 1), form) for row in range(batch.num_rows)]
+
+
+def _record(row: pa.RecordBatch, form: Form) -> Any:
+    try:
+        return form.read(row)[0]
+    except UNREADABLE as error:
+        name = next((name for name in row.schema.names if not _is_readable(row.column(name))), "?")
+        return ValueError(f"column {name!r} of the record cannot be read in Python: {text_of(error)}")
+
+
+def _is_readable(column: pa.Array) -> bool:
+    try:
+        python_values(column)
+    except UNREADABLE:
+        return False
+    return True
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """Return a column's values as Python objects, as its ``to_pylist`` does, and sooner for timestamps."""
+    kind = column.type
+    if not pa.types.is_timestamp(kind) or kind.unit == "ns":
+        values: list[Any] = column.to_pylist()
+        return values
+    values = column.to_numpy(zero_copy_only=False).tolist()
+    if int in set(map(type, values)):
+        raise OverflowError("a time lies outside the years 1 to 9999")
+    if kind.tz is not None:
+        zone = string_to_tzinfo(kind.tz)
+        values = [value if value is None else value.replace(tzinfo=UTC).astimezone(zone) for value in values]
+    return values
+
+
+def to_batch(rows: Sequence[Any], schema: pa.Schema, form: Form = DICTS) -> pa.RecordBatch:
+    """Convert records of a form.
 
     Raises `TypeError`, `ValueError` or an Arrow error for what does not fit, where Arrow's own conversion
     takes some silently: strings and lists for rows, fractions for integers, nulls where there may be none.
     """
-    for kind in set(map(type, rows)):
-        if not issubclass(kind, Mapping):
-            raise TypeError(f"a {kind.__name__} is not a dict")
     columns = []
-    for field in schema:
-        name = field.name
-        try:
-            values = list(map(itemgetter(name), rows))
-        except KeyError:
-            values = [row.get(name) for row in rows]
+    for field, values in zip(schema, form.columns(rows, schema), strict=True):
         if pa.types.is_integer(field.type):
-            check_whole(values, name)
+            check_whole(values, field.name)
         column = pa.array(values, field.type)
         if not field.nullable and column.null_count:
-            raise ValueError(f"column {name!r} is null and may not be")
+            raise ValueError(f"column {field.name!r} is null and may not be")
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -79,3 +186,8 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as broken:  # noqa: BLE001 - a user's exception may fail to describe itself
         return f"(its text cannot be had: {type(broken).__name__})"
+
+
+def schema_text(schema: pa.Schema) -> str:
+    """Return a schema's columns and types in one line."""
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,0 +1,111 @@
+"""A function a batch at a time, and the search for the records that it cannot take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.functions.conversion import check_whole, concat
+from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.outcome import I64, Outcome
+from ftlayer.functions.steps import MapBatches
+
+ROW_TAG = "_ft_row"
+"""The column of a tagged `MapBatches`: the input row's number, int32."""
+
+
+class BatchSegment:
+    """A function a batch at a time. Where it raises, halves are tried, so that just the culprits fail."""
+
+    def __init__(self, step: MapBatches) -> None:
+        self._step = step
+
+    def run(self, rows: pa.RecordBatch, parents: I64, times: I64 | None = None) -> Outcome:
+        """Run rows through the function; ``parents`` is what each comes from. Times make no difference."""
+        failures: list[RowFailure] = []
+        done: list[tuple[pa.RecordBatch, I64]] = []
+        self._run(rows, parents, done, failures)
+        if len(done) == 1:
+            return Outcome(*done[0], failures)
+        whole = concat([result for result, _ in done], self._step.schema)
+        origins: I64 = np.concatenate([part for _, part in done]) if done else np.zeros(0, np.int64)
+        return Outcome(whole, origins, failures)
+
+    def _run(
+        self,
+        batch: pa.RecordBatch,
+        parents: I64,
+        done: list[tuple[pa.RecordBatch, I64]],
+        failures: list[RowFailure],
+    ) -> None:
+        if not batch.num_rows:
+            return
+        try:
+            result, rows = self._call(batch)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its records
+            if batch.num_rows == 1:
+                failures.append(failure_of(int(parents[0]), self._step.uid, error))
+                return
+            half = batch.num_rows // 2
+            self._run(batch.slice(0, half), parents[:half], done, failures)
+            self._run(batch.slice(half), parents[half:], done, failures)
+        else:
+            done.append((result, parents[rows]))
+
+    def _call(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, I64]:
+        """Call the function; return its result and the row of ``batch`` that each of its rows comes from."""
+        step = self._step
+        if step.tagged:
+            tags = pa.array(np.arange(batch.num_rows, dtype=np.int32))
+            batch = batch.append_column(ROW_TAG, tags)
+        given: Any = batch.to_pandas() if step.kind == "pandas" else batch
+        result = step.function(given)
+        if step.kind == "pandas":
+            result = self._from_pandas(result)
+        if not isinstance(result, pa.RecordBatch):
+            raise TypeError(f"{step.uid!r} returned a {type(result).__name__}, not a pyarrow.RecordBatch")
+        self._check_columns(result.schema.names)
+        rows: I64
+        if step.tagged:
+            tags = result.column(ROW_TAG).cast(pa.int32())
+            if tags.null_count:
+                raise ValueError(f"{step.uid!r} returned rows whose {ROW_TAG!r} is null")
+            rows = tags.to_numpy().astype(np.int64)
+            if len(rows) and (rows.min() < 0 or rows.max() >= batch.num_rows):
+                raise ValueError(f"{step.uid!r} returned {ROW_TAG!r} values that were not among its input's")
+        elif result.num_rows != batch.num_rows:
+            raise ValueError(
+                f"{step.uid!r} got {batch.num_rows} rows and returned {result.num_rows}: without tagged=True "
+                "a row comes from the row in its place; use flat_map or filter, or tagged=True and keep "
+                f"the column {ROW_TAG!r}"
+            )
+        else:
+            rows = np.arange(batch.num_rows, dtype=np.int64)
+        return result.select(step.schema.names).cast(step.schema), rows
+
+    def _check_columns(self, names: Sequence[str]) -> None:
+        step = self._step
+        if step.tagged and ROW_TAG not in names:
+            raise ValueError(f"{step.uid!r} is tagged and returned no column {ROW_TAG!r}")
+        missing = [name for name in step.schema.names if name not in names]
+        if missing:
+            raise ValueError(f"{step.uid!r} returned no column {missing[0]!r}, which its schema has")
+
+    def _from_pandas(self, result: Any) -> pa.RecordBatch:
+        """Convert as the schema says: inference would not know a map, nor an empty list's type."""
+        step = self._step
+        import pandas as pd
+
+        if not isinstance(result, pd.DataFrame):
+            raise TypeError(f"{step.uid!r} returned a {type(result).__name__}, not a pandas.DataFrame")
+        self._check_columns(list(result.columns))
+        schema = step.schema.append(pa.field(ROW_TAG, pa.int32())) if step.tagged else step.schema
+        for field in schema:
+            if pa.types.is_integer(field.type) and result[field.name].dtype == object:
+                check_whole(list(result[field.name]), field.name)
+        return pa.RecordBatch.from_pandas(result, schema=schema, preserve_index=False)

@@ -1,0 +1,205 @@
+"""What a process function sees beside its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from operator import index
+from typing import Any
+
+from ftlayer.errors import UnsupportedError
+from ftlayer.functions.handles import ListHandle, MapHandle, ValueHandle
+from ftlayer.functions.keyed import Key, KeyedState, Timers
+
+MIN_MS, MAX_MS = -(2**63), 2**63 - 1
+
+SideRows = tuple[list[Any], list[int]]
+"""Records of a side output, and the place in its input that each was emitted at."""
+
+
+class Context:
+    """The record's surroundings: its key and time, the key's state and timers, the side outputs.
+
+    One object serves all calls of a function, so what it says holds for the call it was given to. Handles of
+    state may be kept (from ``open`` on, say): they always speak of the key of the current call.
+
+    Attributes:
+        uid: the operator's.
+        key: the current key: the value of a single key column, a tuple of several. UnsupportedError without
+            keys, and outside ``process`` and ``on_timer``.
+        timestamp: the record's or the timer's event time, milliseconds since 1970; None if it has none.
+        watermark: no record older than this is expected any more (replays may come), milliseconds since 1970.
+        now_ms: wall-clock time of the current batch, milliseconds since 1970.
+        timers: see `KeyTimers`. UnsupportedError without keys.
+    """
+
+    __slots__ = (
+        "_lists",
+        "_maps",
+        "_place",
+        "_side",
+        "_state",
+        "_values",
+        "key",
+        "now_ms",
+        "timers",
+        "timestamp",
+        "uid",
+        "watermark",
+    )
+
+    key: Any
+    timers: KeyTimers
+
+    def __init__(
+        self,
+        uid: str,
+        side: Sequence[str],
+        state: KeyedState | None = None,
+        timers: Timers | None = None,
+        *,
+        timed: bool = False,
+    ) -> None:
+        """``state`` and ``timers`` are None without keys; ``timed`` says that the function has an ``on_timer``."""
+        self.uid = uid
+        self.timestamp: int | None = None
+        self.watermark = MIN_MS
+        self.now_ms = 0
+        self._state = state
+        self._values: dict[str, ValueHandle] = {}
+        self._lists: dict[str, ListHandle] = {}
+        self._maps: dict[str, MapHandle] = {}
+        self._place = 0
+        self._side: dict[str, SideRows] = {tag: ([], []) for tag in side}
+        if timers is not None:
+            self.timers = KeyTimers(timers, self, timed)
+
+    def value(self, name: str, default: Any = None) -> ValueHandle:
+        """Return the handle of a single value; ``default`` is what it has where nothing is set."""
+        handle = self._values.get(name)
+        if handle is None or handle.default is not default:
+            handle = self._values[name] = ValueHandle(self, self._keyed().values(name), default)
+        return handle
+
+    def list(self, name: str) -> ListHandle:
+        """Return the handle of a list."""
+        handle = self._lists.get(name)
+        if handle is None:
+            handle = self._lists[name] = ListHandle(self, self._keyed().lists(name))
+        return handle
+
+    def map(self, name: str) -> MapHandle:
+        """Return the handle of a mapping."""
+        handle = self._maps.get(name)
+        if handle is None:
+            handle = self._maps[name] = MapHandle(self, self._keyed().maps(name))
+        return handle
+
+    def output(self, tag: str, record: Any) -> None:
+        """Emit a record to a side output; UnsupportedError if the operator declares none of this name."""
+        try:
+            records, places = self._side[tag]
+        except KeyError:
+            declared = ", ".join(map(repr, self._side)) or "none"
+            raise UnsupportedError(
+                f"{self.uid!r} has no side output {tag!r} (declared: {declared}); name it in `side`"
+            ) from None
+        records.append(record)
+        places.append(self._place)
+
+    def enter(self, key: Key, timestamp: int | None, place: int) -> None:
+        """Begin a timer's call. (The fused loop sets the same fields itself.)"""
+        self.key = key
+        self.timestamp = timestamp
+        self._place = place
+
+    def leave(self) -> None:
+        """Forget the key: nothing is being processed."""
+        with suppress(AttributeError):
+            del self.key
+
+    def take_side(self) -> dict[str, SideRows]:
+        """Return the side outputs' records, each with the place it was emitted at, and begin afresh."""
+        taken = {tag: pair for tag, pair in self._side.items() if pair[0]}
+        for tag in taken:
+            self._side[tag] = ([], [])
+        return taken
+
+    def _keyed(self) -> KeyedState:
+        if self._state is None:
+            raise UnsupportedError(_WITHOUT_KEYS.format(uid=self.uid, what="state"))
+        return self._state
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached for what is not set: it costs nothing where it is.
+        if name == "timers":
+            raise UnsupportedError(_WITHOUT_KEYS.format(uid=self.uid, what="timers"))
+        if name == "key":
+            if self._state is None:
+                raise UnsupportedError(_WITHOUT_KEYS.format(uid=self.uid, what="a key"))
+            raise UnsupportedError(
+                f"{self.uid!r} asked for a key, or its state, where there is none; "
+                "use them in process and on_timer only"
+            )
+        raise AttributeError(f"a Context has no attribute {name!r}")
+
+
+_WITHOUT_KEYS = "{uid!r} has no keys, so it has not {what}; call key_by before process"
+
+
+class KeyTimers:
+    """Timers of the current key. Setting one twice is the same as setting it once.
+
+    Times are milliseconds since 1970. One that lies behind the watermark, or before now, is due at once: it fires
+    when the batch is done.
+    """
+
+    __slots__ = ("_context", "_timed", "_timers")
+
+    def __init__(self, timers: Timers, context: Context, timed: bool) -> None:
+        self._timers = timers
+        self._context = context
+        self._timed = timed
+
+    def event(self, time_ms: int) -> None:
+        """Have ``on_timer`` called once the watermark reaches ``time_ms``."""
+        self._timers.add_event(self._context.key, self._checked(time_ms))
+
+    def processing(self, time_ms: int) -> None:
+        """Have ``on_timer`` called once the wall clock reaches ``time_ms``."""
+        self._timers.add_processing(self._context.key, self._checked(time_ms))
+
+    def delete_event(self, time_ms: int) -> None:
+        """Take back `event`; nothing happens if there is no such timer."""
+        self._timers.delete_event(self._context.key, time_ms)
+
+    def delete_processing(self, time_ms: int) -> None:
+        """Take back `processing`; nothing happens if there is no such timer."""
+        self._timers.delete_processing(self._context.key, time_ms)
+
+    def _checked(self, time_ms: int) -> int:
+        if not self._timed:
+            raise UnsupportedError(
+                f"{self._context.uid!r} sets a timer and its function has no on_timer(time_ms, ctx); write one"
+            )
+        try:
+            exact = index(time_ms)
+        except TypeError:
+            raise TypeError(f"a timer's time is a whole number of milliseconds, not {time_ms!r}") from None
+        if not MIN_MS <= exact <= MAX_MS:
+            raise ValueError(f"a timer's time is a 64-bit number of milliseconds since 1970, not {time_ms!r}")
+        return exact
+
+
+def results_of(returned: Iterable[Any] | None) -> Iterable[Any]:
+    """Return what a process function, or a flat_map over values, gave, to iterate over.
+
+    TypeError for what can be iterated over by mistake only: text and mappings.
+    """
+    if returned is None:
+        return ()
+    if isinstance(returned, str | bytes | dict):
+        raise TypeError(
+            f"expected an iterable of records, got a {type(returned).__name__}; wrap it in a list"
+        )
+    return returned

@@ -1,0 +1,108 @@
+"""What a function with keys needs of a state backend (`ftlayer.state`), operator by operator.
+
+Every table is named, and its entries belong to one key each. Keys are hashable Python values: that of the key's
+column, or a tuple of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, MutableMapping
+from typing import Any, Protocol
+
+Key = Hashable
+
+
+class ListTable(Protocol):
+    """A list for each key. A key without values has no entry."""
+
+    def get(self, key: Key) -> list[Any]:
+        """Return a list of the values, the caller's own."""
+
+    def extend(self, key: Key, values: Iterable[Any]) -> None:
+        """Add values behind those that are there."""
+
+    def clear(self, key: Key) -> None:
+        """Remove the key's entry."""
+
+
+class MapTable(Protocol):
+    """A mapping for each key. A key without items has no entry."""
+
+    def items(self, key: Key) -> Mapping[Any, Any]:
+        """Return the items, not to be changed, and valid until the next change."""
+
+    def put(self, key: Key, field: Any, value: Any) -> None:
+        """Set one item."""
+
+    def remove(self, key: Key, field: Any) -> None:
+        """Remove one item; KeyError if there is none."""
+
+    def clear(self, key: Key) -> None:
+        """Remove the key's entry."""
+
+
+class KeyedState(Protocol):
+    """The state of one operator in one subtask.
+
+    A name belongs to one kind of table; ConfigError if it is asked for as another kind.
+    """
+
+    def values(self, name: str) -> MutableMapping[Key, Any]:
+        """Return the table of single values of this name, the same at every call."""
+
+    def lists(self, name: str) -> ListTable:
+        """Return the table of lists of this name."""
+
+    def maps(self, name: str) -> MapTable:
+        """Return the table of mappings of this name."""
+
+
+class Timers(Protocol):
+    """The timers of one operator in one subtask. There is at most one for a key and a time of each kind.
+
+    Times are milliseconds since 1970.
+    """
+
+    def add_event(self, key: Key, time_ms: int) -> None:
+        """Set a timer of event time."""
+
+    def add_processing(self, key: Key, time_ms: int) -> None:
+        """Set a timer of processing time."""
+
+    def delete_event(self, key: Key, time_ms: int) -> None:
+        """Remove a timer of event time, if there is one."""
+
+    def delete_processing(self, key: Key, time_ms: int) -> None:
+        """Remove a timer of processing time, if there is one."""
+
+    def due_event(self, watermark_ms: int) -> tuple[int, list[Key]] | None:
+        """Take out the earliest event timers up to the watermark: their time, and keys in the order of setting."""
+
+    def due_processing(self, now_ms: int) -> tuple[int, list[Key]] | None:
+        """Take out the earliest processing timers up to now: their time, and keys in the order of setting."""
+
+    @property
+    def next_event_ms(self) -> int | None:
+        """The earliest event timer's time; None if there is none."""
+
+    @property
+    def next_processing_ms(self) -> int | None:
+        """The earliest processing timer's time; None if there is none."""
+
+    @property
+    def event_count(self) -> int:
+        """Number of event timers."""
+
+    @property
+    def processing_count(self) -> int:
+        """Number of processing timers."""
+
+
+class Backend(Protocol):
+    """Where operators get their state and timers."""
+
+    def state(self, uid: str) -> KeyedState:
+        """Return the state of an operator; called once for each."""
+
+    def timers(self, uid: str) -> Timers:
+        """Return the timers of an operator; called once for each."""

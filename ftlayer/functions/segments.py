@@ -1,0 +1,52 @@
+"""A chain cut into segments: per-record functions that share a loop, and functions a batch at a time between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.functions.batch_segment import BatchSegment
+from ftlayer.functions.conversion import Form
+from ftlayer.functions.failures import RowFailure
+from ftlayer.functions.fused import MAX_FUSED
+from ftlayer.functions.outcome import I64, Outcome, SideOutput
+from ftlayer.functions.prepared import PreparedStep
+from ftlayer.functions.record_segment import RecordSegment
+from ftlayer.functions.steps import MapBatches
+
+Segment = RecordSegment | BatchSegment
+
+
+def segments_of(steps: Sequence[PreparedStep | MapBatches], form: Form) -> list[Segment]:
+    """Group neighbouring per-record functions, so that records become Python objects once for all of them."""
+    segments: list[Segment] = []
+    for is_batch, group in groupby(steps, key=lambda step: isinstance(step, MapBatches)):
+        neighbours = list(group)
+        if is_batch:
+            segments.extend(BatchSegment(step) for step in neighbours if isinstance(step, MapBatches))
+        else:
+            per_record = [step for step in neighbours if not isinstance(step, MapBatches)]
+            for start in range(0, len(per_record), MAX_FUSED):
+                fused = per_record[start : start + MAX_FUSED]
+                segments.append(RecordSegment(fused, fused[-1].schema, form))
+    return segments
+
+
+def run_segments(
+    segments: Sequence[Segment], rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None
+) -> Outcome:
+    """Run rows (Python objects, if a `RecordSegment` is the first) through all segments.
+
+    The rows of an input row that failed in one of them are still there; `Outcome.failures` names it.
+    """
+    failures: list[RowFailure] = []
+    side: list[SideOutput] = []
+    for segment in segments:
+        outcome = segment.run(rows, parents, times)
+        rows, parents = outcome.batch, outcome.parents
+        failures += outcome.failures
+        side += outcome.side
+    return Outcome(rows, parents, failures, side)

@@ -1,0 +1,122 @@
+"""Keyed state in ordinary Python objects: as fast as a dict, as large as memory, gone with the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from ftlayer.errors import ConfigError
+from ftlayer.functions.keyed import Key
+from ftlayer.state.timers import TimerService
+
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+class HeapList:
+    """Lists by key."""
+
+    def __init__(self) -> None:
+        self._lists: dict[Key, list[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._lists)
+
+    def get(self, key: Key) -> list[Any]:
+        """Return a list of the values, the caller's own."""
+        return list(self._lists.get(key, ()))
+
+    def extend(self, key: Key, values: Iterable[Any]) -> None:
+        """Add values; all of them, or, if iterating over them raises, none."""
+        more = list(values)
+        if more:
+            self._lists.setdefault(key, []).extend(more)
+
+    def clear(self, key: Key) -> None:
+        """Remove the key's entry."""
+        self._lists.pop(key, None)
+
+
+class HeapMap:
+    """Mappings by key."""
+
+    def __init__(self) -> None:
+        self._maps: dict[Key, dict[Any, Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._maps)
+
+    def items(self, key: Key) -> Mapping[Any, Any]:
+        """Return the items, not to be changed."""
+        return self._maps.get(key, _NOTHING)
+
+    def put(self, key: Key, field: Any, value: Any) -> None:
+        """Set one item."""
+        found = self._maps.get(key)
+        if found is None:
+            self._maps[key] = {field: value}
+        else:
+            found[field] = value
+
+    def remove(self, key: Key, field: Any) -> None:
+        """Remove one item; KeyError if there is none."""
+        found = self._maps.get(key)
+        if found is None:
+            raise KeyError(field)
+        del found[field]
+        if not found:
+            del self._maps[key]
+
+    def clear(self, key: Key) -> None:
+        """Remove the key's entry."""
+        self._maps.pop(key, None)
+
+
+_Table = TypeVar("_Table", dict[Key, Any], HeapList, HeapMap)
+
+
+class HeapState:
+    """The state of one operator: `ftlayer.functions.keyed.KeyedState`."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, dict[Key, Any] | HeapList | HeapMap] = {}
+
+    def values(self, name: str) -> MutableMapping[Key, Any]:
+        """Return the table of single values of this name."""
+        return self._table(name, dict)
+
+    def lists(self, name: str) -> HeapList:
+        """Return the table of lists of this name."""
+        return self._table(name, HeapList)
+
+    def maps(self, name: str) -> HeapMap:
+        """Return the table of mappings of this name."""
+        return self._table(name, HeapMap)
+
+    def _table(self, name: str, kind: type[_Table]) -> _Table:
+        table = self._tables.setdefault(name, kind())
+        if not isinstance(table, kind):
+            raise ConfigError(
+                f"the state {name!r} is used as a {_KINDS[kind]} and as a {_KINDS[type(table)]}; "
+                "give each its own name"
+            )
+        return table
+
+
+_KINDS: dict[type, str] = {dict: "value", HeapList: "list", HeapMap: "map"}
+
+
+class HeapBackend:
+    """State and timers of every operator of a subtask: `ftlayer.functions.keyed.Backend`."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, HeapState] = {}
+        self._timers: dict[str, TimerService] = {}
+
+    def state(self, uid: str) -> HeapState:
+        """Return the state of an operator, the same at every call."""
+        return self._states.setdefault(uid, HeapState())
+
+    def timers(self, uid: str) -> TimerService:
+        """Return the timers of an operator, the same at every call."""
+        return self._timers.setdefault(uid, TimerService())

@@ -1,0 +1,114 @@
+"""Timers by time: the keys that share a time lie in one bucket, and a heap orders the buckets' times.
+
+Windows give all their keys the same few times, so the heap stays small; and a timer taken back is out of its
+bucket at once, wherever its time lies in the heap.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+from ftlayer.functions.keyed import Key
+
+SPARE_TIMES = 64
+"""Times without a timer that the heap may hold beside as many as there are with one."""
+
+
+class TimerService:
+    """The timers of one operator, of event and of processing time: `ftlayer.functions.keyed.Timers`."""
+
+    def __init__(self) -> None:
+        self._event = _Queue()
+        self._processing = _Queue()
+
+    def add_event(self, key: Key, time_ms: int) -> None:
+        """Set a timer of event time."""
+        self._event.add(key, time_ms)
+
+    def add_processing(self, key: Key, time_ms: int) -> None:
+        """Set a timer of processing time."""
+        self._processing.add(key, time_ms)
+
+    def delete_event(self, key: Key, time_ms: int) -> None:
+        """Remove a timer of event time, if there is one."""
+        self._event.delete(key, time_ms)
+
+    def delete_processing(self, key: Key, time_ms: int) -> None:
+        """Remove a timer of processing time, if there is one."""
+        self._processing.delete(key, time_ms)
+
+    def due_event(self, watermark_ms: int) -> tuple[int, list[Key]] | None:
+        """Take out the earliest event timers up to the watermark: their time, and keys in the order of setting."""
+        return self._event.take(watermark_ms)
+
+    def due_processing(self, now_ms: int) -> tuple[int, list[Key]] | None:
+        """Take out the earliest processing timers up to now: their time, and keys in the order of setting."""
+        return self._processing.take(now_ms)
+
+    @property
+    def next_event_ms(self) -> int | None:
+        """The earliest event timer's time; None if there is none."""
+        return self._event.next_ms()
+
+    @property
+    def next_processing_ms(self) -> int | None:
+        """The earliest processing timer's time; None if there is none."""
+        return self._processing.next_ms()
+
+    @property
+    def event_count(self) -> int:
+        """Number of event timers."""
+        return self._event.count
+
+    @property
+    def processing_count(self) -> int:
+        """Number of processing timers."""
+        return self._processing.count
+
+
+class _Queue:
+    """Timers of one kind."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        # A dict serves as a set that keeps its order.
+        self._buckets: dict[int, dict[Key, None]] = {}
+        self._times: list[int] = []
+
+    def add(self, key: Key, time_ms: int) -> None:
+        bucket = self._buckets.get(time_ms)
+        if bucket is None:
+            self._buckets[time_ms] = {key: None}
+            heappush(self._times, time_ms)
+        elif key in bucket:
+            return
+        else:
+            bucket[key] = None
+        self.count += 1
+
+    def delete(self, key: Key, time_ms: int) -> None:
+        bucket = self._buckets.get(time_ms)
+        if bucket is None or key not in bucket:
+            return
+        del bucket[key]
+        self.count -= 1
+        if not bucket:
+            del self._buckets[time_ms]
+            # Its time stays in the heap: a timer that is moved on with every record would fill it.
+            if len(self._times) > 2 * len(self._buckets) + SPARE_TIMES:
+                self._times = list(self._buckets)
+                heapify(self._times)
+
+    def next_ms(self) -> int | None:
+        while self._times and self._times[0] not in self._buckets:
+            heappop(self._times)
+        return self._times[0] if self._times else None
+
+    def take(self, until_ms: int) -> tuple[int, list[Key]] | None:
+        time_ms = self.next_ms()
+        if time_ms is None or time_ms > until_ms:
+            return None
+        heappop(self._times)
+        keys = list(self._buckets.pop(time_ms))
+        self.count -= len(keys)
+        return time_ms, keys
