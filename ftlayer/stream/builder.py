@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, FTLayerError, InvalidTopologyError
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.stream.checks import check_columns, check_graph, check_operator, check_parallelism, circle_error
-from ftlayer.stream.connectors import ParseSchema, Schema, open_source
+from ftlayer.stream.connectors import Options, ParseSchema, Schema, open_source
 from ftlayer.stream.ddl import parse_ddl
 from ftlayer.stream.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.stream.names import check_job_name, check_name, kind_of
@@ -58,7 +58,7 @@ class GraphBuilder:
         source: Any,
         schema: Schema | None = None,
         *,
-        options: Mapping[str, str] | None = None,
+        options: Options | None = None,
         uid: str | None = None,
         parallelism: int | None = None,
         retry: StreamOptions | None = None,

@@ -19,6 +19,7 @@ from ftlayer.records.batch import TRACKED_COLUMNS
 from ftlayer.records.keyhash import key_column
 from ftlayer.records.selector import KeySelector
 from ftlayer.stream.facts import (
+    MAIN,
     declared_inputs,
     emits_roots,
     gives_times,
@@ -99,8 +100,8 @@ def check_operator(operator: Operator) -> None:
     uid = operator.uid
     check_name(uid, "uid")
     for tag, schema in outputs_of(operator).items():
-        output = f"side output {tag!r} of {uid!r}" if tag else repr(uid)
-        if tag:
+        output = repr(uid) if tag == MAIN else f"side output {tag!r} of {uid!r}"
+        if tag != MAIN:
             check_name(tag, f"side output of {uid!r}")
         check_columns(schema, output)
     if len(outputs_of(operator)) != 1 + len(side_outputs_of(operator)):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ParseSchema: TypeAlias = Callable[[str], pa.Schema]
 Schema: TypeAlias = pa.Schema | str
+Options: TypeAlias = Mapping[str, str | int | float | bool]
 
 
 def partitions(*parts: Any) -> IterableSource:
@@ -48,13 +49,13 @@ class OpenedSource:
 
 
 def open_source(
-    given: Any, schema: pa.Schema | None, options: Mapping[str, str] | None, parse: ParseSchema
+    given: Any, schema: pa.Schema | None, options: Options | None, parse: ParseSchema
 ) -> OpenedSource:
     """Make a source's connector of whatever a user gave. ``options`` go to a Data Source's class.
 
     Raises `ConfigError` for what cannot be a source.
     """
-    if is_data_source(given):
+    if _is_data_source(given):
         return _open_data_source(given, schema, options, parse)
     if options is not None:
         raise ConfigError(
@@ -62,22 +63,25 @@ def open_source(
         )
     if isinstance(given, ReaderSource | PushSource | IterableSource):
         return OpenedSource(given, None, _most_subtasks(given))
-    if is_reader(given):
+    if _is_reader(given):
         connector = ReaderSource(given)
         return OpenedSource(connector, None, _most_subtasks(connector))
     return OpenedSource(IterableSource((_partition(given, "source"),)), None, 1)
 
 
 def open_sink(
-    given: Any, schema: pa.Schema, options: Mapping[str, str] | None, every_ms: int, max_rows: int
+    given: Any, schema: pa.Schema, options: Options | None, every_ms: int, max_rows: int
 ) -> SinkConnector:
     """Make a sink's connector of whatever a user gave. ``options`` go to a Data Source's class.
 
     Raises `ConfigError` for what cannot be a sink.
     """
-    if is_data_source(given):
+    if _is_data_source(given):
         source = _instance(given, options)
-        writer = source.streamWriter(_struct_of(schema), False)
+        try:
+            writer = source.streamWriter(_struct_of(schema), False)
+        except NotImplementedError as error:
+            raise ConfigError(f"sink: {_described(given)} has no stream writer") from error
         return WriterSink(writer, every_ms, max_rows)
     if options is not None:
         raise ConfigError(
@@ -95,31 +99,39 @@ def open_sink(
     return FunctionSink(given)
 
 
-def is_data_source(given: Any) -> bool:
+def _is_data_source(given: Any) -> bool:
     """Whether it is a pyspark `DataSource`, its class or an instance."""
     from pyspark.sql.datasource import DataSource
 
     return isinstance(given, DataSource) or (isinstance(given, type) and issubclass(given, DataSource))
 
 
-def is_reader(given: Any) -> bool:
-    """Whether it is a stream reader of a pyspark Data Source."""
+def _is_reader(given: Any) -> bool:
+    """Whether it is a stream reader of a pyspark Data Source; `ConfigError` if it is the class of one."""
     from pyspark.sql.datasource import DataSourceStreamReader, SimpleDataSourceStreamReader
 
-    return isinstance(given, DataSourceStreamReader | SimpleDataSourceStreamReader)
+    return _is_instance(given, (DataSourceStreamReader, SimpleDataSourceStreamReader), "source")
 
 
 def _is_stream_writer(given: Any) -> bool:
+    """Whether it is a stream writer of a pyspark Data Source; `ConfigError` if it is the class of one."""
     from pyspark.sql.datasource import DataSourceStreamWriter
 
-    return isinstance(given, DataSourceStreamWriter)
+    return _is_instance(given, (DataSourceStreamWriter,), "sink")
+
+
+def _is_instance(given: Any, classes: tuple[type, ...], what: str) -> bool:
+    # A class can be called, and would pass for a function.
+    if isinstance(given, type) and issubclass(given, classes):
+        raise ConfigError(f"{what}: expected an instance, got {_described(given)}; write {given.__name__}(…)")
+    return isinstance(given, classes)
 
 
 # ---------------------------------------------------------------- Data Sources
 
 
 def _open_data_source(
-    given: Any, schema: pa.Schema | None, options: Mapping[str, str] | None, parse: ParseSchema
+    given: Any, schema: pa.Schema | None, options: Options | None, parse: ParseSchema
 ) -> OpenedSource:
     source = _instance(given, options)
     if schema is None:
@@ -136,7 +148,7 @@ def _open_data_source(
     return OpenedSource(connector, schema, _most_subtasks(connector))
 
 
-def _instance(given: Any, options: Mapping[str, str] | None) -> DataSource:
+def _instance(given: Any, options: Options | None) -> DataSource:
     from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
 
     if isinstance(given, DataSource):
@@ -146,9 +158,14 @@ def _instance(given: Any, options: Mapping[str, str] | None) -> DataSource:
             )
         return given
     made: DataSource = given(
-        CaseInsensitiveDict({name: str(value) for name, value in (options or {}).items()})
+        CaseInsensitiveDict({name: _text(value) for name, value in (options or {}).items()})
     )
     return made
+
+
+def _text(value: object) -> str:
+    """Write an option's value as Spark does."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _own_schema(source: DataSource, parse: ParseSchema) -> pa.Schema:

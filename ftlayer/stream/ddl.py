@@ -95,6 +95,8 @@ class _Parser:
             self._take()
             if not self._is_word("null"):
                 raise self._error("NULL")
+            if pa.types.is_null(type_):
+                raise self._error("a type that has values before NOT NULL")
             self._take()
             nullable = False
         if self._is_word("comment"):
@@ -145,6 +147,8 @@ class _Parser:
     def _map(self) -> pa.DataType:
         self._expect("<")
         key = self._type()
+        if pa.types.is_null(key):
+            raise self._error("a type for the map's key that has values")
         self._expect(",")
         value = self._type()
         self._expect(">")

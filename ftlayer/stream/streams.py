@@ -26,7 +26,7 @@ from ftlayer.partitioning.partitioners import (
 )
 from ftlayer.records.selector import KeySelector
 from ftlayer.stream.checks import check_key, key_types, schema_difference
-from ftlayer.stream.connectors import Schema, open_sink
+from ftlayer.stream.connectors import Options, Schema, open_sink
 from ftlayer.stream.facts import MAIN, side_outputs_of
 from ftlayer.stream.operators import AssignWatermarks, Operator, Sink
 from ftlayer.stream.spans import span_ms
@@ -269,7 +269,7 @@ class DataStream:
         self,
         sink: Any,
         *,
-        options: Mapping[str, str] | None = None,
+        options: Options | None = None,
         every: str | int = "1s",
         max_rows: int = 10_000,
         uid: str | None = None,
