@@ -107,10 +107,10 @@ class Firing:
 
 def _tail(step: Processing, rest: Sequence[PreparedOperator]) -> list[Segment]:
     """Return the segments of what is behind ``step``; the first of them takes Python objects."""
-    segments = segments_of(rest, VALUES)
+    segments = segments_of(rest, VALUES, step.uid)
     if segments and isinstance(segments[0], RecordSegment):
         return segments
-    return [RecordSegment([], step.schema, VALUES), *segments]
+    return [RecordSegment([], step.schema, VALUES, step.uid), *segments]
 
 
 def _failed(failure: RowFailure) -> TimerFailedError:

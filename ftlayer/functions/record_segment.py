@@ -36,8 +36,13 @@ MOST_RESULTS = 16 * CHUNK_ROWS
 class RecordSegment:
     """Per-record functions, depth first: each record through all of them before the next one."""
 
-    def __init__(self, steps: Sequence[PreparedStep], schema: pa.Schema, form: Form) -> None:
-        """``schema`` is what the last of ``steps`` emits; without any, the records are only converted to it."""
+    def __init__(
+        self, steps: Sequence[PreparedStep], schema: pa.Schema, form: Form, made_by: str = ""
+    ) -> None:
+        """``schema`` is what the last of ``steps`` emits; without any, the records are only converted to it.
+
+        ``made_by`` answers for records that do not fit the schema, if ``steps`` make no new ones.
+        """
         self._done = 0
         self._counts: list[int] = []
         self._steps = steps
@@ -47,7 +52,7 @@ class RecordSegment:
         self._single = is_one_to_one(steps)
         self._processing = [step for step in steps if isinstance(step, Processing)]
         makers = [step.uid for step in steps if not isinstance(step, Filter)]
-        self._maker = makers[-1] if makers else steps[-1].uid if steps else ""
+        self._maker = makers[-1] if makers else made_by
 
     @property
     def progress(self) -> int:

@@ -12,7 +12,7 @@ from ftlayer.functions.batch_segment import BatchSegment
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.fused import MAX_FUSED
-from ftlayer.functions.outcome import I64, Outcome, SideOutput
+from ftlayer.functions.outcome import I64, Outcome, SideOutput, failed_rows, without_rows
 from ftlayer.functions.prepared import PreparedStep
 from ftlayer.functions.record_segment import RecordSegment
 from ftlayer.functions.steps import MapBatches
@@ -20,8 +20,11 @@ from ftlayer.functions.steps import MapBatches
 Segment = RecordSegment | BatchSegment
 
 
-def segments_of(steps: Sequence[PreparedStep | MapBatches], form: Form) -> list[Segment]:
-    """Group neighbouring per-record functions, so that records become Python objects once for all of them."""
+def segments_of(steps: Sequence[PreparedStep | MapBatches], form: Form, made_by: str = "") -> list[Segment]:
+    """Group neighbouring per-record functions, so that records become Python objects once for all of them.
+
+    ``made_by`` is the uid of the operator whose records, not checked yet, go into the first.
+    """
     segments: list[Segment] = []
     for is_batch, group in groupby(steps, key=lambda step: isinstance(step, MapBatches)):
         neighbours = list(group)
@@ -31,7 +34,7 @@ def segments_of(steps: Sequence[PreparedStep | MapBatches], form: Form) -> list[
             per_record = [step for step in neighbours if not isinstance(step, MapBatches)]
             for start in range(0, len(per_record), MAX_FUSED):
                 fused = per_record[start : start + MAX_FUSED]
-                segments.append(RecordSegment(fused, fused[-1].schema, form))
+                segments.append(RecordSegment(fused, fused[-1].schema, form, made_by))
     return segments
 
 
@@ -40,11 +43,14 @@ def run_segments(
 ) -> Outcome:
     """Run rows (Python objects, if a `RecordSegment` is the first) through all segments.
 
-    The rows of an input row that failed in one of them are still there; `Outcome.failures` names it.
+    What came of an input row that failed in one of them goes no further, but what came out already is still there:
+    `Outcome.failures` names the row.
     """
     failures: list[RowFailure] = []
     side: list[SideOutput] = []
     for segment in segments:
+        if failures:
+            rows, parents = without_rows(rows, parents, failed_rows(failures))
         outcome = segment.run(rows, parents, times)
         rows, parents = outcome.batch, outcome.parents
         failures += outcome.failures
