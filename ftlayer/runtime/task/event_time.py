@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ftlayer.errors import InvalidTopologyError
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
 from ftlayer.runtime.task.lineages import BoolArray
@@ -31,20 +30,6 @@ def times_of(column: pa.Array) -> tuple[I64Array, BoolArray | None]:
     return numbers, nulls
 
 
-def check_time_column(operator: AssignWatermarks, schema: pa.Schema) -> None:
-    """Raise `InvalidTopologyError` unless the operator's input has such a column."""
-    if schema.get_field_index(operator.column) < 0:
-        raise InvalidTopologyError(
-            f"{operator.uid!r} takes times from column {operator.column!r}; there are: {', '.join(schema.names)}"
-        )
-    type_ = schema.field(operator.column).type
-    if not (pa.types.is_timestamp(type_) or pa.types.is_int64(type_)):
-        raise InvalidTopologyError(
-            f"{operator.uid!r} takes times from column {operator.column!r}, which is {type_}; "
-            "make it a timestamp or int64 milliseconds since 1970"
-        )
-
-
 class WatermarkGenerator:
     """The watermark behind one `AssignWatermarks`: bounded disorder, idleness by processing time.
 
@@ -52,6 +37,7 @@ class WatermarkGenerator:
     """
 
     def __init__(self, operator: AssignWatermarks) -> None:
+        self.operator = operator
         self.time_ms = MIN_TIME_MS
         self._disorder = operator.out_of_orderness_ms
         self._idle_ms = operator.idle_ms

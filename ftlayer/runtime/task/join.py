@@ -18,8 +18,9 @@ from ftlayer.handler.handler import Handler
 from ftlayer.layer.calls import Now
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
-from ftlayer.runtime.actions import Action, TaskEnded, WakeAt
+from ftlayer.runtime.actions import Action, TaskEnded
 from ftlayer.runtime.elements import Batch, Element, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import Gate
 from ftlayer.runtime.task.join_buffer import (
@@ -78,6 +79,7 @@ class JoinTask:
         # Of a row of side s, matches have times from + _first[s] to + _last[s].
         self._first = (operator.lower_ms, -operator.upper_ms)
         self._last = (operator.upper_ms, -operator.lower_ms)
+        self._alarm = Alarm()
         self._ended = False
 
     def start(self, now: Now) -> list[Action]:
@@ -108,7 +110,10 @@ class JoinTask:
 
     def on_time(self, now: Now) -> list[Action]:
         """See `Task.on_time`."""
-        return [] if self._ended else [*self._evict(now), *self._wake()]
+        if self._ended:
+            return []
+        self._alarm.rung(now.mono_ms)
+        return [*self._evict(now), *self._wake()]
 
     def accepted(self, ticket: int, now: Now) -> list[Action]:
         """Nothing is persisted here."""
@@ -153,7 +158,7 @@ class JoinTask:
 
     def _wake(self) -> list[Action]:
         holds = [hold for buffer in self._buffers if (hold := buffer.next_hold()) is not None]
-        return [WakeAt(min(holds))] if holds else []
+        return self._alarm.set(min(holds, default=None))
 
     # ------------------------------------------------------------ records
 

@@ -260,7 +260,8 @@ def spread_ranges(starts: I64, counts: I64) -> I64:
     """Return the numbers of all ranges ``starts[i]`` … ``starts[i] + counts[i] - 1``, one after the other."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+    numbers: I64 = np.arange(total, dtype=np.int64) + np.repeat(starts - (ends - counts), counts)
+    return numbers
 
 
 def same_keys(

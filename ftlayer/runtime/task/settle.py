@@ -66,6 +66,11 @@ class SettleQueue:
     _given: int = 0
     _settled: int = 0
 
+    @property
+    def empty(self) -> bool:
+        """Whether the sink has settled all it was given."""
+        return not self._waiting
+
     def add(self, lineage: Lineage, owed: U64Array, row_record: I64Array, alive: I64Array) -> Done:
         """Take the records ``alive`` of a batch, whose rows go to the sink in this order, one a ``row_record``.
 

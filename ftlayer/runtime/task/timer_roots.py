@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.handler import Handler
-from ftlayer.records.ids import I64Array
-from ftlayer.runtime.actions import Action, PersistRoots
+from ftlayer.records.ids import I64Array, U64Array
+from ftlayer.runtime.actions import Action, PersistRoots, Send
 from ftlayer.runtime.elements import EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.stream.job_graph import JobGraph
@@ -21,6 +22,8 @@ Mark = Watermark | Idle | EndOfStream
 @dataclass(slots=True)
 class _Ticket:
     number: int
+    roots: U64Array
+    sends: list[Send]
     accepted: bool = False
 
 
@@ -31,24 +34,40 @@ class TimerRoots:
     they are sent. What is derived from records meanwhile may overtake a mark: that makes nothing late.
     """
 
-    def __init__(self, graph: JobGraph, uid: str, subtask: int, handler: Handler, emitter: Emitter) -> None:
+    def __init__(
+        self, graph: JobGraph, uid: str, operator: str, subtask: int, handler: Handler, emitter: Emitter
+    ) -> None:
+        """``operator`` is the uid of what has the timers, at the end of the chain ``uid``."""
         self._graph = graph
-        self._uid = uid
+        self._uid = operator
+        self._read = {edge.tag for edge in graph.edges_from(uid)}
         self._subtask = subtask
         self._handler = handler
         self._emitter = emitter
         self._queue: deque[_Ticket | Mark] = deque()
-        self._sends: dict[int, tuple[_Ticket, list[Action]]] = {}
+        self._out: dict[int, _Ticket] = {}
         self._tickets = 0
         self._counts: dict[str, int] = {}
+        self._held: tuple[U64Array, ...] = ()
 
     @property
     def waiting(self) -> bool:
         """Whether something has yet to be accepted."""
         return bool(self._queue)
 
-    def persist(self, tag: str, payload: pa.RecordBatch, times: I64Array | None) -> PersistRoots:
-        """Give rows of an output (the side output ``tag``, "" for the main one) roots and have them persisted."""
+    @property
+    def held(self) -> U64Array:
+        """The roots that were given to the vertex and are not sent yet. Another thread may look."""
+        held = self._held
+        return np.concatenate(held) if held else np.zeros(0, np.uint64)
+
+    def persist(self, tag: str, payload: pa.RecordBatch, times: I64Array | None) -> list[Action]:
+        """Give rows of an output (the side output ``tag``, "" for the main one) roots and have them persisted.
+
+        Those of an output that nobody reads are dropped.
+        """
+        if tag not in self._read:
+            return []
         stream = self._graph.stream_of(self._uid, tag)
         first = self._counts.get(tag, 0)
         self._counts[tag] = first + payload.num_rows
@@ -61,10 +80,11 @@ class TimerRoots:
             stream, payload, roots, emission.values, key_hashes=emission.key_hashes, ids=emission.ids
         )
         self._tickets += 1
-        ticket = _Ticket(self._tickets)
+        ticket = _Ticket(self._tickets, roots, emission.sends)
         self._queue.append(ticket)
-        self._sends[ticket.number] = (ticket, list(emission.sends))
-        return PersistRoots(ticket.number, call)
+        self._out[ticket.number] = ticket
+        self._publish()
+        return [PersistRoots(ticket.number, call)]
 
     def mark(self, mark: Mark) -> list[Action]:
         """Send a mark behind everything persisted before it, at once if that is nothing."""
@@ -76,9 +96,16 @@ class TimerRoots:
         return []
 
     def accepted(self, number: int) -> list[Action]:
-        """Send what the vertex has persisted, and the marks for which it was the last to wait for."""
-        ticket, actions = self._sends.pop(number)
+        """Send what the vertex has persisted, and the marks for which it was the last to wait for.
+
+        Raises `ProtocolError` for a ticket that is not out.
+        """
+        ticket = self._out.pop(number, None)
+        if ticket is None:
+            raise ProtocolError(f"{self._uid!r}: ticket {number} was accepted, which is not out")
         ticket.accepted = True
+        self._publish()
+        actions: list[Action] = [*ticket.sends]
         while self._queue:
             head = self._queue[0]
             if isinstance(head, _Ticket):
@@ -88,3 +115,6 @@ class TimerRoots:
                 actions.extend(self._emitter.mark(head))
             self._queue.popleft()
         return actions
+
+    def _publish(self) -> None:
+        self._held = tuple(ticket.roots for ticket in self._out.values())

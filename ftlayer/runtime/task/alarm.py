@@ -1,0 +1,24 @@
+"""When a task wants to be called again."""
+
+from __future__ import annotations
+
+from ftlayer.runtime.actions import Action, WakeAt
+
+
+class Alarm:
+    """Asks for a call at the earliest time something is due, and not again while such a call is to come."""
+
+    def __init__(self) -> None:
+        self._set_for: int | None = None
+
+    def rung(self, mono_ms: int) -> None:
+        """The task is called at this time."""
+        if self._set_for is not None and self._set_for <= mono_ms:
+            self._set_for = None
+
+    def set(self, due_ms: int | None) -> list[Action]:
+        """Ask to be called at ``due_ms`` (None: nothing is due)."""
+        if due_ms is None or (self._set_for is not None and self._set_for <= due_ms):
+            return []
+        self._set_for = due_ms
+        return [WakeAt(due_ms)]

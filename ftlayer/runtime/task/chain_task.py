@@ -1,0 +1,200 @@
+"""A chain of functions, maybe with a sink at its end, as a task."""
+
+from __future__ import annotations
+
+from ftlayer.functions.topology import TimerOutput
+from ftlayer.handler.handler import Handler
+from ftlayer.layer.calls import Now
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.actions import Action, TaskEnded
+from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Idle, Watermark
+from ftlayer.runtime.task.alarm import Alarm
+from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.lineages import replayed
+from ftlayer.runtime.task.outlet import Outlet
+from ftlayer.runtime.task.pipeline import Pipeline
+from ftlayer.runtime.task.reports import reports
+from ftlayer.stream.job_graph import Channel, JobEdge
+
+
+class ChainTask:
+    """One subtask of a chain of functions, with one input or the two of a `CoProcess`.
+
+    A record that fails yields nothing and fails all its roots; any other is acknowledged when it is settled: when
+    its children are emitted, or, at a sink, when all its rows are written.
+    """
+
+    def __init__(
+        self,
+        uid: str,
+        subtask: int,
+        edges: tuple[JobEdge, ...],
+        gate: Gate,
+        pipeline: Pipeline,
+        handler: Handler,
+        outlet: Outlet,
+    ) -> None:
+        """``edges`` lead into the chain."""
+        self.uid = uid
+        self.subtask = subtask
+        self._input = {edge.number: edge.input for edge in edges}
+        self._gate = gate
+        self._pipeline = pipeline
+        self._handler = handler
+        self._outlet = outlet
+        self._alarm = Alarm()
+        self._closing = False
+        self._ended = False
+
+    def start(self, now: Now) -> list[Action]:
+        """See `Task.start`."""
+        self._pipeline.open(now.mono_ms)
+        return [*self._gate_moved(now), *self._wake(now)]
+
+    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
+        """See `InputTask.input`."""
+        if self._closing:
+            return []
+        match element:
+            case Batch():
+                return [*self._take(self._input[channel.edge], element, now), *self._wake(now)]
+            case Watermark(time_ms):
+                self._gate.watermark(channel, time_ms)
+            case Idle():
+                self._gate.become_idle(channel)
+            case EndOfStream():
+                self._gate.end(channel)
+        return [*self._gate_moved(now), *self._wake(now)]
+
+    def reset(self, channel: Channel, now: Now) -> list[Action]:
+        """See `InputTask.reset`."""
+        if self._closing:
+            return []
+        self._gate.reset(channel)
+        return self._gate_moved(now)
+
+    def on_time(self, now: Now) -> list[Action]:
+        """See `Task.on_time`."""
+        if self._closing:
+            return []
+        self._alarm.rung(now.mono_ms)
+        actions: list[Action] = []
+        for place, stage in enumerate(self._pipeline.stages):
+            due = stage.chain.next_processing_ms
+            if due is not None and due <= now.wall_ms:
+                actions.extend(self._fired(place, stage.chain.fire_processing_timers(now.wall_ms), now))
+        actions.extend(self._event_time_moved(now))
+        due_ms = self._outlet.due_ms
+        if due_ms is not None and due_ms <= now.mono_ms:
+            self._outlet.flush(now, force=False)
+            actions.extend(reports(self._handler.xor))
+        return [*actions, *self._wake(now)]
+
+    def accepted(self, ticket: int, now: Now) -> list[Action]:
+        """See `Task.accepted`."""
+        return [*self._outlet.accepted(ticket), *self._end()]
+
+    def held_roots(self) -> U64Array:
+        """See `Task.held_roots`."""
+        return self._outlet.held
+
+    # ------------------------------------------------------------ records
+
+    def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:
+        lineage = batch.lineage
+        fresh = lineage is None or lineage.origins is None or not replayed(lineage).all()
+        passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now)
+        actions = self._outlet.take(lineage, batch.num_rows, passed, now)
+        actions.extend(reports(self._handler.xor))
+        actions.extend(self._event_time_moved(now))
+        return actions
+
+    def _fired(self, place: int, fired: dict[str, TimerOutput], now: Now) -> list[Action]:
+        """Send what timers of a stage put out on its way."""
+        if not fired:
+            return []
+        passed = self._pipeline.run_behind(place, fired, now)
+        if passed.failures:
+            # Chains end behind timers where records are tracked: here there is nobody but the task to fail.
+            self._handler.xor.fail(None, passed.failures)
+        return self._outlet.take_fired(passed.outputs, now)
+
+    # ------------------------------------------------------------ event time
+
+    def _gate_moved(self, now: Now) -> list[Action]:
+        """Pass on what the inputs have said, and end when they have."""
+        actions: list[Action] = []
+        while (mark := self._gate.news()) is not None:
+            actions.extend(self._before(0, mark, now))
+        if self._gate.ended:
+            actions.extend(self._close(now))
+        return actions
+
+    def _event_time_moved(self, now: Now) -> list[Action]:
+        """Say what the chain's own watermarks are now, and fire timers that were set behind a watermark."""
+        actions: list[Action] = []
+        for place, stage in enumerate(self._pipeline.stages):
+            mark = None if stage.generator is None else stage.generator.mark(now.mono_ms)
+            if mark is not None:
+                actions.extend(self._behind(place, mark, now))
+            else:
+                actions.extend(self._fire(place, now))
+        return actions
+
+    def _before(self, place: int, mark: Watermark | Idle, now: Now) -> list[Action]:
+        """Take a mark in front of a stage. One with a watermark of its own cares for the end alone."""
+        generator = self._pipeline.stages[place].generator
+        if generator is None:
+            return self._behind(place, mark, now)
+        if mark != Watermark(MAX_TIME_MS):
+            return []
+        generator.end()
+        last = generator.mark(now.mono_ms)
+        return [] if last is None else self._behind(place, last, now)
+
+    def _behind(self, place: int, mark: Watermark | Idle, now: Now) -> list[Action]:
+        """Take a mark into a stage: timers fire, then it goes on."""
+        actions: list[Action] = []
+        if isinstance(mark, Watermark):
+            self._pipeline.stages[place].watermark_ms = mark.time_ms
+            actions.extend(self._fire(place, now))
+        last = place + 1 == len(self._pipeline.stages)
+        actions.extend(self._outlet.mark(mark) if last else self._before(place + 1, mark, now))
+        return actions
+
+    def _fire(self, place: int, now: Now) -> list[Action]:
+        stage = self._pipeline.stages[place]
+        due = stage.chain.next_event_ms
+        if due is None or due > stage.watermark_ms:
+            return []
+        return self._fired(place, stage.chain.fire_event_timers(stage.watermark_ms, now.wall_ms), now)
+
+    # ------------------------------------------------------------ time and end
+
+    def _wake(self, now: Now) -> list[Action]:
+        """Ask to be called for what is due next."""
+        if self._closing:
+            return []
+        due = [] if self._outlet.due_ms is None else [self._outlet.due_ms]
+        for stage in self._pipeline.stages:
+            if stage.generator is not None and stage.generator.due_ms is not None:
+                due.append(stage.generator.due_ms)
+            timer = stage.chain.next_processing_ms
+            if timer is not None:
+                due.append(now.mono_ms + max(timer - now.wall_ms, 0))
+        return self._alarm.set(min(due, default=None))
+
+    def _close(self, now: Now) -> list[Action]:
+        self._closing = True
+        self._outlet.flush(now, force=True)
+        actions = reports(self._handler.xor)
+        self._pipeline.close()
+        self._outlet.close()
+        actions.extend(self._outlet.mark(EndOfStream()))
+        return [*actions, *self._end()]
+
+    def _end(self) -> list[Action]:
+        if not self._closing or self._ended or self._outlet.waiting:
+            return []
+        self._ended = True
+        return [TaskEnded()]

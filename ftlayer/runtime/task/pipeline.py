@@ -1,0 +1,163 @@
+"""The operators of a chain between its inputs and its outputs, run over batches.
+
+`AssignWatermarks` may stand anywhere in a chain, and what is behind it lives in another event time than what is
+before it. So a chain is cut into *stages*, each beginning with one (the first maybe without).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.functions.failures import RowFailure
+from ftlayer.functions.keyed import Backend
+from ftlayer.functions.preparing import ChainOperator
+from ftlayer.functions.topology import MAIN, TimerOutput, TopologyChain
+from ftlayer.layer.calls import Now
+from ftlayer.records.ids import I64Array
+from ftlayer.runtime.elements import MIN_TIME_MS
+from ftlayer.runtime.task.event_time import WatermarkGenerator, times_of
+from ftlayer.stream.operators import AssignWatermarks
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows on their way through a chain, each from a row of the batch it began with.
+
+    ``parents`` and ``times`` (ms since 1970; None: there are none) are int64[n].
+    """
+
+    payload: pa.RecordBatch
+    parents: I64Array
+    times: I64Array | None
+
+    def keep(self, keep: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Rows:
+        """Return the rows of a mask."""
+        if keep.all():
+            return self
+        times = None if self.times is None else self.times[keep]
+        return Rows(self.payload.filter(pa.array(keep)), self.parents[keep], times)
+
+
+@dataclass(slots=True)
+class Passed:
+    """What came out of a chain by tag (`MAIN` is always there), and what failed.
+
+    A row that failed is no parent of what came out.
+    """
+
+    outputs: dict[str, Rows]
+    failures: list[RowFailure] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Stage:
+    """Operators that live in one event time.
+
+    Attributes:
+        generator: makes that time's watermark; None: it comes from before.
+        chain: the functions.
+        watermark_ms: how far it is.
+    """
+
+    generator: WatermarkGenerator | None
+    chain: TopologyChain
+    watermark_ms: int = MIN_TIME_MS
+
+
+class Pipeline:
+    """The stages of a chain in one subtask."""
+
+    def __init__(
+        self,
+        operators: Sequence[ChainOperator | AssignWatermarks],
+        inputs: Sequence[pa.Schema],
+        backend: Backend,
+    ) -> None:
+        """``inputs`` are the schemas of what the first operator takes. Raises what `TopologyChain` raises."""
+        cuts = [place for place, operator in enumerate(operators) if isinstance(operator, AssignWatermarks)]
+        self.stages: list[Stage] = []
+        for start, end in zip([0, *cuts], [*cuts, len(operators)], strict=True):
+            first = operators[start] if start < end else None
+            generator = WatermarkGenerator(first) if isinstance(first, AssignWatermarks) else None
+            if generator is None and start == end and cuts:
+                continue  # the chain begins with an AssignWatermarks
+            functions = [op for op in operators[start:end] if not isinstance(op, AssignWatermarks)]
+            self.stages.append(Stage(generator, TopologyChain(functions, inputs, backend)))
+            if start < end:
+                inputs = [operators[end - 1].schema]
+
+    def open(self, mono_ms: int) -> None:
+        """Open all functions."""
+        for stage in self.stages:
+            stage.chain.open()
+            if stage.generator is not None:
+                stage.generator.start(mono_ms)
+
+    def close(self) -> None:
+        """Close all functions, the last one first."""
+        for stage in reversed(self.stages):
+            stage.chain.close()
+
+    def run(
+        self, payload: pa.RecordBatch, times: I64Array | None, fresh: bool, input: int, now: Now
+    ) -> Passed:
+        """Run a batch of one input. ``fresh``: it holds more than replays."""
+        parents: I64Array = np.arange(payload.num_rows, dtype=np.int64)
+        return self._run(0, Rows(payload, parents, times), fresh, input, now)
+
+    def run_behind(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> Passed:
+        """Run what timers of a stage put out through the stages behind it. Its rows are their own parents."""
+        outputs = {
+            tag: Rows(output.batch, np.arange(output.batch.num_rows, dtype=np.int64), output.times)
+            for tag, output in fired.items()
+        }
+        main = outputs.pop(MAIN, None)
+        if main is None:
+            return Passed(outputs)
+        passed = self._run(stage + 1, main, True, 0, now)
+        passed.outputs.update(outputs)
+        return passed
+
+    def _run(self, first: int, rows: Rows, fresh: bool, input: int, now: Now) -> Passed:
+        passed = Passed({MAIN: rows})
+        for stage in self.stages[first:]:
+            self._through(stage, passed, fresh, input, now)
+            input = 0
+        if passed.failures and len(self.stages) > 1:
+            # A stage knows nothing of rows that come from the same parent and were not in it.
+            failed = [failure.row for failure in passed.failures]
+            passed.outputs = {
+                tag: rows.keep(~np.isin(rows.parents, failed)) for tag, rows in passed.outputs.items()
+            }
+        return passed
+
+    def _through(self, stage: Stage, passed: Passed, fresh: bool, input: int, now: Now) -> None:
+        rows = passed.outputs[MAIN]
+        if stage.generator is not None:
+            rows = _timed(stage.generator, rows, passed.failures)
+            if rows.times is not None:
+                stage.generator.observe(rows.times, fresh, now.mono_ms)
+        result = stage.chain.run(rows.payload, rows.times, stage.watermark_ms, now.wall_ms, input=input)
+        for tag, output in result.outputs.items():
+            times = None if rows.times is None else rows.times[output.parents]
+            passed.outputs[tag] = Rows(output.batch, rows.parents[output.parents], times)
+        passed.failures.extend(
+            replace(failure, row=int(rows.parents[failure.row])) for failure in result.failures
+        )
+
+
+def _timed(generator: WatermarkGenerator, rows: Rows, failures: list[RowFailure]) -> Rows:
+    """Give rows the times of their column; where it is null, the row they come from fails."""
+    operator = generator.operator
+    times, nulls = times_of(rows.payload.column(operator.column))
+    timed = Rows(rows.payload, rows.parents, times)
+    if nulls is None:
+        return timed
+    failed = np.unique(rows.parents[nulls])
+    reason = f"column {operator.column!r} is null, and it is where the record's time is taken from"
+    failures.extend(RowFailure(row, operator.uid, reason, "") for row in failed.tolist())
+    return timed.keep(~np.isin(rows.parents, failed))
