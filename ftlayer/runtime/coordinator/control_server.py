@@ -17,7 +17,7 @@ from pyarrow import flight
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError, UnauthorizedError
 from ftlayer.runtime.coordinator.frames import PROTOCOL, decode_from_slot, encode
-from ftlayer.runtime.messages import FromSlot, Hello, ToSlot
+from ftlayer.runtime.messages import FromSlot, Hello, SlotFailed, ToSlot
 from ftlayer.service.wire import unpack_map
 
 # A message is a heartbeat with its counters at the most; splits go the other way.
@@ -33,7 +33,7 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
     """Listens from the moment it is made, at ``port``.
 
     ``on_message(slot, instance, message)`` is called with each message of an instance in order, the first one a
-    Hello, and ``on_lost(slot, instance, reason)`` once, after the last; both by threads of this server.
+    Hello (or what kept it from saying it, a SlotFailed), and ``on_lost(slot, instance, reason)`` once, after the last; both by threads of this server.
     """
 
     def __init__(
@@ -113,6 +113,9 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         greeted = False
         while (frame := _next_frame(reader)) is not None:
             message = decode_from_slot(frame)
+            if isinstance(message, SlotFailed) and not greeted:
+                self._on_message(slot, instance, message)
+                continue
             if isinstance(message, Hello) == greeted:
                 raise ProtocolError("expected Hello as the first message of a stream, and only there")
             if isinstance(message, Hello) and (message.slot, message.instance) != (slot, instance):

@@ -166,6 +166,8 @@ class CoordinatorCore:
             self._hello(slot, message, now_ms)
             return
         if not slot.is_instance(instance):
+            if isinstance(message, SlotFailed) and slot.hello is None and not self._stopping():
+                slot.failure = self.last_failure = f"slot {slot.number}: {_why(message)}"
             return
         slot.heard_ms = now_ms
         match message:
@@ -176,9 +178,7 @@ class CoordinatorCore:
             case PeersDropped():
                 slot.dropped_epoch = max(slot.dropped_epoch, message.epoch)
             case SlotFailed():
-                where = f" in {message.operator}" if message.operator else ""
-                trace = f"\n{message.traceback}" if message.traceback else ""
-                self._lose(slot, f"it failed{where}: {message.reason}{trace}", now_ms)
+                self._lose(slot, _why(message), now_ms)
             case SlotEnded():
                 slot.ended = slot.deployed
                 if slot.ended and self.state is JobState.RECOVERING:
@@ -207,19 +207,23 @@ class CoordinatorCore:
             return
         slot.submitted = slot.cancelled = False
         slot.spark_error = event.error
-        if event.error is None:
+        if self._stopping():
             return
-        if slot.hello is None and self._verdict is None:
+        if slot.hello is None and event.error is not None:
             slot.failure = self.last_failure = _both(slot.failure or f"slot {slot.number}", event.error)
-        if not slot.greeted and self._verdict is None:
-            slot.failed_starts += 1
-            if slot.failed_starts == START_ATTEMPTS:
-                self._fail(
-                    JobStartError(
-                        f"slot {slot.number} cannot start; {START_ATTEMPTS} attempts failed: {event.error}"
-                    ),
-                    now_ms,
-                )
+        if not slot.greeted:
+            self._count_failed_start(slot, now_ms)
+
+    def _count_failed_start(self, slot: SlotRecord, now_ms: int) -> None:
+        slot.failed_starts += 1
+        if slot.failed_starts == START_ATTEMPTS:
+            reason = slot.failure or (
+                f"slot {slot.number}: its process ended before it had reached the driver; the log of the executor "
+                "has its last words"
+            )
+            self._fail(
+                JobStartError(f"a slot cannot start, {START_ATTEMPTS} attempts failed. {reason}"), now_ms
+            )
 
     # ------------------------------------------------------------ losses
 
@@ -442,6 +446,12 @@ class CoordinatorCore:
         if gap >= self._options.heartbeat_timeout_ms // 2:
             for slot in self.slots:
                 slot.heard_ms += gap
+
+
+def _why(failed: SlotFailed) -> str:
+    where = f" in {failed.operator}" if failed.operator else ""
+    trace = f"\n{failed.traceback}" if failed.traceback else ""
+    return f"it failed{where}: {failed.reason}{trace}"
 
 
 def _both(reason: str, spark_error: str | None) -> str:

@@ -1,0 +1,86 @@
+"""What a job says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ftlayer.layer.calls import StreamStatus
+from ftlayer.runtime.coordinator.events import JobState
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """One slot. ``host``, ``pid`` and ``instance`` are "" and 0 while no process runs it.
+
+    ``heartbeat_age_ms`` is the time since it was heard, None before it was. ``busy`` is the chain whose function
+    runs now, and has for ``busy_ms``.
+    """
+
+    slot: int
+    state: str
+    host: str = ""
+    pid: int = 0
+    instance: str = ""
+    heartbeat_age_ms: int | None = None
+    busy: str = ""
+    busy_ms: int = 0
+    restarts: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class ChainStatus:
+    """Records that a chain took and sent, and per second over the last few; of all its subtasks."""
+
+    uid: str
+    records_in: int
+    records_out: int
+    in_per_s: float
+    out_per_s: float
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job at one moment.
+
+    Attributes:
+        job: unique id of this execution.
+        counters: totals over all instances by name (``records_in``, ``persisted``, ``failed``, …). Records that
+            are replayed count again; what an instance did between its last heartbeat and its loss is not in them.
+        rates: the same per second, over the last few seconds.
+        vertex: what is pending, due, waiting and dead; None with FTStatus.OFF, or where the vertex gave no answer.
+        restarts: instances that were lost while they ran.
+        last_failure: why the last one was.
+    """
+
+    name: str
+    job: str
+    state: JobState
+    epoch: int
+    uptime_s: float
+    slots: tuple[SlotStatus, ...]
+    chains: tuple[ChainStatus, ...]
+    counters: dict[str, int] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    vertex: StreamStatus | None = None
+    restarts: int = 0
+    last_failure: str = ""
+
+    def line(self) -> str:
+        """Return it in one line."""
+        parts = [
+            f"{self.name}: {self.state}",
+            f"{self.counters.get('records_in', 0):,} in ({self.rates.get('records_in', 0):,.0f}/s)",
+            f"{self.counters.get('records_out', 0):,} out ({self.rates.get('records_out', 0):,.0f}/s)",
+        ]
+        if self.vertex is not None:
+            parts.append(
+                f"{self.vertex.pending + self.vertex.due:,} pending, {self.vertex.waiting:,} waiting, "
+                f"{self.vertex.dead:,} dead"
+            )
+        if self.restarts:
+            parts.append(f"{self.restarts} restarts")
+        busiest = max(self.slots, key=lambda slot: slot.busy_ms, default=None)
+        if busiest is not None and busiest.busy_ms >= 1_000:
+            parts.append(f"slot {busiest.slot} busy in {busiest.busy} for {busiest.busy_ms / 1_000:.0f} s")
+        return " · ".join(parts)
