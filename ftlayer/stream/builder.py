@@ -39,7 +39,7 @@ class GraphBuilder:
         name: str,
         *,
         parallelism: int = 1,
-        status: FTStatus = FTStatus.ON,
+        status: FTStatus | str = FTStatus.ON,
         parse_schema: ParseSchema = parse_ddl,
     ) -> None:
         """Begin an empty graph. Raises `ConfigError`."""
@@ -47,7 +47,7 @@ class GraphBuilder:
         check_parallelism(parallelism, f"topology {name!r}")
         self.name = name
         self.parallelism = parallelism
-        self.status = status
+        self.status = _status(status)
         self._parse = parse_schema
         self._nodes: list[_Node] = []
         self._edges: list[tuple[Leg, int, int]] = []
@@ -193,3 +193,10 @@ class _Node:
     operator: Operator
     parallelism: int | None
     retry: StreamOptions | None
+
+
+def _status(given: FTStatus | str) -> FTStatus:
+    try:
+        return FTStatus(given)
+    except ValueError as error:
+        raise ConfigError(f"status: expected FTStatus.ON or FTStatus.OFF, got {given!r}") from error

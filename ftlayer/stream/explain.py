@@ -18,18 +18,17 @@ def explain(graph: JobGraph) -> str:
     """
     chains = [vertex for vertex in graph.vertices if replay_of(vertex) is None]
     status = "on" if graph.tracked else "off"
-    count = f"{len(chains)} chain{'s' * (len(chains) != 1)}"
     slots = f"{graph.slots} slot{'s' * (graph.slots != 1)}"
     replays = {vertex.uid for vertex in graph.vertices if replay_of(vertex) is not None}
     edges = [edge for edge in graph.edges if edge.source not in replays]
     lines = [
-        f"topology {graph.name!r}: {count} on {slots}, fault tolerance {status}",
+        f"topology {graph.name!r}: {len(chains)} chains on {slots}, fault tolerance {status}",
         "",
         "chains",
         *_table([[vertex.uid, f"×{vertex.parallelism}", _operators(vertex)] for vertex in chains]),
         "",
         "edges",
-        *(_table([[f"#{edge.number}", *_edge(edge)] for edge in edges]) or ["  none"]),
+        *_table([[f"#{edge.number}", *_edge(edge)] for edge in edges]),
     ]
     if graph.tracked:
         lines += ["", "vertex", *_vertex(graph)]

@@ -77,8 +77,10 @@ def _chained_to(graph: StreamGraph, uid: str, *, tracked: bool) -> str | None:
         or len(graph.edges_from(edge.source)) != 1
         # Side outputs leave from the end of a chain.
         or side_outputs_of(before)
+        # A source is a task of its own kind: it has a reader beside it, and no functions.
+        or isinstance(before, Source)
         # Roots are persisted on their way from one chain to the next.
-        or (tracked and (isinstance(before, Source) or has_timers(before)))
+        or (tracked and has_timers(before))
     ):
         return None
     return edge.source

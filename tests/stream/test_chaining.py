@@ -36,22 +36,22 @@ def translate(env: GraphBuilder, status: FTStatus) -> JobGraph:
     return job_graph(env.build(), status)
 
 
-def test_a_source_is_chained_only_without_tracking(env: GraphBuilder, orders: Orders) -> None:
+@BOTH
+def test_a_source_is_never_chained(status: FTStatus, env: GraphBuilder, orders: Orders) -> None:
     orders(env).map(same).filter(same).sink(print)
-    assert chains(translate(env, FTStatus.ON)) == ["source-1", "map-1 filter-1 sink-1"]
-    assert chains(translate(env, FTStatus.OFF)) == ["source-1 map-1 filter-1 sink-1"]
+    assert chains(translate(env, status)) == ["source-1", "map-1 filter-1 sink-1"]
 
 
 @BOTH
 def test_a_change_of_parallelism_ends_a_chain(status: FTStatus, env: GraphBuilder, orders: Orders) -> None:
-    orders(env).rebalance().map(same).map(same, parallelism=3).sink(print)
+    orders(env).map(same).map(same, parallelism=3).sink(print)
     assert chains(translate(env, status)) == ["source-1", "map-1", "map-2", "sink-1"]
 
 
 @BOTH
 @pytest.mark.parametrize("method", ["rebalance", "shuffle", "broadcast", "global_"])
 def test_a_partitioner_ends_a_chain(status: FTStatus, method: str, env: GraphBuilder, orders: Orders) -> None:
-    stream = orders(env).rebalance().map(same)
+    stream = orders(env).map(same)
     getattr(stream, method)().map(same).forward().sink(print)
     assert chains(translate(env, status)) == ["source-1", "map-1", "map-2 sink-1"]
 
@@ -66,7 +66,7 @@ def test_keys_begin_a_chain_even_at_parallelism_one(status: FTStatus) -> None:
 
 @BOTH
 def test_two_consumers_end_a_chain(status: FTStatus, env: GraphBuilder, orders: Orders) -> None:
-    stream = orders(env).rebalance().map(same)
+    stream = orders(env).map(same)
     stream.filter(same).sink(print)
     stream.sink(print)
     assert chains(translate(env, status)) == ["source-1", "map-1", "filter-1 sink-1", "sink-2"]
@@ -74,14 +74,14 @@ def test_two_consumers_end_a_chain(status: FTStatus, env: GraphBuilder, orders: 
 
 @BOTH
 def test_a_union_begins_a_chain(status: FTStatus, env: GraphBuilder, orders: Orders) -> None:
-    first, second = (orders(env).rebalance().map(same) for _ in range(2))
+    first, second = (orders(env).map(same) for _ in range(2))
     first.union(second).map(same).sink(print)
     assert chains(translate(env, status)) == ["source-1", "map-1", "source-2", "map-2", "map-3 sink-1"]
 
 
 @BOTH
 def test_a_union_with_itself_has_two_edges(status: FTStatus, env: GraphBuilder, orders: Orders) -> None:
-    stream = orders(env).rebalance().map(same)
+    stream = orders(env).map(same)
     stream.union(stream).map(same).sink(print)
     graph = translate(env, status)
     assert chains(graph) == ["source-1", "map-1", "map-2 sink-1"]
@@ -92,7 +92,7 @@ def test_a_union_with_itself_has_two_edges(status: FTStatus, env: GraphBuilder, 
 def test_two_inputs_begin_a_chain(
     status: FTStatus, env: GraphBuilder, orders: Orders, both: CoProcessFunction
 ) -> None:
-    left, right = (orders(env).rebalance().map(same) for _ in range(2))
+    left, right = (orders(env).map(same) for _ in range(2))
     left.connect(right).process(both, "n int").map(same).sink(print)
     assert chains(translate(env, status)) == [
         "source-1",
@@ -107,7 +107,7 @@ def test_two_inputs_begin_a_chain(
 def test_side_outputs_leave_from_the_end_of_a_chain(
     status: FTStatus, env: GraphBuilder, orders: Orders, plain: ProcessFunction
 ) -> None:
-    stream = orders(env).rebalance().map(same).process(plain, side={"bad": "n int", "unused": "n int"})
+    stream = orders(env).map(same).process(plain, side={"bad": "n int", "unused": "n int"})
     stream.map(same).sink(print)
     stream.side_output("bad").sink(print)
     graph = translate(env, status)
@@ -130,9 +130,7 @@ def test_nothing_is_chained_behind_timers_with_tracking(
 def test_watermarks_and_functions_without_timers_are_chained(
     status: FTStatus, env: GraphBuilder, orders: Orders, plain: ProcessFunction
 ) -> None:
-    orders(env).rebalance().assign_watermarks("ts").process(plain).map_batches(same).flat_map(same).sink(
-        print
-    )
+    orders(env).assign_watermarks("ts").process(plain).map_batches(same).flat_map(same).sink(print)
     assert chains(translate(env, status)) == [
         "source-1",
         "watermarks-1 process-1 map_batches-1 flat_map-1 sink-1",
@@ -143,7 +141,7 @@ def test_tracking_changes_neither_numbers_nor_partitioners_between_the_same_chai
     env: GraphBuilder, orders: Orders
 ) -> None:
     orders(env).key_by("id").map(same).sink(print)
-    orders(env).rebalance().map(same).broadcast().sink(print)
+    orders(env).map(same).broadcast().sink(print)
     on, off = translate(env, FTStatus.ON), translate(env, FTStatus.OFF)
     assert [
         (edge.number, edge.source, edge.target, edge.partitioner) for edge in on.edges[: len(off.edges)]

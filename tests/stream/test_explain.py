@@ -208,15 +208,16 @@ def test_in_words_without_tracking(shop: StreamGraph) -> None:
     assert "key_hash" not in text
 
 
-def test_one_chain_alone() -> None:
+def test_two_chains_alone() -> None:
     env = GraphBuilder("tiny")
     env.source([], "n int").sink(write)
     assert explain(job_graph(env.build(), FTStatus.OFF)) == (
-        "topology 'tiny': 1 chain on 1 slot, fault tolerance off\n"
+        "topology 'tiny': 2 chains on 1 slot, fault tolerance off\n"
         "\n"
         "chains\n"
-        "  source-1  ×1  source(1 iterable) → sink-1 sink(write)\n"
+        "  source-1  ×1  source(1 iterable)\n"
+        "  sink-1    ×1  sink(write)\n"
         "\n"
         "edges\n"
-        "  none"
+        "  #0  source-1 → sink-1  input 0  forward"
     )

@@ -194,6 +194,14 @@ def test_the_job_is_not_called_as_the_ingest() -> None:
     refused(ConfigError, "'ingest'", "choose another", of=lambda: GraphBuilder("ingest"))
 
 
+def test_the_status_is_on_or_off(orders: Orders) -> None:
+    assert GraphBuilder("shop", status="off").status is FTStatus.OFF
+    refused(ConfigError, "status", "'maybe'", of=lambda: GraphBuilder("shop", status="maybe"))
+    env = GraphBuilder("shop", status="on")
+    orders(env).key_by("id").reduce(max).sink(print)
+    refused(InvalidTopologyError, "volatile_state", of=env.build)
+
+
 def test_a_side_output_needs_a_tag(env: GraphBuilder, orders: Orders, plain: ProcessFunction) -> None:
     refused(InvalidTopologyError, "the empty tag", of=lambda: orders(env).process(plain, side={"": "n int"}))
 
