@@ -160,6 +160,11 @@ def roots_in(frame: pa.Buffer | bytes) -> U64Array:
     return np.frombuffer(buffer, np.uint64, header.ids, HEADER_BYTES)
 
 
+def rows_in(frame: bytes) -> int:
+    """Return how many records an encoded element has; `CodecError` as `roots_in`."""
+    return _Header.read(pa.py_buffer(frame)).rows
+
+
 def encode_grants(grants: dict[Channel, int]) -> bytes:
     """Return the bytes of credit that go back to the senders of channels, as bytes."""
     return b"".join(

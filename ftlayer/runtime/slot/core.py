@@ -1,0 +1,415 @@
+"""The rules of a slot: which task runs next, where its elements go, and what waits for what.
+
+No I/O, no threads and no clock: events come in as calls, what is to be done goes out through `Links` and
+`VertexCalls`. A task is run while all its outputs have room; the loop goes on with the others. So no slot ever
+waits for another one inside a send, which two slots could do for each other for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import pyarrow as pa
+
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import CodecError
+from ftlayer.layer.calls import Failure, Now, Persist, Records
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.actions import (
+    Acknowledge,
+    Action,
+    AskReplays,
+    FailRoots,
+    PersistRoots,
+    Send,
+    TaskEnded,
+    WakeAt,
+)
+from ftlayer.runtime.elements import Batch, Element
+from ftlayer.runtime.slot.acks import AckBuffer
+from ftlayer.runtime.slot.credit import GrantBook
+from ftlayer.runtime.slot.outputs import RemoteOutput
+from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, seat_tasks
+from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants
+from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
+from ftlayer.stream.job_graph import Channel, JobGraph
+
+PERSISTS_IN_FLIGHT = 16
+"""A source reads on while this many of its batches, at most, wait for the vertex."""
+
+
+class Links(Protocol):
+    """The way to other slots. Nothing here waits."""
+
+    def transmit(self, slot: int, frame: bytes) -> None:
+        """Send an element."""
+
+    def grant(self, slot: int, grants: bytes) -> None:
+        """Give credit back."""
+
+
+class VertexCalls(Protocol):
+    """The way to the vertex. Nothing here waits; answers come as calls of `SlotCore`."""
+
+    @property
+    def may_persist(self) -> bool:
+        """Whether more can be persisted without queueing here."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether everything that changes something has its answer."""
+
+    def persist(self, key: TaskKey, ticket: int, call: Persist) -> None:
+        """Persist; `SlotCore.accepted` follows."""
+
+    def xor(self, event: Acknowledge) -> None:
+        """Tell of XOR events."""
+
+    def fail(self, failures: tuple[Failure, ...]) -> None:
+        """End attempts."""
+
+    def take_replays(self, key: TaskKey, ask: AskReplays) -> None:
+        """Ask for replays; `SlotCore.replays` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What the loop is busy with: a chain, its task, the roots of its batch, and since when (monotone, ms)."""
+
+    uid: str
+    task: AnyTask
+    roots: tuple[U64Array, ...]
+    since_ms: int
+
+
+class SlotCore:
+    """The tasks of one slot.
+
+    Attributes:
+        activity: grows with everything that happens (see `Heartbeat`).
+        working: what runs now; None between two tasks. Any thread may read it.
+    """
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        slot: int,
+        tasks: dict[TaskKey, AnyTask],
+        options: TopologyOptions,
+        links: Links,
+        vertex: VertexCalls | None,
+    ) -> None:
+        """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``vertex`` is None with FTStatus.OFF."""
+        self._options = options
+        self._codec = ElementCodec(graph.edges)
+        self._links = links
+        self._vertex = vertex
+        self._seating = seat_tasks(graph, slot, tasks, options, self._codec)
+        self._seats = list(self._seating.seats.values())
+        self._next = 0
+        self._up: set[int] = set()
+        self._aging: dict[RemoteOutput, None] = {}  # outputs with small batches, the oldest first
+        self._acks = AckBuffer()
+        self._grants: GrantBook[Channel] = GrantBook(options.channel_bytes)
+        self._totals = dict.fromkeys(("persisted", "replayed", "failed", "dropped"), 0)
+        self.activity = 0
+        self.working: Working | None = None
+
+    # ------------------------------------------------------------ events
+
+    def start(self, now: Now) -> None:
+        """Start all tasks."""
+        for seat in self._seats:
+            self._run(seat, lambda seat=seat: seat.task.start(now), now)  # type: ignore[misc]
+
+    def frame(self, slot: int, data: pa.Buffer) -> None:
+        """An element has come from a slot; `CodecError` if it cannot be one."""
+        channel, element = self._codec.decode(data)
+        seat = self._seating.receivers.get(channel)
+        if seat is None or self._seating.senders[channel] != slot:
+            raise CodecError(f"slot {slot} sent an element of {channel}, which does not lead from it to here")
+        self.activity += 1
+        seat.inbox.put(channel, element, data.size)
+
+    def granted(self, data: bytes) -> None:
+        """Credit has come back."""
+        for channel, size in decode_grants(data):
+            output = self._seating.remote.get(channel)
+            if output is not None:
+                output.granted(size)
+                self._transmit(output)
+
+    def accepted(self, key: TaskKey, ticket: int, now: Now) -> None:
+        """What a task asked to be persisted is."""
+        seat = self._seating.seats[key]
+        self._totals["persisted"] += len(seat.unaccepted[ticket])
+        self._run(seat, lambda: seat.task.accepted(ticket, now), now)
+        # Behind the sends, which hold the roots from now on.
+        seat.unaccepted = {number: roots for number, roots in seat.unaccepted.items() if number != ticket}
+
+    def replays(self, key: TaskKey, records: tuple[Records, ...], now: Now) -> None:
+        """What a task asked the vertex for; nothing to do is no activity."""
+        seat = self._seating.seats[key]
+        task = cast(ReplayTask, seat.task)
+        rows = sum(batch.payload.num_rows for batch in records)
+        self._totals["replayed"] += rows
+        seat.records_in += rows
+        roots = tuple(batch.roots for batch in records)
+        self._run(seat, lambda: task.replays(records, now), now, roots, counts=bool(rows))
+
+    def rows(self, key: TaskKey, rows: SourceRows, now: Now) -> tuple[int, ...]:
+        """A source has read rows; returns the tickets of what is persisted for them."""
+        seat = self._seating.seats[key]
+        task = cast(SourceTask, seat.task)
+        seat.records_in += rows.payload.num_rows
+        before = seat.unaccepted
+        self._run(seat, lambda: task.rows(rows, now), now)
+        return tuple(ticket for ticket in seat.unaccepted if ticket not in before)
+
+    def source_ended(self, key: TaskKey, now: Now) -> None:
+        """A source has no more rows."""
+        seat = self._seating.seats[key]
+        task = cast(SourceTask, seat.task)
+        seat.reading = False
+        self._run(seat, lambda: task.end(now), now)
+
+    def poll_replays(self, now: Now) -> None:
+        """Replays may be due."""
+        for seat in self._replaying():
+            task = cast(ReplayTask, seat.task)
+            self._run(seat, lambda task=task: task.poll(now), now, counts=False)  # type: ignore[misc]
+
+    def end_replays(self, now: Now) -> None:
+        """Nothing is pending any more."""
+        for seat in self._replaying():
+            task = cast(ReplayTask, seat.task)
+            self._run(seat, lambda task=task: task.end(now), now)  # type: ignore[misc]
+
+    # ------------------------------------------------------------ peers
+
+    def peer_up(self, slot: int) -> None:
+        """A slot can be sent to."""
+        self._up.add(slot)
+        for output in self._towards(slot):
+            self._transmit(output)
+
+    def peer_lost(self, slot: int) -> None:
+        """A slot cannot be reached: hold what is for it."""
+        self._up.discard(slot)
+
+    def drop_peer(self, slot: int, now: Now) -> None:
+        """A slot is gone, and another instance will take its place: forget what was for it and came of it."""
+        self.activity += 1
+        self._up.discard(slot)
+        for output in self._towards(slot):
+            self._totals["dropped"] += output.reset()
+            self._aging.pop(output, None)
+        for channel, sender in self._seating.senders.items():
+            if sender == slot:
+                seat = self._seating.receivers[channel]
+                self._totals["dropped"] += seat.inbox.drop(channel)
+                self._grants.take(channel)
+                task = cast(InputTask, seat.task)
+                self._run(seat, lambda task=task, channel=channel: task.reset(channel, now), now)  # type: ignore[misc]
+
+    def unsent_to(self, slot: int) -> bool:
+        """Whether anything waits for, or is on its way to, a slot."""
+        return any(not output.is_empty for output in self._towards(slot))
+
+    # ------------------------------------------------------------ running
+
+    def run_next(self, now: Now) -> bool:
+        """Run the next task that has something to do and room for what comes of it; whether there was one."""
+        self._flush_aged(now.mono_ms)
+        seats = self._seats
+        for step in range(len(seats)):
+            seat = seats[(self._next + step) % len(seats)]
+            if seat.inbox and seat.has_room:
+                self._next = (self._next + step + 1) % len(seats)
+                self._run_input(seat, now)
+                return True
+        return False
+
+    def on_time(self, now: Now) -> None:
+        """Call the tasks whose time has come, and let replays be asked for where there is room again."""
+        for seat in self._seats:
+            if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
+                seat.wake_ms = None
+                self._run(seat, lambda seat=seat: seat.task.on_time(now), now, counts=False)  # type: ignore[misc]
+            if seat.asked is not None and seat.has_room and self._vertex is not None:
+                ask, seat.asked = seat.asked, None
+                self._vertex.take_replays(seat.key, ask)
+
+    @property
+    def due_ms(self) -> int | None:
+        """When `on_time` has something to do (monotone, ms); None: not until something happens."""
+        return min((seat.wake_ms for seat in self._seats if seat.wake_ms is not None), default=None)
+
+    def idle(self) -> None:
+        """There is nothing else to do: let nothing wait for more of its kind."""
+        for output in list(self._aging):
+            self._flush(output)
+        if self._acks:
+            self._send_acks()
+        if self._grants:
+            self._send_grants(self._grants.take_all())
+
+    def may_read(self, key: TaskKey) -> bool:
+        """Whether a source should read on."""
+        seat = self._seating.seats[key]
+        if not seat.reading or not seat.has_room or len(seat.unaccepted) >= PERSISTS_IN_FLIGHT:
+            return False
+        return self._vertex is None or self._vertex.may_persist
+
+    # ------------------------------------------------------------ what is known of it
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all sources have ended and nothing waits, here, for the vertex, or for another slot."""
+        return (
+            not any(seat.reading or seat.inbox or seat.unaccepted for seat in self._seats)
+            and all(output.is_empty for output in self._seating.remote.values())
+            and not self._acks
+            and (self._vertex is None or self._vertex.is_quiet)
+        )
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all tasks have ended and everything they sent was taken and told."""
+        return all(seat.ended for seat in self._seats) and self.is_quiet
+
+    def counters(self) -> dict[str, int]:
+        """Return totals by name; may be called by any thread.
+
+        ``records_in`` counts what sources read, ``records_out`` what chains without outputs were given, and
+        ``…/<uid>`` what a chain took and sent (a copy a channel).
+        """
+        counters = dict(self._totals)
+        counters["records_in"] = sum(seat.records_in for seat in self._seats if seat.is_source)
+        counters["records_out"] = sum(seat.records_in for seat in self._seats if seat.is_sink)
+        for seat in self._seats:
+            for name, count in (("in", seat.records_in), ("out", seat.records_out)):
+                key = f"records_{name}/{seat.uid}"
+                counters[key] = counters.get(key, 0) + count
+        return counters
+
+    def held_roots(self) -> list[U64Array]:
+        """Return the roots of all that waits here, save what is being worked on; may be called by any thread."""
+        held: list[U64Array] = []
+        for seat in self._seats:
+            held += seat.inbox.roots()
+            held += seat.unaccepted.values()
+            held.append(seat.task.held_roots())
+        for output in self._seating.remote.values():
+            held += output.roots()
+        return held
+
+    # ------------------------------------------------------------ doing
+
+    def _run_input(self, seat: Seat, now: Now) -> None:
+        taken = seat.inbox.take()
+        channel, element = taken.channel, taken.element
+        roots: tuple[U64Array, ...] = ()
+        if isinstance(element, Batch):
+            seat.records_in += element.num_rows
+            if element.lineage is not None:
+                roots = (element.lineage.roots,)
+        if taken.credit and self._grants.taken(channel, taken.credit):
+            self._send_grants({channel: self._grants.take(channel)})
+        task = cast(InputTask, seat.task)
+        self._run(seat, lambda: task.input(channel, element, now), now, roots)
+
+    def _run(
+        self,
+        seat: Seat,
+        work: Callable[[], list[Action]],
+        now: Now,
+        roots: tuple[U64Array, ...] = (),
+        *,
+        counts: bool = True,
+    ) -> None:
+        self.working = Working(seat.uid, seat.task, roots, now.mono_ms)
+        for action in work():
+            self._do(seat, action, now.mono_ms)
+        self.working = None
+        if counts:
+            self.activity += 1
+
+    def _do(self, seat: Seat, action: Action, now_ms: int) -> None:
+        match action:
+            case Send(channel, element):
+                self._send(seat, channel, element, now_ms)
+            case Acknowledge():
+                self._acks.add(action, now_ms)
+                if self._acks.is_due(now_ms):
+                    self._send_acks()
+            case PersistRoots(ticket, call):
+                self.activity += 1
+                seat.unaccepted = {**seat.unaccepted, ticket: call.roots}
+                self._tracking().persist(seat.key, ticket, call)
+            case FailRoots(failures):
+                self._totals["failed"] += len(failures)
+                self._tracking().fail(failures)
+            case AskReplays():
+                if seat.has_room:
+                    self._tracking().take_replays(seat.key, action)
+                else:
+                    seat.asked = action
+            case WakeAt(mono_ms):
+                seat.wake_ms = mono_ms if seat.wake_ms is None else min(seat.wake_ms, mono_ms)
+            case TaskEnded():
+                seat.ended = True
+
+    def _send(self, seat: Seat, channel: Channel, element: Element, now_ms: int) -> None:
+        output = seat.outputs[channel]
+        if isinstance(element, Batch):
+            seat.records_out += element.num_rows
+        output.send(element, now_ms)
+        if isinstance(output, RemoteOutput):
+            if output.waiting_since_ms is None:
+                self._aging.pop(output, None)
+            elif output not in self._aging:
+                self._aging[output] = None
+            self._transmit(output)
+
+    def _flush_aged(self, now_ms: int) -> None:
+        while self._aging:
+            oldest = next(iter(self._aging))
+            since = oldest.waiting_since_ms
+            if since is not None and now_ms - since < self._options.batch_age_ms:
+                break
+            self._flush(oldest)
+        if self._acks.is_due(now_ms):
+            self._send_acks()
+
+    def _flush(self, output: RemoteOutput) -> None:
+        del self._aging[output]
+        output.flush()
+        self._transmit(output)
+
+    def _transmit(self, output: RemoteOutput) -> None:
+        if output.slot in self._up:
+            while (frame := output.take()) is not None:
+                self._links.transmit(output.slot, frame)
+
+    def _send_acks(self) -> None:
+        self._tracking().xor(self._acks.take())
+
+    def _send_grants(self, grants: dict[Channel, int]) -> None:
+        by_slot: dict[int, dict[Channel, int]] = {}
+        for channel, size in grants.items():
+            by_slot.setdefault(self._seating.senders[channel], {})[channel] = size
+        for slot, its in by_slot.items():
+            self._links.grant(slot, encode_grants(its))
+
+    def _tracking(self) -> VertexCalls:
+        assert self._vertex is not None, "a task of an untracked graph talked to the vertex"
+        return self._vertex
+
+    def _towards(self, slot: int) -> Iterable[RemoteOutput]:
+        return [output for output in self._seating.remote.values() if output.slot == slot]
+
+    def _replaying(self) -> list[Seat]:
+        return [seat for seat in self._seats if seat.is_replay and not seat.ended]

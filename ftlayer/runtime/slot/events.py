@@ -1,0 +1,93 @@
+"""What reaches a slot's loop through its mailbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ftlayer.layer.calls import Records
+from ftlayer.runtime.messages import ToSlot
+from ftlayer.runtime.slot.seat import TaskKey
+
+
+@dataclass(frozen=True, slots=True)
+class FrameCame:
+    """An instance of another slot has sent an element."""
+
+    slot: int
+    instance: str
+    data: pa.Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class CreditCame:
+    """An instance of another slot has given credit back."""
+
+    slot: int
+    instance: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBroke:
+    """The stream to an instance of another slot has ended, or could not be opened."""
+
+    slot: int
+    instance: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RootsAccepted:
+    """The vertex has persisted what a task asked for."""
+
+    key: TaskKey
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaysCame:
+    """The vertex has answered a task's `AskReplays`."""
+
+    key: TaskKey
+    records: tuple[Records, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VertexFailed:
+    """The vertex has refused what the slot cannot do without, or did not answer in time."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Something the loop looks at by itself has changed: a reader has rows, a call has its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSaid:
+    """A message of the coordinator."""
+
+    message: ToSlot
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLost:
+    """The control stream has ended."""
+
+    reason: str
+
+
+Event = (
+    FrameCame
+    | CreditCame
+    | LinkBroke
+    | RootsAccepted
+    | ReplaysCame
+    | VertexFailed
+    | Wake
+    | CoordinatorSaid
+    | CoordinatorLost
+)

@@ -1,0 +1,224 @@
+"""The mailbox loop of a slot: one thread that runs all its tasks, and waits for nothing but its mailbox."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ftlayer.errors import JobError, PeerLostError
+from ftlayer.layer.calls import Now
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.messages import (
+    AssignSplits,
+    Cancel,
+    Deploy,
+    DropPeers,
+    EndReplays,
+    FromSlot,
+    PeersDropped,
+    PeersUp,
+    Probe,
+    ReplayNow,
+    SlotEnded,
+    StopSources,
+    ToSlot,
+)
+from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.events import (
+    CoordinatorLost,
+    CoordinatorSaid,
+    CreditCame,
+    Event,
+    FrameCame,
+    LinkBroke,
+    ReplaysCame,
+    RootsAccepted,
+    VertexFailed,
+    Wake,
+)
+from ftlayer.runtime.slot.links import SlotLinks
+from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.pulse import Pulse
+from ftlayer.runtime.slot.sources import Sources
+from ftlayer.runtime.slot.wire import roots_in
+
+MAX_MAIL = 256
+"""Events that are taken in a row before a task is run."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """A peer that cannot be reached; by ``deadline_ms`` the coordinator has to have said what becomes of it."""
+
+    deadline_ms: int
+    reason: str
+
+
+class SlotLoop:
+    """See the module. `run` returns when the slot has ended, and raises what it fails with."""
+
+    def __init__(
+        self,
+        core: SlotCore,
+        sources: Sources,
+        mailbox: Mailbox[Event],
+        links: SlotLinks,
+        pulse: Pulse,
+        send: Callable[[FromSlot], None],
+        peer_timeout_ms: int,
+    ) -> None:
+        """``send`` reaches the coordinator, which has ``peer_timeout_ms`` to replace a peer that is lost."""
+        self._core = core
+        self._sources = sources
+        self._mailbox = mailbox
+        self._links = links
+        self._pulse = pulse
+        self._send = send
+        self._peer_timeout_ms = peer_timeout_ms
+        self._lost: dict[int, _Lost] = {}
+        self._over = False
+
+    def run(self, deploy: Deploy) -> None:
+        """Run the tasks until all have ended, the job is cancelled, or the coordinator is lost.
+
+        Raises:
+            PeerLostError: a peer could not be reached, and nobody replaced it.
+            FTLayerError: of a source, of the vertex, of what another slot has sent.
+            Exception: whatever a task raises.
+        """
+        self._links.deploy(deploy)
+        for slot in self._links.reached:
+            self._core.peer_up(slot)
+        self._core.start(_now())
+        self._sources.start()
+        while not self._over:
+            self._take_mail()
+            now = _now()
+            self._core.on_time(now)
+            worked = self._core.run_next(now)
+            if self._sources.read(now) or worked or len(self._mailbox):
+                self._pulse.quiet = False
+                continue
+            self._rest(now)
+
+    # ------------------------------------------------------------ waiting
+
+    def _rest(self, now: Now) -> None:
+        """Nothing can be run: let nothing wait for more, and wait for mail or for time."""
+        self._core.idle()
+        if self._core.has_ended:
+            self._over = True
+            self._send(SlotEnded(self._core.counters()))
+            return
+        self._look_for_peers(now.mono_ms)
+        quiet = self._core.is_quiet
+        if quiet and not self._pulse.quiet:
+            self._pulse.quiet = True
+            self._send(self._pulse.heartbeat())
+        self._pulse.quiet = quiet
+        due = self._due_ms()
+        self._mailbox.wait(None if due is None else max(0, due - _now().mono_ms) / 1_000)
+
+    def _due_ms(self) -> int | None:
+        dues = [self._core.due_ms, self._sources.due_ms, *(lost.deadline_ms for lost in self._lost.values())]
+        return min((due for due in dues if due is not None), default=None)
+
+    def _look_for_peers(self, now_ms: int) -> None:
+        for slot, lost in list(self._lost.items()):
+            if lost.deadline_ms > now_ms:
+                continue
+            if self._core.unsent_to(slot):
+                raise PeerLostError(
+                    f"slot {slot} at {self._links.address_of(slot)} cannot be reached ({lost.reason}), and was "
+                    f"not replaced within {self._peer_timeout_ms} ms"
+                )
+            self._lost[slot] = _Lost(now_ms + self._peer_timeout_ms, lost.reason)
+
+    # ------------------------------------------------------------ mail
+
+    def _take_mail(self) -> None:
+        for _ in range(MAX_MAIL):
+            event = self._mailbox.take()
+            if event is None or self._over:
+                return
+            self._handle(event)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case FrameCame(slot, instance, data):
+                if self._links.counts(slot, instance):
+                    self._core.frame(slot, data)
+            case CreditCame(slot, instance, data):
+                if self._links.counts(slot, instance):
+                    self._core.granted(data)
+            case RootsAccepted(key, ticket):
+                self._core.accepted(key, ticket, _now())
+                self._sources.accepted(key, ticket)
+            case ReplaysCame(key, records):
+                self._core.replays(key, records, _now())
+            case Wake():
+                pass  # being awake is all
+            case VertexFailed(error):
+                raise error
+            case LinkBroke(slot, instance, reason):
+                if self._links.counts(slot, instance):
+                    logger.warning("the stream to slot %s broke: %s", slot, reason)
+                    self._core.peer_lost(slot)
+                    self._lost[slot] = _Lost(_now().mono_ms + self._peer_timeout_ms, reason)
+            case CoordinatorSaid(message):
+                self._obey(message)
+            case CoordinatorLost(reason):
+                logger.warning("this slot ends: %s", reason)
+                self._over = True
+
+    def _obey(self, message: ToSlot) -> None:
+        match message:
+            case Deploy():
+                raise JobError("the coordinator deployed a slot that was deployed before")
+            case DropPeers(epoch, slots):
+                self._drop(epoch, slots)
+                self._send(PeersDropped(epoch))
+            case PeersUp():
+                for slot in self._links.up(message):
+                    self._lost.pop(slot, None)
+                    self._core.peer_up(slot)
+            case AssignSplits():
+                self._sources.assign(message)
+            case StopSources():
+                self._sources.finish()
+            case ReplayNow():
+                self._core.poll_replays(_now())
+            case EndReplays():
+                self._core.end_replays(_now())
+            case Probe(number):
+                self._pulse.quiet = self._core.is_quiet and not len(self._mailbox)
+                self._send(self._pulse.heartbeat(number))
+            case Cancel(reason):
+                logger.info("this slot is cancelled: %s", reason)
+                self._over = True
+                self._send(SlotEnded(self._core.counters()))
+
+    def _drop(self, epoch: int, slots: tuple[int, ...]) -> None:
+        self._links.drop(epoch, slots)
+        now = _now()
+        for slot in slots:
+            self._lost.pop(slot, None)
+            self._core.drop_peer(slot, now)
+
+
+def roots_in_mail(mailbox: Mailbox[Event]) -> Iterator[U64Array]:
+    """Yield the roots of what the loop has not looked at yet; may be called by any thread."""
+    for event in mailbox.waiting():
+        if isinstance(event, FrameCame):
+            yield roots_in(event.data)
+        elif isinstance(event, ReplaysCame):
+            for records in event.records:
+                yield records.roots
+
+
+def _now() -> Now:
+    return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)

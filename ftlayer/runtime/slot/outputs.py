@@ -1,0 +1,118 @@
+"""Where the elements that a task sends go: a queue in the same slot, or a window towards another one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ftlayer.config import TopologyOptions
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.elements import Batch, Element
+from ftlayer.runtime.slot.batching import can_join, cut, joined, size_of
+from ftlayer.runtime.slot.credit import SendWindow
+from ftlayer.runtime.slot.inbox import Inbox
+from ftlayer.runtime.slot.wire import ElementCodec, roots_in, rows_in
+from ftlayer.stream.job_graph import Channel
+
+
+class Output(Protocol):
+    """One channel of a task."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the task should produce more for it."""
+
+    def send(self, element: Element, now_ms: int) -> None:
+        """Take an element, whether there is room or not."""
+
+
+class LocalOutput:
+    """A channel to a task of the same slot: elements are handed over as they are."""
+
+    def __init__(self, channel: Channel, inbox: Inbox) -> None:
+        self._channel = channel
+        self._inbox = inbox
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the receiver is not far behind."""
+        return self._inbox.has_room(self._channel)
+
+    def send(self, element: Element, now_ms: int) -> None:
+        """Put it into the receiver's queue."""
+        self._inbox.put(self._channel, element, 0)
+
+
+class RemoteOutput:
+    """A channel to another slot: small batches wait for others, then everything for credit.
+
+    Attributes:
+        channel, slot: which one, and the slot it leads to.
+        waiting_since_ms: since when a small batch waits; None if none does.
+    """
+
+    def __init__(self, channel: Channel, slot: int, codec: ElementCodec, options: TopologyOptions) -> None:
+        self.channel = channel
+        self.slot = slot
+        self.waiting_since_ms: int | None = None
+        self._codec = codec
+        self._batch_rows, self._limit = options.batch_rows, options.channel_bytes
+        self._window = SendWindow(options.channel_bytes)
+        self._small: tuple[Batch, ...] = ()  # replaced, never changed: another thread looks at it
+        self._small_rows = self._small_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is credit left."""
+        return self._window.has_room
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything was sent and taken by the receiver."""
+        return not self._small and self._window.is_empty
+
+    def send(self, element: Element, now_ms: int) -> None:
+        """Take an element; it goes out by `flush` and `take`."""
+        if not isinstance(element, Batch):
+            self.flush()
+            self._window.put(self._codec.encode(self.channel, element))
+            return
+        for part in cut(element, self._batch_rows):
+            if self._small and not can_join(self._small[0], part):
+                self.flush()
+            self._small += (part,)
+            self._small_rows += part.num_rows
+            self._small_bytes += size_of(part)
+            if self._small_rows >= self._batch_rows or self._small_bytes >= self._limit:
+                self.flush()
+            elif self.waiting_since_ms is None:
+                self.waiting_since_ms = now_ms
+
+    def flush(self) -> None:
+        """Let small batches wait no longer."""
+        if self._small:
+            self._window.put(self._codec.encode(self.channel, joined(self._small)))
+            self._forget_small()
+
+    def take(self) -> bytes | None:
+        """Return the next frame to go out, counted as sent; None if none may go."""
+        return self._window.take()
+
+    def granted(self, size: int) -> None:
+        """The receiver's task has taken ``size`` bytes."""
+        self._window.granted(size)
+
+    def reset(self) -> int:
+        """Forget everything, for a receiver that begins anew; returns the records that had not been sent."""
+        rows = self._small_rows + sum(rows_in(frame) for frame in self._window.reset())
+        self._forget_small()
+        return rows
+
+    def roots(self) -> list[U64Array]:
+        """Return the roots of what has not been sent; may be called by any thread."""
+        small = [batch.lineage.roots for batch in self._small if batch.lineage is not None]
+        return small + [roots_in(frame) for frame in self._window.waiting()]
+
+    def _forget_small(self) -> None:
+        self._small = ()
+        self._small_rows = self._small_bytes = 0
+        self.waiting_since_ms = None

@@ -1,0 +1,156 @@
+"""A slot's stream to one other slot: elements out, credit back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+from ftlayer.config import is_loopback, split_address
+from ftlayer.runtime.messages import Peer
+from ftlayer.runtime.order import Door
+from ftlayer.runtime.slot.events import CreditCame, Event, LinkBroke
+from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.roster import StreamHeader
+from ftlayer.runtime.slot.server import FRAME_SCHEMA
+
+CLOSE_TIMEOUT_S = 2.0
+
+# Behind the last frame.
+_END = b""
+
+_TRANSPORT_ERRORS = (pa.ArrowException, OSError)
+
+
+class PeerLink:
+    """Sends to one instance of a slot. Credits bound what waits here.
+
+    When the stream breaks, that is told once (`LinkBroke`) and nothing is sent any more: what was on its way is
+    lost, or not; only a new instance of the slot begins afresh.
+    """
+
+    def __init__(self, peer: Peer, door: Door, header: StreamHeader, post: Callable[[Event], None]) -> None:
+        """``door`` has the token, and how a certificate is verified; connects in a thread of its own."""
+        self.peer = peer
+        self._door = door
+        self._header = header
+        self._post = post
+        self._frames: Mailbox[bytes] = Mailbox()
+        self._writing = _END
+        self._lock = threading.Lock()
+        self._over = False  # discarded or broken: nothing more is sent, nothing more is told
+        self._ending = False
+        self._reader: flight.FlightStreamReader | None = None
+        self._thread = threading.Thread(target=self._run, name=f"ftlayer-to-{peer.slot}", daemon=True)
+        self._thread.start()
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame behind those before it; never waits."""
+        self._frames.put(frame)
+
+    def waiting(self) -> list[bytes]:
+        """Return the frames that are not written yet; may be called by any thread."""
+        return [self._writing, *self._frames.waiting()] if self._writing else self._frames.waiting()
+
+    def discard(self) -> None:
+        """Send nothing more, and forget what waits; does not wait for anything."""
+        with self._lock:
+            self._over = True
+            reader = self._reader
+        self._frames.put(_END)
+        if reader is not None:
+            reader.cancel()
+
+    def close(self) -> None:
+        """End the stream behind the frames that wait; waits a little until they are written."""
+        with self._lock:
+            self._ending = True
+        self._frames.put(_END)
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    # ------------------------------------------------------------ threads
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except _TRANSPORT_ERRORS as error:
+            self._lost(str(error))
+
+    def _serve(self) -> None:
+        client = self._connect()
+        descriptor = flight.FlightDescriptor.for_command(self._header.pack())
+        token = (b"authorization", f"Bearer {self._door.token}".encode())
+        writer, reader = client.do_exchange(descriptor, flight.FlightCallOptions(headers=[token]))
+        with self._lock:
+            self._reader = reader
+        reading = threading.Thread(
+            target=self._read, args=(reader,), name=f"ftlayer-from-{self.peer.slot}", daemon=True
+        )
+        try:
+            writer.begin(FRAME_SCHEMA)
+            reading.start()
+            self._write_all(writer)
+            writer.done_writing()
+            reading.join(CLOSE_TIMEOUT_S)
+        finally:
+            # A writer that is not closed complains when it is freed.
+            with contextlib.suppress(*_TRANSPORT_ERRORS):
+                writer.close()
+            client.close()
+
+    def _write_all(self, writer: flight.FlightStreamWriter) -> None:
+        while not self._over:
+            frame = self._frames.take()
+            if frame is None:
+                self._frames.wait(None)
+            elif frame is _END:
+                return
+            else:
+                self._writing = frame
+                writer.write_batch(_message(frame))
+                self._writing = _END
+
+    def _read(self, reader: flight.FlightStreamReader) -> None:
+        try:
+            while True:
+                metadata = reader.read_chunk().app_metadata
+                if metadata is not None:
+                    self._post(CreditCame(self.peer.slot, self.peer.instance, metadata.to_pybytes()))
+        except StopIteration:
+            self._lost("the other slot has ended the stream")
+        except _TRANSPORT_ERRORS as error:
+            self._lost(str(error))
+
+    def _lost(self, reason: str) -> None:
+        with self._lock:
+            was_over, self._over = self._over or self._ending, True
+        self._frames.put(_END)
+        if not was_over:
+            self._post(LinkBroke(self.peer.slot, self.peer.instance, reason))
+
+    def _connect(self) -> flight.FlightClient:
+        host, _ = split_address(self.peer.address.partition("://")[2], "peer")
+        options: list[tuple[str, int]] = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+        ]
+        if is_loopback(host):
+            options.append(("grpc.enable_http_proxy", 0))
+        return flight.FlightClient(
+            self.peer.address,
+            tls_root_certs=self._door.root_certs,
+            override_hostname=self._door.tls_name or None,
+            generic_options=options,
+        )
+
+
+def _message(frame: bytes) -> pa.RecordBatch:
+    """Wrap a frame without copying it."""
+    ends = pa.py_buffer(np.array([0, len(frame)], np.int64))
+    column = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, pa.py_buffer(frame)])
+    return pa.RecordBatch.from_arrays([column], schema=FRAME_SCHEMA)

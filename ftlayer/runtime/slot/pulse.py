@@ -1,0 +1,106 @@
+"""What goes on while the loop is busy with a slow function: heartbeats, and touching what the slot holds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.messages import FromSlot, Heartbeat
+from ftlayer.runtime.slot.core import SlotCore, Working
+
+
+class Pulse:
+    """A thread that reports every ``heartbeat_ms`` and touches every third of the shortest timeout.
+
+    What a task has been working on for a whole timeout is not touched any more: a function that hangs must not
+    keep its records for ever.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[FromSlot], None],
+        heartbeat_ms: int,
+        *,
+        timeout_ms: int | None = None,
+        touch: Callable[[list[U64Array]], None] | None = None,
+        held: Callable[[], Iterable[U64Array]] = tuple,
+    ) -> None:
+        """``held`` returns the roots of everything that waits in the slot outside of its core."""
+        self._send = send
+        self._heartbeat_ms = heartbeat_ms
+        self._touch_ms = None if timeout_ms is None else max(1, timeout_ms // 3)
+        self._timeout_ms = timeout_ms
+        self._touch = touch
+        self._held = held
+        self._core: SlotCore | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ftlayer-pulse", daemon=True)
+        self._seen: tuple[Working, int] | None = None
+        self._seen_since_ms = 0
+        self.quiet = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def watch(self, core: SlotCore) -> None:
+        """Report of the tasks from now on."""
+        self._core = core
+
+    def stop(self) -> None:
+        """End."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def heartbeat(self, probe: int = 0) -> Heartbeat:
+        """Return the report of this moment."""
+        core = self._core
+        if core is None:
+            return Heartbeat(probe, 0, False)
+        working = core.working
+        uid, since = ("", 0) if working is None else (working.uid, _mono_ms() - working.since_ms)
+        return Heartbeat(probe, core.activity, self.quiet, core.counters(), uid, max(0, since))
+
+    def held_roots(self) -> list[U64Array]:
+        """Return the roots to be touched now."""
+        core = self._core
+        if core is None:
+            return []
+        held = [*core.held_roots(), *self._held()]
+        working = core.working
+        if working is not None and self._still_counts(working):
+            held += working.roots
+        return [roots for roots in held if len(roots)]
+
+    def _still_counts(self, working: Working) -> bool:
+        """Whether a task has come any further with its batch within the timeout."""
+        progress = getattr(working.task, "progress", 0)
+        seen, self._seen = self._seen, (working, progress)
+        if seen is None or seen[0] is not working:
+            self._seen_since_ms = working.since_ms
+        elif seen[1] != progress:
+            self._seen_since_ms = _mono_ms()
+        return self._timeout_ms is None or _mono_ms() - self._seen_since_ms < self._timeout_ms
+
+    def _run(self) -> None:
+        beat_ms = touch_ms = _mono_ms()
+        while True:
+            now_ms = _mono_ms()
+            if now_ms >= beat_ms:
+                self._send(self.heartbeat())
+                beat_ms = now_ms + self._heartbeat_ms
+            next_ms = beat_ms
+            if self._touch is not None and self._touch_ms is not None:
+                if now_ms >= touch_ms:
+                    self._touch(self.held_roots())
+                    touch_ms = now_ms + self._touch_ms
+                next_ms = min(beat_ms, touch_ms)
+            if self._stop.wait(max(0, next_ms - _mono_ms()) / 1_000):
+                return
+
+
+def _mono_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,148 @@
+"""A task's place in its slot: the task, what waits for it, where it sends, and counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from ftlayer.config import TopologyOptions
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.actions import AskReplays
+from ftlayer.runtime.slot.inbox import Inbox
+from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
+from ftlayer.runtime.slot.wire import ElementCodec
+from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask
+from ftlayer.stream.job_graph import Channel, JobGraph, JobVertex
+from ftlayer.stream.operators import Replay, Source
+
+TaskKey: TypeAlias = tuple[str, int]
+"""(uid of a chain, subtask)."""
+
+AnyTask: TypeAlias = InputTask | SourceTask | ReplayTask
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One subtask in its slot.
+
+    Attributes:
+        uid, subtask, task: which one.
+        inbox: what waits for it.
+        outputs: where it sends, by channel.
+        is_source, is_replay, is_sink: what it is; a sink is a chain without outputs.
+        reading: a source that has not ended.
+        ended: it has said `TaskEnded`.
+        unaccepted: the roots of `PersistRoots` that have no answer, by ticket; replaced, never changed.
+        asked: it wants replays, and waits for room.
+        wake_ms: when its `on_time` is to be called; None: not at all.
+        records_in, records_out: counts of records.
+    """
+
+    uid: str
+    subtask: int
+    task: AnyTask
+    inbox: Inbox
+    is_source: bool
+    is_replay: bool
+    is_sink: bool
+    outputs: dict[Channel, Output] = field(default_factory=dict)
+    reading: bool = False
+    ended: bool = False
+    unaccepted: dict[int, U64Array] = field(default_factory=dict)
+    asked: AskReplays | None = None
+    wake_ms: int | None = None
+    records_in: int = 0
+    records_out: int = 0
+
+    @property
+    def key(self) -> TaskKey:
+        """(uid, subtask)."""
+        return self.uid, self.subtask
+
+    @property
+    def has_room(self) -> bool:
+        """Whether all outputs can take more."""
+        return all(output.has_room for output in self.outputs.values())
+
+
+@dataclass(frozen=True)
+class Seating:
+    """All tasks of a slot and the channels between them and to other slots.
+
+    ``seats`` are ordered from sinks to sources. ``remote`` are the channels to other slots, ``senders`` says
+    which slot the elements of a channel come from that leads into this one.
+    """
+
+    seats: dict[TaskKey, Seat]
+    remote: dict[Channel, RemoteOutput]
+    receivers: dict[Channel, Seat]
+    senders: dict[Channel, int]
+
+
+def seat_tasks(
+    graph: JobGraph, slot: int, tasks: dict[TaskKey, AnyTask], options: TopologyOptions, codec: ElementCodec
+) -> Seating:
+    """Connect the tasks of a slot with each other and with the outside."""
+    limits = options.batch_rows, options.channel_bytes
+    seats: dict[TaskKey, Seat] = {}
+    receivers: dict[Channel, Seat] = {}
+    senders: dict[Channel, int] = {}
+    for uid in _from_sinks(graph):
+        for subtask in range(graph.vertex(uid).parallelism):
+            if (uid, subtask) not in tasks:
+                continue
+            channels = [
+                channel
+                for edge in graph.edges_into(uid)
+                for channel in graph.channels(edge)
+                if channel.receiver == subtask
+            ]
+            seat = _seat(graph.vertex(uid), subtask, tasks[uid, subtask], Inbox(channels, *limits), graph)
+            seats[seat.key] = seat
+            for channel in channels:
+                receivers[channel] = seat
+                senders[channel] = graph.slot_of(graph.edges[channel.edge].source, channel.sender)
+    remote: dict[Channel, RemoteOutput] = {}
+    for seat in seats.values():
+        for edge in graph.edges_from(seat.uid):
+            for channel in graph.channels(edge):
+                if channel.sender != seat.subtask:
+                    continue
+                target = graph.slot_of(edge.target, channel.receiver)
+                if target == slot:
+                    seat.outputs[channel] = LocalOutput(channel, receivers[channel].inbox)
+                else:
+                    output = RemoteOutput(channel, target, codec, options)
+                    seat.outputs[channel] = remote[channel] = output
+    return Seating(seats, remote, receivers, senders)
+
+
+def _seat(vertex: JobVertex, subtask: int, task: AnyTask, inbox: Inbox, graph: JobGraph) -> Seat:
+    first = vertex.operators[0]
+    return Seat(
+        vertex.uid,
+        subtask,
+        task,
+        inbox,
+        is_source=isinstance(first, Source),
+        is_replay=isinstance(first, Replay),
+        is_sink=not graph.edges_from(vertex.uid),
+        reading=isinstance(first, Source),
+    )
+
+
+def _from_sinks(graph: JobGraph) -> list[str]:
+    """Return the chains so that each comes behind all it sends to."""
+    order: list[str] = []
+    seen: set[str] = set()
+
+    def visit(uid: str) -> None:
+        if uid not in seen:
+            seen.add(uid)
+            for edge in graph.edges_from(uid):
+                visit(edge.target)
+            order.append(uid)
+
+    for vertex in graph.vertices:
+        visit(vertex.uid)
+    return order

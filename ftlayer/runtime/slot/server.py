@@ -1,0 +1,172 @@
+"""Where a slot takes elements of the others: an Arrow Flight server with one ``DoExchange`` stream a sender.
+
+The stream's descriptor is a `StreamHeader`. Elements come as record batches of one large_binary column and one
+row, the frame (`ftlayer.runtime.slot.wire`): on the wire Arrow writes the frame as it is, and what arrives is
+aligned more often than as metadata, at the same cost. Credit goes back as metadata. Every request has the
+header ``authorization: Bearer <token>``.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+import pyarrow as pa
+from pyarrow import flight
+
+from ftlayer.errors import CodecError, FTLayerError, PeerRefusedError, UnauthorizedError
+from ftlayer.runtime.slot.events import Event, FrameCame
+from ftlayer.runtime.slot.roster import Roster, StreamHeader
+
+FRAME_SCHEMA = pa.schema([pa.field("frame", pa.large_binary(), nullable=False)])
+
+SHUTDOWN_TIMEOUT_S = 2.0
+
+_TRANSPORT_ERRORS = (pa.ArrowException, OSError)
+
+logger = logging.getLogger(__name__)
+
+
+class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets no request pass that lacks the job's token."""
+
+    def __init__(self, token: str) -> None:
+        self._wanted = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
+        """Refuse a request, in the same words for a missing and for a wrong token."""
+        given = headers.get("authorization", [])
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "replace"), self._wanted):
+            raise _refusal(UnauthorizedError("the job's token is missing or wrong"))
+
+
+class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
+    """Takes elements; it listens from the moment it is made, at ``port``."""
+
+    def __init__(
+        self,
+        host: str,
+        *,
+        token: str,
+        roster: Roster,
+        admit_timeout_s: float,
+        post: Callable[[Event], None],
+        certificate: tuple[bytes, bytes] | None = None,
+    ) -> None:
+        """Listen on any free port of ``host``; ``certificate`` is the PEM of (chain, key) for TLS.
+
+        ``post`` puts into the loop's mailbox; a sender that the ``roster`` does not know waits for
+        ``admit_timeout_s``. Raises `pyarrow.ArrowException` or OSError when ``host`` cannot be listened on.
+        """
+        self._roster = roster
+        self._admit_timeout_s = admit_timeout_s
+        self._post = post
+        self._lock = threading.Lock()
+        self._senders: dict[int, tuple[str, _CreditWriter]] = {}
+        scheme = flight.Location.for_grpc_tcp if certificate is None else flight.Location.for_grpc_tls
+        super().__init__(
+            scheme(f"[{host}]" if ":" in host else host, 0),
+            tls_certificates=None if certificate is None else [certificate],
+            middleware={"token": TokenCheck(token)},
+        )
+
+    def grant(self, slot: int, grants: bytes) -> None:
+        """Send credit back to the slot whose stream is open; never waits. Lost if there is none."""
+        with self._lock:
+            found = self._senders.get(slot)
+        if found is not None:
+            found[1].put(grants)
+
+    def close(self) -> None:
+        """Take nothing any more; waits a little for the senders, which end their streams by themselves."""
+        self._roster.close()
+        closing = threading.Thread(target=self.shutdown, name="ftlayer-channels-close", daemon=True)
+        closing.start()
+        closing.join(SHUTDOWN_TIMEOUT_S)
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Hand over everything that a sender sends."""
+        try:
+            header = StreamHeader.unpack(descriptor.command or b"")
+            self._roster.admit(header, self._admit_timeout_s)
+            if not reader.schema.equals(FRAME_SCHEMA):
+                raise CodecError("a stream between slots carries frames, and nothing else")
+            self._receive(header, reader, writer)
+        except FTLayerError as error:
+            raise _refusal(error) from error
+
+    def _receive(
+        self,
+        header: StreamHeader,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        credits = _CreditWriter(writer, header.sender)
+        with self._lock:
+            self._senders[header.sender] = header.instance, credits
+        try:
+            while True:
+                frame = frame_of(reader.read_chunk().data)
+                if not self._roster.is_current(header.sender, header.instance):
+                    raise PeerRefusedError(f"instance {header.instance} was replaced")
+                self._post(FrameCame(header.sender, header.instance, frame))
+        except StopIteration:
+            return
+        except _TRANSPORT_ERRORS as error:
+            # Its sender is gone or will say so itself: who is lost is the coordinator's to tell.
+            logger.info("the stream from slot %s broke: %s", header.sender, error)
+        finally:
+            with self._lock:
+                if self._senders.get(header.sender) == (header.instance, credits):
+                    del self._senders[header.sender]
+            credits.stop()
+
+
+class _CreditWriter:
+    """Writes credit to one sender, in a thread of its own: the loop must not wait for a slow reader."""
+
+    def __init__(self, writer: flight.MetadataRecordBatchWriter, slot: int) -> None:
+        self._writer = writer
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"ftlayer-credit-{slot}", daemon=True)
+        self._thread.start()
+
+    def put(self, grants: bytes) -> None:
+        self._queue.put(grants)
+
+    def stop(self) -> None:
+        """End, behind what was put; the stream's writer may not be used after its handler has returned."""
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (grants := self._queue.get()) is not None:
+                self._writer.write_metadata(pa.py_buffer(grants))
+        except _TRANSPORT_ERRORS as error:
+            logger.info("credit could not be sent: %s", error)
+
+
+def frame_of(batch: pa.RecordBatch | None) -> pa.Buffer:
+    """Return the frame in a message of a stream, as a view; `CodecError` if there is not exactly one."""
+    if batch is None or batch.num_rows != 1:
+        raise CodecError("a message between slots carries one frame")
+    return batch.column(0)[0].as_buffer()
+
+
+def _refusal(error: FTLayerError) -> flight.FlightError:
+    kind = (
+        flight.FlightUnauthenticatedError
+        if isinstance(error, UnauthorizedError)
+        else flight.FlightServerError
+    )
+    return kind(f"{error.code}: {error}")

@@ -1,0 +1,242 @@
+"""Tasks that do little, graphs of them, and slots whose channels are lists."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ftlayer.config import TopologyOptions
+from ftlayer.functions.steps import Map
+from ftlayer.layer.calls import Failure, Now, Persist, Records, StreamOptions
+from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
+from ftlayer.runtime.elements import Batch, Element, EndOfStream, Lineage
+from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.seat import TaskKey
+from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.stream.operators import FunctionSink, IterableSource, Replay, Sink, Source
+
+SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
+NOW = Now(0, 0)
+
+
+def rows_of(first: int, n: int, width: int = 8) -> pa.RecordBatch:
+    numbers = range(first, first + n)
+    return pa.record_batch(
+        [pa.array(numbers, pa.int64()), pa.array(["x" * width for _ in numbers])], schema=SCHEMA
+    )
+
+
+def lineage_of(batch: pa.RecordBatch) -> Lineage:
+    roots = batch.column(0).to_numpy().astype(np.uint64) + np.uint64(1)
+    return Lineage(roots, roots * np.uint64(3))
+
+
+def graph_of(parallelism: int, shuffled: bool = True, tracked: bool = False) -> JobGraph:
+    """source → work → sink; all-to-all where ``shuffled``."""
+    connector = IterableSource(())
+    kinds: list[Any] = [
+        Source("source", connector, SCHEMA),
+        Map("work", lambda record: record, SCHEMA),
+        Sink("sink", FunctionSink(lambda batch: None), SCHEMA),
+    ]
+    vertices = [JobVertex(kind.uid, (kind,), parallelism) for kind in kinds]
+    partitioner: Partitioner = Rebalance() if shuffled else Forward()
+    edges = [
+        JobEdge(0, "source", "work", 0, partitioner, SCHEMA),
+        JobEdge(1, "work", "sink", 0, partitioner, SCHEMA),
+    ]
+    options: tuple[tuple[str, StreamOptions], ...] = ()
+    if tracked:
+        vertices.append(JobVertex("replay", (Replay("replay", "job/source", "source", SCHEMA),), 1))
+        edges.append(JobEdge(2, "replay", "work", 0, partitioner, SCHEMA))
+        options = (("job/source", StreamOptions()),)
+    return JobGraph("job", tuple(vertices), tuple(edges), tracked, options)
+
+
+@dataclass
+class FakeTask:
+    """Sends each row of a batch to the channel of its number; ends when all its inputs have."""
+
+    graph: JobGraph
+    uid: str
+    subtask: int
+    tracked: bool = False
+    copies: int = 1
+    taken: list[int] = field(default_factory=list)
+    resets: list[Channel] = field(default_factory=list)
+    ticket: int = 0
+    unsent: dict[int, list[Action]] = field(default_factory=dict)
+    ending: bool = False
+
+    def __post_init__(self) -> None:
+        self.open = {
+            channel
+            for edge in self.graph.edges_into(self.uid)
+            for channel in self.graph.channels(edge)
+            if channel.receiver == self.subtask
+        }
+        self.outputs = [
+            [channel for channel in self.graph.channels(edge) if channel.sender == self.subtask]
+            for edge in self.graph.edges_from(self.uid)
+        ]
+
+    def start(self, now: Now) -> list[Action]:
+        return []
+
+    def on_time(self, now: Now) -> list[Action]:
+        return []
+
+    def held_roots(self) -> U64Array:
+        return np.empty(0, np.uint64)
+
+    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
+        assert channel in self.open
+        if isinstance(element, EndOfStream):
+            self.open.remove(channel)
+            return [] if self.open else [*self._marks(), TaskEnded()]
+        if not isinstance(element, Batch):
+            return []
+        self.taken += element.payload.column(0).to_pylist()
+        actions: list[Action] = [*self._sends(element.payload)]
+        if element.lineage is not None:
+            actions.append(Acknowledge(element.lineage.roots, element.lineage.ids))
+        return actions
+
+    def reset(self, channel: Channel, now: Now) -> list[Action]:
+        self.resets.append(channel)
+        self.open.add(channel)
+        return []
+
+    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
+        sends = self._sends(rows.payload)
+        if not self.tracked:
+            return sends
+        self.ticket += 1
+        self.unsent[self.ticket] = sends
+        lineage = lineage_of(rows.payload)
+        return [PersistRoots(self.ticket, Persist("job/source", rows.payload, lineage.roots, lineage.ids))]
+
+    def accepted(self, ticket: int, now: Now) -> list[Action]:
+        return self.unsent.pop(ticket) + self._end()
+
+    def end(self, now: Now) -> list[Action]:
+        self.ending = True
+        return self._end()
+
+    def poll(self, now: Now) -> list[Action]:
+        return [AskReplays("job/source", 10)]
+
+    def replays(self, records: tuple[Records, ...], now: Now) -> list[Action]:
+        return [action for batch in records for action in self._sends(batch.payload)]
+
+    def _end(self) -> list[Action]:
+        return [] if self.unsent or not self.ending else [*self._marks(), TaskEnded()]
+
+    def _marks(self) -> list[Action]:
+        return [Send(channel, EndOfStream()) for channels in self.outputs for channel in channels]
+
+    def _sends(self, payload: pa.RecordBatch) -> list[Action]:
+        sends: list[Action] = []
+        numbers = payload.column(0).to_numpy()
+        for channels in self.outputs:
+            for place, channel in enumerate(channels):
+                part = payload.take(pa.array(np.flatnonzero(numbers % len(channels) == place)))
+                if part.num_rows:
+                    batch = Batch(part, lineage_of(part) if self.tracked else None)
+                    sends += [Send(channel, batch)] * self.copies
+        return sends
+
+
+@dataclass
+class FakeVertex:
+    """Keeps what it was told."""
+
+    persists: deque[tuple[TaskKey, int, Persist]] = field(default_factory=deque)
+    xors: list[Acknowledge] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    asks: list[tuple[TaskKey, AskReplays]] = field(default_factory=list)
+    room: bool = True
+
+    @property
+    def may_persist(self) -> bool:
+        return self.room
+
+    @property
+    def is_quiet(self) -> bool:
+        return not self.persists
+
+    def persist(self, key: TaskKey, ticket: int, call: Persist) -> None:
+        self.persists.append((key, ticket, call))
+
+    def xor(self, event: Acknowledge) -> None:
+        self.xors.append(event)
+
+    def fail(self, failures: tuple[Failure, ...]) -> None:
+        self.failures += failures
+
+    def take_replays(self, key: TaskKey, ask: AskReplays) -> None:
+        self.asks.append((key, ask))
+
+
+@dataclass
+class FakeLinks:
+    """What one slot has sent to others: elements and credit, in their order."""
+
+    frames: dict[int, deque[bytes]] = field(default_factory=dict)
+    grants: dict[int, deque[bytes]] = field(default_factory=dict)
+
+    def transmit(self, slot: int, frame: bytes) -> None:
+        self.frames.setdefault(slot, deque()).append(frame)
+
+    def grant(self, slot: int, grants: bytes) -> None:
+        self.grants.setdefault(slot, deque()).append(grants)
+
+
+@dataclass
+class FakeSlot:
+    core: SlotCore
+    links: FakeLinks
+    tasks: dict[TaskKey, FakeTask]
+    vertex: FakeVertex | None
+
+    @classmethod
+    def of(
+        cls, graph: JobGraph, slot: int, options: TopologyOptions, *, tracked: bool = False, copies: int = 1
+    ) -> FakeSlot:
+        tasks = {
+            key: FakeTask(graph, *key, tracked, copies if key[0] == "work" else 1)
+            for key in graph.subtasks_in(slot)
+        }
+        links, vertex = FakeLinks(), FakeVertex() if tracked else None
+        core = SlotCore(graph, slot, dict(tasks), options, links, vertex)  # type: ignore[arg-type]
+        core.start(NOW)
+        return cls(core, links, tasks, vertex)
+
+
+class Tools:
+    """What the tests of this room build things with."""
+
+    schema = SCHEMA
+    now = NOW
+    rows_of = staticmethod(rows_of)
+    lineage_of = staticmethod(lineage_of)
+    graph_of = staticmethod(graph_of)
+    slot = FakeSlot
+    task = FakeTask
+
+    @staticmethod
+    def source_rows(first: int, n: int, width: int = 8) -> SourceRows:
+        return SourceRows("p0", 0, first, rows_of(first, n, width), None)
+
+
+@pytest.fixture(scope="session")
+def tools() -> type[Tools]:
+    return Tools

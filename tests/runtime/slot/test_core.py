@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import CodecError
+from ftlayer.layer.calls import Now, Records
+from ftlayer.runtime.elements import Batch
+from ftlayer.runtime.slot.wire import ElementCodec, decode_grants
+from ftlayer.stream.job_graph import Channel
+
+LIMIT = 1 << 10
+
+
+class World:
+    """Two or more slots in one thread; what is on its way is delivered when the test says so."""
+
+    def __init__(self, tools: Any, slots: int, draw: random.Random, copies: int = 1) -> None:
+        self.tools, self.draw = tools, draw
+        self.graph = tools.graph_of(slots)
+        self.options = TopologyOptions(batch_rows=16, batch_age_ms=0, channel_bytes=LIMIT)
+        self.slots = [tools.slot.of(self.graph, slot, self.options, copies=copies) for slot in range(slots)]
+        for place, slot in enumerate(self.slots):
+            for other in range(slots):
+                if other != place:
+                    slot.core.peer_up(other)
+        self.codec = ElementCodec(self.graph.edges)
+        self.clock = 0
+
+    @property
+    def now(self) -> Now:
+        self.clock += 1
+        return Now(self.clock, self.clock)
+
+    def step(self) -> bool:
+        """Do one thing that can be done, at random; False if there is none."""
+        moves = []
+        for place, slot in enumerate(self.slots):
+            moves.append(lambda slot=slot: slot.core.run_next(self.now))
+            for other, frames in slot.links.frames.items():
+                moves.append(lambda f=frames, p=place, o=other: self.deliver(f, p, o))
+            for other, grants in slot.links.grants.items():
+                moves.append(lambda g=grants, o=other: bool(g) and self.give(g.popleft(), o))
+        self.draw.shuffle(moves)
+        if any(move() for move in moves):
+            return True
+        for slot in self.slots:
+            slot.core.idle()
+        return any(
+            queue
+            for slot in self.slots
+            for kind in (slot.links.frames, slot.links.grants)
+            for queue in kind.values()
+        )
+
+    def deliver(self, frames: Any, sender: int, receiver: int) -> bool:
+        if not frames:
+            return False
+        self.slots[receiver].core.frame(sender, pa.py_buffer(frames.popleft()))
+        return True
+
+    def give(self, grants: bytes, to: int) -> bool:
+        self.slots[to].core.granted(grants)
+        return True
+
+    def on_the_way(self, channel: Channel) -> int:
+        """Count the frames of a channel that were sent and whose credit has not come back."""
+        frames = [f for slot in self.slots for queue in slot.links.frames.values() for f in queue]
+        receiver = self.slots[channel.receiver].core
+        waiting = len(receiver._seating.receivers[channel].inbox._queues[channel].items)
+        unpaid = receiver._grants._owed.get(channel, 0) > 0
+        paid = sum(
+            any(its == channel for its, _ in decode_grants(data))
+            for slot in self.slots
+            for queue in slot.links.grants.values()
+            for data in queue
+        )
+        sent = sum(self.codec.decode(pa.py_buffer(frame))[0] == channel for frame in frames)
+        return sent + waiting + unpaid + paid
+
+    def check_in_flight(self) -> None:
+        for slot in self.slots:
+            for output in slot.core._seating.remote.values():
+                # A frame that is larger than all the credit travels alone.
+                assert output._window.in_flight <= LIMIT or self.on_the_way(output.channel) == 1
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.randoms(use_true_random=False), st.integers(2, 3), st.integers(1, 3))
+def test_slots_that_send_to_each_other_end_with_everything(
+    tools: Any, draw: random.Random, slots: int, copies: int
+) -> None:
+    world = World(tools, slots, draw, copies)
+    todo = {
+        place: [(place * 10_000 + i * 100, draw.randrange(1, 60)) for i in range(8)] for place in range(slots)
+    }
+    sent = [n for parts in todo.values() for first, rows in parts for n in range(first, first + rows)]
+    ended: set[int] = set()
+    for _ in range(100_000):
+        for place, slot in enumerate(world.slots):
+            key = ("source", place)
+            if todo[place] and slot.core.may_read(key):
+                slot.core.rows(key, tools.source_rows(*todo[place].pop(0)), world.now)
+            elif not todo[place] and place not in ended:
+                ended.add(place)
+                slot.core.source_ended(key, world.now)
+        moved = world.step()
+        world.check_in_flight()
+        if not moved and all(slot.core.has_ended for slot in world.slots):
+            break
+    assert all(slot.core.has_ended for slot in world.slots)
+    taken = [n for place, slot in enumerate(world.slots) for n in slot.tasks["sink", place].taken]
+    assert sorted(taken) == sorted(sent * copies)
+
+
+def one_of_two(tools: Any, **options: Any) -> Any:
+    defaults = {"batch_rows": 16, "batch_age_ms": 5, "channel_bytes": LIMIT}
+    graph = tools.graph_of(2, tracked=options.pop("tracked", False))
+    return tools.slot.of(graph, 0, TopologyOptions(**defaults | options), tracked=graph.tracked)
+
+
+def frame_for(tools: Any, slot: Any, channel: Channel, first: int = 0, n: int = 4) -> pa.Buffer:
+    payload = tools.rows_of(first, n)
+    codec = ElementCodec(slot.tasks["work", 0].graph.edges)
+    lineage = tools.lineage_of(payload) if slot.vertex is not None else None
+    return pa.py_buffer(codec.encode(channel, Batch(payload, lineage)))
+
+
+FROM_1 = Channel(0, 1, 0)
+
+
+def test_small_batches_wait_for_others_until_they_are_old_or_nothing_else_is_to_do(tools: Any) -> None:
+    slot = one_of_two(tools, channel_bytes=1 << 16)
+    slot.core.peer_up(1)
+    key = ("source", 0)
+    slot.core.rows(key, tools.source_rows(0, 4), Now(10, 0))
+    assert not slot.links.frames
+    slot.core.run_next(Now(14, 0))
+    assert not slot.links.frames
+    slot.core.run_next(Now(15, 0))
+    assert len(slot.links.frames[1]) == 1
+    slot.core.rows(key, tools.source_rows(4, 4), Now(16, 0))
+    slot.core.rows(key, tools.source_rows(8, 4), Now(16, 0))
+    slot.core.idle()
+    assert len(slot.links.frames[1]) == 2
+    slot.core.rows(key, tools.source_rows(12, 32), Now(17, 0))
+    assert len(slot.links.frames[1]) == 3
+    slot.core.rows(key, tools.source_rows(44, 2), Now(17, 0))
+    slot.core.source_ended(key, Now(17, 0))
+    assert len(slot.links.frames[1]) == 5, "a mark takes what waits with it"
+
+
+def test_a_task_without_credit_is_not_run_and_its_inputs_go_on(tools: Any) -> None:
+    slot = one_of_two(tools)
+    for i in range(9):
+        slot.core.frame(1, frame_for(tools, slot, FROM_1, 20 * i, 20))
+    runs = 0
+    while slot.core.run_next(tools.now):
+        runs += 1
+    assert runs < 9, "the sink's slot cannot be reached"
+    assert slot.tasks["work", 0].taken
+    assert not slot.core.is_quiet
+    slot.core.peer_up(1)
+    while slot.core.run_next(tools.now):
+        pass
+    assert len(slot.tasks["work", 0].taken) < 180, "it can be sent to, and has given no credit back"
+    assert sum(map(len, slot.links.frames[1])) <= LIMIT
+
+
+def test_a_frame_from_the_wrong_slot_or_for_no_task_here_is_refused(tools: Any) -> None:
+    slot = one_of_two(tools)
+    for sender, channel in ((0, FROM_1), (1, Channel(0, 0, 0)), (1, Channel(0, 1, 1))):
+        with pytest.raises(CodecError, match="does not lead"):
+            slot.core.frame(sender, frame_for(tools, slot, channel))
+
+
+def test_credit_goes_back_by_quarters_or_when_there_is_nothing_to_do(tools: Any) -> None:
+    slot = one_of_two(tools, channel_bytes=2_048)
+    slot.core.peer_up(1)
+    slot.core.frame(1, frame_for(tools, slot, FROM_1, 0, 1))
+    slot.core.run_next(tools.now)
+    assert not slot.links.grants
+    slot.core.idle()
+    assert len(slot.links.grants[1]) == 1
+    slot.core.frame(1, frame_for(tools, slot, FROM_1, 0, 40))
+    while slot.core.run_next(tools.now):
+        pass
+    assert len(slot.links.grants[1]) == 2
+
+
+def test_a_peer_that_is_dropped_is_forgotten_and_begins_with_full_credit(tools: Any) -> None:
+    slot = one_of_two(tools)
+    slot.core.peer_up(1)
+    for i in range(6):
+        slot.core.frame(1, frame_for(tools, slot, FROM_1, 20 * i, 20))
+    while slot.core.run_next(tools.now):
+        pass
+    slot.core.idle()
+    assert not slot.core.is_quiet
+    slot.core.drop_peer(1, tools.now)
+    assert {channel.sender for channel in slot.tasks["work", 0].resets} == {1}
+    assert slot.core.counters()["dropped"] > 0
+    assert not slot.core.unsent_to(1)
+    before = len(slot.links.frames[1])
+    slot.core.frame(1, frame_for(tools, slot, FROM_1, 0, 20))
+    assert slot.core.run_next(tools.now)
+    slot.core.idle()
+    assert len(slot.links.frames[1]) == before, "held until there is a new instance"
+    slot.core.peer_up(1)
+    assert len(slot.links.frames[1]) > before
+
+
+def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(tools: Any) -> None:
+    slot = one_of_two(tools, tracked=True)
+    key = ("source", 0)
+
+    def held() -> set[int]:
+        return {int(root) for roots in slot.core.held_roots() for root in roots}
+
+    (ticket,) = slot.core.rows(key, tools.source_rows(0, 6), tools.now)
+    assert held() == set(range(1, 7))
+    assert not slot.core.is_quiet
+    slot.vertex.persists.clear()
+    slot.core.accepted(key, ticket, tools.now)
+    assert held() == set(range(1, 7)), "in the queue of a task, and in the window to slot 1"
+    while slot.core.run_next(tools.now):
+        pass
+    slot.core.idle()
+    assert sum(len(event.roots) for event in slot.vertex.xors) > 0
+    slot.core.peer_up(1)
+    assert not held()
+    assert slot.core.counters()["persisted"] == 6
+
+
+def test_a_source_waits_for_the_vertex_and_for_room(tools: Any) -> None:
+    slot = one_of_two(tools, tracked=True)
+    key = ("source", 0)
+    slot.vertex.room = False
+    assert not slot.core.may_read(key)
+    slot.vertex.room = True
+    reads = 0
+    while slot.core.may_read(key):
+        slot.core.rows(key, tools.source_rows(reads, 1), tools.now)
+        reads += 1
+    assert reads == 16
+    while slot.vertex.persists:
+        _, ticket, _ = slot.vertex.persists.popleft()
+        slot.core.accepted(key, ticket, tools.now)
+    slot.core.source_ended(key, tools.now)
+    assert not slot.core.may_read(key)
+
+
+def test_acknowledgements_travel_together(tools: Any) -> None:
+    slot = one_of_two(tools, tracked=True, batch_rows=4_096, channel_bytes=1 << 22)
+    slot.core.peer_up(1)
+    for i in range(10):
+        slot.core.frame(1, frame_for(tools, slot, FROM_1, 2_000 * i, 2_000))
+        slot.core.run_next(Now(0, 0))
+    assert all(len(event.roots) >= 8_192 for event in slot.vertex.xors)
+    while slot.core.run_next(Now(5, 0)):
+        pass
+    slot.core.idle()
+    roots = np.concatenate([event.roots for event in slot.vertex.xors])
+    # The sink's own half of the rows is acknowledged here, too.
+    assert len(roots) == 20_000 + 10_000
+
+
+def test_replays_are_asked_for_where_there_is_room(tools: Any) -> None:
+    slot = one_of_two(tools, tracked=True)
+    slot.core.poll_replays(tools.now)
+    assert len(slot.vertex.asks) == 1
+    activity = slot.core.activity
+    slot.core.replays(("replay", 0), (), tools.now)
+    assert slot.core.activity == activity, "asking for nothing is no activity"
+    payload = tools.rows_of(0, 64)
+    lineage = tools.lineage_of(payload)
+    ones = np.ones(64, np.int32)
+    slot.core.replays(("replay", 0), (Records(payload, lineage.roots, lineage.roots, ones),), tools.now)
+    assert slot.core.activity > activity
+    slot.core.poll_replays(tools.now)
+    assert len(slot.vertex.asks) == 1
+    slot.core.peer_up(1)
+    while slot.core.run_next(tools.now):
+        pass
+    slot.core.on_time(tools.now)
+    assert len(slot.vertex.asks) == 1, "slot 1 has given no credit back"
