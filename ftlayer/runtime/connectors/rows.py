@@ -15,7 +15,7 @@ from ftlayer.errors import SourceError
 from ftlayer.functions.conversion import check_whole, text_of
 
 MAX_SHOWN = 200
-"""Characters of a row that an error shows."""
+"""Characters of a row, and of what is wrong with it, that an error shows."""
 
 _TUPLES = frozenset({tuple, list})
 _END = object()
@@ -39,8 +39,9 @@ class RowMaker:
             return self._convert(rows)
         except MemoryError:
             raise
-        except Exception as error:
-            raise self._misfit(rows, error) from error
+        except Exception as error:  # noqa: BLE001 - anything may be among what a source gives
+            # Not "from error": its text may be as long as the row.
+            raise self._misfit(rows, error) from None
 
     def checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch that the source gave, with the schema's columns in their order and types."""
@@ -53,8 +54,8 @@ class RowMaker:
             except (ValueError, pa.ArrowException) as error:
                 raise SourceError(
                     f"source {self._source!r} gave a record batch that does not fit its schema "
-                    f"({describe(schema)}): {text_of(error)}"
-                ) from error
+                    f"({describe(schema)}): {bounded(text_of(error))}"
+                ) from None
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         for field, column in zip(schema, batch.columns, strict=True):
             if not field.nullable and column.null_count:
@@ -127,8 +128,8 @@ class RowMaker:
         )
         return SourceError(
             f"source {self._source!r} gave {shown(found)}, which does not fit its schema "
-            f"({describe(self._schema)}): {text_of(error)}. A record is {form}, a Row with these names, or "
-            "comes in a pyarrow.RecordBatch"
+            f"({describe(self._schema)}): {bounded(text_of(error))}. A record is {form}, or a Row with these "
+            "names; a source gives records, or nothing but pyarrow.RecordBatches"
         )
 
 
@@ -214,6 +215,11 @@ def shown(row: Any) -> str:
         text = repr(row)
     except Exception as broken:  # noqa: BLE001 - a user's object may fail to describe itself
         text = f"a {type(row).__name__} (its repr raises {type(broken).__name__})"
+    return bounded(text)
+
+
+def bounded(text: str) -> str:
+    """Return the beginning of a text, and how long it is."""
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
 
 
