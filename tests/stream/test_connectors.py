@@ -42,7 +42,7 @@ class Reader(DataSourceStreamReader):
     def initialOffset(self) -> dict[str, Any]:
         return {}
 
-    def latestOffset(self) -> dict[str, Any]:
+    def latestOffset(self, *args: Any) -> dict[str, Any]:
         return {}
 
     def partitions(self, start: Any, end: Any) -> list[InputPartition]:
