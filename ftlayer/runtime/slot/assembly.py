@@ -10,6 +10,8 @@ from ftlayer.runtime.order import SlotOrder
 from ftlayer.runtime.slot.seat import AnyTask, TaskKey
 from ftlayer.runtime.slot.vertex_port import OpenedStream
 from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.contract import SinkBody
+from ftlayer.stream.operators import Sink
 
 
 def build_tasks(order: SlotOrder, run: str, opened: dict[str, OpenedStream]) -> dict[TaskKey, AnyTask]:
@@ -32,10 +34,13 @@ def build_tasks(order: SlotOrder, run: str, opened: dict[str, OpenedStream]) -> 
             return NonFTHandler()
         return FTHandler(uid, job=graph.name, run=run, shard=told.shard, shards=told.shards, exact=told.exact)
 
+    def open_sinks(sink: Sink, subtask: int, parallelism: int) -> SinkBody:
+        return open_sink(sink, subtask, parallelism, run)
+
     return {
         (uid, subtask): cast(
             AnyTask,
-            build_task(graph, uid, subtask, handler(uid), options=order.options, open_sink=open_sink),
+            build_task(graph, uid, subtask, handler(uid), options=order.options, open_sink=open_sinks),
         )
         for uid, subtask in graph.subtasks_in(order.slot)
     }
