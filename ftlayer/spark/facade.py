@@ -142,6 +142,12 @@ class FTLayer:
             self._client = self._embedded.client(client_id="driver")
         return self._client
 
+    def client_for(self, spark: SparkSession) -> VertexClient:
+        """Return the connection to the vertex; an embedded one starts where this session's executors reach it."""
+        if self._client is None and not type(spark).__module__.startswith("pyspark.sql.connect"):
+            self._place(spark)
+        return self.client
+
     @property
     def vertex(self) -> EmbeddedVertex | None:
         """The embedded vertex, None if there is none or it was not needed yet."""

@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
     """Listens from the moment it is made, at ``port``.
 
-    ``on_message(slot, instance, message)`` is called with each message of an instance in order, the first one a
-    Hello (or what kept it from saying it, a SlotFailed), and ``on_lost(slot, instance, reason)`` once, after the last; both by threads of this server.
+    ``on_message(slot, instance, message)`` is called with each message of an instance in order; the first one is a
+    Hello, or the SlotFailed that says what kept it from saying Hello. ``on_lost(slot, instance, reason)`` is called
+    once, after the last. Both are called by threads of this server.
     """
 
     def __init__(

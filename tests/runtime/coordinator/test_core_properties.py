@@ -351,12 +351,16 @@ class World(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1, 10, 60, 300]))
     def time_passes(self, ms: int) -> None:
         self.now += ms
-        silent = [s.number for s in self.core.slots if s.running and self.now - s.heard_ms >= 1_000]
-        for slot in silent:
-            process = self.current[slot]
-            if process and process.deployed and not process.ended and not self.core._stopping():
-                self.lose(process)
+        before = dict(self.current)
         self.tell(Tick())
+        for slot, process in before.items():
+            if (
+                process
+                and process.deployed
+                and not process.ended
+                and not self.core.slots[slot].is_instance(process.name)
+            ):
+                self.lose(process)
 
     @precondition(lambda self: self.core.epoch)
     @rule(really=st.integers(0, 9))

@@ -1,0 +1,91 @@
+"""What a job asks of the vertex, by a thread of its own: a vertex that is down holds up nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError
+from ftlayer.layer.calls import (
+    OpenStream,
+    Recall,
+    StreamOpened,
+    StreamOptions,
+    StreamStatus,
+    StreamStatusCall,
+)
+from ftlayer.runtime.slot.worker import Worker
+from ftlayer.service.client import VertexClient
+
+OnError = Callable[[FTLayerError], None]
+
+logger = logging.getLogger(__name__)
+
+
+class JobVertexCalls:
+    """Opens a job's streams, recalls them, and asks how much is left."""
+
+    def __init__(self, client: VertexClient, options: Mapping[str, StreamOptions]) -> None:
+        self.client = client
+        self._options = dict(options)
+        self.streams = tuple(self._options)
+        self._worker = Worker("job-vertex", self._lost_error)
+        self._incarnation = 0
+
+    def open(self) -> None:
+        """Declare all streams with their options; raises what the vertex raises."""
+        for stream in self.streams:
+            self._incarnation = self._open(stream).incarnation
+
+    def positions(self, stream: str) -> dict[str, bytes]:
+        """Return how far each partition of a source was accepted."""
+        return self._open(stream).positions
+
+    def recall(self, done: Callable[[], None], failed: OnError) -> None:
+        """Make everything pending due; then ``done()``, or ``failed(error)``, is called by another thread."""
+
+        def work() -> None:
+            self._recall()
+            done()
+
+        self._do(work, failed)
+
+    def status(self, answer: Callable[[StreamStatus], None], failed: OnError) -> None:
+        """Ask what is left; then ``answer(status)``, or ``failed(error)``, is called by another thread."""
+
+        def work() -> None:
+            reply = self.client.call(StreamStatusCall(self.streams))
+            assert isinstance(reply, StreamStatus)
+            answer(reply)
+
+        self._do(work, failed)
+
+    def close(self) -> None:
+        """End the thread behind what it does."""
+        self._worker.stop()
+
+    def _open(self, stream: str) -> StreamOpened:
+        reply = self.client.call(OpenStream(stream, self._options[stream]))
+        assert isinstance(reply, StreamOpened)
+        return reply
+
+    def _recall(self) -> None:
+        while True:
+            try:
+                self.client.call(Recall(self.streams, self._incarnation))
+                return
+            except StaleIncarnationError:
+                # The vertex has restarted. What it made due then may have been taken since: ask the new one.
+                self.open()
+
+    def _do(self, work: Callable[[], None], failed: OnError) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except FTLayerError as error:
+                failed(JobError(f"the vertex does not do its part: {error}"))
+
+        self._worker.do(guarded)
+
+    def _lost_error(self, error: Exception) -> None:
+        logger.error("a call of the vertex failed in a way it never should", exc_info=error)

@@ -1,0 +1,261 @@
+"""`StreamEnvironment`: where a continuous topology is built, looked at and started."""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ftlayer.config import FTStatus, TopologyOptions, is_loopback
+from ftlayer.errors import ConfigError, JobStartError
+from ftlayer.layer.calls import StreamOptions
+from ftlayer.restart import ExponentialDelay, RestartStrategy
+from ftlayer.runtime.coordinator.control_server import ControlServer
+from ftlayer.runtime.coordinator.job import Job, JobParts
+from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
+from ftlayer.runtime.coordinator.planners import Planners
+from ftlayer.runtime.coordinator.progress import follow
+from ftlayer.runtime.coordinator.spark_checks import (
+    Place,
+    check_session,
+    check_task_slots,
+    pickled_order,
+    place_of,
+    taken_task_slots,
+)
+from ftlayer.runtime.coordinator.submit import SlotRunner, SlotSubmitter
+from ftlayer.runtime.order import Door, SlotOrder
+from ftlayer.runtime.sealed import KEY_BYTES
+from ftlayer.service.client import VertexClient
+from ftlayer.stream.builder import GraphBuilder
+from ftlayer.stream.connectors import Schema
+from ftlayer.stream.explain import explain, to_dot, to_mermaid
+from ftlayer.stream.job_graph import JobGraph
+from ftlayer.stream.job_graph_generator import job_graph
+from ftlayer.stream.streams import DataStream
+
+if TYPE_CHECKING:
+    from ftlayer.spark.facade import FTLayer
+
+# The name on a job's certificate: slots ask for it, whatever address the driver has.
+TLS_NAME = "ftlayer-job"
+
+
+def default_restart() -> RestartStrategy:
+    """Return the strategy of jobs that were given none: a slot is back in half a second, a broken one gives up."""
+    return ExponentialDelay(initial_delay="50ms", max_delay="30s", reset_after="1m", attempts=10)
+
+
+class StreamEnvironment:
+    """A topology of long-lived Python operators in a Spark session, tracked by an `FTLayer`.
+
+    Several environments may run in one session at a time, beside ordinary jobs. Their names have to differ: a
+    topology's records and positions are filed under its name in the vertex, and the next start of the same name
+    goes on with them.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        layer: FTLayer,
+        *,
+        name: str,
+        parallelism: int = 1,
+        restart: RestartStrategy | None = None,
+        options: TopologyOptions | None = None,
+    ) -> None:
+        """Begin an empty topology; starts nothing.
+
+        Args:
+            spark: the session that its slots run in, classic or Spark Connect.
+            layer: the vertex that tracks its records; with `FTStatus.OFF` nothing is tracked, and the loss of a
+                slot ends the job.
+            name: of the topology; keep it over restarts.
+            parallelism: of operators that have none of their own. The highest one is the number of task slots that
+                the job holds.
+            restart: what becomes of a slot that is lost; see `default_restart`.
+            options: batching, credits, heartbeats.
+
+        Raises `ConfigError`.
+        """
+        self._spark = spark
+        self._layer = layer
+        self._restart = restart
+        self._options = TopologyOptions() if options is None else options
+        self._builder = GraphBuilder(name, parallelism=parallelism, status=layer.status)
+
+    @property
+    def name(self) -> str:
+        """The topology's name."""
+        return self._builder.name
+
+    def source(
+        self,
+        source: Any,
+        schema: Schema | None = None,
+        *,
+        options: Mapping[str, str] | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry: StreamOptions | None = None,
+    ) -> DataStream:
+        """Begin a stream; arguments and errors as `ftlayer.stream.builder.GraphBuilder.source`."""
+        return self._builder.source(
+            source, schema, options=options, uid=uid, parallelism=parallelism, retry=retry
+        )
+
+    # ------------------------------------------------------------ looking at it
+
+    def job_graph(self) -> JobGraph:
+        """Return what will run; raises where the topology could not be tracked, naming the operators."""
+        return job_graph(self._builder.build(), self._layer.status, self._layer.stream_options)
+
+    def explain(self) -> str:
+        """Return the topology in words: its chains, how records get from one to the next, where the vertex comes in."""
+        return explain(self.job_graph())
+
+    def to_mermaid(self) -> str:
+        """Return the topology as a Mermaid flowchart."""
+        return to_mermaid(self.job_graph())
+
+    def to_dot(self) -> str:
+        """Return the topology in Graphviz's language."""
+        return to_dot(self.job_graph())
+
+    # ------------------------------------------------------------ running it
+
+    def execute(self, *, stop_at_latest: bool = False) -> Job:
+        """Run the topology to its end, with a line of progress; Ctrl-C cancels it.
+
+        Arguments and errors as `execute_async`; also raises what the job fails with.
+        """
+        return follow(self.execute_async(stop_at_latest=stop_at_latest))
+
+    def execute_async(self, *, stop_at_latest: bool = False) -> Job:
+        """Start the topology and return its handle; it runs in threads of this process and slots of the session.
+
+        What an earlier run of the same name left pending is replayed first.
+
+        Args:
+            stop_at_latest: readers end at the offset that is their latest now, so that the job ends.
+
+        Raises:
+            InvalidTopologyError: the topology cannot be tracked, or cannot be sent to the slots; names the operator.
+            ConfigError: the session cannot run slots, or a topology of this name runs already.
+            JobStartError: there are too few task slots, or the driver cannot be reached.
+            VertexError: the vertex does not answer.
+        """
+        graph = self.job_graph()
+        check_session(self._spark)
+        taken = taken_task_slots()
+        taken.take(graph.name, graph.slots)
+        try:
+            return self._start(graph, stop_at_latest)
+        except BaseException:
+            taken.give_back(graph.name)
+            raise
+
+    def _start(self, graph: JobGraph, stop_at_latest: bool) -> Job:
+        check_task_slots(self._spark, graph.slots, graph.name)
+        place = place_of(self._spark)
+        client = self._layer.client_for(self._spark) if self._layer.status is FTStatus.ON else None
+        vertex = None if client is None else JobVertexCalls(client, dict(graph.options))
+        job = Job(f"{graph.name}-{uuid.uuid4().hex[:12]}")
+        server, order = self._open_door(job, graph, place, client)
+        try:
+            runner = SlotRunner(pickled_order(order))
+            if vertex is not None:
+                _check_reachable(place, vertex.client)
+                vertex.open()
+        except BaseException:
+            server.close()
+            raise
+        restart = default_restart() if self._restart is None else copy.deepcopy(self._restart)
+        planners = Planners(
+            graph,
+            vertex,
+            order.key,
+            restart,
+            send=job.send_splits,
+            failed=job.broken,
+            stop_at_latest=stop_at_latest,
+        )
+        job.start(
+            JobParts(
+                graph,
+                self._options,
+                restart,
+                server,
+                SlotSubmitter(self._spark, job.job, graph.name, runner, job.spark_job_ended),
+                vertex,
+                planners,
+                on_over=lambda: taken_task_slots().give_back(graph.name),
+            )
+        )
+        return job
+
+    def _open_door(
+        self, job: Job, graph: JobGraph, place: Place, client: VertexClient | None
+    ) -> tuple[ControlServer, SlotOrder]:
+        """Listen for slots, and return what the first one has to know."""
+        token = secrets.token_urlsafe(32)
+        certificate = None
+        if not place.is_local:
+            # Late, because most jobs need no certificate.
+            from ftlayer.service.tls import make_certificate
+
+            made = make_certificate([TLS_NAME])
+            certificate = made.cert, made.key
+        try:
+            server = ControlServer(
+                host=place.listen,
+                token=token,
+                job=job.job,
+                slots=graph.slots,
+                certificate=certificate,
+                on_message=job.slot_said,
+                on_lost=job.slot_lost,
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise JobStartError(
+                f"the driver cannot listen on {place.listen}, where slots were to reach it ({error}): set "
+                "spark.driver.bindAddress to an address of this machine, and spark.driver.host to how others reach it"
+            ) from error
+        scheme = "grpc" if certificate is None else "grpc+tls"
+        host = f"[{place.advertised}]" if ":" in place.advertised else place.advertised
+        door = Door(
+            f"{scheme}://{host}:{server.port}",
+            token,
+            None if certificate is None else certificate[0],
+            "" if certificate is None else TLS_NAME,
+        )
+        return server, SlotOrder(
+            job=job.job,
+            slot=0,
+            coordinator=door,
+            graph=graph,
+            options=self._options,
+            vertex=client,
+            listen_on="127.0.0.1" if place.is_local else "",
+            tls_cert=None if certificate is None else certificate[0],
+            tls_key=None if certificate is None else certificate[1],
+            key=os.urandom(KEY_BYTES),
+        )
+
+
+def _check_reachable(place: Place, client: VertexClient) -> None:
+    """Raise `ConfigError` for a vertex on loopback whose tasks would be on other machines."""
+    host = client.address.partition("://")[2].rpartition(":")[0].strip("[]")
+    if is_loopback(host) and not place.is_local:
+        raise ConfigError(
+            f"the vertex listens on {client.address}, which other machines cannot reach: it was started before a "
+            "session on a cluster was there. Make the session first, or a new FTLayer"
+        )
+
+
+__all__ = ["StreamEnvironment", "default_restart"]
