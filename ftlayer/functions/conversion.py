@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC
+from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any, Protocol
@@ -30,6 +30,9 @@ class Form(Protocol):
     def expected(self, schema: pa.Schema) -> str:
         """Say what a function has to return."""
 
+
+_EPOCH = datetime(1970, 1, 1)
+_UTC = string_to_tzinfo("UTC")
 
 UNREADABLE = (ValueError, OverflowError, pa.ArrowException)
 """Spark takes strings that are not UTF-8, and dates past the year 9999."""
@@ -136,18 +139,22 @@ def _is_readable(column: pa.Array) -> bool:
 
 
 def python_values(column: pa.Array) -> list[Any]:
-    """Return a column's values as Python objects, as its ``to_pylist`` does, and sooner for timestamps."""
+    """Return a column's values as its ``to_pylist`` does; timestamps, which that takes microseconds for, sooner."""
     kind = column.type
+    # Python has no nanoseconds.
     if not pa.types.is_timestamp(kind) or kind.unit == "ns":
         values: list[Any] = column.to_pylist()
         return values
-    values = column.to_numpy(zero_copy_only=False).tolist()
-    if int in set(map(type, values)):
+    since = column.to_numpy(zero_copy_only=False).view(f"m8[{kind.unit}]").tolist()
+    # NumPy has numbers for what is too far for Python, and takes the least of all for a null.
+    if int in set(map(type, since)) or since.count(None) != column.null_count:
         raise OverflowError("a time lies outside the years 1 to 9999")
-    if kind.tz is not None:
-        zone = string_to_tzinfo(kind.tz)
-        values = [value if value is None else value.replace(tzinfo=UTC).astimezone(zone) for value in values]
-    return values
+    epoch = _EPOCH if kind.tz is None else _EPOCH.replace(tzinfo=_UTC)
+    times = [None if span is None else epoch + span for span in since]
+    if kind.tz is None or kind.tz == "UTC":
+        return times
+    zone = string_to_tzinfo(kind.tz)
+    return [time and time.astimezone(zone) for time in times]
 
 
 def to_batch(rows: Sequence[Any], schema: pa.Schema, form: Form = DICTS) -> pa.RecordBatch:

@@ -41,7 +41,7 @@ class RecordSegment:
     ) -> None:
         """``schema`` is what the last of ``steps`` emits; without any, the records are only converted to it.
 
-        ``made_by`` answers for records that do not fit the schema, if ``steps`` make no new ones.
+        ``made_by`` answers for records that do not fit the schema, if ``steps`` make no new ones; needed without any.
         """
         self._done = 0
         self._counts: list[int] = []
@@ -52,7 +52,7 @@ class RecordSegment:
         self._single = is_one_to_one(steps)
         self._processing = [step for step in steps if isinstance(step, Processing)]
         makers = [step.uid for step in steps if not isinstance(step, Filter)]
-        self._maker = makers[-1] if makers else made_by
+        self._maker = (makers or [made_by or steps[-1].uid])[-1]
 
     @property
     def progress(self) -> int:

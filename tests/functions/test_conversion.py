@@ -1,0 +1,112 @@
+"""Records between Arrow and Python, in both forms."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftlayer.functions.conversion import DICTS, VALUES, Form, python_values, records_in_form, to_batch
+
+BY_TYPE: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int8(): st.integers(-128, 127),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.uint64(): st.integers(0, 2**64 - 1),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.text(max_size=4),
+    pa.large_string(): st.text(max_size=4),
+    pa.binary(): st.binary(max_size=4),
+    pa.date32(): st.dates(),
+    pa.decimal128(9, 2): st.decimals(-99_999, 99_999, places=2),
+    pa.list_(pa.int64()): st.lists(st.none() | st.integers(-5, 5), max_size=3),
+    pa.struct([("x", pa.int64())]): st.fixed_dictionaries({"x": st.none() | st.integers(-5, 5)}),
+    pa.timestamp("us", "UTC"): st.datetimes(timezones=st.just(dt.UTC)),
+    pa.timestamp("ms"): st.datetimes().map(lambda time: time.replace(microsecond=0)),
+}
+
+
+@st.composite
+def tables(draw: Any) -> tuple[pa.Schema, list[tuple[Any, ...]]]:
+    kinds = draw(st.lists(st.sampled_from(list(BY_TYPE)), min_size=1, max_size=4))
+    schema = pa.schema([(f"c{place}", kind) for place, kind in enumerate(kinds)])
+    row = st.tuples(*(st.none() | BY_TYPE[kind] for kind in kinds))
+    return schema, draw(st.lists(row, max_size=6))
+
+
+@settings(max_examples=200, deadline=None)
+@given(tables(), st.integers(0, 3))
+def test_records_of_all_types_come_back_in_both_forms(
+    table: tuple[pa.Schema, list[tuple[Any, ...]]], start: int
+) -> None:
+    schema, rows = table
+    values = [row[0] for row in rows] if len(schema) == 1 else rows
+    batch = to_batch(values, schema, VALUES)
+    assert batch.schema == schema
+    assert list(VALUES.read(batch.slice(start))) == values[start:]
+    dicts = [dict(zip(schema.names, row, strict=True)) for row in rows]
+    assert DICTS.read(batch) == dicts
+    assert to_batch(dicts, schema, DICTS).equals(batch)
+
+
+ZONES = st.sampled_from([None, "UTC", "Europe/Berlin", "America/New_York", "+02:30", "-11:00"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.none() | st.integers(-(2**33), 2**36) | st.integers(-(2**63), 2**63 - 1), max_size=4),
+    st.sampled_from(["s", "ms", "us"]),
+    ZONES,
+    st.integers(0, 2),
+)
+def test_timestamps_are_read_as_arrow_reads_them(
+    ticks: list[int | None], unit: str, zone: str | None, start: int
+) -> None:
+    column = pa.array(ticks, pa.int64()).view(pa.timestamp(unit, zone)).slice(start)
+    try:
+        expected = column.to_pylist()
+    except (ValueError, OverflowError):
+        with pytest.raises((ValueError, OverflowError)):
+            python_values(column)
+        return
+    found = python_values(column)
+    assert found == expected
+    for one, other in zip(found, expected, strict=True):
+        if one is not None:
+            assert (one.tzinfo, one.fold, one.isoformat()) == (other.tzinfo, other.fold, other.isoformat())
+
+
+def test_both_sides_of_a_clock_that_was_set_back() -> None:
+    instants = [dt.datetime(2024, 10, 27, hour, 30, tzinfo=dt.UTC) for hour in range(3)]
+    column = pa.array(instants, pa.timestamp("us", "Europe/Berlin"))
+    assert [time.isoformat() for time in python_values(column)] == [
+        "2024-10-27T02:30:00+02:00",
+        "2024-10-27T02:30:00+01:00",
+        "2024-10-27T03:30:00+01:00",
+    ]
+
+
+@pytest.mark.parametrize("form", [DICTS, VALUES])
+def test_in_the_place_of_an_unreadable_record_is_the_reason(form: Form) -> None:
+    text = pa.array([b"ok", b"\xff"], pa.binary()).view(pa.string())
+    when = pa.array([0, 2**62], pa.int64()).view(pa.timestamp("us", "UTC"))
+    for name, column in (("text", text), ("when", when)):
+        good, bad = records_in_form(pa.record_batch({"n": [1, 2], name: column}), form)
+        assert isinstance(bad, ValueError)
+        assert f"column {name!r} of the record" in str(bad)
+        assert not isinstance(good, Exception)
+
+
+@pytest.mark.parametrize("bad", [1.5, math.inf, math.nan, "1", True, 2**63, [1], b"1"])
+def test_nothing_is_bent_to_fit_an_integer(bad: Any) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    for rows in ([bad], [1, bad], [bad, 1]):
+        with pytest.raises((TypeError, ValueError, OverflowError, pa.ArrowException)):
+            to_batch(rows, schema, VALUES)
+        with pytest.raises((TypeError, ValueError, OverflowError, pa.ArrowException)):
+            to_batch([{"n": value} for value in rows], schema, DICTS)
