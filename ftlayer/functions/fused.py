@@ -145,17 +145,18 @@ class _Body:
         self._after.append(f"{self._indent}at = {number}")
 
     def _reduce(self, number: int, step: Reducing, result: str) -> None:
-        self.names |= {f"t{number}": step.table, f"u{number}": step.uid}
+        self.names |= {f"t{number}": step.table, f"u{number}": step.uid, f"n{number}": step.create}
+        old, added = f"old{number}", f"{result} = f{number}(old{number}, {self._record})"
+        begun = step.create is not None
         self._add(
             f"k{number} = {step.key.source(self._record)}",
             "try:",
-            f"    old{number} = t{number}[k{number}]",
+            f"    {old} = t{number}[k{number}]",
             "except KeyError:",
-            f"    {result} = {self._record}",
+            f"    {old} = n{number}()" if begun else f"    {result} = {self._record}",
             "except TypeError:",
             f"    raise unhashable(u{number}, k{number}) from None",
-            "else:",
-            f"    {result} = f{number}(old{number}, {self._record})",
+            *([added] if begun else ["else:", f"    {added}"]),
         )
         self._after.append(f"{self._indent}t{number}[k{number}] = {result}")
 

@@ -56,6 +56,7 @@ class Reducing:
     schema: pa.Schema
     key: KeyColumns
     table: MutableMapping[Key, Any]
+    create: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def _prepare_step(operator: ChainOperator, schema: pa.Schema, backend: Backend) 
         )
     key = KeyColumns.of(operator.uid, operator.keys, schema)
     table = backend.state(operator.uid).values(REDUCE_TABLE)
-    return Reducing(operator.uid, operator.function, operator.schema, key, table)
+    return Reducing(operator.uid, operator.function, operator.schema, key, table, operator.create)
 
 
 def _prepare_process(

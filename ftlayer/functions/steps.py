@@ -56,6 +56,7 @@ class MapBatches:
 class Reduce:
     """Running aggregate a key: the first record of a key as it is, then ``function(aggregate, record)``.
 
+    With ``create`` it begins with ``function(create(), record)``, and may be of another schema than the records.
     Emits the new aggregate for every record. ``keys`` are columns.
     """
 
@@ -64,6 +65,7 @@ class Reduce:
     keys: tuple[str, ...]
     schema: pa.Schema
     volatile_state: bool = False
+    create: Callable[[], Any] | None = None
 
 
 @dataclass(frozen=True)

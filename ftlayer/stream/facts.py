@@ -32,6 +32,8 @@ def declared_inputs(operator: Operator) -> tuple[pa.Schema, ...]:
     """Return the schema of each input as far as the operator knows it itself, else ()."""
     if isinstance(operator, CoProcess | Join):
         return operator.inputs
+    if isinstance(operator, Reduce) and operator.create is not None:
+        return ()
     return (operator.schema,) if isinstance(operator, Filter | Reduce | AssignWatermarks | Sink) else ()
 
 

@@ -51,6 +51,29 @@ class KeyedStream(DataStream):
             lambda uid: Reduce(uid, function, self.keys, self.schema, volatile_state), uid, parallelism
         )
 
+    def aggregate(
+        self,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        schema: Schema,
+        *,
+        volatile_state: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """Emit for each record the aggregate of its key: ``add(create(), record)``, then ``add(aggregate, record)``.
+
+        The aggregate is a record of ``schema`` (what ``create`` returns need not be). ``volatile_state`` as in
+        `reduce`.
+        """
+        for what, function in (("create", create), ("add", add)):
+            if not callable(function):
+                raise ConfigError(f"aggregate: {what} is a {type(function).__name__}, not a function")
+        to = self.builder.schema(schema, "aggregate")
+        return self._then(
+            lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create), uid, parallelism
+        )
+
     def process(
         self,
         function: Any,

@@ -60,6 +60,8 @@ def kind_of(operator: Operator) -> str:
             return "watermarks"
         case CoProcess():
             return "co_process"
+        case Reduce() if operator.create is not None:
+            return "aggregate"
     return type(operator).__name__.lower()
 
 
@@ -73,7 +75,7 @@ def display_name(operator: Operator) -> str:
         case Map() | FlatMap() | Filter() | MapBatches():
             return f"{kind_of(operator)}({function_name(operator.function)})"
         case Reduce():
-            return f"reduce({function_name(operator.function)} by {', '.join(operator.keys)})"
+            return f"{kind_of(operator)}({function_name(operator.function)} by {', '.join(operator.keys)})"
         case Process():
             by = f" by {', '.join(operator.keys)}" if operator.keys else ""
             return f"process({function_name(operator.function)}{by})"

@@ -293,6 +293,29 @@ def test_a_record_that_fails_in_or_right_behind_a_reduce_does_not_count() -> Non
     assert failed(result) == {1: "sum", 2: "after"}
 
 
+def test_an_aggregate_begins_with_what_create_returns_and_may_be_of_another_schema() -> None:
+    counted = pa.schema([("k", pa.string()), ("n", pa.int64()), ("largest", pa.float64())])
+
+    def add(aggregate: Any, record: Record) -> Any:
+        return record[0], aggregate[1] + 1, max(aggregate[2], float(record[1]))
+
+    step = Reduce("count", add, ("k",), counted, create=lambda: (None, 0, float("-inf")))
+    chain = chain_of(step, Map("n", lambda record: (record[0], record[1]), KV))
+    result = run(chain, [("a", 3), ("b", 1), ("a", 2)])
+    assert rows_of(result) == [(0, ("a", 1)), (1, ("b", 1)), (2, ("a", 2))]
+    again = run(chain, [("a", 9), ("c", None)])  # type: ignore[list-item]
+    assert rows_of(again) == [(0, ("a", 3))]
+    assert failed(again) == {1: "count"}
+
+
+def test_an_aggregate_that_cannot_begin_fails_the_record() -> None:
+    def broken() -> Any:
+        raise ValueError("no beginning")
+
+    result = run(chain_of(Reduce("count", lambda a, b: a, ("k",), KV, create=broken)), [("a", 1)])
+    assert failed(result) == {0: "count"}
+
+
 def test_a_stream_of_one_column_is_its_own_key_and_several_columns_are_a_tuple() -> None:
     one = TopologyChain(
         [Reduce("r", lambda a, b: a, ("v",), V), Map("m", lambda v: (str(v), v), KV)], [V], HeapBackend()

@@ -70,6 +70,8 @@ def test_schemas_follow_the_operators(env: GraphBuilder, orders: Orders) -> None
     assert source.map(double, pa.schema([("n", pa.int8())])).filter(bool).schema.names == ["n"]
     assert source.flat_map(double, "word string").schema == pa.schema([("word", pa.string())])
     assert source.key_by("user").reduce(max).schema == source.schema
+    counts = source.key_by("user").aggregate(tuple, max, "user string, n bigint")
+    assert counts.schema.names == ["user", "n"]
 
 
 def test_the_parser_of_schemas_can_be_replaced() -> None:
