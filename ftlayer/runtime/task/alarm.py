@@ -11,10 +11,9 @@ class Alarm:
     def __init__(self) -> None:
         self._set_for: int | None = None
 
-    def rung(self, mono_ms: int) -> None:
-        """The task is called at this time."""
-        if self._set_for is not None and self._set_for <= mono_ms:
-            self._set_for = None
+    def rung(self) -> None:
+        """The task is called: whatever was asked for may have been it."""
+        self._set_for = None
 
     def set(self, due_ms: int | None) -> list[Action]:
         """Ask to be called at ``due_ms`` (None: nothing is due)."""

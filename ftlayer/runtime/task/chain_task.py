@@ -77,7 +77,7 @@ class ChainTask:
         """See `Task.on_time`."""
         if self._closing:
             return []
-        self._alarm.rung(now.mono_ms)
+        self._alarm.rung()
         actions: list[Action] = []
         for place, stage in enumerate(self._pipeline.stages):
             due = stage.chain.next_processing_ms

@@ -112,7 +112,7 @@ class JoinTask:
         """See `Task.on_time`."""
         if self._ended:
             return []
-        self._alarm.rung(now.mono_ms)
+        self._alarm.rung()
         return [*self._evict(now), *self._wake()]
 
     def accepted(self, ticket: int, now: Now) -> list[Action]:

@@ -19,7 +19,6 @@ from ftlayer.runtime.task.pipeline import Passed, Rows
 from ftlayer.runtime.task.settle import NO_ROOTS, Done, SettleQueue
 from ftlayer.runtime.task.timer_roots import TimerRoots
 
-
 _NOTHING_OWED: U64Array = np.zeros(1, np.uint64)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import FailException, QueryError
+from ftlayer.errors import FailException, JobError
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.layer.calls import Now
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
@@ -436,7 +436,7 @@ def test_untracked_it_pairs_and_a_failure_goes_up():
     zero = pa.RecordBatch.from_pylist([{"key": 1, "number": 0}], schema=IN)
     assert task.input(CHANNELS[0], Batch(one, None, times), now) == []
     assert sends(task.input(CHANNELS[1], Batch(one, None, times), now)) == [(5, 2)]
-    with pytest.raises(QueryError, match="'join' failed: ZeroDivisionError"):
+    with pytest.raises(JobError, match="'join' failed: ZeroDivisionError"):
         task.input(CHANNELS[1], Batch(zero, None, times), now)
     assert len(task.held_roots()) == 0
 
