@@ -42,7 +42,7 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """This channel holds no watermark back until it carries something again."""
+    """This channel holds no watermark back until its next `Watermark` (batches may come that are replays alone)."""
 
 
 @dataclass(frozen=True, slots=True)
