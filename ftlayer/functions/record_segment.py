@@ -16,9 +16,9 @@ from ftlayer.functions.conversion import (
     records_in_form,
     schema_text,
     text_of,
-    to_batch,
 )
 from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.fitting import convert
 from ftlayer.functions.fused import Fused, fuse, is_one_to_one
 from ftlayer.functions.outcome import I64, Outcome
 from ftlayer.functions.prepared import PreparedStep, Processing
@@ -134,40 +134,19 @@ class _Run:
 
     def _convert(self) -> None:
         """Convert what has come out since the last time."""
+        schema, form, uid = self._segment._schema, self._segment._form, self._segment._maker
         parents = self._parents[self._converted : len(self._counts)]
-        counts = self._counts[self._converted :]
-        try:
-            batch = to_batch(self._out, self._segment._schema, self._segment._form)
-        except MemoryError:
-            raise
-        except Exception:  # noqa: BLE001 - anything may be among what a user's function returned
-            batch, counts = self._convert_one_by_one(parents, counts)
+
+        def misfit(place: int, error: Exception) -> None:
+            said = TypeError(
+                f"what {uid!r} returned does not fit its schema ({schema_text(schema)}): {text_of(error)}; "
+                f"{form.expected(schema)}"
+            )
+            self._failures.append(failure_of(int(parents[place]), uid, said))
+
+        batch, counts = convert(self._out, self._counts[self._converted :], schema, form, misfit)
         if not self._segment._single or len(parents) != batch.num_rows:
             parents = np.repeat(parents, counts)
         self._pieces.append((batch, parents))
         self._converted = len(self._counts)
         self._out.clear()
-
-    def _convert_one_by_one(self, parents: I64, counts: list[int]) -> tuple[pa.RecordBatch, list[int]]:
-        """Find the records whose result does not fit the schema: they fail, the others go on."""
-        schema, form, uid = self._segment._schema, self._segment._form, self._segment._maker
-        good: list[pa.RecordBatch] = []
-        kept: list[int] = []
-        start = 0
-        for parent, count in zip(parents.tolist(), counts, strict=True):
-            rows = self._out[start : start + count]
-            start += count
-            try:
-                good.append(to_batch(rows, schema, form))
-            except MemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - as above
-                misfit = TypeError(
-                    f"what {uid!r} returned does not fit its schema ({schema_text(schema)}): {text_of(error)}; "
-                    f"{form.expected(schema)}"
-                )
-                self._failures.append(failure_of(parent, uid, misfit))
-                kept.append(0)
-            else:
-                kept.append(count)
-        return concat(good, schema), kept

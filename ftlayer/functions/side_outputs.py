@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.functions.conversion import Form, concat, schema_text, text_of, to_batch
+from ftlayer.functions.conversion import Form, schema_text, text_of
 from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, SideOutput
 from ftlayer.functions.prepared import Processing
 
@@ -36,22 +37,11 @@ def _converted(
     parents: I64,
     failures: list[RowFailure],
 ) -> SideOutput:
-    try:
-        return SideOutput(tag, to_batch(records, schema, form), parents)
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - anything may be among what a user's function gave
-        good = []
-        for record, parent in zip(records, parents.tolist(), strict=True):
-            try:
-                good.append((to_batch([record], schema, form), parent))
-            except MemoryError:
-                raise
-            except Exception as error:  # noqa: BLE001 - as above
-                misfit = TypeError(
-                    f"what {uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): "
-                    f"{text_of(error)}"
-                )
-                failures.append(failure_of(parent, uid, misfit))
-        batch = concat([batch for batch, _ in good], schema)
-        return SideOutput(tag, batch, np.array([parent for _, parent in good], dtype=np.int64))
+    def misfit(place: int, error: Exception) -> None:
+        said = TypeError(
+            f"what {uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): {text_of(error)}"
+        )
+        failures.append(failure_of(int(parents[place]), uid, said))
+
+    batch, kept = convert(records, [1] * len(records), schema, form, misfit)
+    return SideOutput(tag, batch, np.repeat(parents, kept))

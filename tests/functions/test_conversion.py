@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.conversion import DICTS, VALUES, Form, python_values, records_in_form, to_batch
+from ftlayer.functions.fitting import convert
 
 BY_TYPE: dict[pa.DataType, st.SearchStrategy[Any]] = {
     pa.int8(): st.integers(-128, 127),
@@ -110,3 +111,40 @@ def test_nothing_is_bent_to_fit_an_integer(bad: Any) -> None:
             to_batch(rows, schema, VALUES)
         with pytest.raises((TypeError, ValueError, OverflowError, pa.ArrowException)):
             to_batch([{"n": value} for value in rows], schema, DICTS)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 9) | st.just("bad"), max_size=3), min_size=1, max_size=20))
+def test_just_what_does_not_fit_is_left_out(groups: list[list[Any]]) -> None:
+    schema = pa.schema([("n", pa.int64())])
+    failed: list[int] = []
+    rows = [value for group in groups for value in group]
+    batch, kept = convert(
+        rows, [len(group) for group in groups], schema, VALUES, lambda place, error: failed.append(place)
+    )
+    assert failed == [place for place, group in enumerate(groups) if "bad" in group]
+    assert list(kept) == [0 if "bad" in group else len(group) for group in groups]
+    assert batch.column(0).to_pylist() == [v for group in groups if "bad" not in group for v in group]
+    assert batch.schema == schema
+
+
+def test_one_misfit_among_thousands_is_found_in_few_conversions() -> None:
+    calls = 0
+
+    class Counting(type(VALUES)):  # type: ignore[misc]
+        def columns(self, rows: Any, schema: pa.Schema) -> Any:
+            nonlocal calls
+            calls += 1
+            return super().columns(rows, schema)
+
+    rows = [*range(3_000), "bad", *range(1_000)]
+    failed: list[int] = []
+    batch, _ = convert(
+        rows,
+        [1] * len(rows),
+        pa.schema([("n", pa.int64())]),
+        Counting(),
+        lambda place, _: failed.append(place),
+    )
+    assert (failed, batch.num_rows) == ([3_000], 4_000)
+    assert calls <= 2 * math.ceil(math.log2(len(rows))) + 3

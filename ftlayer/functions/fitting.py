@@ -1,0 +1,63 @@
+"""Results to Arrow, where some of them may not fit the schema: halves are tried, so that just the culprits fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.functions.conversion import Form, concat, to_batch
+
+
+def convert(
+    rows: Sequence[Any],
+    counts: Sequence[int],
+    schema: pa.Schema,
+    form: Form,
+    fail: Callable[[int, Exception], None],
+) -> tuple[pa.RecordBatch, Sequence[int]]:
+    """Convert ``rows``, of which ``counts`` says how many belong together; one that does not fit fails its like.
+
+    Calls ``fail(place in counts, error)`` for them, in ascending order. Returns what fits, and ``counts`` with 0
+    for what does not. `MemoryError`, and what is no `Exception`, goes up.
+    """
+    try:
+        return to_batch(rows, schema, form), counts
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - anything may be among what a user's function returned
+        search = _Search(schema, form, fail)
+        search.halves(rows, counts, 0)
+        return concat(search.good, schema), search.kept
+
+
+class _Search:
+    """The search for what does not fit."""
+
+    def __init__(self, schema: pa.Schema, form: Form, fail: Callable[[int, Exception], None]) -> None:
+        self.good: list[pa.RecordBatch] = []
+        self.kept: list[int] = []
+        self._schema = schema
+        self._form = form
+        self._fail = fail
+
+    def halves(self, rows: Sequence[Any], counts: Sequence[int], first: int) -> None:
+        half = (len(counts) + 1) // 2
+        cut = sum(counts[:half])
+        self._part(rows[:cut], counts[:half], first)
+        if half < len(counts):
+            self._part(rows[cut:], counts[half:], first + half)
+
+    def _part(self, rows: Sequence[Any], counts: Sequence[int], first: int) -> None:
+        try:
+            self.good.append(to_batch(rows, self._schema, self._form))
+            self.kept += counts
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - as above
+            if len(counts) > 1:
+                self.halves(rows, counts, first)
+            else:
+                self._fail(first, error)
+                self.kept.append(0)
