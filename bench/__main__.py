@@ -10,7 +10,7 @@ from pathlib import Path
 import bench
 from bench import harness
 
-_NOT_BENCHMARKS = {"__main__", "harness"}
+_NOT_BENCHMARKS = {"__main__", "harness", "peers"}
 
 
 def main() -> None:
@@ -20,11 +20,16 @@ def main() -> None:
     parser.add_argument("name", choices=names)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: under 45 seconds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to FILE as well")
+    parser.add_argument(
+        "--pyflink", action="store_true", help="topology: measure PyFlink too, where it is installed"
+    )
     options = parser.parse_args()
 
     module = importlib.import_module(f"bench.{options.name}")
     facts = harness.machine()
-    metrics: dict[str, float] = module.run(options.quick)
+    # Peers that take minutes are asked for.
+    more = {"pyflink": True} if options.pyflink else {}
+    metrics: dict[str, float] = module.run(options.quick, **more)
     harness.report(options.name, metrics, module.TARGETS)
     if options.json is not None:
         harness.write_json(options.json, options.name, facts, metrics, options.quick)

@@ -7,6 +7,11 @@ _NAMES = [f"key-{number:016d}" for number in range(KEYS)]
 """20 characters each."""
 
 
+def names() -> list[str]:
+    """All keys, in order."""
+    return _NAMES
+
+
 def with_key(number: int) -> tuple[int, str]:
     """The first function: an id and its key."""
     return number, _NAMES[number % KEYS]

@@ -10,9 +10,9 @@ import json
 import sys
 
 from pyflink.common import Configuration, Types
+from pyflink.common.watermark_strategy import WatermarkStrategy
 from pyflink.datastream import RuntimeContext, StreamExecutionEnvironment
 from pyflink.datastream.connectors.number_seq import NumberSequenceSource
-from pyflink.common.watermark_strategy import WatermarkStrategy
 from pyflink.datastream.functions import KeyedProcessFunction
 from pyflink.datastream.state import ValueStateDescriptor
 
@@ -39,7 +39,9 @@ def main(mode: str, records: int) -> None:
     env = StreamExecutionEnvironment.get_execution_environment(options)
     env.set_parallelism(2)
     ids = env.from_source(NumberSequenceSource(0, records - 1), WatermarkStrategy.no_watermarks(), "ids")
-    keyed = ids.map(with_key, Types.TUPLE([Types.LONG(), Types.STRING()])).key_by(lambda record: record[1], Types.STRING())
+    keyed = ids.map(with_key, Types.TUPLE([Types.LONG(), Types.STRING()])).key_by(
+        lambda record: record[1], Types.STRING()
+    )
     counted = keyed.process(_Count(), Types.TUPLE([Types.STRING(), Types.LONG()]))
     done = counted.map(last, Types.TUPLE([Types.STRING(), Types.LONG()]))
     done.filter(lambda record: False).print()

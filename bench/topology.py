@@ -1,0 +1,409 @@
+"""A continuous topology of two slots against the same job in Bytewax (and, with ``--pyflink``, in PyFlink).
+
+The job: id → Python function a record → (id, 20-byte key of 10,000) → key_by → count a key → Python function a
+record → discard. The functions are the same for every system (`bench.peers.functions`). A rate is taken from the
+first record read to the last one discarded; the peers are timed the same way, by their own clocks, which is the
+machine's monotone clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from bench.harness import Target, note
+from bench.peers.functions import KEYS, last, names, with_key
+
+TARGETS = {
+    "records_per_s_python": Target(at_least=1e6),
+    "vs_bytewax": Target(at_least=2.5),
+    "records_per_s_arrow": Target(at_least=4e6),
+    "tracking_cost": Target(at_least=0.65),
+    "p50_ms_at_10k": Target(at_most=8),
+    "p99_ms_at_10k": Target(at_most=20),
+    "slot_recovery_s": Target(at_most=1.2),
+    "replayed_s": Target(at_most=3),
+    "start_s": Target(at_most=3),
+}
+
+SLOTS = 2
+ARROW_ROWS = 16_384
+PACED_PER_S = 10_000
+PACE_S = 0.002
+
+ID = "id bigint"
+KEYED = "id bigint, key string"
+COUNTED = "key string, n bigint"
+STAMPED = "sent bigint, key string"
+STAMPED_COUNT = "sent bigint, n bigint"
+
+
+# ---------------------------------------------------------------- what runs in the slots
+
+
+class Marks:
+    """Monotone times that processes leave in a folder, a file each, the latest one in it."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder, self._name = folder, name
+        self._file = -1
+
+    def __reduce__(self) -> Any:
+        return Marks, (self._folder, self._name)
+
+    def set(self) -> None:
+        """Leave the time it is now."""
+        now = np.float64(time.monotonic()).tobytes()
+        if self._file < 0:
+            self._file = create(Path(self._folder) / f"{self._name}-{os.getpid()}")
+            os.pwrite(self._file, now, 0)
+        os.pwrite(self._file, now, 8)
+
+
+def create(path: Path) -> int:
+    """Open a new file for writing; what is written is there for other processes at once."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+
+
+def read_marks(folder: Path, name: str) -> list[tuple[int, float, float]]:
+    """Return (process, first, last) of every process that left a mark of this name."""
+    found = []
+    for path in folder.glob(f"{name}-*"):
+        times = np.frombuffer(path.read_bytes(), np.float64)
+        if len(times) == 2:
+            found.append((int(path.name.rpartition("-")[2]), float(times[0]), float(times[1])))
+    return found
+
+
+class Discard:
+    """A sink that marks the time."""
+
+    def __init__(self, folder: str) -> None:
+        self._marks = Marks(folder, "out")
+
+    def __call__(self, batch: pa.RecordBatch) -> None:
+        self._marks.set()
+
+
+class Delays:
+    """A sink that writes down, for each record, when it was sent and when it came: int64 nanoseconds."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file = -1
+
+    def __reduce__(self) -> Any:
+        return Delays, (self._folder,)
+
+    def __call__(self, batch: pa.RecordBatch) -> None:
+        now = time.monotonic_ns()
+        if self._file < 0:
+            self._file = create(Path(self._folder) / f"delays-{os.getpid()}")
+        sent = batch.column(0).to_numpy()
+        os.write(self._file, np.column_stack([sent, np.full(len(sent), now)]).tobytes())
+
+
+def read_delays(folder: Path) -> dict[int, np.ndarray[Any, np.dtype[np.int64]]]:
+    """Return (sent, came) rows by process."""
+    return {
+        int(path.name.rpartition("-")[2]): np.frombuffer(path.read_bytes(), np.int64).reshape(-1, 2)
+        for path in folder.glob("delays-*")
+    }
+
+
+def ids(folder: str, first: int, records: int) -> range:
+    Marks(folder, "in").set()
+    return range(first, records, SLOTS)
+
+
+def id_batches(folder: str, first: int, records: int) -> Iterator[pa.RecordBatch]:
+    Marks(folder, "in").set()
+    for start in range(first * ARROW_ROWS, records, SLOTS * ARROW_ROWS):
+        yield pa.record_batch({"id": np.arange(start, min(start + ARROW_ROWS, records))})
+
+
+def paced(first: int, seconds: float) -> Iterator[int]:
+    """Yield the time at which each record is sent, `PACED_PER_S` / `SLOTS` a second."""
+    begin = time.monotonic()
+    sent = 0
+    while (now := time.monotonic()) < begin + seconds:
+        due = int((now - begin) * PACED_PER_S / SLOTS)
+        for _ in range(sent, due):
+            yield time.monotonic_ns()
+        sent = max(sent, due)
+        time.sleep(PACE_S)
+
+
+def none_yet() -> tuple[str, int]:
+    return "", 0
+
+
+def count(aggregate: tuple[Any, int], record: tuple[Any, str]) -> tuple[str, int]:
+    return record[1], aggregate[1] + 1
+
+
+def stamp(sent: int) -> tuple[int, str]:
+    return sent, with_key(sent // 1_000)[1]
+
+
+def count_stamped(aggregate: tuple[int, int], record: tuple[int, str]) -> tuple[int, int]:
+    return record[0], aggregate[1] + 1
+
+
+def no_stamp() -> tuple[int, int]:
+    return 0, 0
+
+
+def last_stamped(record: tuple[int, int]) -> tuple[int, int]:
+    return record[0], record[1] + 1
+
+
+_NAMES = pa.array(names())
+
+
+def with_key_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    numbers = batch.column(0).to_numpy()
+    return pa.RecordBatch.from_arrays(
+        [batch.column(0), _NAMES.take(pa.array(numbers % KEYS))], names=["id", "key"]
+    )
+
+
+class CountBatches:
+    """Count a key, a batch at a time: a running count for each of its records."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        keys = batch.column(1).dictionary_encode()
+        places = keys.indices.to_numpy()
+        found = keys.dictionary.to_pylist()
+        before = np.array([self._counts.get(key, 0) for key in found], np.int64)
+        order = np.argsort(places, kind="stable")
+        sizes = np.bincount(places, minlength=len(found))
+        ranks = np.empty(len(places), np.int64)
+        ranks[order] = np.arange(len(places)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        self._counts.update(zip(found, (before + sizes).tolist(), strict=True))
+        return pa.RecordBatch.from_arrays(
+            [batch.column(1), pa.array(before[places] + ranks + 1)], names=["key", "n"]
+        )
+
+
+def last_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([batch.column(0), pc.add(batch.column(1), 1)], names=["key", "n"])
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def environment(spark: Any, layer: Any, name: str) -> Any:
+    from ftlayer import StreamEnvironment
+
+    return StreamEnvironment(spark, layer, name=name, parallelism=SLOTS)
+
+
+def python_job(env: Any, folder: Path, records: int) -> None:
+    from ftlayer import partitions
+
+    parts = [partial(ids, str(folder), first, records) for first in range(SLOTS)]
+    keyed = env.source(partitions(*parts), ID).map(with_key, KEYED).key_by("key")
+    counted = keyed.aggregate(none_yet, count, COUNTED, volatile_state=True)
+    counted.map(last, COUNTED).sink(Discard(str(folder)))
+
+
+def arrow_job(env: Any, folder: Path, records: int) -> None:
+    from ftlayer import partitions
+
+    parts = [partial(id_batches, str(folder), first, records) for first in range(SLOTS)]
+    keyed = env.source(partitions(*parts), ID).map_batches(with_key_batch, KEYED).key_by("key")
+    keyed.map_batches(CountBatches(), COUNTED).map_batches(last_batch, COUNTED).sink(Discard(str(folder)))
+
+
+def paced_job(env: Any, folder: Path, seconds: float) -> None:
+    from ftlayer import partitions
+
+    parts = [partial(paced, first, seconds) for first in range(SLOTS)]
+    keyed = env.source(partitions(*parts), "sent bigint").map(stamp, STAMPED).key_by("key")
+    counted = keyed.aggregate(no_stamp, count_stamped, STAMPED_COUNT, volatile_state=True)
+    counted.map(last_stamped, STAMPED_COUNT).sink(Delays(str(folder)))
+
+
+# ---------------------------------------------------------------- measuring
+
+
+class Bench:
+    """A Spark session, and a fresh folder and vertex for each job."""
+
+    def __init__(self, root: Path, spark: Any) -> None:
+        self.root, self.spark = root, spark
+        self._jobs = 0
+
+    def folder(self) -> Path:
+        self._jobs += 1
+        folder = self.root / str(self._jobs)
+        folder.mkdir()
+        return folder
+
+    def layer(self, folder: Path, *, tracked: bool) -> Any:
+        from ftlayer import FTLayer, FTStatus
+
+        return FTLayer.embedded(folder / "ft", status=FTStatus.ON if tracked else FTStatus.OFF)
+
+    def rate(self, job: Any, records: int, *, tracked: bool) -> float:
+        """Run a bounded job; return records a second from the first one in to the last one out."""
+        folder = self.folder()
+        with self.layer(folder, tracked=tracked) as layer:
+            env = environment(self.spark, layer, f"bench-{self._jobs}")
+            job(env, folder, records)
+            running = env.execute_async()
+            running.wait()
+        first = min(begin for _, begin, _ in read_marks(folder, "in"))
+        end = max(end for _, _, end in read_marks(folder, "out"))
+        shutil.rmtree(folder)
+        return records / (end - first)
+
+    def delays(self, seconds: float) -> tuple[float, float]:
+        """Return the median and the 99th percentile, in ms, of source to sink."""
+        folder = self.folder()
+        with self.layer(folder, tracked=True) as layer:
+            env = environment(self.spark, layer, f"bench-{self._jobs}")
+            paced_job(env, folder, seconds)
+            env.execute_async().wait()
+        rows = np.concatenate(list(read_delays(folder).values()))
+        shutil.rmtree(folder)
+        # The first seconds warm the processes up.
+        rows = rows[rows[:, 0] > rows[:, 0].min() + int(min(2.0, seconds / 3) * 1e9)]
+        delays = (rows[:, 1] - rows[:, 0]) / 1e6
+        return float(np.percentile(delays, 50)), float(np.percentile(delays, 99))
+
+    def recovery(self, seconds: float) -> tuple[float, float]:
+        """Kill a slot; return seconds to its successor's first record, and to the last of what was held."""
+        folder = self.folder()
+        with self.layer(folder, tracked=True) as layer:
+            env = environment(self.spark, layer, f"bench-{self._jobs}")
+            paced_job(env, folder, seconds)
+            job = env.execute_async()
+            wait_until(lambda: len(read_delays(folder)) == SLOTS)
+            time.sleep(seconds / 3)
+            before = set(read_delays(folder))
+            victim = next(slot.pid for slot in job.status().slots if slot.pid in before)
+            killed = time.monotonic_ns()
+            os.kill(victim, signal.SIGKILL)
+            job.wait()
+        found = read_delays(folder)
+        shutil.rmtree(folder)
+        firsts = [rows[0, 1] for pid, rows in found.items() if pid not in before and len(rows)]
+        rows = np.concatenate(list(found.values()))
+        held = rows[(rows[:, 0] < killed) & (rows[:, 1] > killed)]
+        last_held = held[:, 1].max() if len(held) else killed
+        return (min(firsts) - killed) / 1e9, (int(last_held) - killed) / 1e9
+
+    def start(self) -> float:
+        """Return seconds from execute to the first record at the sink."""
+        folder = self.folder()
+        with self.layer(folder, tracked=True) as layer:
+            layer.address  # noqa: B018 - starts the vertex, which belongs to the session being warm
+            env = environment(self.spark, layer, f"bench-{self._jobs}")
+            python_job(env, folder, 100_000)
+            begin = time.monotonic()
+            env.execute_async().wait()
+        first = min(first for _, first, _ in read_marks(folder, "out"))
+        shutil.rmtree(folder)
+        return first - begin
+
+
+def wait_until(condition: Any, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the topology did not come up within a minute")
+        time.sleep(0.01)
+
+
+def bytewax_rate(root: Path, records: int) -> float | None:
+    """Run the peer in two processes of its own; None, with a note, if it is not installed."""
+    try:
+        import bytewax  # noqa: F401 - asked for, not used
+    except ImportError:
+        note("bytewax is not installed (pip install '.[bench]'): no vs_bytewax")
+        return None
+    folder = root / "bytewax"
+    folder.mkdir(exist_ok=True)
+    subprocess.run(
+        [sys.executable, "-m", "bytewax.testing", "bench.peers.bytewax_job:flow", "-p", str(SLOTS)],
+        env={**os.environ, "BENCH_RECORDS": str(records), "BENCH_OUT": str(folder)},
+        check=True,
+        capture_output=True,
+    )
+    first = min(float(path.read_text()) for path in folder.glob("start-*"))
+    end = max(float(path.read_text()) for path in folder.glob("end-*"))
+    shutil.rmtree(folder)
+    return records / (end - first)
+
+
+def pyflink_rates(records: int) -> dict[str, float]:
+    """Run the peer in both of its modes, as far as they are installed."""
+    rates = {}
+    for mode in ("process", "thread"):
+        ran = subprocess.run(
+            [sys.executable, "-m", "bench.peers.pyflink_job", mode, str(records)],
+            capture_output=True,
+            text=True,
+        )
+        lines = [line for line in ran.stdout.splitlines() if line.startswith("{")]
+        if ran.returncode or not lines:
+            said = (ran.stderr.strip().splitlines() or ["no output"])[-1]
+            note(f"PyFlink in {mode} mode did not run ({said[:200]})")
+            continue
+        found = json.loads(lines[-1])
+        rates[f"records_per_s_pyflink_{mode}"] = found["records"] / found["seconds"]
+    return rates
+
+
+def run(quick: bool, pyflink: bool = False) -> dict[str, float]:
+    from pyspark.sql import SparkSession
+
+    records = 2_000_000 if quick else 8_000_000
+    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
+        root = Path(folder)
+        spark = (
+            SparkSession.builder.master("local[4]")
+            .appName("ftlayer-bench")
+            .config("spark.ui.enabled", "false")
+            .config("spark.sql.warehouse.dir", str(root / "warehouse"))
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            bench = Bench(root, spark)
+            bench.rate(python_job, 200_000, tracked=True)
+            found = {"start_s": bench.start()}
+            found["records_per_s_python"] = bench.rate(python_job, records, tracked=True)
+            found["records_per_s_untracked"] = bench.rate(python_job, records, tracked=False)
+            found["tracking_cost"] = found["records_per_s_python"] / found["records_per_s_untracked"]
+            found["records_per_s_arrow"] = bench.rate(arrow_job, 4 * records, tracked=True)
+            found["p50_ms_at_10k"], found["p99_ms_at_10k"] = bench.delays(6 if quick else 20)
+            found["slot_recovery_s"], found["replayed_s"] = bench.recovery(6 if quick else 15)
+        finally:
+            spark.stop()
+        bytewax = bytewax_rate(root, records // 2)
+        if bytewax is not None:
+            found["records_per_s_bytewax"] = bytewax
+            found["vs_bytewax"] = found["records_per_s_python"] / bytewax
+    if pyflink:
+        found |= pyflink_rates(records // 4)
+    return found
