@@ -10,9 +10,10 @@ import pyarrow as pa
 from ftlayer.functions.chain import RowFailure, failure_of
 
 GIVE_UP_MS = 10_000
-"""How long (ms) halves are tried while not one row gets through. A sink that is down would otherwise keep its
-slot for twice as many tries as there are rows, each with its own timeout; what was not tried then fails like
-the last one that was."""
+GIVE_UP_ROWS = 4
+"""A sink is down if it took no row in so long (ms), while so many rows failed that were tried alone. What was
+not tried then fails like the last one that was: halving would keep the slot for twice as many tries as there
+are rows, each with its own timeout."""
 
 
 def settle(
@@ -28,6 +29,7 @@ def settle(
     failures: list[RowFailure] = []
     give_up = clock() + GIVE_UP_MS / 1_000
     todo = [(0, batch.num_rows)]
+    alone = 0
     any_written = False
     while todo:
         start, rows = todo.pop()
@@ -38,13 +40,13 @@ def settle(
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a sink raises fails its rows
-            down = not any_written and clock() > give_up
-            if rows > 1 and not down:
+            if rows > 1:
                 half = rows // 2
                 todo += [(start + half, rows - half), (start, half)]
                 continue
             failure = failure_of(start, operator, error)
-            if down:
+            alone += 1
+            if not any_written and alone >= GIVE_UP_ROWS and clock() > give_up:
                 rows = batch.num_rows - start
                 todo.clear()
             failures.extend(

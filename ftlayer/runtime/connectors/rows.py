@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import SourceError
-from ftlayer.functions.conversion import check_whole, text_of
+from ftlayer.functions.conversion import check_whole, schema_text, text_of
 
 MAX_SHOWN = 200
 """Characters of a row, and of what is wrong with it, that an error shows."""
@@ -54,7 +54,7 @@ class RowMaker:
             except (ValueError, pa.ArrowException) as error:
                 raise SourceError(
                     f"source {self._source!r} gave a record batch that does not fit its schema "
-                    f"({describe(schema)}): {bounded(text_of(error))}"
+                    f"({schema_text(schema)}): {bounded(text_of(error))}"
                 ) from None
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         for field, column in zip(schema, batch.columns, strict=True):
@@ -128,7 +128,7 @@ class RowMaker:
         )
         return SourceError(
             f"source {self._source!r} gave {shown(found)}, which does not fit its schema "
-            f"({describe(self._schema)}): {bounded(text_of(error))}. A record is {form}, or a Row with these "
+            f"({schema_text(self._schema)}): {bounded(text_of(error))}. A record is {form}, or a Row with these "
             "names; a source gives records, or nothing but pyarrow.RecordBatches"
         )
 
@@ -202,11 +202,6 @@ def skipped(items: Iterator[Any], rows: int) -> Iterator[Any]:
             return chain([item.slice(rows)], items)
         rows -= item.num_rows
     return items
-
-
-def describe(schema: pa.Schema) -> str:
-    """Return the columns and their types in a line."""
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def shown(row: Any) -> str:

@@ -143,11 +143,12 @@ class ReaderPlanner:
         self._events.put(_Close())
         if self._thread is None:
             return
-        if not self._thread.is_alive():
-            # It ended by a failure, and nobody has stopped the reader.
-            self._thread = threading.Thread(target=self._stop_reader, daemon=True)
-            self._thread.start()
         self._thread.join(STOP_WAIT_S)
+        if self._reader is not None and not self._thread.is_alive():
+            # It had ended by a failure.
+            last = threading.Thread(target=self._stop_reader, daemon=True)
+            last.start()
+            last.join(STOP_WAIT_S)
 
     # ------------------------------------------------------------ the planner's thread
 
