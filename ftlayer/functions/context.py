@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from ftlayer.errors import UnsupportedError
+from ftlayer.functions.conversion import NO_RECORDS
 from ftlayer.functions.handles import ListHandle, MapHandle, ValueHandle
 from ftlayer.functions.keyed import Key, KeyedState, Timers
 
@@ -192,13 +193,10 @@ class KeyTimers:
 
 
 def results_of(returned: Iterable[Any] | None) -> Iterable[Any]:
-    """Return what a process function, or a flat_map over values, gave, to iterate over.
-
-    TypeError for what can be iterated over by mistake only: text and mappings.
-    """
+    """Return what a process function returned, to iterate over; TypeError for what is not meant as many records."""
     if returned is None:
         return ()
-    if isinstance(returned, str | bytes | dict):
+    if isinstance(returned, NO_RECORDS):
         raise TypeError(
             f"expected an iterable of records, got a {type(returned).__name__}; wrap it in a list"
         )

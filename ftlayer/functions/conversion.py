@@ -31,6 +31,9 @@ class Form(Protocol):
         """Say what a function has to return."""
 
 
+NO_RECORDS = (str, bytes, dict)
+"""What can be iterated over, and is hardly meant as many records."""
+
 _EPOCH = datetime(1970, 1, 1)
 _UTC = string_to_tzinfo("UTC")
 
@@ -95,8 +98,10 @@ class _Values:
         return columns
 
     def results(self, returned: Any) -> Iterable[Any]:
-        if isinstance(returned, str | bytes | Mapping):
-            raise TypeError(f"a {type(returned).__name__} is no iterable of records; put it into a list")
+        if isinstance(returned, NO_RECORDS):
+            raise TypeError(
+                f"expected an iterable of records, got a {type(returned).__name__}; wrap it in a list"
+            )
         results: Iterable[Any] = returned
         return results
 
