@@ -50,7 +50,7 @@ class ReplayTask:
 
     def on_time(self, now: Now) -> list[Action]:
         """Ask again; the vertex says nothing by itself."""
-        return [] if self._ending else self.poll(now)
+        return self.poll(now)
 
     def accepted(self, ticket: int, now: Now) -> list[Action]:
         """Nothing is persisted here."""
@@ -62,6 +62,8 @@ class ReplayTask:
 
     def poll(self, now: Now) -> list[Action]:
         """Ask, now or when the answer that is under way has come (it may be older than what is due now)."""
+        if self._ending:
+            return []
         if self._asked:
             self._poll_again = True
             return []

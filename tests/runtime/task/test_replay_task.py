@@ -1,0 +1,188 @@
+"""A replay's task: asks, sends what it gets to where it went before, and acknowledges it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.functions.steps import Map
+from ftlayer.handler.handler import FTHandler
+from ftlayer.layer.calls import Now, Records
+from ftlayer.layer.event_ids import check_event_ids
+from ftlayer.partitioning.partitioners import Broadcast, HashByKey
+from ftlayer.records.ids import random_root_ids, xor_fold_by_root
+from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.actions import Acknowledge, Action, AskReplays, FailRoots, Send, TaskEnded, WakeAt
+from ftlayer.runtime.elements import Batch, EndOfStream
+from ftlayer.runtime.task.replay_task import ReplayTask
+from ftlayer.stream.ft_builder import OpFTLayerBuilder, replay_uid
+from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.stream.operators import IterableSource, Source
+
+SCHEMA = pa.schema([("n", pa.int64())])
+OPTIONS = TopologyOptions(batch_rows=4, replay_poll_ms=50)
+ASK = AskReplays("job/s", 4)
+KEY = KeySelector(("n",))
+
+
+def now(mono_ms: int = 0) -> Now:
+    return Now(mono_ms, 0)
+
+
+def graph() -> JobGraph:
+    def chain(uid: str) -> JobVertex:
+        return JobVertex(uid, (Map(uid, lambda record: record, SCHEMA),), 2)
+
+    source = JobVertex("s", (Source("s", IterableSource(()), SCHEMA),), 2)
+    edges = (
+        JobEdge(0, "s", "h", 0, HashByKey(KEY), SCHEMA),
+        JobEdge(1, "s", "b", 0, Broadcast(), SCHEMA),
+    )
+    return OpFTLayerBuilder().wire(
+        JobGraph("job", (source, chain("h"), chain("b")), edges, tracked=False), {}
+    )
+
+
+def task(*, exact: bool = False) -> ReplayTask:
+    uid = replay_uid("s")
+    return ReplayTask(graph(), uid, 0, FTHandler(uid, job="job", run="run", exact=exact), OPTIONS)
+
+
+def records(*numbers: int, schema: pa.Schema = SCHEMA, hashes: bool = True) -> Records:
+    payload = pa.record_batch([pa.array(numbers, schema.field(0).type)], schema=schema)
+    n = len(numbers)
+    return Records(
+        payload,
+        random_root_ids(n),
+        random_root_ids(n),
+        np.full(n, 2, np.int32),
+        KEY.hash(payload) if hashes else None,
+    )
+
+
+def batches(actions: list[Action]) -> list[Batch]:
+    return [
+        action.element for action in actions if isinstance(action, Send) and isinstance(action.element, Batch)
+    ]
+
+
+def test_replays_are_sent_and_then_acknowledged_root_xor_children() -> None:
+    replay = task()
+    replay.start(now())
+    first, second = records(1, 2), records(3)
+    actions = replay.replays((first, second), now(10))
+    out = batches(actions)
+    assert sum(batch.num_rows for batch in out) == 3 * (1 + 2)
+    kinds = [type(action) for action in actions]
+    assert kinds == [Send] * len(out) + [Acknowledge, WakeAt]
+    roots = np.concatenate([first.roots, second.roots])
+    origins = dict(zip(roots.tolist(), [*first.origins.tolist(), *second.origins.tolist()], strict=True))
+    ids = [
+        np.concatenate([getattr(batch.lineage, name) for batch in out])
+        for name in ("roots", "ids", "origins")
+    ]
+    assert all(origins[root] == origin for root, origin in zip(ids[0].tolist(), ids[2].tolist(), strict=True))
+    event = actions[len(out)]
+    assert isinstance(event, Acknowledge)
+    expected = xor_fold_by_root(np.concatenate([roots, ids[0]]), np.concatenate([roots, ids[1]]))
+    got = dict(zip(event.roots.tolist(), event.values.tolist(), strict=True))
+    assert got == dict(zip(expected[0].tolist(), expected[1].tolist(), strict=True))
+    assert len(set(ids[1].tolist())) == len(ids[1])
+
+
+def test_the_exact_tracker_is_told_of_the_root_and_its_copies() -> None:
+    replay = task(exact=True)
+    replay.start(now())
+    (event,) = (action for action in replay.replays((records(1),), now()) if isinstance(action, Acknowledge))
+    assert event.ids is not None
+    check_event_ids(event.ids, event.values, "Xor")
+    owners = [event.ids.operators[owner] if owner >= 0 else "" for owner in event.ids.owners.tolist()]
+    assert sorted(owners) == ["", "b", "b", "h"]
+
+
+def test_it_asks_from_the_start_and_again_after_a_while() -> None:
+    replay = task()
+    assert replay.start(now()) == [ASK]
+    assert replay.replays((), now(100)) == [WakeAt(150)]
+    assert replay.on_time(now(150)) == [ASK]
+    assert replay.on_time(now(151)) == []
+
+
+def test_a_full_answer_is_followed_by_the_next_question() -> None:
+    replay = task()
+    replay.start(now())
+    assert replay.replays((records(1, 2), records(3, 4)), now())[-1] == ASK
+    assert replay.replays((records(1, 2, 3),), now())[-1] == WakeAt(50)
+
+
+def test_one_question_is_out_at_a_time_and_what_came_due_meanwhile_is_asked_for() -> None:
+    replay = task()
+    replay.start(now())
+    assert replay.poll(now()) == []
+    assert replay.poll(now()) == []
+    assert replay.replays((), now()) == [ASK]
+    assert replay.replays((), now()) == [WakeAt(50)]
+    assert replay.poll(now(1)) == [ASK]
+
+
+def test_the_end_comes_behind_the_answer_that_is_under_way() -> None:
+    replay = task()
+    replay.start(now())
+    assert replay.end(now()) == []
+    assert replay.poll(now()) == replay.on_time(now()) == []
+    actions = replay.replays((records(1, 2, 3, 4),), now())
+    assert len(batches(actions)) >= 3
+    ends = actions[-5:]
+    assert [action.element for action in ends[:-1] if isinstance(action, Send)] == [EndOfStream()] * 4
+    assert ends[-1] == TaskEnded()
+
+
+def test_it_ends_at_once_when_nothing_is_under_way() -> None:
+    replay = task()
+    replay.start(now())
+    replay.replays((), now())
+    assert replay.end(now())[-1] == TaskEnded()
+    assert replay.on_time(now(500)) == replay.poll(now(500)) == []
+    assert replay.accepted(1, now()) == []
+    assert len(replay.held_roots()) == 0
+
+
+def test_records_of_another_schema_are_dead_letters_that_say_so() -> None:
+    replay = task()
+    replay.start(now())
+    old, good = records(1, 2, schema=pa.schema([("n", pa.int32())])), records(3)
+    actions = replay.replays((old, good), now())
+    (failed,) = (action for action in actions if isinstance(action, FailRoots))
+    assert [failure.root for failure in failed.failures] == old.roots.tolist()
+    assert all(failure.fatal and failure.operator == "s" for failure in failed.failures)
+    assert "n: int32" in failed.failures[0].reason
+    assert "n: int64" in failed.failures[0].reason
+    (event,) = (action for action in actions if isinstance(action, Acknowledge))
+    assert event.roots.tolist() == good.roots.tolist()
+
+
+@pytest.mark.parametrize("hashes", [None, np.zeros((1, 2), np.int32)])
+def test_records_stored_for_other_edges_are_dead_letters_that_say_so(hashes: np.ndarray | None) -> None:
+    replay = task()
+    replay.start(now())
+    row = records(1)
+    stored = Records(row.payload, row.roots, row.origins, row.attempts, hashes)
+    actions = replay.replays((stored,), now())
+    assert isinstance(actions[0], FailRoots)
+    assert f"stored with {0 if hashes is None else 2} routing values" in actions[0].failures[0].reason
+    assert actions[1:] == [WakeAt(50)]
+
+
+def test_metadata_of_a_schema_does_not_matter() -> None:
+    replay = task()
+    replay.start(now())
+    row = records(1, schema=SCHEMA.with_metadata({"made by": "another version"}))
+    assert not any(isinstance(action, FailRoots) for action in replay.replays((row,), now()))
+
+
+def test_a_chain_that_is_no_replay_is_refused() -> None:
+    with pytest.raises(InvalidTopologyError, match="'s' is not a replay, but Source"):
+        ReplayTask(graph(), "s", 0, FTHandler("s", job="job", run="run"), OPTIONS)

@@ -1,0 +1,186 @@
+"""A source emits what the vertex has accepted, in its own order, and nothing before."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftlayer.errors import ProtocolError
+from ftlayer.functions.steps import Map
+from ftlayer.handler.handler import FTHandler, NonFTHandler
+from ftlayer.layer.calls import Now, SourcePosition
+from ftlayer.layer.event_ids import check_event_ids
+from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
+from ftlayer.records.ids import xor_fold_by_root
+from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.actions import Action, PersistRoots, Send, TaskEnded
+from ftlayer.runtime.elements import Batch, EndOfStream
+from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.source_task import SourceTask
+from ftlayer.stream.ft_builder import OpFTLayerBuilder
+from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.stream.operators import IterableSource, Source
+
+NOW = Now(0, 0)
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def graph() -> JobGraph:
+    def chain(uid: str) -> JobVertex:
+        return JobVertex(uid, (Map(uid, lambda record: record, SCHEMA),), 2)
+
+    source = JobVertex("s", (Source("s", IterableSource(()), SCHEMA),), 2)
+    edges = (
+        JobEdge(0, "s", "f", 0, Forward(), SCHEMA),
+        JobEdge(1, "s", "h", 0, HashByKey(KeySelector(("n",))), SCHEMA),
+        JobEdge(2, "s", "b", 0, Broadcast(), SCHEMA),
+    )
+    plain = JobGraph("job", (source, chain("f"), chain("h"), chain("b")), edges, tracked=False)
+    return OpFTLayerBuilder().wire(plain, {})
+
+
+def task(*, exact: bool = False, shard: int = 0) -> SourceTask:
+    return SourceTask(
+        graph(), "s", 1, FTHandler("s", job="job", run="run", shard=shard, shards=4, exact=exact)
+    )
+
+
+def rows(*numbers: int, first: int = 0, split: int = 0) -> SourceRows:
+    payload = pa.record_batch([pa.array(numbers, pa.int64())], schema=SCHEMA)
+    return SourceRows("p", split, first, payload, SourcePosition("p", None, b"1"))
+
+
+def ticket_of(actions: list[Action]) -> int:
+    (persist,) = actions
+    assert isinstance(persist, PersistRoots)
+    return persist.ticket
+
+
+def sent(actions: list[Action]) -> list[Batch]:
+    found = []
+    for action in actions:
+        assert isinstance(action, Send)
+        assert isinstance(action.element, Batch)
+        found.append(action.element)
+    return found
+
+
+def forwarded(actions: list[Action]) -> list[list[int]]:
+    """What went by the forward edge, batch by batch."""
+    return [
+        action.element.payload.column(0).to_pylist()
+        for action in actions
+        if isinstance(action, Send) and action.channel.edge == 0 and isinstance(action.element, Batch)
+    ]
+
+
+def test_rows_are_registered_with_the_ids_of_all_that_will_be_sent() -> None:
+    source = task(shard=2)
+    (persist,) = source.rows(rows(1, 2, 3), NOW)
+    assert isinstance(persist, PersistRoots)
+    call = persist.call
+    assert (call.stream, call.position) == ("job/s", SourcePosition("p", None, b"1"))
+    assert call.payload.column(0).to_pylist() == [1, 2, 3]
+    assert (call.roots >> np.uint64(62) == 2).all()
+    hashes = KeySelector(("n",)).hash(call.payload)
+    assert call.key_hashes is not None
+    assert call.key_hashes.tolist() == [[1, number] for number in hashes.tolist()]
+    lineages = [batch.lineage for batch in sent(source.accepted(persist.ticket, NOW))]
+    roots, values = xor_fold_by_root(
+        np.concatenate([lineage.roots for lineage in lineages if lineage]),
+        np.concatenate([lineage.ids for lineage in lineages if lineage]),
+    )
+    assert roots.tolist() == call.roots.tolist()
+    assert values.tolist() == call.values.tolist()
+    assert sum(len(lineage) for lineage in lineages if lineage) == 3 * (1 + 1 + 2)
+
+
+def test_a_vertex_with_the_exact_tracker_gets_the_single_ids() -> None:
+    (persist,) = task(exact=True).rows(rows(1, 2), NOW)
+    assert isinstance(persist, PersistRoots)
+    ids = persist.call.ids
+    assert ids is not None
+    check_event_ids(ids, persist.call.values, "Persist")
+    assert sorted(ids.operators[owner] for owner in ids.owners[: ids.offsets[1]]) == ["b", "b", "f", "h"]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6).flatmap(lambda n: st.permutations(range(n))), st.data())
+def test_rows_are_sent_in_their_order_whatever_order_they_are_accepted_in(
+    order: list[int], data: st.DataObject
+) -> None:
+    source = task()
+    tickets = [ticket_of(source.rows(rows(n, first=n), NOW)) for n in range(len(order))]
+    end_after = data.draw(st.integers(0, len(order)))
+    done: set[int] = set()
+    out: list[list[int]] = []
+    last: list[Action] = []
+    for place, n in enumerate(order):
+        if place == end_after:
+            assert source.end(NOW) == []
+        last = source.accepted(tickets[n], NOW)
+        out += forwarded(last)
+        done.add(n)
+        ready = next(n for n in range(len(order) + 1) if n not in done)
+        assert out == [[n] for n in range(ready)]
+        assert len(source.held_roots()) == len(order) - ready
+    if end_after == len(order):
+        last = source.end(NOW)
+    assert last[-1] == TaskEnded()
+    marks = [action for action in last if isinstance(action, Send) and action.element == EndOfStream()]
+    assert len(marks) == 1 + 2 + 2
+    assert last[-1 - len(marks) : -1] == marks
+
+
+def test_all_that_is_held_is_named_until_it_is_sent() -> None:
+    source = task()
+    first, second = source.rows(rows(1, 2), NOW), source.rows(rows(3, first=2), NOW)
+    assert isinstance(first[0], PersistRoots)
+    assert isinstance(second[0], PersistRoots)
+    roots = [*first[0].call.roots.tolist(), *second[0].call.roots.tolist()]
+    assert source.held_roots().tolist() == roots
+    source.accepted(second[0].ticket, NOW)
+    assert source.held_roots().tolist() == roots
+    source.accepted(first[0].ticket, NOW)
+    assert source.held_roots().tolist() == []
+
+
+def test_rows_of_different_splits_and_ordinals_have_different_roots() -> None:
+    source = task()
+    calls = [source.rows(part, NOW) for part in (rows(1), rows(1, first=1), rows(1, split=1))]
+    roots = {int(call[0].call.roots[0]) for call in calls if isinstance(call[0], PersistRoots)}
+    assert len(roots) == 3
+
+
+def test_a_position_without_rows_is_persisted_too() -> None:
+    source = task()
+    ticket = ticket_of(source.rows(rows(), NOW))
+    assert source.accepted(ticket, NOW) == []
+
+
+def test_a_ticket_that_is_not_out_is_an_error() -> None:
+    source = task()
+    ticket = ticket_of(source.rows(rows(1), NOW))
+    other = ticket_of(source.rows(rows(2, first=1), NOW))
+    source.accepted(other, NOW)
+    for wrong in (other, other + 1, ticket - 1):
+        with pytest.raises(ProtocolError, match=f"ticket {wrong}"):
+            source.accepted(wrong, NOW)
+
+
+def test_time_brings_nothing_and_an_empty_source_ends_at_once() -> None:
+    source = task()
+    assert source.start(NOW) == source.on_time(NOW) == []
+    assert source.end(NOW)[-1] == TaskEnded()
+
+
+def test_with_fault_tolerance_off_rows_are_sent_at_once() -> None:
+    source = SourceTask(graph(), "s", 1, NonFTHandler())
+    out = source.rows(rows(1, 2), NOW)
+    assert forwarded(out) == [[1, 2]]
+    assert all(batch.lineage is None and batch.times is None for batch in sent(out))
+    assert len(source.held_roots()) == 0
+    assert source.end(NOW)[-1] == TaskEnded()
