@@ -1,0 +1,308 @@
+"""Slots in processes of their own, and a coordinator that does just enough for them."""
+
+from __future__ import annotations
+
+import os
+import queue
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
+from ftlayer.layer.calls import OpenStream, Recall, StreamOptions, StreamStatusCall
+from ftlayer.runtime.coordinator.control_server import ControlServer
+from ftlayer.runtime.messages import (
+    Cancel,
+    Deploy,
+    DropPeers,
+    EndReplays,
+    Heartbeat,
+    Hello,
+    Peer,
+    PeersDropped,
+    PeersUp,
+    Probe,
+    ReplayNow,
+    SlotEnded,
+    SlotFailed,
+    StopSources,
+    ToSlot,
+)
+from ftlayer.runtime.order import Door, SlotOrder
+from ftlayer.service.embedded import EmbeddedVertex
+from ftlayer.service.tls import Certificate, make_certificate
+from ftlayer.stream.builder import GraphBuilder
+from ftlayer.stream.connectors import partitions
+from ftlayer.stream.job_graph import JobGraph
+from ftlayer.stream.job_graph_generator import job_graph
+
+WAIT_S = 60.0
+JOB = "job-1"
+RUN_SLOT = """
+import sys
+from pathlib import Path
+from pyspark import cloudpickle
+from ftlayer.runtime.slot.main import run_slot
+run_slot(cloudpickle.loads(Path(sys.argv[1]).read_bytes()))
+loaded = [name for name in ("numba", "lmdb") if name in sys.modules]
+assert not loaded, loaded
+"""
+
+
+class Slots:
+    """The slots of one job, and what they have said."""
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        path: Path,
+        options: TopologyOptions,
+        vertex: EmbeddedVertex | None,
+        certificate: Certificate | None = None,
+    ) -> None:
+        self.graph, self.path, self.options, self.vertex = graph, path, options, vertex
+        self.certificate = certificate
+        self.said: list[tuple[int, Any]] = []
+        self.peers: dict[int, Peer] = {}
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.beats: dict[int, Heartbeat] = {}
+        self.ended: dict[int, dict[str, int]] = {}
+        self.failures: list[SlotFailed] = []
+        self.lost: list[str] = []
+        self.epoch = 1
+        self._probe = 0
+        self._events: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
+        self._key = secrets.token_bytes(32)
+        token = secrets.token_urlsafe()
+        self.server = ControlServer(
+            host="127.0.0.1",
+            token=token,
+            job=JOB,
+            slots=graph.slots,
+            certificate=None if certificate is None else (certificate.cert, certificate.key),
+            on_message=lambda slot, instance, message: self._events.put((slot, instance, message)),
+            on_lost=lambda slot, instance, reason: self._events.put((slot, instance, reason)),
+        )
+        scheme = "grpc" if certificate is None else "grpc+tls"
+        self.door = Door(
+            f"{scheme}://127.0.0.1:{self.server.port}",
+            token,
+            None if certificate is None else certificate.cert,
+            "" if certificate is None else "127.0.0.1",
+        )
+
+    # ------------------------------------------------------------ starting
+
+    def start(self) -> None:
+        for slot in range(self.graph.slots):
+            self.launch(slot)
+        self.until(lambda: len(self.peers) == self.graph.slots)
+        for slot in self.peers:
+            self.send(slot, Deploy(self.epoch, "run-1", tuple(self.peers.values())))
+
+    def launch(self, slot: int) -> None:
+        certificate = self.certificate
+        order = SlotOrder(
+            JOB,
+            slot,
+            self.door,
+            self.graph,
+            self.options,
+            None if self.vertex is None else self.vertex.client(),
+            "127.0.0.1",
+            None if certificate is None else certificate.cert,
+            None if certificate is None else certificate.key,
+            self._key,
+        )
+        written = self.path / f"order-{slot}-{secrets.token_hex(4)}"
+        written.write_bytes(cloudpickle.dumps(order))
+        self.processes[slot] = subprocess.Popen(
+            [sys.executable, "-P", "-c", RUN_SLOT, str(written)],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        )
+
+    def replace(self, slot: int) -> None:
+        """Kill a slot's process and bring another one up, as the coordinator does."""
+        self.processes[slot].kill()
+        self.processes[slot].wait()
+        del self.peers[slot]
+        self.epoch += 1
+        survivors = list(self.peers)
+        for other in survivors:
+            self.send(other, DropPeers(self.epoch, (slot,)))
+        self.launch(slot)
+        self.until(
+            lambda: (
+                slot in self.peers
+                and all((other, PeersDropped(self.epoch)) in self.said for other in survivors)
+            )
+        )
+        if self.vertex is not None:
+            names = tuple(name for name, _ in self.graph.options)
+            with self.vertex.client() as client:
+                opened: Any = client.call(OpenStream(*self.graph.options[0]))
+                client.call(Recall(names, opened.incarnation))
+        for other in survivors:
+            self.send(other, PeersUp(self.epoch, (self.peers[slot],)))
+        self.send(slot, Deploy(self.epoch, "run-1", tuple(self.peers.values())))
+        for other in self.peers:
+            self.send(other, ReplayNow())
+
+    # ------------------------------------------------------------ talking
+
+    def send(self, slot: int, message: ToSlot) -> None:
+        self.server.send(self.peers[slot].instance, message)
+
+    def send_all(self, message: ToSlot) -> None:
+        for slot in self.peers:
+            self.send(slot, message)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Listen until ``condition``; fails when a slot does."""
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert not self.failures, self.failures
+            assert time.monotonic() < deadline, (self.beats, self.said[-5:])
+            self.listen()
+
+    def listen(self, timeout_s: float = 0.02) -> None:
+        try:
+            slot, instance, message = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            return
+        self.said.append((slot, message))
+        match message:
+            case Hello():
+                self.peers[slot] = Peer(slot, instance, message.address)
+            case Heartbeat():
+                self.beats[slot] = message
+            case SlotEnded():
+                self.ended[slot] = message.counters
+            case SlotFailed():
+                self.failures.append(message)
+            case str():
+                self.lost.append(message)
+
+    def total(self, name: str) -> int:
+        return sum(counters.get(name, 0) for counters in self.ended.values())
+
+    def counted(self, name: str) -> int:
+        return sum(beat.counters.get(name, 0) for beat in self.beats.values())
+
+    # ------------------------------------------------------------ ending
+
+    def drain(self) -> None:
+        """Wait until a bounded job has ended."""
+        if self.vertex is not None:
+            with self.vertex.client() as client:
+                names = tuple(name for name, _ in self.graph.options)
+                while True:
+                    before = self._ask()
+                    status: Any = client.call(StreamStatusCall(names))
+                    if before == self._ask() and status.drained and all(quiet for quiet, _ in before):
+                        break
+            self.send_all(EndReplays())
+        self.until(lambda: len(self.ended) == self.graph.slots)
+        for process in self.processes.values():
+            assert process.wait(WAIT_S) == 0
+
+    def _ask(self) -> list[tuple[bool, int]]:
+        """Return (quiet, activity) of every slot."""
+        self._probe += 1
+        self.send_all(Probe(self._probe))
+        answers: dict[int, Heartbeat] = {}
+
+        def answered() -> bool:
+            answers.update({slot: its for slot, its in self.said if getattr(its, "probe", 0) == self._probe})
+            return len(answers) == len(self.peers)
+
+        self.until(answered)
+        return [(answers[slot].quiet, answers[slot].activity) for slot in sorted(answers)]
+
+    def close(self) -> None:
+        self.server.close()
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+
+class Jobs:
+    """Makes graphs, and runs them in slots."""
+
+    drop_peers, stop_sources, cancel = DropPeers, StopSources, Cancel
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.out = path / "out"
+        self.out.mkdir()
+        self._opened: list[Slots] = []
+        self.vertex: EmbeddedVertex | None = None
+
+    def graph(
+        self,
+        parts: list[Callable[[], Any]],
+        function: Callable[[Any], Any],
+        *,
+        tracked: bool = True,
+        retry: StreamOptions | None = None,
+    ) -> JobGraph:
+        """source → rebalance → ``function`` (a flat_map) → by key → file: two slots."""
+        out = str(self.out)
+        status = FTStatus.ON if tracked else FTStatus.OFF
+
+        def write(batch: Any) -> None:
+            with open(f"{out}/{os.getpid()}", "a") as file:
+                file.write("".join(f"{number}\n" for number in batch.column(0).to_pylist()))
+
+        builder = GraphBuilder("job", parallelism=2, status=status)
+        stream = builder.source(partitions(*parts), "n bigint", uid="source").rebalance()
+        stream = (
+            stream.flat_map(function, "n bigint", uid="work")
+            .key_by("n")
+            .map(lambda n: n, "n bigint", uid="last")
+        )
+        stream.sink(write, uid="sink")
+        return job_graph(builder.build(), status, retry)
+
+    def written(self) -> list[int]:
+        """Return what has reached the sinks whole, in no order."""
+        return [
+            int(line)
+            for path in self.out.iterdir()
+            for line in path.read_text().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
+
+    def slots(self, graph: JobGraph, *, certificate: Certificate | None = None, **options: Any) -> Slots:
+        """Start the graph's slots, and a vertex if it is tracked."""
+        if graph.tracked and self.vertex is None:
+            self.vertex = EmbeddedVertex(VertexOptions(self.path / "vertex"))
+            self.vertex.start()
+        slots = Slots(graph, self.path, TopologyOptions(**options), self.vertex, certificate)
+        self._opened.append(slots)
+        slots.start()
+        return slots
+
+    @staticmethod
+    def certificate() -> Certificate:
+        return make_certificate(["127.0.0.1"])
+
+    def close(self) -> None:
+        for slots in self._opened:
+            slots.close()
+        if self.vertex is not None:
+            self.vertex.stop()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    jobs = Jobs(tmp_path)
+    yield jobs
+    jobs.close()

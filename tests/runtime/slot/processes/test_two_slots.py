@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from ftlayer.layer.calls import StreamOptions
+
+N = 20_000
+
+
+def numbers(first: int, last: int) -> Any:
+    return lambda: range(first, last)
+
+
+@pytest.mark.parametrize("tracked", [True, False], ids=["tracked", "plain"])
+def test_a_bounded_job_ends_with_everything(jobs: Any, tracked: bool) -> None:
+    graph = jobs.graph([numbers(0, N), numbers(N, 2 * N)], lambda n: [n] if n % 3 else [], tracked=tracked)
+    slots = jobs.slots(graph, batch_rows=512)
+    slots.drain()
+    assert sorted(jobs.written()) == [n for n in range(2 * N) if n % 3]
+    assert slots.total("records_in") == 2 * N
+    assert slots.total("persisted") == (2 * N if tracked else 0)
+    assert slots.total("records_out/source") == 2 * N
+
+
+def test_a_record_that_fails_is_replayed_to_its_task(jobs: Any) -> None:
+    def sometimes(n: int) -> list[int]:
+        import os
+
+        marker = f"{flags}/{n}"
+        if n % 1_000 == 7 and not os.path.exists(marker):
+            open(marker, "w").close()
+            raise ValueError("not yet")
+        return [n]
+
+    flags = str(jobs.path)
+    graph = jobs.graph(
+        [numbers(0, N), numbers(N, 2 * N)], sometimes, retry=StreamOptions(backoff_ms=(50,), jitter=0.0)
+    )
+    slots = jobs.slots(graph)
+    slots.drain()
+    assert sorted(jobs.written()) == list(range(2 * N))
+    assert slots.total("failed") == slots.total("replayed") == 2 * N // 1_000
+
+
+def test_over_tls(jobs: Any) -> None:
+    graph = jobs.graph([numbers(0, N)], lambda n: [n])
+    slots = jobs.slots(graph, certificate=jobs.certificate())
+    assert all(peer.address.startswith("grpc+tls://") for peer in slots.peers.values())
+    slots.drain()
+    assert sorted(jobs.written()) == list(range(N))
+
+
+def test_a_slot_that_is_killed_takes_nothing_with_it(jobs: Any) -> None:
+    def slowly(n: int) -> list[int]:
+        import time
+
+        if n % 50 == 0:
+            time.sleep(0.002)
+        return [n]
+
+    graph = jobs.graph([numbers(0, 2 * N), numbers(2 * N, 4 * N)], slowly)
+    slots = jobs.slots(graph, batch_rows=256)
+    for slot, least in ((1, 2_000), (0, 15_000)):
+        slots.until(lambda least=least: len(jobs.written()) > least)
+        slots.replace(slot)
+    slots.drain()
+    written = Counter(jobs.written())
+    assert set(written) == set(range(4 * N)), "each at least once"
+    # Sources that can be read again persist nothing twice.
+    assert slots.total("persisted") < 4 * N
+
+
+def test_cancel_ends_a_slot_at_once_and_leaves_what_is_pending(jobs: Any) -> None:
+    def slowly(n: int) -> list[int]:
+        import time
+
+        time.sleep(0.0002)
+        return [n]
+
+    graph = jobs.graph([numbers(0, N), numbers(N, 2 * N)], slowly)
+    slots = jobs.slots(graph, batch_rows=64)
+    slots.until(lambda: len(jobs.written()) > 500)
+    slots.send_all(jobs.cancel("that is enough"))
+    slots.until(lambda: len(slots.ended) == 2)
+    for process in slots.processes.values():
+        assert process.wait(20) == 0
+    assert len(set(jobs.written())) < 2 * N
+
+    again = jobs.slots(graph)
+    again.drain()
+    assert set(jobs.written()) == set(range(2 * N))
+    assert again.total("persisted") + slots.total("persisted") <= 2 * N
+
+
+def test_stopped_sources_end_the_job_with_what_was_accepted(jobs: Any) -> None:
+    def endless() -> Any:
+        import itertools
+
+        return itertools.count()
+
+    graph = jobs.graph([endless, numbers(-10, 0)], lambda n: [n])
+    slots = jobs.slots(graph)
+    slots.until(lambda: slots.counted("persisted") > 1_000)
+    slots.send_all(jobs.stop_sources())
+    slots.drain()
+    written = sorted(jobs.written())
+    assert len(written) == slots.total("persisted")
+    assert written == list(range(-10, len(written) - 10))
+
+
+def test_what_no_record_is_to_blame_for_fails_the_slot(jobs: Any) -> None:
+    def out_of_memory(n: int) -> list[int]:
+        if n == 77:
+            raise MemoryError("as if")
+        return [n]
+
+    graph = jobs.graph([numbers(0, N)], out_of_memory)
+    slots = jobs.slots(graph)
+    with pytest.raises(AssertionError):
+        slots.until(lambda: False)
+    failed = slots.failures[0]
+    assert failed.operator == "work"
+    assert "MemoryError" in failed.reason
+    assert "as if" in failed.traceback
+
+
+def test_a_slot_ends_when_its_coordinator_is_gone_and_its_function_hangs(jobs: Any) -> None:
+    def hangs(n: int) -> list[int]:
+        import time
+
+        time.sleep(1_000)
+        return [n]
+
+    graph = jobs.graph([numbers(0, 10), numbers(10, 20)], hangs)
+    slots = jobs.slots(graph)
+    slots.until(lambda: any(beat.busy == "work" for beat in slots.beats.values()))
+    slots.lose_coordinator()
+    for process in slots.processes.values():
+        assert process.wait(30) == 75
