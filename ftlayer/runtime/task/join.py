@@ -51,7 +51,8 @@ class JoinTask:
     What has no part in event time any more when it arrives is joined with what is there and not kept; ``late``
     counts such records. A replay is never late: it is kept until ``hold_ms`` of processing time have gone by at
     least, so that the replay of the other side still meets it, and it takes the place of what the same stored
-    record has in the buffers. Keys with a null match nothing.
+    record has in the buffers (if such a row has other roots too, they are left unacknowledged and time out: their
+    share of the row is gone). Keys with a null match nothing.
     """
 
     def __init__(

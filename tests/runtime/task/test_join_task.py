@@ -16,7 +16,7 @@ from ftlayer.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
-from ftlayer.runtime.task import join
+from ftlayer.runtime.task import join, join_buffer
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import Gate
 from ftlayer.runtime.task.join import JoinTask
@@ -284,10 +284,13 @@ events = st.lists(
     st.integers(0, 12),
     st.frozensets(st.integers(0, 6), max_size=2),
     st.sampled_from([2, 5, 1000]),
+    st.booleans(),
 )
-def test_against_brute_force(script, lower, width, rotten, block):
+def test_against_brute_force(script, lower, width, rotten, block, merging):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(join, "PAIRS_AT_A_TIME", block)
+        if not merging:
+            patch.setattr(join_buffer, "MAX_RUN_BYTES", 0)
         harness = Harness(lower, lower + width, rotten)
         numbers = iter(range(10**6))
         fresh = iter(np.random.default_rng(1).integers(1, 2**63, 10**5).tolist())
