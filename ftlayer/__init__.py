@@ -1,15 +1,27 @@
 """Record-level fault tolerance for PySpark streams: the public names."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.config import FTStatus
+from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import FailException, FTLayerError
 from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 if TYPE_CHECKING:
+    from ftlayer.functions.context import Context
+    from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
+    from ftlayer.layer.calls import StreamOptions
+    from ftlayer.runtime.coordinator.events import JobState
+    from ftlayer.runtime.coordinator.job import Job
+    from ftlayer.runtime.environment import StreamEnvironment
     from ftlayer.spark.facade import FTLayer
+    from ftlayer.stream.connectors import partitions
+    from ftlayer.stream.operators import PushSource
 
 __all__ = [
+    "LAST_WATERMARK_MS",
+    "CoProcessFunction",
+    "Context",
     "ExponentialDelay",
     "FTLayer",
     "FTLayerError",
@@ -17,14 +29,37 @@ __all__ = [
     "FailException",
     "FailureRate",
     "FixedDelay",
+    "Job",
+    "JobState",
     "NoRestart",
+    "ProcessFunction",
+    "PushSource",
+    "StreamEnvironment",
+    "StreamOptions",
+    "TopologyOptions",
+    "partitions",
 ]
+
+_MODULES = {
+    "LAST_WATERMARK_MS": "ftlayer.functions.process",
+    "CoProcessFunction": "ftlayer.functions.process",
+    "Context": "ftlayer.functions.context",
+    "FTLayer": "ftlayer.spark.facade",
+    "Job": "ftlayer.runtime.coordinator.job",
+    "JobState": "ftlayer.runtime.coordinator.events",
+    "ProcessFunction": "ftlayer.functions.process",
+    "PushSource": "ftlayer.stream.operators",
+    "StreamEnvironment": "ftlayer.runtime.environment",
+    "StreamOptions": "ftlayer.layer.calls",
+    "partitions": "ftlayer.stream.connectors",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load `FTLayer` when it is first asked for: Spark's Python workers import this package and have no use for it."""
-    if name == "FTLayer":
-        from ftlayer.spark.facade import FTLayer
+    """Load what needs more than the standard library when it is first asked for.
 
-        return FTLayer
+    Spark's Python workers import this package, and most of them have no use for it.
+    """
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'ftlayer' has no attribute {name!r}")
