@@ -61,7 +61,7 @@ from ftlayer.runtime.messages import (
 )
 
 # A slot that has never come up is not tried for ever: its reason is the machine's or the plan's.
-START_ATTEMPTS = 3
+START_ATTEMPTS = 2
 # How long slots have to end by themselves (ms) before their Spark jobs are cancelled.
 STOP_GRACE_MS = 5_000
 # How long a cancelled Spark job may take to end (ms): Spark kills a Python worker after 2 s.

@@ -242,7 +242,7 @@ class World(RuleBasedStateMachine):
     @rule(slot=index, failed=st.booleans())
     def spark_job_ends(self, slot: int, failed: bool) -> None:
         attempt = self.jobs[slot]
-        if attempt is None or self.core.slots[slot].failed_starts == 2:
+        if attempt is None or self.core.slots[slot].failed_starts == 1:
             return
         self.jobs[slot] = None
         self.tell(SparkJobEnded(slot, attempt, "it was killed" if failed else None))

@@ -1,0 +1,215 @@
+"""What an environment refuses before anything runs, and what it shows. No Spark: sessions are stand-ins."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ftlayer.config import FTStatus, TopologyOptions
+from ftlayer.errors import ConfigError, InvalidTopologyError, JavaMissingError, JobStartError
+from ftlayer.layer.calls import StreamOptions
+from ftlayer.runtime.coordinator import spark_checks
+from ftlayer.runtime.coordinator.spark_checks import (
+    Place,
+    TaskSlotsTaken,
+    check_session,
+    check_task_slots,
+    pickled_order,
+    place_of,
+)
+from ftlayer.runtime.coordinator.submit import MAX_ERROR_CHARS, spark_error_text
+from ftlayer.runtime.environment import StreamEnvironment
+from ftlayer.runtime.order import Door, SlotOrder
+
+
+class FakeSession:
+    """The little of a session that the checks ask for."""
+
+    def __init__(self, slots: int = 4, stopped: bool = False, **conf: str) -> None:
+        values = {"spark.master": "local[4]"} | {
+            name.replace("_", "."): value for name, value in conf.items()
+        }
+        self.conf = SimpleNamespace(get=lambda name, default=None: values.get(name, default))
+        executor = SimpleNamespace(maxTasks=lambda: slots)
+        executors = SimpleNamespace(length=lambda: 1, apply=lambda place: executor)
+        store = SimpleNamespace(executorList=lambda active: executors)
+        jsc = SimpleNamespace(sc=lambda: SimpleNamespace(statusStore=lambda: store))
+        self.sparkContext = SimpleNamespace(_jsc=None if stopped else jsc)
+
+
+def a_layer(status: FTStatus = FTStatus.ON) -> Any:
+    def client_for(spark: Any) -> Any:
+        raise AssertionError("nothing may start yet")
+
+    return SimpleNamespace(status=status, stream_options=StreamOptions(), client_for=client_for)
+
+
+def an_environment(spark: Any, name: str = "job", parallelism: int = 2, **options: Any) -> StreamEnvironment:
+    env = StreamEnvironment(spark, a_layer(**options), name=name, parallelism=parallelism)
+    env.source([1, 2, 3], "id bigint").map(lambda it: it + 1, "id bigint").uid("plus").sink(print)
+    return env
+
+
+def an_order(env: StreamEnvironment) -> SlotOrder:
+    door = Door("grpc://127.0.0.1:1", "token")
+    graph = env.job_graph()
+    return SlotOrder("job", 0, door, graph, TopologyOptions(), None, "127.0.0.1", None, None, b"")
+
+
+# ---------------------------------------------------------------- the session
+
+
+def test_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_checks, "check_java", lambda: None)
+    with pytest.raises(ConfigError, match=r"spark: expected a SparkSession, got None"):
+        check_session(None)
+
+
+def test_no_session_and_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(JavaMissingError, match="JAVA_HOME is /nowhere"):
+        check_session(None)
+
+
+def test_a_stopped_session() -> None:
+    with pytest.raises(JobStartError, match="was stopped"):
+        check_session(FakeSession(stopped=True))
+
+
+@pytest.mark.parametrize("option", ["spark.speculation", "spark.python.worker.killOnIdleTimeout"])
+def test_what_would_disturb_slots(option: str) -> None:
+    spark = FakeSession()
+    check_session(spark)
+    spark.conf = SimpleNamespace(get=lambda name, default=None: "TRUE" if name == option else default)
+    with pytest.raises(ConfigError, match=f"{option} is on"):
+        check_session(spark)
+
+
+def test_too_few_task_slots() -> None:
+    env = an_environment(FakeSession(slots=1))
+    with pytest.raises(
+        JobStartError, match=r"needs 2 task slots .*Spark has 1: start Spark with master local\[2\]"
+    ):
+        env.execute_async()
+
+
+def test_too_few_task_slots_beside_another_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = TaskSlotsTaken()
+    monkeypatch.setattr(spark_checks, "_TAKEN", taken)
+    taken.take("other", 3)
+    taken.take("job", 2)
+    with pytest.raises(JobStartError, match=r"Spark has 4, of which 'other' holds 3: .* local\[5\]"):
+        check_task_slots(FakeSession(slots=4), 2, "job")
+    taken.give_back("other")
+    check_task_slots(FakeSession(slots=4), 2, "job")
+
+
+def test_dynamic_allocation_may_bring_more(caplog: pytest.LogCaptureFixture) -> None:
+    spark = FakeSession(slots=1, spark_master="spark://there:7077", spark_dynamicAllocation_enabled="true")
+    check_task_slots(spark, 2, "job")
+    assert "dynamic allocation may bring more" in caplog.text
+
+
+def test_a_name_runs_once() -> None:
+    taken = TaskSlotsTaken()
+    taken.take("job", 1)
+    with pytest.raises(ConfigError, match="topology 'job' runs already"):
+        taken.take("job", 1)
+    taken.give_back("job")
+    taken.take("job", 1)
+
+
+def test_a_start_that_is_refused_holds_nothing() -> None:
+    env = an_environment(FakeSession(slots=1))
+    for _ in range(2):
+        with pytest.raises(JobStartError, match="task slots"):
+            env.execute_async()
+
+
+# ---------------------------------------------------------------- the plan
+
+
+def test_an_operator_that_cannot_be_pickled_is_named() -> None:
+    lock = threading.Lock()
+    env = StreamEnvironment(FakeSession(), a_layer(), name="job")
+    stream = env.source([1], "id bigint").map(lambda it: it, "id bigint")
+    stream.filter(lambda it: lock.locked()).uid("guarded").sink(print)
+    with pytest.raises(InvalidTopologyError, match=r"'guarded' .* cannot be sent to the slots: .*lock"):
+        pickled_order(an_order(env))
+
+
+def test_an_order_travels() -> None:
+    import pickle
+
+    order = an_order(an_environment(FakeSession()))
+    back = pickle.loads(pickled_order(order))
+    assert back.graph.slots == order.graph.slots
+    assert "token" not in repr(back.coordinator).replace("token=", "")
+
+
+# ---------------------------------------------------------------- where the driver is
+
+
+@pytest.mark.parametrize(
+    ("conf", "place"),
+    [
+        ({"spark_master": "local[*]"}, Place("127.0.0.1", "127.0.0.1")),
+        ({"spark_master": "local-cluster[2,1,512]"}, Place("127.0.0.1", "127.0.0.1")),
+        ({"spark_master": "spark://a:7077", "spark_driver_host": "10.0.0.7"}, Place("10.0.0.7", "10.0.0.7")),
+        (
+            {
+                "spark_master": "k8s://a",
+                "spark_driver_host": "driver.svc",
+                "spark_driver_bindAddress": "10.1.1.1",
+            },
+            Place("10.1.1.1", "driver.svc"),
+        ),
+    ],
+)
+def test_where_the_coordinator_listens(conf: dict[str, str], place: Place) -> None:
+    assert place_of(FakeSession(**conf)) == place
+    assert place.is_local == (place.advertised == "127.0.0.1")
+
+
+# ---------------------------------------------------------------- what Spark says
+
+
+def test_spark_errors_are_cut_to_what_matters() -> None:
+    python = RuntimeError(
+        "An exception was thrown from the Python worker:\nTraceback (most recent call last):\n  File x\n"
+        "ValueError: two\nlines\n\tat org.apache.spark.Some.method(Some.scala:1)"
+    )
+    assert spark_error_text(python) == "Traceback (most recent call last):\n  File x\nValueError: two\nlines"
+    crash = RuntimeError(
+        "An error occurred while calling o90.collectToPython.\n: org.apache.spark.SparkException: Job aborted due to "
+        "stage failure: Task 0 (TID 2): org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."
+        "\n\tat org.apache.spark.Some.method(Some.scala:1)"
+    )
+    assert spark_error_text(crash) == "Python worker exited unexpectedly (crashed)."
+    assert spark_error_text(RuntimeError("plain")) == "plain"
+    assert len(spark_error_text(RuntimeError("x" * 100_000))) == MAX_ERROR_CHARS + 1
+
+
+# ---------------------------------------------------------------- looking at it
+
+
+def test_it_shows_itself() -> None:
+    env = an_environment(FakeSession())
+    assert "topology 'job'" in env.explain()
+    assert "plus" in env.to_mermaid()
+    assert "plus" in env.to_dot()
+
+
+def test_off_is_allowed_what_cannot_be_tracked() -> None:
+    on, off = (
+        StreamEnvironment(FakeSession(), a_layer(status), name="job")
+        for status in (FTStatus.ON, FTStatus.OFF)
+    )
+    for env in (on, off):
+        env.source([1], "id bigint").key_by("id").reduce(lambda a, b: a).sink(print)
+    with pytest.raises(InvalidTopologyError, match="volatile_state"):
+        on.job_graph()
+    assert not off.job_graph().tracked
