@@ -42,9 +42,8 @@ class FTPersister:
         """See `ftlayer.handler.handler.FTHandler`."""
         self._job, self._run = job, run
         self._shard, self._shards = shard, shards
-        self._keys: dict[tuple[str, int, int], bytes] = {}
 
-    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array | None:
+    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array:
         """See `Persister.roots`."""
         seed = RootSeed(self._job, self._run, source, batch, partition)
         return root_ids(seed, first_ordinal, n, shard=self._shard, shards=self._shards)
@@ -67,9 +66,8 @@ class FTPersister:
 class NonFTPersister:
     """`Persister` with fault tolerance off."""
 
-    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> U64Array | None:
+    def roots(self, source: str, batch: int, partition: int, first_ordinal: int, n: int) -> None:
         """Return None."""
-        return None
 
     def persist(
         self,

@@ -178,7 +178,7 @@ class SparkRunner:
     def _emitted_ids(self, verdict: Verdict, roots: U64) -> EventIds | None:
         if not self._plan.exact:
             return None
-        return event_ids(roots, None, verdict.emitted_parents, verdict.emitted_ids, self._plan.emits)
+        return event_ids(roots, verdict.emitted_parents, verdict.emitted_ids, self._plan.emits)
 
     def _hashes(self, payload: pa.RecordBatch) -> I32 | None:
         return KeySelector(self._plan.key).hash(payload) if self._plan.key else None
@@ -209,7 +209,7 @@ def resumed_events(verdict: Verdict, failures: dict[int, Failure], exact: str = 
             roots = part["root"][good].astype(np.uint64)
             single = None
             if exact:
-                single = event_ids(ids, ids, verdict.emitted_parents, verdict.emitted_ids, exact)
+                single = event_ids(ids, verdict.emitted_parents, verdict.emitted_ids, exact, own=True)
             yield Xor(roots, ids ^ extra, int(incarnation), hold=True, ids=single)
 
 

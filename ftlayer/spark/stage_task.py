@@ -17,7 +17,8 @@ import pyarrow as pa
 from ftlayer.errors import QueryError
 from ftlayer.functions.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure
 from ftlayer.functions.steps import FunctionStep
-from ftlayer.records.ids import RootSeed, child_ids, operator_key, root_ids, xor_fold_by_root
+from ftlayer.handler.persister import FTPersister
+from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
 from ftlayer.spark.carrier import check_carriers, read_carriers
 from ftlayer.spark.isolate import run_isolated
 from ftlayer.spark.pages import (
@@ -68,8 +69,8 @@ class RootGiver:
 
     def roots(self, partition: int, first_ordinal: int, n: int) -> U64:
         """Return the roots of ``n`` rows of ``partition`` from ``first_ordinal`` on."""
-        seed = RootSeed(self.query, self.run, self.source, self.batch, partition)
-        return root_ids(seed, first_ordinal, n, shard=self.shard, shards=self.shards)
+        persister = FTPersister(self.query, self.run, self.shard, self.shards)
+        return persister.roots(self.source, self.batch, partition, first_ordinal, n)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def test_the_ids_listed_for_a_root_fold_to_its_value(children, with_own, random)
     folded = dict(zip(*(part.tolist() for part in xor_fold_by_root(parents, single)), strict=True))
     values = u64(folded.get(root, 0) ^ (root if with_own else 0) for root in children)
 
-    listed = event_ids(roots, roots if with_own else None, parents, single, "handed on")
+    listed = event_ids(roots, parents, single, "handed on", own=with_own)
 
     check_event_ids(listed, values, "here")
     for place, (root, found) in enumerate(children.items()):
