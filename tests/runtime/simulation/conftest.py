@@ -11,17 +11,20 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.layer import calls
 from ftlayer.layer.calls import Now
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.runtime import actions
+from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.elements import Batch
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import SourceRows
@@ -60,7 +63,7 @@ class _Feed:
         return f"p{self.subtask}"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Call:
     """A call on its way to the vertex, of a task of ``slot``; ``then`` gets its reply while the task lives."""
 
@@ -142,21 +145,22 @@ class Simulation:
     def _deploy(self, slot: int) -> None:
         self.instances[slot] += 1
         for uid, subtask in self.graph.subtasks_in(slot):
-            tracked = self.graph.tracked
-            handler = FTHandler(**self._handler_arguments()) if tracked else NonFTHandler()
-            task = build_task(self.graph, uid, subtask, handler, **self._task_arguments(slot))
+            run = f"run-{slot}-{self.instances[slot]}"
+            handler = FTHandler(uid, job=self.graph.name, run=run) if self.graph.tracked else NonFTHandler()
+            task = build_task(
+                self.graph,
+                uid,
+                subtask,
+                handler,
+                options=TopologyOptions(),
+                open_sink=partial(open_sink, run=run),
+            )
             self.tasks[uid, subtask] = task
             self.ended.discard((uid, subtask))
             feed = self.feeds.get((uid, subtask))
             if feed is not None:
                 feed.read, feed.ended = self._stored_position(feed), False
             self._do((uid, subtask), task.start(self.now))
-
-    def _handler_arguments(self) -> dict[str, Any]:
-        return {}
-
-    def _task_arguments(self, slot: int) -> dict[str, Any]:
-        return {"run": f"run-{self.instances[slot]}"}
 
     def _stored_position(self, feed: _Feed) -> int:
         if not self.graph.tracked:
@@ -179,9 +183,16 @@ class Simulation:
             edge = self.graph.edges[channel.edge]
             if (edge.source, channel.sender) in gone or (edge.target, channel.receiver) in gone:
                 queue.clear()
-        # A call that was on its way may have its effect or not; nobody hears the answer.
+        # Calls that were on their way may have their effect or not; nobody hears the answer. What a source
+        # persists arrives in order, so that a prefix of it does.
+        lost_from_here = False
         for call in [call for call in self.calls if call.slot == slot]:
-            if self.choose(2):
+            if isinstance(call.call, calls.Persist):
+                self.calls.remove(call)
+                lost_from_here = lost_from_here or bool(self.choose(2))
+                if not lost_from_here:
+                    self.apply(call.call)
+            elif self.choose(2):
                 self.calls.remove(call)
         self.apply(calls.Recall(self.streams, self.vertex.incarnation))
         for edge in self.graph.edges:
@@ -244,19 +255,19 @@ class Simulation:
                 continue
             if len(self.ended) == len(self.tasks):
                 return
-            if self.graph.tracked and self._drained():
-                if not self.ending:
-                    self.ending = True
-                    for key, task in list(self.tasks.items()):
-                        if isinstance(self.graph.vertex(key[0]).operators[0], Replay):
-                            self._do(key, task.end(self.now))
-                    continue
+            if self.graph.tracked and not self.ending and self._drained():
+                self.ending = True
+                for key in self._replays():
+                    self._do(key, self.tasks[key].end(self.now))
+                continue
             self.advance(500)
-            for key, task in list(self.tasks.items()):
-                replay = isinstance(self.graph.vertex(key[0]).operators[0], Replay)
-                if replay and not self.ending:
-                    self._do(key, task.poll(self.now))
+            if not self.ending:
+                for key in self._replays():
+                    self._do(key, self.tasks[key].poll(self.now))
         raise AssertionError(f"the topology did not end: {self._stuck()}")
+
+    def _replays(self) -> list[tuple[str, int]]:
+        return [key for key in self.tasks if isinstance(self.graph.vertex(key[0]).operators[0], Replay)]
 
     def _drained(self) -> bool:
         return all(feed.ended for feed in self.feeds.values()) and self.status().drained
@@ -336,7 +347,7 @@ class Simulation:
         self.calls.append(_Call(slot, self.instances[slot], call, then))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def simulate() -> Callable[..., Simulation]:
     """Make a `Simulation` with choices drawn from a seed or a function."""
 

@@ -1,0 +1,254 @@
+"""Whole topologies with failing records, in every order of events that a seed can think of."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftlayer.config import FTStatus
+from ftlayer.errors import FailException
+from ftlayer.layer.calls import StreamOptions
+from ftlayer.stream.builder import GraphBuilder
+from ftlayer.stream.connectors import partitions
+from ftlayer.stream.job_graph import JobGraph
+from ftlayer.stream.job_graph_generator import job_graph
+
+NUMBER = "n bigint"
+RETRY = StreamOptions(timeout_ms=30_000, max_attempts=3, backoff_ms=(100,), jitter=0.0)
+ROWS = 23
+
+
+class Collector:
+    """A sink that keeps every record."""
+
+    def __init__(self) -> None:
+        self.records: list[Any] = []
+
+    def __call__(self, batch: pa.RecordBatch) -> None:
+        columns = [column.to_pylist() for column in batch.columns]
+        self.records += columns[0] if len(columns) == 1 else zip(*columns, strict=True)
+
+    @property
+    def counts(self) -> Counter[Any]:
+        return Counter(self.records)
+
+
+class Stumbles:
+    """A function that fails some records on their first ``times`` attempts, and then does ``then``."""
+
+    def __init__(self, bad: set[int], times: int, then: Callable[[int], Any]) -> None:
+        self._bad, self._times, self._then = bad, times, then
+        self._tried: Counter[int] = Counter()
+
+    def __call__(self, record: int) -> Any:
+        if record in self._bad:
+            self._tried[record] += 1
+            if self._tried[record] <= self._times:
+                raise FailException(f"{record} fails")
+        return self._then(record)
+
+
+def builder(parallelism: int = 2, status: FTStatus = FTStatus.ON) -> GraphBuilder:
+    return GraphBuilder("job", parallelism=parallelism, status=status)
+
+
+def graph_of(env: GraphBuilder, status: FTStatus = FTStatus.ON) -> JobGraph:
+    return job_graph(env.build(), status, RETRY)
+
+
+def numbers(env: GraphBuilder, uid: str = "numbers", parallelism: int = 2) -> Any:
+    """A source whose rows the simulation reads from its own list."""
+    return env.source(partitions(*[[0]] * parallelism), NUMBER, uid=uid, parallelism=parallelism)
+
+
+def split(values: list[int], parts: int) -> list[list[int]]:
+    return [values[part::parts] for part in range(parts)]
+
+
+def same(record: int) -> int:
+    return record
+
+
+BAD: dict[str, set[int]] = {
+    "first": {0},
+    "last": {ROWS - 1},
+    "every": set(range(ROWS)),
+    "some": {3, 7, 8, 20},
+    "none": set(),
+}
+
+
+@pytest.mark.parametrize("where", ["map", "flat_map", "filter", "keyed", "sink"])
+@pytest.mark.parametrize("which", list(BAD))
+@pytest.mark.parametrize("seed", range(3))
+def test_failing_records_come_again_and_nothing_else_does(
+    simulate: Any, where: str, which: str, seed: int
+) -> None:
+    bad, out = BAD[which], Collector()
+
+    def stumble(place: str, then: Callable[[int], Any]) -> Callable[[int], Any]:
+        return Stumbles(bad, 1, then) if place == where else then
+
+    env = builder()
+    stream = numbers(env).map(stumble("map", same)).rebalance()
+    stream = stream.flat_map(stumble("flat_map", lambda n: [n, n])).key_by("n")
+    stream = stream.filter(stumble("filter", lambda n: True)).key_by("n")
+    stream = stream.map(stumble("keyed", same)).rebalance()
+    sink_bad = Stumbles(bad, 1, same)
+
+    def write(batch: pa.RecordBatch) -> None:
+        if where == "sink":
+            for value in batch.column(0).to_pylist():
+                sink_bad(value)
+        out(batch)
+
+    stream.sink(write)
+    run = simulate(graph_of(env), {"numbers": split(list(range(ROWS)), 2)}, seed)
+    run.run()
+    assert set(out.counts) == set(range(ROWS))
+    for value, times in out.counts.items():
+        # What had gone through before the other copy failed comes again: at least once, for its own record alone.
+        assert times == 2 if value not in bad or where in ("map", "flat_map") else times >= 2, value
+    assert run.dead() == []
+    assert run.status().drained
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_attempts_are_counted_and_used_up(simulate: Any, seed: int) -> None:
+    out = Collector()
+    env = builder()
+    numbers(env).map(Stumbles({1, 2}, 99, same), uid="broken").sink(out)
+    run = simulate(graph_of(env), {"numbers": split(list(range(ROWS)), 2)}, seed)
+    run.run()
+    assert out.counts == Counter(set(range(ROWS)) - {1, 2})
+    dead = run.dead()
+    assert sorted(letter.payload.column(0)[0].as_py() for letter in dead) == [1, 2]
+    for letter in dead:
+        assert letter.attempt == RETRY.max_attempts
+        assert letter.operator == "broken"
+        assert "fails" in letter.reason
+        assert len(letter.history) == RETRY.max_attempts
+
+
+@pytest.mark.parametrize("parallelism", range(1, 5))
+def test_broadcast_reaches_every_subtask(simulate: Any, parallelism: int) -> None:
+    out = Collector()
+    env = builder(parallelism)
+    numbers(env, parallelism=1).broadcast().map(Stumbles({5}, 1, same)).sink(out)
+    run = simulate(graph_of(env), {"numbers": [list(range(ROWS))]}, parallelism)
+    run.run()
+    for value in range(ROWS):
+        # One subtask failed record 5, so the record came again to all of them.
+        assert out.counts[value] == parallelism if value != 5 else 2 * parallelism - 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_sources_two_sinks_and_a_side_output(simulate: Any, seed: int) -> None:
+    from ftlayer.functions.process import ProcessFunction
+
+    class Sort(ProcessFunction):
+        def process(self, record: int, ctx: Any) -> Any:
+            if record % 2:
+                ctx.output("odd", record)
+            else:
+                yield record
+
+    even, odd, all_of_them = Collector(), Collector(), Collector()
+    env = builder()
+    left, right = numbers(env, "left"), numbers(env, "right", parallelism=1)
+    both = left.union(right.map(lambda n: n + 100))
+    sorted_out = both.process(Sort(), NUMBER, side={"odd": NUMBER})
+    sorted_out.key_by("n").sink(even)
+    sorted_out.side_output("odd").map(Stumbles({7, 101}, 2, same)).sink(odd)
+    left.sink(all_of_them)
+    run = simulate(graph_of(env), {"left": split(list(range(ROWS)), 2), "right": [list(range(ROWS))]}, seed)
+    run.run()
+    values = [*range(ROWS), *range(100, 100 + ROWS)]
+    assert set(even.counts) == {value for value in values if value % 2 == 0}
+    assert odd.counts == Counter(value for value in values if value % 2)
+    assert set(all_of_them.counts) == set(range(ROWS))
+    # 7 is read once for each attempt by the other sink, which did not fail.
+    assert all_of_them.counts[7] == 3
+    assert run.dead() == []
+
+
+def test_sources_without_rows_end(simulate: Any) -> None:
+    out = Collector()
+    env = builder()
+    numbers(env).map(same).key_by("n").sink(out)
+    run = simulate(graph_of(env), {"numbers": [[], []]}, 0)
+    run.run()
+    assert out.records == []
+
+
+@pytest.mark.parametrize("many", [0, 1, 3_000])
+def test_flat_map_of_none_and_of_thousands(simulate: Any, many: int) -> None:
+    out = Collector()
+    env = builder()
+    numbers(env).flat_map(lambda n: [n] * many).key_by("n").sink(out)
+    run = simulate(graph_of(env), {"numbers": split([1, 2, 3], 2)}, 1)
+    run.run()
+    assert out.counts == (Counter({1: many, 2: many, 3: many}) if many else Counter())
+
+
+def test_one_record_on_two_edges_to_the_same_operator(simulate: Any) -> None:
+    out = Collector()
+    env = builder()
+    source = numbers(env)
+    source.union(source).map(Stumbles({4}, 1, same)).sink(out)
+    run = simulate(graph_of(env), {"numbers": split(list(range(ROWS)), 2)}, 5)
+    run.run()
+    for value in range(ROWS):
+        assert out.counts[value] in ((2,) if value != 4 else (2, 3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), bad=st.sets(st.integers(0, ROWS - 1)), kills=st.integers(0, 3))
+def test_a_slot_may_die_at_any_time(simulate: Any, seed: int, bad: set[int], kills: int) -> None:
+    out = Collector()
+    env = builder()
+    keyed = numbers(env).map(Stumbles(bad, 1, same)).key_by("n").flat_map(lambda n: [n, n + 1_000])
+    keyed.key_by("n").sink(out)
+    random = Random(seed)
+    run = simulate(graph_of(env), {"numbers": split(list(range(ROWS)), 2)}, random.randrange)
+    for _ in range(kills):
+        for _ in range(random.randrange(60)):
+            run.step()
+        run.kill(random.randrange(2))
+    run.run()
+    assert set(out.counts) == {value + more for value in range(ROWS) for more in (0, 1_000)}
+    assert run.dead() == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), kills=st.integers(1, 3))
+def test_the_vertex_may_die_at_any_time(simulate: Any, seed: int, kills: int) -> None:
+    out = Collector()
+    env = builder()
+    numbers(env).map(Stumbles({2, 9}, 1, same)).key_by("n").sink(out)
+    random = Random(seed)
+    run = simulate(graph_of(env), {"numbers": split(list(range(ROWS)), 2)}, random.randrange)
+    for _ in range(kills):
+        for _ in range(random.randrange(60)):
+            run.step()
+        run.restart_vertex()
+    run.run()
+    assert set(out.counts) == set(range(ROWS))
+    assert run.dead() == []
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_switched_off_it_runs_the_same_without_a_vertex(simulate: Any, seed: int) -> None:
+    out = Collector()
+    env = builder(status=FTStatus.OFF)
+    numbers(env).map(same).key_by("n").flat_map(lambda n: [n, n]).sink(out)
+    run = simulate(graph_of(env, FTStatus.OFF), {"numbers": split(list(range(ROWS)), 2)}, seed)
+    run.run()
+    assert out.counts == Counter(dict.fromkeys(range(ROWS), 2))
