@@ -37,10 +37,10 @@ from ftlayer.runtime.coordinator.events import (
     SlotUp,
     SparkJobEnded,
     StatusKnown,
-    SubmitSlot,
     Tick,
 )
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
+from ftlayer.runtime.coordinator.upkeep import CANCEL_GRACE_MS, Upkeep, with_spark_error
 from ftlayer.runtime.messages import (
     Cancel,
     Deploy,
@@ -60,12 +60,8 @@ from ftlayer.runtime.messages import (
     ToSlot,
 )
 
-# A slot that has never come up is not tried for ever: its reason is the machine's or the plan's.
-START_ATTEMPTS = 2
 # How long slots have to end by themselves (ms) before their Spark jobs are cancelled.
 STOP_GRACE_MS = 5_000
-# How long a cancelled Spark job may take to end (ms): Spark kills a Python worker after 2 s.
-CANCEL_GRACE_MS = 10_000
 # Cancelling is repeated (ms): a job that was being submitted cannot be cancelled yet.
 CANCEL_AGAIN_MS = 1_000
 
@@ -89,7 +85,6 @@ class CoordinatorCore:
         self._tracked = tracked
         self._run = run
         self._options = options
-        self._restart = restart
         self.slots = [SlotRecord(number) for number in range(slots)]
         self.epoch = 0
         self.restarts = 0
@@ -104,6 +99,7 @@ class CoordinatorCore:
         self._detection = EndDetection()
         self._started_ms = self._last_ms = self._stop_ms = self._cancelled_ms = 0
         self._out: list[Decision] = []
+        self._upkeep = Upkeep(options, restart, self._out)
 
     @property
     def state(self) -> JobState:
@@ -124,7 +120,7 @@ class CoordinatorCore:
         if self._tracked:
             self._recall()
         for slot in self.slots:
-            self._submit(slot, now_ms)
+            self._upkeep.submit(slot, now_ms)
         return self._decided()
 
     def handle(self, event: Event, now_ms: int) -> list[Decision]:
@@ -156,7 +152,8 @@ class CoordinatorCore:
         return self._decided()
 
     def _decided(self) -> list[Decision]:
-        out, self._out = self._out, []
+        out = list(self._out)
+        self._out.clear()
         return out
 
     # ------------------------------------------------------------ what slots say
@@ -205,25 +202,14 @@ class CoordinatorCore:
     def _spark_job_ended(self, slot: SlotRecord, event: SparkJobEnded, now_ms: int) -> None:
         if event.attempt != slot.attempt:
             return
-        slot.submitted = slot.cancelled = False
-        slot.spark_error = event.error
         if self._stopping():
+            slot.submitted = False
             return
-        if slot.hello is None and event.error is not None:
-            slot.failure = self.last_failure = _both(slot.failure or f"slot {slot.number}", event.error)
-        if not slot.greeted:
-            self._count_failed_start(slot, now_ms)
-
-    def _count_failed_start(self, slot: SlotRecord, now_ms: int) -> None:
-        slot.failed_starts += 1
-        if slot.failed_starts == START_ATTEMPTS:
-            reason = slot.failure or (
-                f"slot {slot.number}: its process ended before it had reached the driver; the log of the executor "
-                "has its last words"
-            )
-            self._fail(
-                JobStartError(f"a slot cannot start, {START_ATTEMPTS} attempts failed. {reason}"), now_ms
-            )
+        error = self._upkeep.ended(slot, event)
+        if event.error is not None and slot.hello is None:
+            self.last_failure = slot.failure
+        if error is not None:
+            self._fail(error, now_ms)
 
     # ------------------------------------------------------------ losses
 
@@ -234,14 +220,14 @@ class CoordinatorCore:
         for slot in self.slots:
             if slot.running and now_ms - slot.heard_ms >= limit:
                 self._lose(slot, f"it was not heard of for {limit} ms", now_ms)
-                self._cancel(slot, now_ms)
+                self._upkeep.cancel(slot, now_ms)
 
     def _lose(self, slot: SlotRecord, reason: str, now_ms: int) -> None:
         was_deployed = slot.deployed
         slot.disconnect(now_ms + self._options.start_timeout_ms)
         if self._verdict is not None:
             return
-        slot.failure = self.last_failure = _both(f"slot {slot.number}: {reason}", slot.spark_error)
+        slot.failure = self.last_failure = with_spark_error(f"slot {slot.number}: {reason}", slot.spark_error)
         if not was_deployed:
             if self.epoch:
                 # Nobody has heard of it; but the others went on since the vertex was asked to recall.
@@ -296,27 +282,10 @@ class CoordinatorCore:
         if late and not all(slot.hello for slot in self.slots):
             self._fail(self._not_up(), now_ms)
         for slot in self.slots:
-            if slot.hello is None and self._verdict is None:
-                self._keep_up(slot, now_ms)
-
-    def _keep_up(self, slot: SlotRecord, now_ms: int) -> None:
-        if slot.submitted:
-            if now_ms >= slot.patience_ms:
-                if slot.cancelled:
-                    slot.submitted = False  # it does not answer; its successor fences it
-                else:
-                    self._cancel(slot, now_ms)
-        elif slot.submit_at_ms is None:
-            pause = 0 if slot.revived else self._restart.on_failure(now_ms)
-            if pause is None:
-                self._fail(
-                    SlotLostError(f"the restart strategy has given up. Last failure: {slot.failure}"), now_ms
-                )
-                return
-            slot.revived = False
-            slot.submit_at_ms = now_ms + pause
-        if slot.submit_at_ms is not None and now_ms >= slot.submit_at_ms:
-            self._submit(slot, now_ms)
+            if slot.hello is None and not self._stopping():
+                error = self._upkeep.keep_up(slot, now_ms)
+                if error is not None:
+                    self._fail(error, now_ms)
 
     def _not_up(self) -> JobStartError:
         missing = [str(slot.number) for slot in self.slots if slot.hello is None]
@@ -422,18 +391,6 @@ class CoordinatorCore:
         assert slot.hello is not None
         self._out.append(SendTo(slot.number, slot.hello.instance, message))
 
-    def _submit(self, slot: SlotRecord, now_ms: int) -> None:
-        slot.attempt += 1
-        slot.submitted, slot.cancelled, slot.submit_at_ms = True, False, None
-        slot.patience_ms = now_ms + self._options.start_timeout_ms
-        self._out.append(SubmitSlot(slot.number, slot.attempt))
-
-    def _cancel(self, slot: SlotRecord, now_ms: int) -> None:
-        slot.cancelled = True
-        slot.patience_ms = now_ms + CANCEL_GRACE_MS
-        if slot.submitted:
-            self._out.append(CancelSlot(slot.number, slot.attempt))
-
     def _recall(self) -> None:
         self._recall_number += 1
         self._recalling = True
@@ -452,7 +409,3 @@ def _why(failed: SlotFailed) -> str:
     where = f" in {failed.operator}" if failed.operator else ""
     trace = f"\n{failed.traceback}" if failed.traceback else ""
     return f"it failed{where}: {failed.reason}{trace}"
-
-
-def _both(reason: str, spark_error: str | None) -> str:
-    return f"{reason}; Spark says: {spark_error}" if spark_error else reason
