@@ -132,7 +132,7 @@ class Split:
 class AssignSplits:
     """Read these splits of a reader source. ``start`` and ``end`` are the range's offsets as JSON.
 
-    ``splits`` counts those of the whole range. ``subtask`` reads them.
+    ``splits`` counts those of the whole range, 0 of them: the source ends here. ``subtask`` reads them.
     """
 
     source: str

@@ -170,6 +170,7 @@ class Lane:
                 self._failure = None
             if self._filling is not None:
                 self._filling.interrupt()
+                self._filling = None
             self._changed.notify()
 
     # ------------------------------------------------------------ the thread's side
@@ -181,7 +182,10 @@ class Lane:
         except LaneClosedError:
             pass  # as it was told to
         except BaseException as error:  # noqa: BLE001 - the loop raises it; a thread's end would not be seen
-            self._failure = error
+            with self._changed:
+                # What an iterator raises that is not read on is of no interest.
+                if not self._closed:
+                    self._failure = error
         finally:
             self._finished = True
             self._wake()
@@ -196,8 +200,9 @@ class Lane:
                 if first is _END:
                     break
                 if isinstance(first, pa.RecordBatch):
-                    for part in self._parts(self._maker.checked(first)):
-                        self._put(split, part)
+                    if first.num_rows:
+                        for part in self._parts(self._maker.checked(first)):
+                            self._put(split, part)
                     continue
                 rows = [first]
             rows, ended = self._collect(split, rows, iterator)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -302,7 +304,7 @@ def test_large_record_batches_are_sliced(driver: Any, vertex: Any) -> None:
     for rows in driver.all(reader):
         sizes.append(rows.payload.num_rows)
         vertex.persist(rows)
-    assert [size for size in sizes if size] == [300, 300, 300, 100, 1]
+    assert sizes == [300, 300, 300, 100, 1]
     assert vertex.rows == [*range(1_000), 0]
 
 
@@ -373,8 +375,29 @@ def test_finish_does_not_wait_for_an_iterator_that_blocks() -> None:
     aged.steps.give(2)
     aged.reader.finish()
     assert aged.reader.ended
+    aged.now += 1_000
     assert aged.take() is None
+    assert aged.reader.due_ms is None
     aged.steps.end()
+
+
+def test_an_error_behind_finish_is_of_no_interest(driver: Any) -> None:
+    go = threading.Event()
+
+    def numbers() -> Iterator[int]:
+        yield 1
+        go.wait()
+        raise OSError("closed")
+
+    reader = driver.open(numbers)
+    reader.start()
+    driver.next(reader)
+    reader.finish()
+    driver.woken.clear()
+    go.set()
+    assert driver.woken.wait(20)
+    assert reader.take(10**15) is None
+    assert reader.ended
 
 
 def test_stop_forgets_what_waits(driver: Any) -> None:
@@ -397,6 +420,16 @@ def test_threads_end_with_stop(driver: Any) -> None:
         return [thread.name for thread in threading.enumerate() if "ending" in thread.name]
 
     driver.until(lambda: not alive())
+
+
+def test_what_a_slot_imports_is_light() -> None:
+    """Slots start quickly, and numba is forbidden in them."""
+    code = (
+        "import sys, ftlayer.runtime.connectors.opening, ftlayer.runtime.connectors.sinks;"
+        "print([name for name in ('numba', 'pandas', 'pyspark.sql', 'lmdb') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_an_iterable_takes_no_splits(driver: Any) -> None:
