@@ -55,8 +55,8 @@ class ReplaysCame:
 
 
 @dataclass(frozen=True, slots=True)
-class VertexFailed:
-    """The vertex has refused what the slot cannot do without, or did not answer in time."""
+class PartFailed:
+    """A thread that the slot cannot do without has failed: the vertex has refused a call, or does not answer."""
 
     error: BaseException
 
@@ -86,7 +86,7 @@ Event = (
     | LinkBroke
     | RootsAccepted
     | ReplaysCame
-    | VertexFailed
+    | PartFailed
     | Wake
     | CoordinatorSaid
     | CoordinatorLost

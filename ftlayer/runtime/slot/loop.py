@@ -33,9 +33,9 @@ from ftlayer.runtime.slot.events import (
     Event,
     FrameCame,
     LinkBroke,
+    PartFailed,
     ReplaysCame,
     RootsAccepted,
-    VertexFailed,
     Wake,
 )
 from ftlayer.runtime.slot.links import SlotLinks
@@ -162,7 +162,7 @@ class SlotLoop:
                 self._core.replays(key, records, _now())
             case Wake():
                 pass  # being awake is all
-            case VertexFailed(error):
+            case PartFailed(error):
                 raise error
             case LinkBroke(slot, instance, reason):
                 if self._links.counts(slot, instance):

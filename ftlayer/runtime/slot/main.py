@@ -13,6 +13,7 @@ from typing import NoReturn
 from ftlayer.config import split_address
 from ftlayer.errors import FTLayerError, JobError
 from ftlayer.layer.calls import StreamOptions
+from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.opening import open_reader
 from ftlayer.runtime.coordinator.control_client import ControlClient
@@ -20,7 +21,7 @@ from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded, SlotFaile
 from ftlayer.runtime.order import SlotOrder
 from ftlayer.runtime.slot.assembly import build_tasks
 from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, Wake
+from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, PartFailed, Wake
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
@@ -215,13 +216,14 @@ class _Slot:
             timeout_ms=min(timeouts) if timeouts and order.vertex is not None else None,
             touch=None if order.vertex is None else self._touch,
             held=self._held_outside,
+            on_error=lambda error: self._mailbox.put(PartFailed(error)),
         )
 
-    def _touch(self, roots: list) -> None:  # type: ignore[type-arg]
+    def _touch(self, roots: list[U64Array]) -> None:
         if self._port is not None and roots:
             self._port.touch(roots)
 
-    def _held_outside(self) -> list:  # type: ignore[type-arg]
+    def _held_outside(self) -> list[U64Array]:
         assert self._links is not None
         return [*roots_in_mail(self._mailbox), *self._links.roots()]
 

@@ -54,7 +54,7 @@ class PeerLink:
 
     def waiting(self) -> list[bytes]:
         """Return the frames that are not written yet; may be called by any thread."""
-        return [self._writing, *self._frames.waiting()] if self._writing else self._frames.waiting()
+        return [frame for frame in (self._writing, *self._frames.waiting()) if frame]
 
     def discard(self) -> None:
         """Send nothing more, and forget what waits; does not wait for anything."""

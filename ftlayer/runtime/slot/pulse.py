@@ -26,14 +26,19 @@ class Pulse:
         timeout_ms: int | None = None,
         touch: Callable[[list[U64Array]], None] | None = None,
         held: Callable[[], Iterable[U64Array]] = tuple,
+        on_error: Callable[[Exception], None],
     ) -> None:
-        """``held`` returns the roots of everything that waits in the slot outside of its core."""
+        """``held`` returns the roots of everything that waits in the slot outside of its core.
+
+        ``on_error`` is told, by the thread, what has ended it.
+        """
         self._send = send
         self._heartbeat_ms = heartbeat_ms
         self._touch_ms = None if timeout_ms is None else max(1, timeout_ms // 3)
         self._timeout_ms = timeout_ms
         self._touch = touch
         self._held = held
+        self._on_error = on_error
         self._core: SlotCore | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ftlayer-pulse", daemon=True)
@@ -86,6 +91,12 @@ class Pulse:
         return self._timeout_ms is None or _mono_ms() - self._seen_since_ms < self._timeout_ms
 
     def _run(self) -> None:
+        try:
+            self._beat()
+        except Exception as error:  # noqa: BLE001 - the loop raises it; a thread would end unseen
+            self._on_error(error)
+
+    def _beat(self) -> None:
         beat_ms = touch_ms = _mono_ms()
         while True:
             now_ms = _mono_ms()

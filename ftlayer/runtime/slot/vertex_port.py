@@ -33,7 +33,7 @@ from ftlayer.layer.calls import (
 )
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Acknowledge, AskReplays
-from ftlayer.runtime.slot.events import Event, ReplaysCame, RootsAccepted, VertexFailed, Wake
+from ftlayer.runtime.slot.events import Event, PartFailed, ReplaysCame, RootsAccepted, Wake
 from ftlayer.runtime.slot.persisting import PersistOrder, PersistQueue, answer_to
 from ftlayer.runtime.slot.seat import TaskKey
 from ftlayer.runtime.slot.worker import Worker
@@ -137,7 +137,7 @@ class VertexPort:
         """Persist; `RootsAccepted` follows.
 
         A vertex that has no room (`IntakeTimeoutError`) is asked again, for as long as it takes. Any other
-        refusal is `VertexFailed`.
+        refusal is `PartFailed`.
         """
         with self._lock:
             self._persists += 1
@@ -274,4 +274,4 @@ class VertexPort:
         return opened
 
     def _failed(self, error: BaseException) -> None:
-        self._post(VertexFailed(error))
+        self._post(PartFailed(error))

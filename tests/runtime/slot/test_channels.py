@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from ftlayer.errors import CodecError, PeerRefusedError
+from ftlayer.runtime.messages import Peer
+from ftlayer.runtime.order import Door
+from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
+from ftlayer.runtime.slot.peer import PeerLink
+from ftlayer.runtime.slot.roster import Roster, StreamHeader
+from ftlayer.runtime.slot.server import ChannelServer
+from ftlayer.service.tls import make_certificate
+
+TOKEN = "a-token-of-the-job"
+WAIT_S = 20
+HEADER = StreamHeader("job", 1, "one", "zero", 1)
+ONE = Peer(1, "one", "")
+
+
+class Receiver:
+    """Slot 0, instance "zero", that knows instance "one" of slot 1."""
+
+    def __init__(self, tls: bool = False, admit_timeout_s: float = WAIT_S) -> None:
+        self.roster = Roster("job", "zero")
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.certificate = make_certificate(["127.0.0.1"]) if tls else None
+        self.server = ChannelServer(
+            "127.0.0.1",
+            token=TOKEN,
+            roster=self.roster,
+            admit_timeout_s=admit_timeout_s,
+            post=self.events.put,
+            certificate=(self.certificate.cert, self.certificate.key) if self.certificate else None,
+        )
+        scheme = "grpc+tls" if tls else "grpc"
+        self.address = f"{scheme}://127.0.0.1:{self.server.port}"
+        self.sent: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.links: list[PeerLink] = []
+
+    def link(self, header: StreamHeader = HEADER, token: str = TOKEN) -> PeerLink:
+        certificate = self.certificate
+        door = Door("", token, certificate.cert if certificate else None, "127.0.0.1" if certificate else "")
+        link = PeerLink(Peer(0, "zero", self.address), door, header, self.sent.put)
+        self.links.append(link)
+        return link
+
+    def deploy(self) -> None:
+        self.roster.deploy(1, [ONE, Peer(0, "zero", self.address)])
+
+    def frame(self) -> bytes:
+        event = self.events.get(timeout=WAIT_S)
+        assert isinstance(event, FrameCame)
+        assert (event.slot, event.instance) == (1, "one")
+        return event.data.to_pybytes()
+
+    def broken(self) -> str:
+        event = self.sent.get(timeout=WAIT_S)
+        assert isinstance(event, LinkBroke)
+        return event.reason
+
+    def close(self) -> None:
+        for link in self.links:
+            link.discard()
+        self.server.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_frames_one_way_and_credit_the_other(tls: bool) -> None:
+    receiver = Receiver(tls)
+    receiver.deploy()
+    link = receiver.link()
+    frames = [b"a", bytes(5_000), bytes(40 << 20)]
+    for frame in frames:
+        link.send(frame)
+    assert [receiver.frame() for _ in frames] == frames
+    receiver.server.grant(1, b"credit")
+    assert receiver.sent.get(timeout=WAIT_S) == CreditCame(0, "zero", b"credit")
+    receiver.server.grant(2, b"there is no slot 2")
+    link.send(b"last")
+    link.close()
+    assert receiver.frame() == b"last"
+    assert link.waiting() == []
+    assert receiver.sent.empty(), "an end that was meant is not told"
+    receiver.close()
+
+
+def test_what_comes_before_the_deployment_waits_for_it(receiver: Receiver) -> None:
+    receiver.link().send(b"early")
+    receiver.deploy()
+    assert receiver.frame() == b"early"
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (StreamHeader("another", 1, "one", "zero", 1), "another job"),
+        (StreamHeader("job", 1, "one", "earlier", 1), "earlier instance"),
+        (StreamHeader("job", 1, "zombie", "zero", 0), "does not count"),
+    ],
+)
+def test_who_is_refused(receiver: Receiver, header: StreamHeader, reason: str) -> None:
+    receiver.deploy()
+    receiver.link(header).send(b"x")
+    assert reason in receiver.broken()
+    assert receiver.events.empty()
+
+
+def test_a_wrong_token_is_refused(receiver: Receiver) -> None:
+    receiver.deploy()
+    receiver.link(token="another-token-of-16").send(b"x")
+    assert "token is missing or wrong" in receiver.broken()
+    assert receiver.events.empty()
+
+
+def test_an_instance_that_is_dropped_in_the_middle_is_cut_off(receiver: Receiver) -> None:
+    receiver.deploy()
+    link = receiver.link()
+    link.send(b"counts")
+    assert receiver.frame() == b"counts"
+    receiver.roster.drop(2, [1])
+    link.send(b"does not")
+    assert "replaced" in receiver.broken()
+    assert receiver.events.empty()
+
+
+def test_an_instance_nobody_told_of_is_refused_in_the_end() -> None:
+    receiver = Receiver(admit_timeout_s=0.05)
+    receiver.deploy()
+    receiver.link(StreamHeader("job", 1, "new", "zero", 1)).send(b"x")
+    assert "has not told of it" in receiver.broken()
+    receiver.close()
+
+
+def test_a_receiver_that_is_not_there_is_told() -> None:
+    receiver = Receiver()
+    receiver.server.close()
+    link = receiver.link()
+    link.send(b"x")
+    assert receiver.broken()
+    assert link.waiting() == [b"x"]
+
+
+def test_nonsense_on_a_stream_is_refused(receiver: Receiver) -> None:
+    receiver.deploy()
+    client = flight.FlightClient(receiver.address)
+    options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
+    for command, schema in ((b"\xc1", pa.schema([])), (HEADER.pack(), pa.schema([("n", pa.int64())]))):
+        descriptor = flight.FlightDescriptor.for_command(command)
+        writer, reader = client.do_exchange(descriptor, options)
+        writer.begin(schema)
+        with pytest.raises(flight.FlightServerError, match="CODEC"):
+            reader.read_chunk()
+        with pytest.raises((pa.ArrowException, OSError)):
+            writer.close()
+    client.close()
+    assert receiver.events.empty()
+
+
+# ---------------------------------------------------------------- the roster
+
+
+def admitted(roster: Roster, header: StreamHeader, timeout_s: float = 0.0) -> bool:
+    try:
+        roster.admit(header, timeout_s)
+    except PeerRefusedError:
+        return False
+    return True
+
+
+def test_who_counts() -> None:
+    roster = Roster("job", "zero")
+    roster.deploy(3, [ONE])
+    assert admitted(roster, HEADER), "it was there before, in whatever epoch it began"
+    assert not admitted(roster, StreamHeader("job", 2, "old", "zero", 2))
+    roster.drop(4, [1])
+    assert not admitted(roster, HEADER)
+    assert not roster.is_current(1, "one")
+    new = StreamHeader("job", 1, "two", "zero", 4)
+    assert not admitted(roster, new)
+    roster.up(4, [Peer(1, "two", "")])
+    assert admitted(roster, new)
+    assert not admitted(roster, HEADER)
+    roster.up(4, [Peer(1, "three", "")])
+    assert not admitted(roster, new), "replaced"
+    assert roster.epoch == 4
+    roster.close()
+    assert not admitted(roster, StreamHeader("job", 1, "three", "zero", 4))
+
+
+def waits(roster: Roster, header: StreamHeader, then: Callable[[], None]) -> bool:
+    """Return the verdict on a sender that ``then`` decides on."""
+    verdict: list[bool] = []
+    thread = threading.Thread(target=lambda: verdict.append(admitted(roster, header, WAIT_S)))
+    thread.start()
+    then()
+    thread.join(WAIT_S)
+    return verdict[0]
+
+
+def test_a_new_instance_that_others_know_already_waits() -> None:
+    roster = Roster("job", "zero")
+    assert waits(roster, HEADER, lambda: roster.deploy(1, [ONE]))
+    new = StreamHeader("job", 1, "two", "zero", 2)
+    assert waits(roster, new, lambda: roster.up(2, [Peer(1, "two", "")]))
+    assert not waits(roster, StreamHeader("job", 1, "three", "zero", 3), roster.close)
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x91\x01", b"\x95\x01\x02\x03\x04\x05"])
+def test_a_header_that_is_none(data: bytes) -> None:
+    with pytest.raises(CodecError):
+        StreamHeader.unpack(data)
+    assert StreamHeader.unpack(HEADER.pack()) == HEADER
