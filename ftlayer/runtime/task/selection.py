@@ -67,8 +67,15 @@ class OutEdge:
     def send(
         self, payload: pa.RecordBatch, children: Children, times: I64Array | None, selection: I32Array | None
     ) -> Iterator[Send]:
-        """Make the batches: each channel's rows by ``selection`` (int32[n]), all rows to each without one."""
+        """Make the batches: each channel's rows by ``selection`` (int32[n]), all rows to each without one.
+
+        Raises ValueError unless there are as many children as rows.
+        """
         edge = self.edge
+        if len(children) != payload.num_rows:
+            raise ValueError(
+                f"{payload.num_rows} rows have {len(children)} children's ids on edge {edge.number}"
+            )
         self._sent += payload.num_rows
         if selection is None:
             for channel in self.channels:

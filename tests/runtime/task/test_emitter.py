@@ -198,6 +198,11 @@ def test_marks_go_to_all_channels_of_all_edges() -> None:
     assert emitter(fan_out(1)).mark(EndOfStream()) == []
 
 
+def test_as_many_parents_as_rows_are_needed() -> None:
+    with pytest.raises(ValueError, match="2 rows have 1 children"):
+        emitter(fan_out(1, (Forward(), 1))).derived("", payload("x", "y"), lineage(1), np.array([0]))
+
+
 def test_a_custom_partitioner_that_names_no_channel_is_a_clear_error() -> None:
     graph = fan_out(1, (Custom(KEY, lambda key, channels: channels), 2))
     with pytest.raises(ConfigError, match=r"must return an int in 0\.\.1"):
