@@ -46,7 +46,7 @@ class RowMaker:
     def checked(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch that the source gave, with the schema's columns in their order and types."""
         schema = self._schema
-        if not batch.schema.equals(schema, check_metadata=False):
+        if not batch.schema.equals(schema, check_metadata=True):
             try:
                 if sorted(batch.schema.names) != sorted(schema.names):
                     raise ValueError(f"its columns are {', '.join(batch.schema.names)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import random
@@ -349,6 +350,38 @@ def test_slots_that_get_lost_lose_nothing(start: Any, broker: Broker, vertex: An
     job.run_until(lambda: 300 in broker.commits)
     assert sorted(vertex.rows) == list(range(300))
     assert len(set(vertex.names)) == 300
+
+
+def test_a_planner_that_has_not_heard_of_a_split_is_told_again(
+    start: Any, broker: Broker, vertex: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old instance's last rows were accepted after the planner had asked for the positions."""
+    broker.rows = list(range(10))
+    job = start(ListReader(broker, splits=2))
+    job.run_until(lambda: job.sent)
+    before = vertex.snapshot()
+    monkeypatch.setattr(job.planner, "split_done", lambda message: None)
+    job.run_until(lambda: len(vertex.rows) == 10)
+    for _ in range(3):
+        job.step()
+    monkeypatch.undo()
+    monkeypatch.setattr(job.planner, "_positions", lambda: before)
+    for subtask in range(2):
+        job.kill(subtask)
+        job.up(subtask)
+    job.run_until(lambda: broker.commits)
+    assert sorted(vertex.rows) == list(range(10))
+
+
+def test_splits_are_sealed(start: Any, broker: Broker, driver: Any) -> None:
+    broker.rows = [1]
+    job = start(ListReader(broker), parallelism=1)
+    driver.until(lambda: job.sent)
+    (split,) = job.sent[0].mine
+    forged = dataclasses.replace(split, payload=b"x" * 32 + split.payload[32:])
+    job.slots[0].assign(dataclasses.replace(job.sent[0], mine=(forged,)))
+    with pytest.raises(SourceError, match="UnauthorizedError"):
+        driver.next(job.slots[0])
 
 
 def test_drain_opens_no_further_range(start: Any, broker: Broker, vertex: Any) -> None:

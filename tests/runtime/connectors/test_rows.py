@@ -105,6 +105,12 @@ def test_record_batches_are_put_in_order() -> None:
     assert checked.to_pydict() == {"id": [1], "name": ["a"]}
 
 
+def test_record_batches_lose_metadata_of_their_own() -> None:
+    other = ID.with_metadata({"from": "pandas"})
+    checked = maker(ID).checked(pa.record_batch({"id": [1]}, schema=other))
+    assert checked.schema.equals(ID, check_metadata=True)
+
+
 @pytest.mark.parametrize(
     "columns",
     [
