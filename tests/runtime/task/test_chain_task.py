@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FailException
 from ftlayer.functions.failures import RowFailure
-from ftlayer.functions.steps import Filter, FlatMap, Map
+from ftlayer.functions.process import ProcessFunction
+from ftlayer.functions.steps import Filter, FlatMap, Map, Process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.layer.calls import Now
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
-from ftlayer.runtime.elements import Batch, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
 from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -358,3 +359,110 @@ def test_records_of_a_sink_are_acknowledged_with_their_last_row(script, rotten):
     check()
     assert not tracker.table
     assert sorted(sink.written) == sorted(set(given_rows) - rotten)
+
+
+def xors(actions) -> dict[int, int]:
+    """What a root has left over after these actions, of the ids its records began with."""
+    values: dict[int, int] = defaultdict(int)
+    for action in actions:
+        if isinstance(action, Acknowledge):
+            for root, value in zip(action.roots.tolist(), action.values.tolist(), strict=True):
+                values[root] ^= value
+        elif isinstance(action, Send) and isinstance(action.element, Batch):
+            lineage = action.element.lineage
+            for root, identity in zip(lineage.roots.tolist(), lineage.ids.tolist(), strict=True):
+                values[root] ^= identity
+    return values
+
+
+def test_a_sink_that_settles_as_many_old_rows_as_it_is_given_new_ones():
+    sink = BufferingSink()
+    task = build_task(
+        graph_of(sink=True),
+        "first",
+        0,
+        FTHandler("first", job="job", run="run"),
+        options=TopologyOptions(),
+        open_sink=lambda *_: sink,
+    )
+    task.start(Now(0, 0))
+    assert not xors(task.input(BEFORE, batch_of([Record(1, 2, "", 0, [(1, 11)])]), Now(0, 0)))
+    sink.budget = 2
+    assert xors(task.input(BEFORE, batch_of([Record(2, 2, "", 0, [(2, 12)])]), Now(0, 0))) == {1: 11}
+    assert task.held_roots().tolist() == [2]
+    assert xors(task.on_time(Now(0, 0))) == {2: 12}
+
+
+class Split(ProcessFunction):
+    def process(self, record, ctx):
+        for _ in range(record[1]):
+            ctx.output("other", record[0])
+        if record[1] == 2:
+            yield record[0], 0, "", 0
+
+
+def test_side_outputs_are_owed_too():
+    other = pa.schema([("number", pa.int64())])
+    process = Process("process", Split(), (), OUT, (("other", other),))
+    vertices = (
+        JobVertex("source", (Source("source", IterableSource(()), IN),), 1),
+        JobVertex("process", (process,), 1),
+        JobVertex("sink", (Sink("sink", FunctionSink(print), OUT),), 2),
+        JobVertex("others", (Sink("others", FunctionSink(print), other),), 2),
+    )
+    edges = (
+        JobEdge(0, "source", "process", 0, Rebalance(), IN),
+        JobEdge(1, "process", "sink", 0, Broadcast(), OUT),
+        JobEdge(2, "process", "others", 0, Rebalance(), other, "other"),
+        JobEdge(3, "process", "others", 0, Broadcast(), other, "other"),
+    )
+    task = build_task(
+        JobGraph("job", vertices, edges, tracked=True),
+        "process",
+        0,
+        FTHandler("process", job="job", run="run"),
+        options=TopologyOptions(),
+        open_sink=lambda *_: None,
+    )
+    task.start(Now(0, 0))
+    records = [Record(n, n, "", 0, [(n + 1, n + 100), (9, n + 200)]) for n in range(4)]
+    actions = task.input(BEFORE, batch_of(records), Now(0, 0))
+    rows = defaultdict(int)
+    for action in actions:
+        if isinstance(action, Send):
+            rows[action.channel.edge] += action.element.num_rows
+    assert rows == {1: 2, 2: 6, 3: 12}
+    assert xors(actions) == {1: 100, 2: 101, 3: 102, 4: 103, 9: 200 ^ 201 ^ 202 ^ 203}
+
+
+def test_a_chain_of_nothing_but_watermarks():
+    times = AssignWatermarks("times", "at", 0, 50, IN)
+    vertices = (
+        JobVertex("source", (Source("source", IterableSource(()), IN),), 1),
+        JobVertex("times", (times,), 1),
+        JobVertex("sink", (Sink("sink", FunctionSink(print), IN),), 1),
+    )
+    edges = (
+        JobEdge(0, "source", "times", 0, Rebalance(), IN),
+        JobEdge(1, "times", "sink", 0, Rebalance(), IN),
+    )
+    task = build_task(
+        JobGraph("job", vertices, edges, tracked=True),
+        "times",
+        0,
+        FTHandler("times", job="job", run="run"),
+        options=TopologyOptions(),
+        open_sink=lambda *_: None,
+    )
+    assert task.start(Now(0, 0)) == [WakeAt(50)]
+    # Watermarks of before mean nothing behind it.
+    assert task.input(BEFORE, Watermark(1_000), Now(0, 0)) == []
+    actions = task.input(BEFORE, batch_of([Record(1, 0, "", 7, [(1, 11)])]), Now(20, 0))
+    assert [type(action) for action in actions] == [Send, Acknowledge, Send]
+    assert actions[0].element.times.tolist() == [7]
+    assert actions[2].element == Watermark(7)
+    assert task.on_time(Now(50, 0)) == [WakeAt(70)]
+    assert [action.element for action in task.on_time(Now(70, 0))] == [Idle()]
+    *actions, last = task.input(BEFORE, EndOfStream(), Now(80, 0))
+    assert [action.element for action in actions] == [Watermark(MAX_TIME_MS), EndOfStream()]
+    assert last == TaskEnded()
