@@ -16,6 +16,9 @@ from ftlayer.runtime.slot.snapshots import snapshot
 
 K = TypeVar("K", bound=Hashable)
 
+MAX_WAIT_MS = 5
+"""Little credit waits no longer for more: a sender is done only when it has all of it back."""
+
 
 class SendWindow:
     """Frames of one channel: those that may not go yet, and the bytes of those that are on their way.
@@ -78,9 +81,12 @@ class GrantBook(Generic[K]):
         """Give back by quarters of the channel's ``limit``: rarely, and long before the sender runs dry."""
         self._worth_sending = max(1, limit // 4)
         self._owed: dict[K, int] = {}
+        self._since_ms: int | None = None
 
-    def taken(self, channel: K, size: int) -> bool:
+    def taken(self, channel: K, size: int, now_ms: int) -> bool:
         """Count ``size`` bytes as taken; whether there is enough for a message (`take`)."""
+        if self._since_ms is None:
+            self._since_ms = now_ms
         owed = self._owed.get(channel, 0) + size
         self._owed[channel] = owed
         return owed >= self._worth_sending
@@ -92,7 +98,10 @@ class GrantBook(Generic[K]):
     def take_all(self) -> dict[K, int]:
         """Return everything that is to be given back, and count it as given."""
         owed, self._owed = self._owed, {}
+        self._since_ms = None
         return owed
 
-    def __bool__(self) -> bool:
-        return bool(self._owed)
+    @property
+    def due_ms(self) -> int | None:
+        """When everything should go back, however little it is; None while there is nothing."""
+        return None if self._since_ms is None else self._since_ms + MAX_WAIT_MS

@@ -109,7 +109,7 @@ class SlotLoop:
 
     def _rest(self, now: Now) -> None:
         """Nothing can be run: let nothing wait for more, and wait for mail or for time."""
-        self._core.idle()
+        self._core.idle(now.mono_ms)
         if self._core.has_ended:
             self._over = True
             self._send(SlotEnded(self._core.counters()))

@@ -82,6 +82,11 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def close(self) -> None:
         """Take nothing any more; waits a little for the senders, which end their streams by themselves."""
+        with self._lock:
+            writers = [credits for _, credits in self._senders.values()]
+        for credits in writers:
+            # A sender ends when it has all its credit back.
+            credits.finish(SHUTDOWN_TIMEOUT_S)
         self._roster.close()
         closing = threading.Thread(target=self.shutdown, name="ftlayer-channels-close", daemon=True)
         closing.start()
@@ -128,7 +133,8 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
             with self._lock:
                 if self._senders.get(header.sender) == (header.instance, credits):
                     del self._senders[header.sender]
-            credits.stop()
+            # The stream's writer may not be used after its handler has returned.
+            credits.finish()
 
 
 class _CreditWriter:
@@ -143,10 +149,10 @@ class _CreditWriter:
     def put(self, grants: bytes) -> None:
         self._queue.put(grants)
 
-    def stop(self) -> None:
-        """End, behind what was put; the stream's writer may not be used after its handler has returned."""
+    def finish(self, timeout_s: float | None = None) -> None:
+        """End, behind what was put, and wait for that (None: however long it takes)."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(timeout_s)
 
     def _run(self) -> None:
         try:

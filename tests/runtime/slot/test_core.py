@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.layer.calls import Now, Records
-from ftlayer.runtime.elements import Batch
-from ftlayer.runtime.slot.wire import ElementCodec, decode_grants
+from ftlayer.runtime.elements import Batch, EndOfStream
+from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants
 from ftlayer.stream.job_graph import Channel
 
 LIMIT = 1 << 10
+LATER_MS = 1_000
 
 
 class World:
@@ -52,7 +53,7 @@ class World:
         if any(move() for move in moves):
             return True
         for slot in self.slots:
-            slot.core.idle()
+            slot.core.idle(self.now.mono_ms + 5)
         return any(
             queue
             for slot in self.slots
@@ -148,7 +149,7 @@ def test_small_batches_wait_for_others_until_they_are_old_or_nothing_else_is_to_
     assert len(slot.links.frames[1]) == 1
     slot.core.rows(key, tools.source_rows(4, 4), Now(16, 0))
     slot.core.rows(key, tools.source_rows(8, 4), Now(16, 0))
-    slot.core.idle()
+    slot.core.idle(LATER_MS)
     assert len(slot.links.frames[1]) == 2
     slot.core.rows(key, tools.source_rows(12, 32), Now(17, 0))
     assert len(slot.links.frames[1]) == 3
@@ -181,13 +182,16 @@ def test_a_frame_from_the_wrong_slot_or_for_no_task_here_is_refused(tools: Any) 
             slot.core.frame(sender, frame_for(tools, slot, channel))
 
 
-def test_credit_goes_back_by_quarters_or_when_there_is_nothing_to_do(tools: Any) -> None:
+def test_credit_goes_back_by_quarters_or_a_little_later(tools: Any) -> None:
     slot = one_of_two(tools, channel_bytes=2_048)
     slot.core.peer_up(1)
     slot.core.frame(1, frame_for(tools, slot, FROM_1, 0, 1))
     slot.core.run_next(tools.now)
+    slot.core.idle(4)
     assert not slot.links.grants
-    slot.core.idle()
+    assert slot.core.due_ms == 5
+    slot.core.idle(5)
+    assert slot.core.due_ms is None
     assert len(slot.links.grants[1]) == 1
     slot.core.frame(1, frame_for(tools, slot, FROM_1, 0, 40))
     while slot.core.run_next(tools.now):
@@ -202,7 +206,7 @@ def test_a_peer_that_is_dropped_is_forgotten_and_begins_with_full_credit(tools: 
         slot.core.frame(1, frame_for(tools, slot, FROM_1, 20 * i, 20))
     while slot.core.run_next(tools.now):
         pass
-    slot.core.idle()
+    slot.core.idle(LATER_MS)
     assert not slot.core.is_quiet
     slot.core.drop_peer(1, tools.now)
     assert {channel.sender for channel in slot.tasks["work", 0].resets} == {1}
@@ -211,7 +215,7 @@ def test_a_peer_that_is_dropped_is_forgotten_and_begins_with_full_credit(tools: 
     before = len(slot.links.frames[1])
     slot.core.frame(1, frame_for(tools, slot, FROM_1, 0, 20))
     assert slot.core.run_next(tools.now)
-    slot.core.idle()
+    slot.core.idle(LATER_MS)
     assert len(slot.links.frames[1]) == before, "held until there is a new instance"
     slot.core.peer_up(1)
     assert len(slot.links.frames[1]) > before
@@ -232,7 +236,7 @@ def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(t
     assert held() == set(range(1, 7)), "in the queue of a task, and in the window to slot 1"
     while slot.core.run_next(tools.now):
         pass
-    slot.core.idle()
+    slot.core.idle(LATER_MS)
     assert sum(len(event.roots) for event in slot.vertex.xors) > 0
     slot.core.peer_up(1)
     assert not held()
@@ -264,9 +268,12 @@ def test_acknowledgements_travel_together(tools: Any) -> None:
         slot.core.frame(1, frame_for(tools, slot, FROM_1, 2_000 * i, 2_000))
         slot.core.run_next(Now(0, 0))
     assert all(len(event.roots) >= 8_192 for event in slot.vertex.xors)
-    while slot.core.run_next(Now(5, 0)):
+    while slot.core.run_next(Now(0, 0)):
         pass
-    slot.core.idle()
+    slot.core.idle(4)
+    told = len(slot.vertex.xors)
+    slot.core.idle(5)
+    assert len(slot.vertex.xors) == told + 1
     roots = np.concatenate([event.roots for event in slot.vertex.xors])
     # The sink's own half of the rows is acknowledged here, too.
     assert len(roots) == 20_000 + 10_000
@@ -291,3 +298,23 @@ def test_replays_are_asked_for_where_there_is_room(tools: Any) -> None:
         pass
     slot.core.on_time(tools.now)
     assert len(slot.vertex.asks) == 1, "slot 1 has given no credit back"
+
+
+def test_a_slot_that_has_ended_has_given_all_credit_back(tools: Any) -> None:
+    slot = one_of_two(tools, channel_bytes=1 << 16)
+    slot.core.peer_up(1)
+    slot.core.source_ended(("source", 0), tools.now)
+    for channel in (Channel(0, 1, 0), Channel(1, 1, 0)):
+        slot.core.frame(
+            1, pa.py_buffer(ElementCodec(slot.tasks["work", 0].graph.edges).encode(channel, EndOfStream()))
+        )
+    while slot.core.run_next(tools.now):
+        pass
+    for frame in slot.links.frames[1]:
+        channel, _ = ElementCodec(slot.tasks["work", 0].graph.edges).decode(pa.py_buffer(frame))
+        slot.core.granted(encode_grants({channel: len(frame)}))
+    assert slot.core.is_quiet
+    slot.core.idle(0)
+    assert slot.core.has_ended
+    given = [channel for grants in slot.links.grants[1] for channel, _ in decode_grants(grants)]
+    assert set(given) == {Channel(0, 1, 0), Channel(1, 1, 0)}
