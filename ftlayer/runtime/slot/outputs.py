@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.elements import Batch, Element
+from ftlayer.runtime.elements import Batch, Element, EndOfStream, Idle, Watermark
 from ftlayer.runtime.slot.batching import can_join, cut, joined, size_of
 from ftlayer.runtime.slot.credit import SendWindow
 from ftlayer.runtime.slot.inbox import Inbox
@@ -59,6 +59,7 @@ class RemoteOutput:
         self._window = SendWindow(options.channel_bytes)
         self._small: tuple[Batch, ...] = ()  # replaced, never changed: another thread looks at it
         self._small_rows = self._small_bytes = 0
+        self._mark: Watermark | Idle | EndOfStream | None = None
 
     @property
     def has_room(self) -> bool:
@@ -74,6 +75,7 @@ class RemoteOutput:
         """Take an element; it goes out by `flush` and `take`."""
         if not isinstance(element, Batch):
             self.flush()
+            self._mark = element
             self._window.put(self._codec.encode(self.channel, element))
             return
         for part in cut(element, self._batch_rows):
@@ -102,9 +104,14 @@ class RemoteOutput:
         self._window.granted(size)
 
     def reset(self) -> int:
-        """Forget everything, for a receiver that begins anew; returns the records that had not been sent."""
+        """Forget everything, for a receiver that begins anew; returns the records that had not been sent.
+
+        The last mark is what the new one has to hear first: nobody says a watermark, or an end, a second time.
+        """
         rows = self._small_rows + sum(rows_in(frame) for frame in self._window.reset())
         self._forget_small()
+        if self._mark is not None:
+            self._window.put(self._codec.encode(self.channel, self._mark))
         return rows
 
     def roots(self) -> list[U64Array]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.layer.calls import Now, Records
-from ftlayer.runtime.elements import Batch, EndOfStream
+from ftlayer.runtime.elements import Batch, EndOfStream, Watermark
 from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants
 from ftlayer.stream.job_graph import Channel
 
@@ -219,6 +219,19 @@ def test_a_peer_that_is_dropped_is_forgotten_and_begins_with_full_credit(tools: 
     assert len(slot.links.frames[1]) == before, "held until there is a new instance"
     slot.core.peer_up(1)
     assert len(slot.links.frames[1]) > before
+
+
+def test_a_new_instance_hears_the_last_mark_first(tools: Any) -> None:
+    slot = one_of_two(tools)
+    slot.core.peer_up(1)
+    output = next(iter(slot.core._towards(1)))
+    for mark in (Watermark(5), Watermark(7)):
+        output.send(mark, 0)
+    slot.core.drop_peer(1, tools.now)
+    slot.core.peer_up(1)
+    codec = slot.core._codec
+    said = [codec.decode(pa.py_buffer(frame)) for frame in slot.links.frames[1]]
+    assert said == [(output.channel, Watermark(7))]
 
 
 def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(tools: Any) -> None:
