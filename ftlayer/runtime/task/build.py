@@ -30,6 +30,9 @@ from ftlayer.stream.operators import CoProcess, Join, Replay, Sink, Source
 OpenSink = Callable[[Sink, int, int], SinkBody]
 """``open_sink(sink, subtask, parallelism)`` makes the sink of one subtask ready."""
 
+MAX_REMEMBER_MS = 5 * 60_000
+"""A join remembers acknowledged rows no longer for replays: they are as many as come in that time."""
+
 
 def build_task(
     graph: JobGraph,
@@ -80,7 +83,9 @@ def _input_task(graph: JobGraph, uid: str, subtask: int, handler: Handler, open_
     emitter = Emitter(graph, uid, subtask, handler)
     first, last = vertex.operators[0], vertex.operators[-1]
     if isinstance(first, Join):
-        return JoinTask(uid, subtask, first, edges, gate, handler, emitter, _hold_ms(graph))
+        return JoinTask(
+            uid, subtask, first, edges, gate, handler, emitter, _hold_ms(graph), _remember_ms(graph)
+        )
     sink = last if isinstance(last, Sink) else None
     functions = [op for op in vertex.operators if not isinstance(op, Source | Replay | Join | Sink)]
     pipeline = Pipeline(functions, _inputs(first, edges), HeapBackend())
@@ -101,6 +106,19 @@ def _inputs(first: object, edges: tuple[JobEdge, ...]) -> tuple[pa.Schema, ...]:
 def _hold_ms(graph: JobGraph) -> int:
     """Both sides of a pair that failed come again within the longest timeout of all."""
     return max((options.timeout_ms for _, options in graph.options), default=StreamOptions().timeout_ms)
+
+
+def _remember_ms(graph: JobGraph) -> int:
+    """A record that failed on its way comes within this time, though it gets lost once and fails all other times."""
+    return max((min(_retry_span_ms(options), MAX_REMEMBER_MS) for _, options in graph.options), default=0)
+
+
+def _retry_span_ms(options: StreamOptions) -> int:
+    pauses = options.backoff_ms[: options.max_attempts - 1]
+    more = max(options.max_attempts - 1 - len(pauses), 0)
+    total = sum(pauses) + more * (options.backoff_ms[-1] if options.backoff_ms else 0)
+    # The vertex notices a timeout after one and a half at the latest, with its usual number of buckets.
+    return options.timeout_ms * 3 // 2 + int(total * (1 + options.jitter))
 
 
 def _cut_behind_first(graph: JobGraph, uid: str) -> tuple[JobGraph, JobEdge]:

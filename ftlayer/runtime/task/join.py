@@ -27,13 +27,13 @@ from ftlayer.runtime.task.join_buffer import (
     JoinBuffer,
     JoinRows,
     Run,
-    concat_rows,
     is_past,
     rows_without_null,
-    same_keys,
     shifted,
 )
+from ftlayer.runtime.task.join_found import Found
 from ftlayer.runtime.task.join_pairs import pair_up
+from ftlayer.runtime.task.join_past import PastRows
 from ftlayer.runtime.task.lineages import BoolArray, replayed
 from ftlayer.runtime.task.reports import reports
 from ftlayer.stream.job_graph import Channel, JobEdge
@@ -53,6 +53,10 @@ class JoinTask:
     least, so that the replay of the other side still meets it, and it takes the place of what the same stored
     record has in the buffers (if such a row has other roots too, they are left unacknowledged and time out: their
     share of the row is gone). Keys with a null match nothing.
+
+    Rows that were acknowledged are remembered for a while, for replays of the other side: a record that failed on
+    its way here finds its partners, though they have no part in event time any more. Such a pair is anchored to the
+    replay alone. With a replay that comes later than `PastRows` remembers, the pair is lost.
     """
 
     def __init__(
@@ -65,8 +69,18 @@ class JoinTask:
         handler: Handler,
         emitter: Emitter,
         hold_ms: int,
+        remember_ms: int,
     ) -> None:
-        """``edges`` lead into the chain; ``hold_ms`` should be the timeout of the streams whose records are joined."""
+        """Make one subtask ready; nothing is remembered with fault tolerance off.
+
+        Args:
+            uid, subtask: which one it is.
+            operator: the join.
+            edges: those into the chain.
+            gate, handler, emitter: its own.
+            hold_ms: should be the timeout of the streams whose records are joined.
+            remember_ms: should be the longest time from a record's first attempt to the end of its retries.
+        """
         self.uid = uid
         self.subtask = subtask
         self.late = 0
@@ -77,6 +91,7 @@ class JoinTask:
         self._emitter = emitter
         self._hold_ms = hold_ms
         self._buffers = (JoinBuffer(), JoinBuffer())
+        self._past = (PastRows(remember_ms), PastRows(remember_ms))
         # Of a row of side s, matches have times from + _first[s] to + _last[s].
         self._first = (operator.lower_ms, -operator.upper_ms)
         self._last = (operator.upper_ms, -operator.lower_ms)
@@ -139,10 +154,13 @@ class JoinTask:
 
     def _evict(self, now: Now) -> list[Action]:
         """Acknowledge what nothing can match any more."""
-        for buffer in self._buffers:
+        for buffer, past in zip(self._buffers, self._past, strict=True):
             for run, rows in buffer.expire(self._gate.time_ms, now.mono_ms):
                 self._settle(run, rows)
+                if run.rows.hold_until is None and self._handler.tracking:
+                    past.add(run.rows.take(rows), now.mono_ms)
             buffer.tidy()
+            past.forget(now.mono_ms)
         return reports(self._handler.xor)
 
     def _finish(self) -> list[Action]:
@@ -151,6 +169,8 @@ class JoinTask:
             for run in buffer.runs:
                 self._settle(run, np.flatnonzero(run.alive))
             buffer.clear()
+        for past in self._past:
+            past.buffer.clear()
         return [*reports(self._handler.xor), *self._emitter.mark(EndOfStream()), TaskEnded()]
 
     def _settle(self, run: Run, rows: I64) -> None:
@@ -179,6 +199,13 @@ class JoinTask:
         actions: list[Action] = []
         for met in self._buffers[1 - side].matches(rows.hashes, first, last, PAIRS_AT_A_TIME):
             actions.extend(self._join(side, rows, columns, met, failures))
+        if replays:
+            probes = np.flatnonzero(again)
+            for met in self._past[1 - side].buffer.matches(
+                rows.hashes[probes], first[probes], last[probes], PAIRS_AT_A_TIME
+            ):
+                met = [(run, probes[which], others) for run, which, others in met]
+                actions.extend(self._join(side, rows, columns, met, failures, past=True))
         self._handler.xor.fail(lineage, failures.values())
         alive = np.ones(len(rows), np.bool_)
         alive[list(failures)] = False
@@ -200,7 +227,7 @@ class JoinTask:
         if lineage is None or lineage.origins is None:
             return
         again = lineage.origins != lineage.roots
-        for buffer in self._buffers:
+        for buffer in (*self._buffers, *(past.buffer for past in self._past)):
             buffer.replace(lineage.origins[again], lineage.roots[again])
 
     def _join(
@@ -210,15 +237,20 @@ class JoinTask:
         columns: list[pa.Array],
         met: list[tuple[Run, I64, I64]],
         failures: dict[int, RowFailure],
+        *,
+        past: bool = False,
     ) -> list[Action]:
-        """Call the function for the pairs of ``rows`` with rows of the other side's runs, and emit the results."""
-        mine, theirs, found = self._with_equal_keys(1 - side, columns, met)
+        """Call the function for the pairs of ``rows`` with rows of the other side's runs, and emit the results.
+
+        Those of the ``past`` were acknowledged: they owe nothing more, and cannot fail.
+        """
+        found = Found.of(columns, self._operator.keys[1 - side], met)
+        mine, theirs, others = found.mine, found.theirs, found.rows
         if failures:
             unharmed = ~np.isin(mine, list(failures))
             mine, theirs = mine[unharmed], theirs[unharmed]
         if not len(mine):
             return []
-        others = _found_rows(found)
         my_rows, my_places = np.unique(mine, return_inverse=True)
         my_records = records_in_form(rows.payload.take(pa.array(my_rows)), VALUES)
         their_records = records_in_form(others.payload, VALUES)
@@ -231,11 +263,19 @@ class JoinTask:
         for place, failure in mine_failed.items():
             row = int(my_rows[place])
             failures[row] = replace(failure, row=row)
-        self._fail_others(others, found, theirs_failed)
+        if theirs_failed and not past:
+            found.kill(list(theirs_failed))
+            failed = (replace(failure, row=place) for place, failure in theirs_failed.items())
+            self._handler.xor.fail(others.lineage, failed)
         if not paired.payload.num_rows:
             return []
         mine, theirs = mine[paired.pairs], theirs[paired.pairs]
         times = np.maximum(rows.times[mine], others.times[theirs])
+        if past:
+            children = self._emitter.derived("", paired.payload, rows.lineage, mine, times)
+            if rows.owed is not None:
+                np.bitwise_xor(rows.owed, children.owed, out=rows.owed)
+            return list(children.sends)
         if side == 0:
             emission = self._emitter.pairs(paired.payload, rows.lineage, mine, others.lineage, theirs, times)
             owed, owed_by_others = emission.owed_left, emission.owed_right
@@ -244,44 +284,8 @@ class JoinTask:
             owed, owed_by_others = emission.owed_right, emission.owed_left
         if rows.owed is not None:
             np.bitwise_xor(rows.owed, owed, out=rows.owed)
-            _owe(found, owed_by_others)
+            found.owe(owed_by_others)
         return list(emission.sends)
-
-    def _with_equal_keys(
-        self, other_side: int, columns: list[pa.Array], met: list[tuple[Run, I64, I64]]
-    ) -> tuple[I64, I64, list[tuple[Run, I64]]]:
-        """Sort out pairs that share just the hash.
-
-        Returns the rows of each pair, in the order of our rows: ours, and the other side's by their place among
-        those found, which come last: for each run its rows.
-        """
-        mine: list[I64] = []
-        theirs: list[I64] = []
-        found: list[tuple[Run, I64]] = []
-        count = 0
-        for run, my_rows, their_rows in met:
-            same = same_keys(columns, my_rows, run.keys(self._operator.keys[other_side]), their_rows)
-            rows, places = np.unique(their_rows[same], return_inverse=True)
-            mine.append(my_rows[same])
-            theirs.append(places + count)
-            found.append((run, rows))
-            count += len(rows)
-        order = np.argsort(np.concatenate(mine), kind="stable")
-        return np.concatenate(mine)[order], np.concatenate(theirs)[order], found
-
-    def _fail_others(
-        self, others: JoinRows, found: list[tuple[Run, I64]], failed: dict[int, RowFailure]
-    ) -> None:
-        """Fail rows of the other side, and take them out of its buffer."""
-        if not failed:
-            return
-        self._handler.xor.fail(others.lineage, (replace(said, row=row) for row, said in failed.items()))
-        gone = np.zeros(len(others), np.bool_)
-        gone[list(failed)] = True
-        start = 0
-        for run, rows in found:
-            run.kill(rows[gone[start : start + len(rows)]])
-            start += len(rows)
 
     def _keep(
         self,
@@ -296,11 +300,14 @@ class JoinTask:
         waits = ~is_past(rows.keep_until, self._gate.time_ms)
         if again is not None:
             waits |= again
-        self.late += int(np.count_nonzero(~waits))
+        late = ~waits
+        self.late += int(np.count_nonzero(late))
         if with_key is not None:
             waits &= with_key
+            late &= with_key
         if rows.owed is not None:
             self._handler.xor.settle(rows.lineage, rows.owed, np.flatnonzero(alive & ~waits))
+            self._past[side].add(rows.take(np.flatnonzero(alive & late)), now.mono_ms)
         waits &= alive
         fresh = waits if again is None else waits & ~again
         buffer = self._buffers[side]
@@ -312,18 +319,3 @@ class JoinTask:
 
 
 _NO_REPLAYS: BoolArray = np.zeros(0, np.bool_)
-
-
-def _found_rows(found: list[tuple[Run, I64]]) -> JoinRows:
-    """Return the rows found in runs, held ones or not."""
-    return concat_rows([replace(run.rows.take(rows), hold_until=None) for run, rows in found])
-
-
-def _owe(found: list[tuple[Run, I64]], owed: U64Array) -> None:
-    """Add to what rows owe; ``owed`` are the values of all their RecordIds, in the order of ``found``."""
-    start = 0
-    for run, rows in found:
-        if run.rows.owed is not None and run.rows.lineage is not None:
-            places, _ = run.rows.lineage.entries(rows)
-            run.rows.owed[places] ^= owed[start : start + len(places)]
-            start += len(places)

@@ -236,6 +236,15 @@ class JoinBuffer:
                 run.kill(gone)
         return before - sum(run.live for run in self.runs)
 
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of the rows, those that are taken out and not tidied up yet included."""
+        return sum(run.rows.payload.nbytes for run in self.runs)
+
+    def drop_oldest_run(self) -> None:
+        """Take out the rows that have been here longest, as many as lie together."""
+        self.runs = self.runs[1:]
+
     def clear(self) -> None:
         """Take everything out."""
         self.runs = ()

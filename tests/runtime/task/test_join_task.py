@@ -25,7 +25,7 @@ from ftlayer.stream.operators import FunctionSink, IterableSource, Join, Sink, S
 
 IN = pa.schema([("key", pa.int64()), ("number", pa.int64())])
 OUT = pa.schema([("left", pa.int64()), ("right", pa.int64())])
-HOLD_MS = 100
+HOLD_MS, REMEMBER_MS, STEP_MS = 100, 160, 10
 
 
 def graph_of(function, lower: int, upper: int) -> JobGraph:
@@ -57,6 +57,7 @@ def task_of(function, lower: int = 0, upper: int = 0, *, tracked: bool = True) -
         handler,
         Emitter(graph, "join", 0, handler),
         HOLD_MS,
+        REMEMBER_MS,
     )
 
 
@@ -95,6 +96,7 @@ class Harness:
     upper: int
     rotten: frozenset[int]
     sides: tuple[list[Row], list[Row]] = field(default_factory=lambda: ([], []))
+    past: tuple[list[Row], list[Row]] = field(default_factory=lambda: ([], []))
     watermarks: list[int] = field(default_factory=lambda: [-(2**63)] * 2)
     time: int = 0
     table: dict[int, int] = field(default_factory=dict)
@@ -182,7 +184,7 @@ class Harness:
     def batch(self, side: int, rows: list[Row]) -> None:
         replayed = {origin: root for row in rows for root, origin, _ in row.anchors if root != origin}
         roots = {root for row in rows for root, origin, _ in row.anchors if root != origin}
-        for buffer in self.sides:
+        for buffer in (*self.sides, *self.past):
             buffer[:] = [
                 row
                 for row in buffer
@@ -195,9 +197,17 @@ class Harness:
         def pair(row: Row, other: Row) -> tuple[int, int]:
             return (row.number, other.number) if side == 0 else (other.number, row.number)
 
-        others = self.sides[1 - side]
+        others, past = self.sides[1 - side], self.past[1 - side]
         expected = {pair(row, other) for row in rows for other in others if self.matching(side, row, other)}
+        expected |= {
+            pair(row, other)
+            for row in rows
+            for other in past
+            if row.replay and self.matching(side, row, other)
+        }
         bad = [{numbers[which] for numbers in self.raised} for which in range(2)]
+        # What was acknowledged cannot fail.
+        bad[1 - side] -= {other.number for other in past}
         harmed = {p for p in expected if p[0] in bad[0] or p[1] in bad[1]}
         assert len(self.called) == len(set(self.called))
         assert set(self.called) <= expected
@@ -214,6 +224,12 @@ class Harness:
                 self.sides[side].append(row)
             else:
                 self.acknowledge(row)
+                if row.key is not None:
+                    self.remember(side, row)
+
+    def remember(self, side: int, row: Row) -> None:
+        row.hold = -(-(self.time + REMEMBER_MS) // STEP_MS) * STEP_MS
+        self.past[side].append(row)
 
     def move(self, side: int, time_ms: int) -> None:
         self.watermarks[side] = max(self.watermarks[side], time_ms)
@@ -232,6 +248,10 @@ class Harness:
                 if past and (row.hold is None or row.hold <= self.time):
                     buffer.remove(row)
                     self.acknowledge(row)
+                    if row.hold is None:
+                        self.remember(side, row)
+        for past in self.past:
+            past[:] = [row for row in past if row.hold is None or row.hold > self.time]
 
     def end(self) -> None:
         self.take(self.task.input(CHANNELS[0], EndOfStream(), self.now))
@@ -399,6 +419,26 @@ def test_the_replay_of_one_side_waits_for_the_replay_of_the_other():
     assert task.held_roots().tolist() == [102]
     (actions,) = task.on_time(Now(50 + HOLD_MS, 0))
     assert actions.roots.tolist() == [102]
+
+
+def test_a_replay_meets_what_was_acknowledged_and_anchors_the_pair_alone():
+    task = task_of(both)
+    now = Now(0, 0)
+    task.input(CHANNELS[1], batch_of([simple(1, 2, 10, 2)]), now)
+    for channel in CHANNELS:
+        task.input(channel, Watermark(1_000), now)
+    assert len(task.held_roots()) == 0
+    actions = task.input(CHANNELS[0], batch_of([simple(1, 1, 10, 101, 1), simple(1, 3, 10, 3)]), now)
+    assert sends(actions) == [(1, 2)]
+    (send,) = [a for a in actions if isinstance(a, Send)]
+    assert send.element.lineage.roots.tolist() == [101]
+    (identity,) = send.element.lineage.ids.tolist()
+    (acknowledge,) = task.on_time(Now(HOLD_MS, 0))
+    assert acknowledge.roots.tolist() == [101]
+    assert acknowledge.values.tolist() == [1101 ^ identity]
+    later = Now(REMEMBER_MS + STEP_MS, 0)
+    task.on_time(later)
+    assert sends(task.input(CHANNELS[0], batch_of([simple(1, 4, 10, 104, 4)]), later)) == []
 
 
 def test_late_records_are_counted_and_acknowledged():
