@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS
+from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
 from ftlayer.runtime.task.gate import Gate
 from ftlayer.stream.job_graph import Channel
 
@@ -88,6 +88,37 @@ def test_a_task_of_replays_alone_has_no_more_sources():
     gate = Gate([REPLAY], replays={7})
     assert gate.sources_ended
     assert not gate.ended
+
+
+def news(gate: Gate) -> list:
+    found = []
+    while (mark := gate.news()) is not None:
+        found.append(mark)
+    return found
+
+
+def test_news_are_told_once_and_the_end_of_idleness_is_a_watermark():
+    gate = Gate([A, B])
+    assert news(gate) == []
+    gate.watermark(A, 5)
+    gate.watermark(B, 7)
+    assert news(gate) == [Watermark(5)]
+    gate.become_idle(A)
+    assert news(gate) == [Watermark(7)]
+    gate.become_idle(B)
+    assert news(gate) == [Idle()]
+    gate.become_idle(B)
+    assert news(gate) == []
+    gate.watermark(A, 6)
+    assert news(gate) == [Watermark(7)]
+    gate.end(A)
+    assert news(gate) == [Idle()]
+    gate.reset(B)
+    assert news(gate) == [Watermark(7)]
+    gate.end(B)
+    assert news(gate) == [Watermark(MAX_TIME_MS)]
+    gate.reset(B)
+    assert news(gate) == []
 
 
 class GateAgainstHistory(RuleBasedStateMachine):
