@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -30,6 +29,7 @@ from ftlayer.layer.calls import (
     Records,
 )
 from ftlayer.service.client import VertexClient
+from ftlayer.spark.delivery_marks import make_marks
 from ftlayer.spark.stage_task import FT
 
 FORMAT = "ftlayer"
@@ -215,13 +215,7 @@ def delivered_rows(records: Records, schema: pa.Schema, start: int, end: int) ->
     grown = set(stored) <= set(schema.names)
     for field in schema:
         if field.name == FT:
-            n = len(records.roots)
-            ft = [
-                pa.array(records.roots.view(np.int64)),
-                pa.array(np.full(n, start, np.int64)),
-                pa.array(np.full(n, end, np.int64)),
-            ]
-            columns.append(pa.StructArray.from_arrays(ft, fields=list(field.type)))
+            columns.append(make_marks(records.roots, start, end).cast(field.type))
             continue
         if field.nullable and grown and field.name not in stored:
             # As in Spark's own file formats: rows from before a column was there have none.

@@ -78,8 +78,8 @@ class PageHead:
 
     def to_bytes(self) -> bytes:
         """Return the head as msgpack."""
-        values = [getattr(self, field.name) for field in fields(self)]
-        values[2] = [[getattr(row, field.name) for field in fields(FailedRow)] for row in self.failures]
+        values = [getattr(self, name) for name in _HEAD_FIELDS]
+        values[2] = [[getattr(row, name) for name in _FAILED_FIELDS] for row in self.failures]
         packed: bytes = msgpack.packb(values)
         return packed
 
@@ -89,10 +89,14 @@ class PageHead:
         try:
             values = msgpack.unpackb(data, use_list=False)
             failures = tuple(FailedRow(*row) for row in values[2])
-            named = dict(zip((field.name for field in fields(cls)), values, strict=True))
+            named = dict(zip(_HEAD_FIELDS, values, strict=True))
             return cls(**{**named, "failures": failures})
         except (ValueError, TypeError, LookupError, msgpack.exceptions.UnpackException) as error:
             raise CodecError(f"not the head of a page: {error}") from error
+
+
+_HEAD_FIELDS = tuple(field.name for field in fields(PageHead))
+_FAILED_FIELDS = tuple(field.name for field in fields(FailedRow))
 
 
 def rows_to_ipc(batches: Iterable[pa.RecordBatch]) -> pa.Buffer | None:

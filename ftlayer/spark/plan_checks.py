@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
-from ftlayer.spark.stage_task import FT, SOURCE_FT
+from ftlayer.spark.delivery_marks import SOURCE_FT
+from ftlayer.spark.stage_task import FT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

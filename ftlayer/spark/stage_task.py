@@ -20,6 +20,7 @@ from ftlayer.functions.steps import FunctionStep
 from ftlayer.handler.persister import FTPersister
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
 from ftlayer.spark.carrier import check_carriers, read_carriers
+from ftlayer.spark.delivery_marks import read_marks
 from ftlayer.spark.isolate import run_isolated
 from ftlayer.spark.pages import (
     PAGE_BYTES,
@@ -38,11 +39,7 @@ Flags = npt.NDArray[np.bool_]
 
 FT = "_ft"
 """The column that carries a row's root through Spark: struct<root: bigint>. Before the first stage it is
-null for a row of the source, and has ``start`` and ``end`` beside the root for one that the vertex
-delivered: the range of offsets that was read with it."""
-
-SOURCE_FT = "struct<root: bigint, start: bigint, end: bigint>"
-"""The type of `FT` before the first stage (DDL)."""
+null for a row of the source, and a mark for one that the vertex delivered (`ftlayer.spark.delivery_marks`)."""
 
 EMITTED_ID = "_ft_id"
 """Column of an emitting stage's rows: the row's record id, uint64."""
@@ -208,31 +205,23 @@ class _Page:
         n = chunk.num_rows
         names = [name for name in chunk.schema.names if name != FT]
         ft = chunk.column(FT)
-        known: U64 = np.zeros(n, np.uint64)
-        if ft.null_count < n:
-            known = ft.field("root").fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
-        if self._task.giver is None:
-            if ft.null_count or not known.all():
-                raise QueryError(
-                    f"rows came out of a transform whose column {FT!r} is null, so nobody knows which record "
-                    "they derive from (an outer join or a union that makes rows of its own?); leave them out "
-                    "of the transform's result"
-                )
-            return chunk.select(names), known, np.zeros(n, bool)
         delivered = np.zeros(n, bool)
-        if ft.null_count < n:
-            delivered = ft.is_valid().to_numpy(zero_copy_only=False)
-            for edge in ("start", "end"):
-                offsets = ft.field(edge).fill_null(0).to_numpy(zero_copy_only=False)
-                self._offsets.append(offsets[delivered])
-            self._delivered_roots.append(known[delivered])
+        if self._task.giver is None:
+            return chunk.select(names), _known_roots(ft), delivered
         if self._task.carrier:
             carried = check_carriers(chunk.column(self._task.carrier), self._task.carrier)
             self._carried.append(carried)
             given: U64 = read_carriers(carried)["id"].astype(np.uint64)
         else:
             given = self._task.giver.roots(self._partition, ordinal, n)
-        roots: U64 = np.where(delivered, known, given)
+        roots = given
+        if ft.null_count < n:
+            delivered = ft.is_valid().to_numpy(zero_copy_only=False)
+            marks = read_marks(ft)
+            self._offsets += [marks["start"], marks["end"]]
+            self._delivered_roots.append(marks["root"].astype(np.uint64))
+            roots = given.copy()
+            roots[delivered] = marks["root"]
         rows = chunk.select(names)
         skip = self._task.skip
         places = skip.ordinals.get(self._partition, frozenset())
@@ -310,6 +299,19 @@ class _Page:
         if spread:
             for part, rows in spread.split(self._out):
                 yield part_row(part, rows_to_ipc([rows]))
+
+
+def _known_roots(ft: pa.Array) -> U64:
+    """Return the root that each row behind the first stage has."""
+    # A null struct may have anything in its fields.
+    roots: U64 = ft.field("root").fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+    if ft.null_count or not roots.all():
+        raise QueryError(
+            f"rows came out of a transform whose column {FT!r} is null, so nobody knows which record "
+            "they derive from (an outer join or a union that makes rows of its own?); leave them out "
+            "of the transform's result"
+        )
+    return roots
 
 
 def _packed(data: pa.Buffer | None) -> bytes | None:

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.spark.delivery_marks import make_marks
 from ftlayer.spark.pages import PageHead, ipc_to_rows, roots_of
 from ftlayer.spark.stage_task import FT, RootGiver
 
-SOURCE_FT_TYPE = pa.struct([("root", pa.int64()), ("start", pa.int64()), ("end", pa.int64())])
 FT_TYPE = pa.struct([("root", pa.int64())])
 GIVER = RootGiver("q", "run", "files", 0, 0, 1)
 
@@ -22,16 +22,15 @@ GIVER = RootGiver("q", "run", "files", 0, 0, 1)
 def source_rows(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
     """Rows of a source in the shape the first stage gets them: no root yet."""
     batch = pa.RecordBatch.from_pylist(rows, schema=schema)
-    return batch.append_column(FT, pa.nulls(len(rows), SOURCE_FT_TYPE))
+    return batch.append_column(FT, pa.nulls(len(rows), pa.binary()))
 
 
 def delivered_rows(
     rows: list[dict[str, Any]], schema: pa.Schema, roots: list[int], start: int, end: int
 ) -> pa.RecordBatch:
     """Rows as the vertex delivers them."""
-    signed = np.array(roots, np.uint64).view(np.int64).tolist()
-    ft = [{"root": root, "start": start, "end": end} for root in signed]
-    return pa.RecordBatch.from_pylist(rows, schema=schema).append_column(FT, pa.array(ft, SOURCE_FT_TYPE))
+    marks = make_marks(np.array(roots, np.uint64), start, end)
+    return pa.RecordBatch.from_pylist(rows, schema=schema).append_column(FT, marks)
 
 
 def rooted_rows(rows: list[dict[str, Any]], schema: pa.Schema, roots: list[int]) -> pa.RecordBatch:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import LongType, StringType, StructType, TimestampType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
 from ftlayer.errors import CodecError, ConfigError
 from ftlayer.layer.calls import Deliverable, DeliverableUpTo, ReadDeliveries, RecordBatches, Records
+from ftlayer.spark.delivery_marks import SOURCE_FT, make_marks, read_marks
 from ftlayer.spark.delivery_source import (
     ALL,
     DeliveryOptions,
@@ -25,10 +26,9 @@ from ftlayer.spark.delivery_source import (
     arrow_schema,
     delivered_rows,
 )
-from ftlayer.spark.stage_task import FT, SOURCE_FT, StageTask
+from ftlayer.spark.stage_task import FT, StageTask
 
-FT_STRUCT = StructType().add("root", LongType()).add("start", LongType()).add("end", LongType())
-SCHEMA = StructType().add("a", LongType()).add("s", StringType()).add(FT, FT_STRUCT)
+SCHEMA = StructType().add("a", LongType()).add("s", StringType()).add(FT, BinaryType())
 ARROW = arrow_schema(SCHEMA)
 
 
@@ -41,10 +41,8 @@ def test_stored_records_get_the_shape_of_the_source(kit: SimpleNamespace) -> Non
     payload = pa.record_batch({"s": ["x", None], "a": pa.array([1, 2], pa.int32()), "old": [0, 0]})
     rows = delivered_rows(records(payload, [5, 2**64 - 1]), ARROW, 10, 20)
     assert rows.schema.equals(ARROW)
-    assert rows.to_pylist() == [
-        {"a": 1, "s": "x", FT: {"root": 5, "start": 10, "end": 20}},
-        {"a": 2, "s": None, FT: {"root": -1, "start": 10, "end": 20}},
-    ]
+    assert rows.select(["a", "s"]).to_pylist() == [{"a": 1, "s": "x"}, {"a": 2, "s": None}]
+    assert read_marks(rows.column(FT)).tolist() == [(5, 10, 20), (2**64 - 1, 10, 20)]
     (page,) = kit.read_pages(StageTask((), kit.GIVER).pages(iter([rows]), 0))
     assert page.roots == [5, 2**64 - 1]
     assert page.head.delivered == (10, 20)
@@ -56,7 +54,7 @@ def test_no_records() -> None:
 
 
 def test_times_stored_with_another_zone_are_the_same_instants() -> None:
-    schema = arrow_schema(StructType().add("t", TimestampType()).add(FT, FT_STRUCT))
+    schema = arrow_schema(StructType().add("t", TimestampType()).add(FT, BinaryType()))
     when = dt.datetime(2024, 7, 1, 12, tzinfo=dt.UTC)
     payload = pa.record_batch({"t": pa.array([when], pa.timestamp("us", "Europe/Berlin"))})
     rows = delivered_rows(records(payload, [1]), schema, 0, 1)
@@ -84,7 +82,16 @@ def test_a_column_that_the_source_has_gained_is_null() -> None:
 
 
 def test_the_columns_type_is_the_one_the_source_is_given() -> None:
-    assert FT_STRUCT.simpleString() == SOURCE_FT.replace(": ", ":").replace(", ", ",")
+    assert BinaryType().simpleString() == SOURCE_FT
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
+def test_marks_are_those_of_the_rows_that_have_one(kind: pa.DataType) -> None:
+    marks = make_marks(np.array([7, 2**64 - 1], np.uint64), 3, 9).cast(kind)
+    column = pa.concat_arrays([pa.nulls(2, kind), marks, pa.nulls(1, kind)])
+    assert read_marks(column).tolist() == [(7, 3, 9), (2**64 - 1, 3, 9)]
+    assert read_marks(column.slice(1, 2)).tolist() == [(7, 3, 9)]
+    assert read_marks(column.slice(0, 2)).tolist() == read_marks(column.slice(0, 0)).tolist() == []
 
 
 # ---------------------------------------------------------------- options
@@ -196,6 +203,7 @@ def test_a_range_is_split_without_gaps_and_each_row_knows_the_whole(
         assert part.last > part.first
         for batch in reader.read(part):
             seen += batch.column("a").to_pylist()
-            assert set(batch.column(FT).field("start").to_pylist()) == {first}
-            assert set(batch.column(FT).field("end").to_pylist()) == {first + rows}
+            marks = read_marks(batch.column(FT))
+            assert set(marks["start"].tolist()) == {first}
+            assert set(marks["end"].tolist()) == {first + rows}
     assert seen == list(range(first, first + rows))

@@ -107,7 +107,7 @@ def test_rows_of_dropped_roots_are_left_out(roots: list[int], others: list[int],
 
 
 def test_a_page_is_one_row_of_three_columns() -> None:
-    head = PageHead(1, 0, 0, (), (), None, None, b"", b"", b"", b"", b"", b"")
+    head = PageHead(1, 0, (), (), None, None, b"", b"", b"", b"", b"", b"")
     page = page_row(head, None, pa.py_buffer(b"source"))
     assert page.schema == PAGE_SCHEMA
     assert page.to_pylist() == [{"head": head.to_bytes(), "data": None, "source": b"source", "part": 0}]

@@ -43,9 +43,7 @@ from ftlayer.store import MemoryStore
 
 SOURCE = pa.schema([("v", pa.int64())])
 OUT = pa.schema([("v", pa.int64()), ("copy", pa.int64())])
-DELIVERED = SOURCE.append(
-    pa.field(FT, pa.struct([("root", pa.int64()), ("start", pa.int64()), ("end", pa.int64())]))
-)
+DELIVERED = SOURCE.append(pa.field(FT, pa.binary()))
 MAX_ATTEMPTS = 3
 POISON = 0
 """Rows with this value fail always."""
