@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
+from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.ending import AskStatus, EndDetection, NothingLeft, ProbeAll
 from ftlayer.runtime.coordinator.events import (
@@ -23,7 +23,6 @@ from ftlayer.runtime.coordinator.events import (
     Broke,
     Broken,
     CancelRequested,
-    CancelSlot,
     Decision,
     DrainRequested,
     Event,
@@ -39,8 +38,17 @@ from ftlayer.runtime.coordinator.events import (
     StatusKnown,
     Tick,
 )
+from ftlayer.runtime.coordinator.reasons import (
+    SOON_MS,
+    given_up,
+    not_up,
+    reason_of,
+    untracked,
+    with_spark_error,
+)
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
-from ftlayer.runtime.coordinator.upkeep import CANCEL_GRACE_MS, Upkeep, with_spark_error
+from ftlayer.runtime.coordinator.stopping import Stopping
+from ftlayer.runtime.coordinator.upkeep import Upkeep
 from ftlayer.runtime.messages import (
     Cancel,
     Deploy,
@@ -59,11 +67,6 @@ from ftlayer.runtime.messages import (
     StopSources,
     ToSlot,
 )
-
-# How long slots have to end by themselves (ms) before their Spark jobs are cancelled.
-STOP_GRACE_MS = 5_000
-# Cancelling is repeated (ms): a job that was being submitted cannot be cancelled yet.
-CANCEL_AGAIN_MS = 1_000
 
 
 class CoordinatorCore:
@@ -91,21 +94,22 @@ class CoordinatorCore:
         self.last_failure = ""
         self._draining = False
         self._ending = False
-        self._verdict: Over | None = None
-        self._over = False
+        self._end: Stopping | None = None
+        self._repaired_ms = 0
+        self._quick_losses = 0
         self._recall_number = 0
         self._recalled = not tracked
         self._recalling = False
         self._detection = EndDetection()
-        self._started_ms = self._last_ms = self._stop_ms = self._cancelled_ms = 0
+        self._started_ms = self._last_ms = 0
         self._out: list[Decision] = []
         self._upkeep = Upkeep(options, restart, self._out)
 
     @property
     def state(self) -> JobState:
         """Where the job is."""
-        if self._verdict is not None:
-            return self._verdict.state if self._over else JobState.STOPPING
+        if self._end is not None:
+            return self._end.verdict.state if self._end.over else JobState.STOPPING
         if self.epoch == 0:
             return JobState.STARTING
         if self._ending:
@@ -125,7 +129,7 @@ class CoordinatorCore:
 
     def handle(self, event: Event, now_ms: int) -> list[Decision]:
         """Take one event and return what is to be done, in order."""
-        if self._over:
+        if self._end is not None and self._end.over:
             return []
         self._mind_the_gap(now_ms)
         match event:
@@ -164,7 +168,7 @@ class CoordinatorCore:
             return
         if not slot.is_instance(instance):
             if isinstance(message, SlotFailed) and slot.hello is None and not self._stopping():
-                slot.failure = self.last_failure = f"slot {slot.number}: {_why(message)}"
+                slot.failure = self.last_failure = f"slot {slot.number}: {reason_of(message)}"
             return
         slot.heard_ms = now_ms
         match message:
@@ -175,7 +179,7 @@ class CoordinatorCore:
             case PeersDropped():
                 slot.dropped_epoch = max(slot.dropped_epoch, message.epoch)
             case SlotFailed():
-                self._lose(slot, _why(message), now_ms)
+                self._lose(slot, reason_of(message), now_ms)
             case SlotEnded():
                 slot.ended = slot.deployed
                 if slot.ended and self.state is JobState.RECOVERING:
@@ -214,7 +218,7 @@ class CoordinatorCore:
     # ------------------------------------------------------------ losses
 
     def _check_silence(self, now_ms: int) -> None:
-        if self._verdict is not None:
+        if self._stopping():
             return
         limit = self._options.heartbeat_timeout_ms
         for slot in self.slots:
@@ -225,7 +229,7 @@ class CoordinatorCore:
     def _lose(self, slot: SlotRecord, reason: str, now_ms: int) -> None:
         was_deployed = slot.deployed
         slot.disconnect(now_ms + self._options.start_timeout_ms)
-        if self._verdict is not None:
+        if self._stopping():
             return
         slot.failure = self.last_failure = with_spark_error(f"slot {slot.number}: {reason}", slot.spark_error)
         if not was_deployed:
@@ -233,16 +237,11 @@ class CoordinatorCore:
                 # Nobody has heard of it; but the others went on since the vertex was asked to recall.
                 self._recalled = self._recalling = False
             return
+        self._quick_losses = self._quick_losses + 1 if now_ms - self._repaired_ms < SOON_MS else 1
         slot.restarts += 1
         self.restarts += 1
         if not self._tracked:
-            self._fail(
-                SlotLostError(
-                    f"{slot.failure}. With FTStatus.OFF nothing says which records it held, so the job ends; "
-                    "with FTStatus.ON they would be replayed"
-                ),
-                now_ms,
-            )
+            self._fail(untracked(slot.failure), now_ms)
         elif self._ending:
             # Everything is done and the vertex is empty: what remained was to say so.
             self._stop(Over(JobState.ENDED), "everything is done", now_ms)
@@ -269,33 +268,23 @@ class CoordinatorCore:
     # ------------------------------------------------------------ going on
 
     def _advance(self, now_ms: int) -> None:
-        if self._verdict is None:
+        if not self._stopping():
             self._keep_slots_up(now_ms)
-        if self._verdict is None:
+        if not self._stopping():
             self._bring_up(now_ms)
             self._look_for_end(now_ms)
-        if self._verdict is not None:
-            self._finish(now_ms)
+        if self._end is not None:
+            self._end.advance(now_ms)
 
     def _keep_slots_up(self, now_ms: int) -> None:
         late = self.epoch == 0 and now_ms - self._started_ms >= self._options.start_timeout_ms
         if late and not all(slot.hello for slot in self.slots):
-            self._fail(self._not_up(), now_ms)
+            self._fail(not_up(self.slots, self._options.start_timeout_ms), now_ms)
         for slot in self.slots:
             if slot.hello is None and not self._stopping():
                 error = self._upkeep.keep_up(slot, now_ms)
                 if error is not None:
-                    self._fail(error, now_ms)
-
-    def _not_up(self) -> JobStartError:
-        missing = [str(slot.number) for slot in self.slots if slot.hello is None]
-        failures = sorted({slot.failure for slot in self.slots if slot.hello is None and slot.failure})
-        return JobStartError(
-            f"slots {', '.join(missing)} of {len(self.slots)} were not up within "
-            f"{self._options.start_timeout_ms} ms (start_timeout_ms). Each needs a task slot of its own for as "
-            "long as the job runs: other Spark jobs may hold them, or executors were not there yet"
-            + "".join(f"; {failure}" for failure in failures)
-        )
+                    self._fail(given_up(error, self._quick_losses), now_ms)
 
     def _bring_up(self, now_ms: int) -> None:
         new = [slot for slot in self.slots if not slot.deployed]
@@ -309,6 +298,7 @@ class CoordinatorCore:
                 self._recall()
             return
         self.epoch = max(self.epoch, 1)
+        self._repaired_ms = now_ms
         arrived = tuple(slot.peer for slot in new)
         for slot in others:
             self._tell(slot, PeersUp(self.epoch, arrived))
@@ -344,7 +334,7 @@ class CoordinatorCore:
                 self._tell(slot, Probe(probe.number))
 
     def _drain(self) -> None:
-        if not self._draining and self._verdict is None:
+        if not self._draining and not self._stopping():
             self._draining = True
             for slot in self._running():
                 self._tell(slot, StopSources())
@@ -356,33 +346,14 @@ class CoordinatorCore:
         self._stop(Over(JobState.FAILED, error), str(error).partition("\n")[0], now_ms)
 
     def _stop(self, verdict: Over, reason: str, now_ms: int) -> None:
-        if self._verdict is not None:
-            return
-        self._verdict = verdict
-        self._stop_ms = self._cancelled_ms = now_ms
-        for slot in self.slots:
-            if slot.hello is not None and not slot.ended:
-                self._tell(slot, Cancel(reason))
-            elif slot.hello is None and slot.submitted:
-                self._out.append(CancelSlot(slot.number, slot.attempt))
-
-    def _finish(self, now_ms: int) -> None:
-        assert self._verdict is not None
-        stuck = [slot for slot in self.slots if slot.submitted]
-        if not stuck or now_ms - self._stop_ms >= STOP_GRACE_MS + CANCEL_GRACE_MS:
-            self._over = True
-            self._out.append(self._verdict)
-        elif now_ms - self._cancelled_ms >= CANCEL_AGAIN_MS:
-            self._cancelled_ms = now_ms
-            late = now_ms - self._stop_ms >= STOP_GRACE_MS
-            self._out.extend(
-                CancelSlot(slot.number, slot.attempt) for slot in stuck if late or slot.hello is None
-            )
+        if self._end is None:
+            self._end = Stopping(verdict, self.slots, self._out, now_ms)
+            self._end.begin(reason)
 
     # ------------------------------------------------------------ small ones
 
     def _stopping(self) -> bool:
-        return self._verdict is not None
+        return self._end is not None
 
     def _running(self) -> Iterator[SlotRecord]:
         return (slot for slot in self.slots if slot.running)
@@ -403,9 +374,3 @@ class CoordinatorCore:
         if gap >= self._options.heartbeat_timeout_ms // 2:
             for slot in self.slots:
                 slot.heard_ms += gap
-
-
-def _why(failed: SlotFailed) -> str:
-    where = f" in {failed.operator}" if failed.operator else ""
-    trace = f"\n{failed.traceback}" if failed.traceback else ""
-    return f"it failed{where}: {failed.reason}{trace}"

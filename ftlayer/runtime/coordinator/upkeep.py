@@ -6,6 +6,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.events import CancelSlot, Decision, SparkJobEnded, SubmitSlot
+from ftlayer.runtime.coordinator.reasons import with_spark_error
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 
 # A slot that has never come up is not tried for ever: its reason is the machine's or the plan's.
@@ -71,8 +72,3 @@ class Upkeep:
         if now_ms >= slot.submit_at_ms:
             self.submit(slot, now_ms)
         return None
-
-
-def with_spark_error(reason: str, spark_error: str | None) -> str:
-    """Return a reason with what Spark said of it, if it said anything."""
-    return f"{reason}; Spark says: {spark_error}" if spark_error else reason

@@ -1,0 +1,407 @@
+"""The coordinator's rules one by one, by hand: time is an argument, and every race is a sequence of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import JobError, JobStartError, SlotLostError
+from ftlayer.layer.calls import StreamStatus
+from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
+from ftlayer.runtime.coordinator.core import CoordinatorCore
+from ftlayer.runtime.coordinator.events import (
+    AskVertexStatus,
+    Broke,
+    Broken,
+    CancelRequested,
+    CancelSlot,
+    Decision,
+    DrainRequested,
+    Event,
+    JobState,
+    Over,
+    RecallDone,
+    RecallStreams,
+    Said,
+    SendTo,
+    SlotDown,
+    SlotUp,
+    SparkJobEnded,
+    StatusKnown,
+    SubmitSlot,
+    Tick,
+)
+from ftlayer.runtime.messages import (
+    Cancel,
+    Deploy,
+    DropPeers,
+    EndReplays,
+    Heartbeat,
+    Hello,
+    PeersDropped,
+    PeersUp,
+    Probe,
+    ReplayNow,
+    SlotEnded,
+    SlotFailed,
+    StopSources,
+)
+
+OPTIONS = TopologyOptions(heartbeat_ms=100, heartbeat_timeout_ms=1_000, start_timeout_ms=5_000)
+DRAINED = StreamStatus(0, 0, 0, 0, -1)
+
+
+class Rig:
+    """A core with a clock, and short names for what happens to it."""
+
+    def __init__(self, slots: int = 2, tracked: bool = True, restart: RestartStrategy | None = None) -> None:
+        restart = ExponentialDelay("50ms", "1s", "1m") if restart is None else restart
+        self.core = CoordinatorCore(slots=slots, tracked=tracked, run="r", options=OPTIONS, restart=restart)
+        self.now = 0
+        self.began = self.core.start(0)
+
+    def tell(self, event: Event) -> list[Decision]:
+        return self.core.handle(event, self.now)
+
+    def said(self, instance: str, message: Any) -> list[Decision]:
+        return self.tell(Said(int(instance[0]), instance, message))
+
+    def hello(self, instance: str) -> list[Decision]:
+        return self.said(instance, Hello(int(instance[0]), instance, f"grpc://{instance}", "host", 1))
+
+    def up(self) -> list[Decision]:
+        """Bring all slots up, as instances "0a", "1a", …"""
+        self.tell(RecallDone(1))
+        decisions: list[Decision] = []
+        for slot in range(len(self.core.slots)):
+            decisions += self.hello(f"{slot}a")
+        return decisions
+
+    def pass_ms(self, ms: int, beats: tuple[str, ...] = ()) -> list[Decision]:
+        decisions: list[Decision] = []
+        for _ in range(ms // 50):
+            self.now += 50
+            for instance in beats:
+                decisions += self.said(instance, Heartbeat(0, 1, False))
+            decisions += self.tell(Tick())
+        return decisions
+
+
+def sent(decisions: list[Decision], kind: type | None = None) -> list[tuple[str, Any]]:
+    found = [(it.instance, it.message) for it in decisions if isinstance(it, SendTo)]
+    return [one for one in found if kind is None or isinstance(one[1], kind)]
+
+
+def over(decisions: list[Decision]) -> Over:
+    (found,) = [it for it in decisions if isinstance(it, Over)]
+    return found
+
+
+def lose(rig: Rig, instance: str) -> list[Decision]:
+    return rig.tell(Broke(int(instance[0]), instance, "gone"))
+
+
+def test_a_start() -> None:
+    rig = Rig()
+    assert rig.began == [RecallStreams(1), SubmitSlot(0, 1), SubmitSlot(1, 1)]
+    assert rig.core.state is JobState.STARTING
+    assert rig.hello("0a") == []
+    assert rig.hello("1a") == []  # the vertex has not recalled yet
+    decisions = rig.tell(RecallDone(1))
+    (_, deploy), (_, other) = sent(decisions, Deploy)
+    assert deploy == other
+    assert (deploy.epoch, deploy.run, [peer.instance for peer in deploy.peers]) == (1, "r/1", ["0a", "1a"])
+    assert [it for it in decisions if isinstance(it, SlotUp)] == [SlotUp(0), SlotUp(1)]
+    assert [instance for instance, _ in sent(decisions, ReplayNow)] == ["0a", "1a"]
+    assert rig.core.state is JobState.RUNNING
+
+
+def test_a_repair() -> None:
+    rig = Rig(3)
+    rig.up()
+    decisions = lose(rig, "1a")
+    assert sent(decisions) == [("0a", DropPeers(2, (1,))), ("2a", DropPeers(2, (1,)))]
+    assert SlotDown(1) in decisions
+    assert rig.core.state is JobState.RECOVERING
+    assert rig.tell(SparkJobEnded(1, 1, "crashed")) == []
+    assert rig.pass_ms(50, ("0a", "2a")) == [SubmitSlot(1, 2)]
+    assert rig.hello("1b") == []
+    assert rig.said("0a", PeersDropped(2)) == []
+    assert rig.said("2a", PeersDropped(2)) == [RecallStreams(2)]
+    decisions = rig.tell(RecallDone(2))
+    (peer,) = sent(decisions, PeersUp)[0][1].peers
+    assert (peer.slot, peer.instance) == (1, "1b")
+    assert [to for to, _ in sent(decisions, PeersUp)] == ["0a", "2a"]
+    ((to, deploy),) = sent(decisions, Deploy)
+    assert (to, deploy.epoch, deploy.run, len(deploy.peers)) == ("1b", 2, "r/2", 3)
+    assert [to for to, _ in sent(decisions, ReplayNow)] == ["0a", "1b", "2a"]
+    assert rig.core.state is JobState.RUNNING
+    assert rig.core.last_failure.startswith("slot 1: gone")
+
+
+def test_a_second_loss_during_a_repair_begins_it_again() -> None:
+    rig = Rig(3)
+    rig.up()
+    lose(rig, "1a")
+    rig.hello("1b")
+    rig.said("0a", PeersDropped(2))
+    rig.said("2a", PeersDropped(2))
+    assert sent(lose(rig, "2a")) == [("0a", DropPeers(3, (2,)))]
+    assert rig.tell(RecallDone(2)) == []  # from before the second loss
+    rig.hello("2b")
+    assert rig.said("0a", PeersDropped(3)) == [RecallStreams(3)]
+    decisions = rig.tell(RecallDone(3))
+    assert sorted(peer.instance for peer in sent(decisions, PeersUp)[0][1].peers) == ["1b", "2b"]
+    assert [to for to, _ in sent(decisions, Deploy)] == ["1b", "2b"]
+
+
+def test_all_slots_lost_at_once() -> None:
+    rig = Rig()
+    rig.up()
+    lose(rig, "0a")
+    assert sent(lose(rig, "1a")) == []
+    rig.hello("0b")
+    assert rig.hello("1b") == [RecallStreams(2)]
+    assert [to for to, _ in sent(rig.tell(RecallDone(2)), Deploy)] == ["0b", "1b"]
+
+
+def test_a_new_instance_fences_the_one_that_is_there() -> None:
+    rig = Rig()
+    rig.up()
+    decisions = rig.hello("1b")
+    assert sent(decisions, Cancel)[0][0] == "1a"
+    assert ("0a", DropPeers(2, (1,))) in sent(decisions)
+    assert rig.said("1a", PeersDropped(2)) == []
+    assert lose(rig, "1a") == []
+    assert rig.said("0a", PeersDropped(2)) == [RecallStreams(2)]
+
+
+def test_silence_is_a_loss_and_ends_the_spark_job() -> None:
+    rig = Rig()
+    rig.up()
+    decisions = rig.pass_ms(1_000, ("0a",))
+    assert ("0a", DropPeers(2, (1,))) in sent(decisions)
+    assert CancelSlot(1, 1) in decisions
+    assert not [it for it in rig.pass_ms(9_900, ("0a",)) if isinstance(it, SubmitSlot)]
+    # It cannot even be ended: another one takes its place all the same.
+    assert SubmitSlot(1, 2) in rig.pass_ms(200, ("0a",))
+    assert rig.tell(SparkJobEnded(1, 1, "at last")) == []
+
+
+def test_a_driver_that_stood_still_blames_nobody() -> None:
+    rig = Rig()
+    rig.up()
+    rig.now += 60_000
+    assert rig.tell(Tick()) == []
+    assert rig.core.state is JobState.RUNNING
+
+
+def test_a_slot_that_does_not_come_back_is_ended_and_submitted_again() -> None:
+    rig = Rig()
+    rig.up()
+    lose(rig, "1a")  # but its Spark job goes on: Spark may try again by itself
+    assert rig.pass_ms(4_900, ("0a",)) == []
+    assert CancelSlot(1, 1) in rig.pass_ms(200, ("0a",))
+    rig.tell(SparkJobEnded(1, 1, "cancelled"))
+    assert SubmitSlot(1, 2) in rig.pass_ms(100, ("0a",))
+
+
+def test_slots_that_do_not_come_up() -> None:
+    rig = Rig()
+    rig.hello("0a")
+    decisions = rig.pass_ms(5_000)
+    assert sent(decisions, Cancel)[0][0] == "0a"
+    assert CancelSlot(1, 1) in decisions
+    rig.tell(SparkJobEnded(0, 1, None))
+    end = over(rig.tell(SparkJobEnded(1, 1, "cancelled")))
+    assert end.state is JobState.FAILED
+    assert isinstance(end.error, JobStartError)
+    assert "slots 1 of 2 were not up within 5000 ms" in str(end.error)
+
+
+@pytest.mark.parametrize("error", ["ImportError: no module", None])
+def test_a_slot_that_never_starts(error: str | None) -> None:
+    rig = Rig(1)
+    rig.tell(SparkJobEnded(0, 1, error))
+    assert SubmitSlot(0, 2) in rig.pass_ms(100)
+    end = over(rig.tell(SparkJobEnded(0, 2, error)))
+    assert isinstance(end.error, JobStartError)
+    assert (error or "before it had reached the driver") in str(end.error)
+
+
+def test_what_kept_a_slot_from_its_hello_is_told() -> None:
+    rig = Rig(1)
+    for attempt in (1, 2):
+        rig.said("0x", SlotFailed("address in use", "", "trace"))
+        decisions = rig.tell(SparkJobEnded(0, attempt, None))
+        if attempt == 1:
+            decisions = rig.pass_ms(100)
+    assert "address in use" in str(over(decisions).error)
+
+
+def test_the_restart_strategy_gives_up() -> None:
+    rig = Rig(1, restart=FixedDelay(1, "10ms"))
+    rig.up()
+    rig.said("0a", SlotFailed("out of memory", "count", "trace"))
+    rig.tell(SparkJobEnded(0, 1, None))
+    assert SubmitSlot(0, 2) in rig.pass_ms(50)
+    rig.hello("0b")
+    rig.tell(RecallDone(2))
+    assert rig.core.restarts == 1
+    rig.tell(SparkJobEnded(0, 2, None))
+    end = over(rig.said("0b", SlotFailed("out of memory", "count", "trace")))
+    assert isinstance(end.error, SlotLostError)
+    assert "given up. Last failure: slot 0: it failed in count: out of memory" in str(end.error)
+
+
+def test_losses_right_after_replays_are_suspicious() -> None:
+    rig = Rig(1, restart=FixedDelay(3, "10ms"))
+    rig.up()
+    for attempt, instance in enumerate(("0a", "0b", "0c", "0d"), 1):
+        rig.tell(SparkJobEnded(0, attempt, "crashed"))
+        decisions = lose(rig, instance)
+        if attempt < 4:
+            rig.pass_ms(50)
+            rig.hello(f"0{'abcde'[attempt]}")
+            rig.tell(RecallDone(attempt + 1))
+    message = str(over(decisions).error)
+    assert message.startswith("4 times in a row a slot was lost within 10 s of the replay")
+    assert "Spark says: crashed" in message
+
+
+def test_untracked_a_loss_ends_the_job() -> None:
+    rig = Rig(tracked=False, restart=FixedDelay(5, "10ms"))
+    assert not [it for it in rig.began if isinstance(it, RecallStreams)]
+    rig.hello("0a")
+    lose(rig, "0a")  # before anything ran: harmless
+    rig.hello("0b")
+    assert sent(rig.hello("1a"), Deploy)
+    decisions = lose(rig, "1a")
+    assert sent(decisions, Cancel)[0][0] == "0b"
+    rig.tell(SparkJobEnded(0, 1, None))
+    assert isinstance(over(rig.tell(SparkJobEnded(1, 1, "killed"))).error, SlotLostError)
+
+
+def quiet_until_probed(rig: Rig, instances: tuple[str, ...]) -> int:
+    decisions: list[Decision] = []
+    for instance in instances:
+        decisions += rig.said(instance, Heartbeat(0, 5, True))
+    return int(sent(decisions, Probe)[0][1].number)
+
+
+def test_a_bounded_job_ends() -> None:
+    rig = Rig()
+    rig.up()
+    first = quiet_until_probed(rig, ("0a", "1a"))
+    rig.said("0a", Heartbeat(first, 5, True))
+    assert rig.said("1a", Heartbeat(first, 5, True)) == [AskVertexStatus(first)]
+    probes = sent(rig.tell(StatusKnown(first, DRAINED)), Probe)
+    second = probes[0][1].number
+    rig.said("0a", Heartbeat(second, 5, True))
+    assert sent(rig.said("1a", Heartbeat(second, 5, True))) == [("0a", EndReplays()), ("1a", EndReplays())]
+    assert rig.core.state is JobState.ENDING
+    for slot in (0, 1):
+        rig.said(f"{slot}a", SlotEnded())
+        rig.tell(Broke(slot, f"{slot}a", "over"))
+    assert rig.core.state is JobState.STOPPING
+    rig.tell(SparkJobEnded(0, 1, None))
+    assert over(rig.tell(SparkJobEnded(1, 1, None))) == Over(JobState.ENDED)
+    assert rig.core.state is JobState.ENDED
+
+
+def test_activity_between_the_rounds_puts_the_end_off() -> None:
+    rig = Rig(1)
+    rig.up()
+    first = quiet_until_probed(rig, ("0a",))
+    rig.said("0a", Heartbeat(first, 5, True))
+    (second,) = sent(rig.tell(StatusKnown(first, DRAINED)), Probe)
+    assert not sent(rig.said("0a", Heartbeat(second[1].number, 6, True)), EndReplays)
+
+
+def test_pending_records_put_the_end_off() -> None:
+    rig = Rig(1)
+    rig.up()
+    first = quiet_until_probed(rig, ("0a",))
+    rig.said("0a", Heartbeat(first, 5, True))
+    assert rig.tell(StatusKnown(first, StreamStatus(0, 0, 3, 0, 700))) == []
+    assert not sent(rig.pass_ms(650), Probe)
+    assert sent(rig.pass_ms(100), Probe)
+
+
+def test_a_loss_while_ending_is_an_end() -> None:
+    rig = Rig(1)
+    rig.up()
+    first = quiet_until_probed(rig, ("0a",))
+    rig.said("0a", Heartbeat(first, 5, True))
+    (second,) = sent(rig.tell(StatusKnown(first, DRAINED)), Probe)
+    rig.said("0a", Heartbeat(second[1].number, 5, True))
+    lose(rig, "0a")
+    assert over(rig.tell(SparkJobEnded(0, 1, "killed"))) == Over(JobState.ENDED)
+
+
+def test_slots_that_had_ended_start_again_with_a_lost_one() -> None:
+    rig = Rig(3)
+    rig.up()
+    rig.said("2a", SlotEnded())
+    rig.tell(SparkJobEnded(2, 1, None))
+    decisions = lose(rig, "1a")
+    assert sent(decisions) == [("0a", DropPeers(2, (1, 2)))]
+    assert SubmitSlot(2, 2) in decisions
+
+
+def test_a_slot_that_ends_during_a_repair_starts_again() -> None:
+    rig = Rig(3)
+    rig.up()
+    lose(rig, "1a")
+    decisions = rig.said("2a", SlotEnded())
+    assert ("0a", DropPeers(3, (2,))) in sent(decisions)
+
+
+def test_drain_reaches_slots_that_come_later() -> None:
+    rig = Rig()
+    rig.up()
+    lose(rig, "1a")
+    assert sent(rig.tell(DrainRequested())) == [("0a", StopSources())]
+    assert rig.tell(DrainRequested()) == []
+    rig.hello("1b")
+    rig.said("0a", PeersDropped(2))
+    assert [to for to, _ in sent(rig.tell(RecallDone(2)), StopSources)] == ["1b"]
+    assert rig.core.state is JobState.DRAINING
+
+
+def test_cancel() -> None:
+    rig = Rig()
+    rig.up()
+    assert sent(rig.tell(CancelRequested("enough"))) == [("0a", Cancel("enough")), ("1a", Cancel("enough"))]
+    rig.said("0a", SlotEnded())
+    rig.tell(SparkJobEnded(0, 1, None))
+    # The other one does not listen.
+    assert CancelSlot(1, 1) not in rig.pass_ms(4_900)
+    assert CancelSlot(1, 1) in rig.pass_ms(1_200)
+    assert over(rig.tell(SparkJobEnded(1, 1, "cancelled"))) == Over(JobState.CANCELLED)
+    assert rig.tell(Tick()) == []
+    assert rig.hello("1b") == []
+
+
+def test_an_end_that_spark_does_not_bring_about() -> None:
+    rig = Rig(1)
+    rig.up()
+    rig.tell(CancelRequested("enough"))
+    assert over(rig.pass_ms(15_000)) == Over(JobState.CANCELLED)
+
+
+def test_who_comes_while_the_job_stops_is_sent_away() -> None:
+    rig = Rig()
+    rig.tell(CancelRequested("enough"))
+    assert sent(rig.hello("0a"), Cancel)
+
+
+def test_a_broken_driver_side() -> None:
+    rig = Rig(restart=NoRestart())
+    rig.up()
+    error = JobError("the vertex is gone\nfor good")
+    assert sent(rig.tell(Broken(error)))[0] == ("0a", Cancel("the vertex is gone"))
+    rig.tell(SparkJobEnded(0, 1, None))
+    assert over(rig.tell(SparkJobEnded(1, 1, None))).error is error

@@ -1,0 +1,47 @@
+"""Counters over several instances, and their rates."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftlayer.runtime.coordinator.meter import WINDOW_MS, Meter
+
+
+def test_nothing_yet() -> None:
+    meter = Meter()
+    assert meter.totals == {}
+    assert meter.rates(1_000) == {}
+
+
+def test_what_a_lost_instance_counted_stays_in() -> None:
+    meter = Meter()
+    meter.update("a", {"records_in": 10}, 0)
+    meter.update("a", {"records_in": 30}, 1_000)
+    meter.update("b", {"records_in": 5}, 2_000)
+    assert meter.totals == {"records_in": 35}
+
+
+def test_rates_are_those_of_the_last_seconds() -> None:
+    meter = Meter()
+    for second in range(60):
+        meter.update("a", {"records_in": 1_000 * min(second, 30)}, second * 1_000)
+        if second == 25:
+            assert meter.rates(25_000)["records_in"] == pytest.approx(1_000)
+    assert meter.rates(60_000)["records_in"] == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abc"), st.integers(0, 100), st.integers(0, 3 * WINDOW_MS)), max_size=60
+    )
+)
+def test_totals_are_the_sum_of_all_growth(steps: list[tuple[str, int, int]]) -> None:
+    meter, sums, now = Meter(), dict.fromkeys("abc", 0), 0
+    for instance, growth, passed in steps:
+        now += passed
+        sums[instance] += growth
+        meter.update(instance, {"n": sums[instance]}, now)
+        assert meter.totals["n"] == sum(sums.values())
+        assert 0 <= meter.rates(now + 1)["n"] <= sum(sums.values()) * 1_000
