@@ -8,14 +8,13 @@ waits for another one inside a send, which two slots could do for each other for
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import pyarrow as pa
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.layer.calls import Failure, Now, Persist, Records
+from ftlayer.layer.calls import Now, Records
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import (
     Acknowledge,
@@ -31,6 +30,7 @@ from ftlayer.runtime.elements import Batch, Element
 from ftlayer.runtime.slot.acks import AckBuffer
 from ftlayer.runtime.slot.credit import GrantBook
 from ftlayer.runtime.slot.outputs import RemoteOutput
+from ftlayer.runtime.slot.ports import Links, VertexCalls, Working
 from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, seat_tasks
 from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants
 from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
@@ -38,50 +38,6 @@ from ftlayer.stream.job_graph import Channel, JobGraph
 
 PERSISTS_IN_FLIGHT = 16
 """A source reads on while this many of its batches, at most, wait for the vertex."""
-
-
-class Links(Protocol):
-    """The way to other slots. Nothing here waits."""
-
-    def transmit(self, slot: int, frame: bytes) -> None:
-        """Send an element."""
-
-    def grant(self, slot: int, grants: bytes) -> None:
-        """Give credit back."""
-
-
-class VertexCalls(Protocol):
-    """The way to the vertex. Nothing here waits; answers come as calls of `SlotCore`."""
-
-    @property
-    def may_persist(self) -> bool:
-        """Whether more can be persisted without queueing here."""
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether everything that changes something has its answer."""
-
-    def persist(self, key: TaskKey, ticket: int, call: Persist) -> None:
-        """Persist; `SlotCore.accepted` follows."""
-
-    def xor(self, event: Acknowledge) -> None:
-        """Tell of XOR events."""
-
-    def fail(self, failures: tuple[Failure, ...]) -> None:
-        """End attempts."""
-
-    def take_replays(self, key: TaskKey, ask: AskReplays) -> None:
-        """Ask for replays; `SlotCore.replays` follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Working:
-    """What the loop is busy with: a chain, its task, the roots of its batch, and since when (monotone, ms)."""
-
-    uid: str
-    task: AnyTask
-    roots: tuple[U64Array, ...]
-    since_ms: int
 
 
 class SlotCore:

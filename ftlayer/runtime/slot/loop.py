@@ -95,15 +95,20 @@ class SlotLoop:
             self._core.peer_up(slot)
         self._core.start(_now())
         self._sources.start()
-        while not self._over:
+        while True:
             self._take_mail()
+            if self._over:
+                return
             now = _now()
             self._core.on_time(now)
             worked = self._core.run_next(now)
             if self._sources.read(now) or worked or len(self._mailbox):
                 self._pulse.quiet = False
-                continue
-            self._rest(now)
+            elif self._core.has_ended:
+                self._send(SlotEnded(self._core.counters()))
+                return
+            else:
+                self._rest(now)
 
     # ------------------------------------------------------------ waiting
 
@@ -111,8 +116,6 @@ class SlotLoop:
         """Nothing can be run: let nothing wait for more, and wait for mail or for time."""
         self._core.idle(now.mono_ms)
         if self._core.has_ended:
-            self._over = True
-            self._send(SlotEnded(self._core.counters()))
             return
         self._look_for_peers(now.mono_ms)
         quiet = self._core.is_quiet

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.messages import FromSlot, Heartbeat
-from ftlayer.runtime.slot.core import SlotCore, Working
+from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.ports import Working
 
 
 class Pulse:

@@ -11,7 +11,7 @@ import pytest
 
 from ftlayer.config import TopologyOptions
 from ftlayer.runtime.elements import Batch
-from ftlayer.runtime.slot.core import Working
+from ftlayer.runtime.slot.ports import Working
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.stream.job_graph import Channel

@@ -16,6 +16,7 @@ import pytest
 from pyspark import cloudpickle
 
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
+from ftlayer.errors import ProtocolError
 from ftlayer.layer.calls import OpenStream, Recall, StreamOptions, StreamStatusCall
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.messages import (
@@ -77,6 +78,7 @@ class Slots:
         self.failures: list[SlotFailed] = []
         self.lost: list[str] = []
         self.epoch = 1
+        self._gone = False
         self._probe = 0
         self._events: queue.SimpleQueue[tuple[int, str, Any]] = queue.SimpleQueue()
         self._key = secrets.token_bytes(32)
@@ -87,7 +89,7 @@ class Slots:
             job=JOB,
             slots=graph.slots,
             certificate=None if certificate is None else (certificate.cert, certificate.key),
-            on_message=lambda slot, instance, message: self._events.put((slot, instance, message)),
+            on_message=self._heard,
             on_lost=lambda slot, instance, reason: self._events.put((slot, instance, reason)),
         )
         scheme = "grpc" if certificate is None else "grpc+tls"
@@ -97,6 +99,15 @@ class Slots:
             None if certificate is None else certificate.cert,
             "" if certificate is None else "127.0.0.1",
         )
+
+    def _heard(self, slot: int, instance: str, message: Any) -> None:
+        if self._gone:
+            raise ProtocolError("this ends the stream")
+        self._events.put((slot, instance, message))
+
+    def lose_coordinator(self) -> None:
+        """Break the control streams, from the next heartbeat on."""
+        self._gone = True
 
     # ------------------------------------------------------------ starting
 
