@@ -157,7 +157,7 @@ class JoinTask:
         for buffer, past in zip(self._buffers, self._past, strict=True):
             for run, rows in buffer.expire(self._gate.time_ms, now.mono_ms):
                 self._settle(run, rows)
-                if run.rows.hold_until is None and self._handler.tracking:
+                if self._handler.tracking:
                     past.add(run.rows.take(rows), now.mono_ms)
             buffer.tidy()
             past.forget(now.mono_ms)

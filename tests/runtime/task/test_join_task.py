@@ -248,8 +248,7 @@ class Harness:
                 if past and (row.hold is None or row.hold <= self.time):
                     buffer.remove(row)
                     self.acknowledge(row)
-                    if row.hold is None:
-                        self.remember(side, row)
+                    self.remember(side, row)
         for past in self.past:
             past[:] = [row for row in past if row.hold is None or row.hold > self.time]
 
@@ -436,9 +435,13 @@ def test_a_replay_meets_what_was_acknowledged_and_anchors_the_pair_alone():
     (acknowledge,) = task.on_time(Now(HOLD_MS, 0))
     assert acknowledge.roots.tolist() == [101]
     assert acknowledge.values.tolist() == [1101 ^ identity]
-    later = Now(REMEMBER_MS + STEP_MS, 0)
-    task.on_time(later)
-    assert sends(task.input(CHANNELS[0], batch_of([simple(1, 4, 10, 104, 4)]), later)) == []
+    # The replay itself is remembered, too, and what came too late.
+    again = batch_of([simple(1, 5, 10, 105, 5)])
+    assert sends(task.input(CHANNELS[1], again, Now(HOLD_MS, 0))) == [(1, 5), (3, 5)]
+    for time in (1_000, 2_000, 3_000):
+        task.on_time(Now(time, 0))
+    again = batch_of([simple(1, 4, 10, 104, 4)])
+    assert sends(task.input(CHANNELS[0], again, Now(3_000, 0))) == []
 
 
 def test_late_records_are_counted_and_acknowledged():
