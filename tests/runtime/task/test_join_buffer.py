@@ -9,7 +9,9 @@ import pytest
 
 from ftlayer.records.keyhash import spark_hash
 from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS
+from ftlayer.runtime.task import join_buffer, join_past
 from ftlayer.runtime.task.join_buffer import JoinBuffer, JoinRows, same_keys, shifted
+from ftlayer.runtime.task.join_past import PastRows
 
 NAN = float("nan")
 VALUES = [
@@ -81,3 +83,21 @@ def test_times_at_the_ends_of_their_range():
     key = spark_hash([pa.array([1], pa.int64())])
     everything = list(buffer.matches(key, np.array([MIN_TIME_MS]), np.array([MAX_TIME_MS]), 10))
     assert sum(len(rows) for block in everything for _, _, rows in block) == 3
+
+
+def test_what_is_remembered_has_an_end_in_time_and_in_bytes(monkeypatch):
+    past = PastRows(160)
+    for time in range(0, 400, 5):
+        past.add(rows_of(pa.array([time], pa.int64())), time)
+        past.forget(time)
+        stored = sorted(
+            value for run in past.buffer.runs for value in run.keys(("key",))[0].filter(run.alive).to_pylist()
+        )
+        assert set(stored) >= set(range(max(time - 155, 0), time + 1, 5))
+        assert not stored or stored[0] > time - 160 - 2 * 10
+    monkeypatch.setattr(join_past, "MAX_PAST_BYTES", 100_000)
+    monkeypatch.setattr(join_buffer, "MAX_RUN_BYTES", 20_000)
+    for number in range(200):
+        past.add(rows_of(pa.array([number] * 100, pa.int64())), 400)
+    assert 60_000 <= past.buffer.payload_bytes <= 100_000
+    assert 199 in past.buffer.runs[-1].keys(("key",))[0].to_pylist()
