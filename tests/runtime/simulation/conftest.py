@@ -8,12 +8,13 @@ choices: Hypothesis draws them, and shrinks them.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -75,10 +76,16 @@ class _Call:
 
 @dataclass
 class Ledger:
-    """Every id that was registered or acknowledged, by root: the exact model of the XORs."""
+    """How often each (root, id) was part of a registration or an event, and how many roots were completed."""
 
-    xors: list[tuple[int, int]] = field(default_factory=list)
+    ids: Counter[tuple[int, int]] = field(default_factory=Counter)
     completed: int = 0
+
+    def note(self, roots: Any, ids: calls.EventIds | None) -> None:
+        """Count the ids that values were folded from."""
+        if ids is not None:
+            owners = np.repeat(roots, np.diff(ids.offsets))
+            self.ids.update(zip(owners.tolist(), ids.ids.tolist(), strict=True))
 
 
 class Simulation:
@@ -89,15 +96,19 @@ class Simulation:
         graph: JobGraph,
         rows: dict[str, list[list[Any]]],
         choose: Callable[[int], int],
+        *,
+        exact: bool = False,
     ) -> None:
         self.graph = graph
+        self.exact = exact
         self.choose = choose
         self.mono, self.wall = 1_000_000, 1_700_000_000_000
         self.store = _Store()
-        self.vertex = FTLayerCore(self.store, LayerOptions(), self.now)  # type: ignore[arg-type]
+        self.vertex = self._open_vertex()
         self.ledger = Ledger()
         self.calls: list[_Call] = []
         self.queues: dict[Channel, deque[Any]] = {}
+        self.marks: dict[Channel, Any] = {}
         self.tasks: dict[tuple[str, int], Any] = {}
         self.instances = [0] * graph.slots
         self.wakes: dict[tuple[str, int], int] = {}
@@ -118,6 +129,10 @@ class Simulation:
         return Now(self.mono, self.wall)
 
     # ------------------------------------------------------------ the vertex
+
+    def _open_vertex(self) -> FTLayerCore:
+        options = LayerOptions(tracker="exact" if self.exact else "table")
+        return FTLayerCore(self.store, options, self.now)  # type: ignore[arg-type]
 
     def apply(self, call: Any) -> Any:
         if isinstance(call, calls.StreamStatusCall | calls.ListRecords | calls.Stats):
@@ -146,7 +161,8 @@ class Simulation:
         self.instances[slot] += 1
         for uid, subtask in self.graph.subtasks_in(slot):
             run = f"run-{slot}-{self.instances[slot]}"
-            handler = FTHandler(uid, job=self.graph.name, run=run) if self.graph.tracked else NonFTHandler()
+            tracked = FTHandler(uid, job=self.graph.name, run=run, exact=self.exact)
+            handler = tracked if self.graph.tracked else NonFTHandler()
             task = build_task(
                 self.graph,
                 uid,
@@ -183,6 +199,11 @@ class Simulation:
             edge = self.graph.edges[channel.edge]
             if (edge.source, channel.sender) in gone or (edge.target, channel.receiver) in gone:
                 queue.clear()
+            if (edge.source, channel.sender) in gone:
+                self.marks.pop(channel, None)
+            elif (edge.target, channel.receiver) in gone and channel in self.marks:
+                # The last mark is said again to the one that comes after.
+                queue.append(self.marks[channel])
         # Calls that were on their way may have their effect or not; nobody hears the answer. What a source
         # persists arrives in order, so that a prefix of it does.
         lost_from_here = False
@@ -205,7 +226,7 @@ class Simulation:
     def restart_vertex(self) -> None:
         """Kill the vertex and recover it from its store; calls on their way are sent again to the new one."""
         self.store.incarnation += 1
-        self.vertex = FTLayerCore(self.store, LayerOptions(), self.now)  # type: ignore[arg-type]
+        self.vertex = self._open_vertex()
         self.calls = [call for call in self.calls if not isinstance(call.call, calls.Xor | calls.Fail)]
 
     # ------------------------------------------------------------ events
@@ -308,6 +329,9 @@ class Simulation:
     def _carry_out(self, call: _Call) -> None:
         self.calls.remove(call)
         reply = self.apply(call.call)
+        if isinstance(reply, calls.RecordBatches):
+            # The vertex registers a replay with its root as the id of its one copy.
+            self.ledger.ids.update((root, root) for batch in reply.batches for root in batch.roots.tolist())
         if isinstance(reply, calls.Xored):
             self.ledger.completed += reply.completed
         if call.then is not None and call.instance == self.instances[call.slot]:
@@ -324,10 +348,13 @@ class Simulation:
                         "an empty batch was sent"
                     )
                     self.queues.setdefault(channel, deque()).append(element)
+                    if not isinstance(element, Batch):
+                        self.marks[channel] = element
                 case actions.PersistRoots(ticket, call):
+                    self.ledger.note(call.roots, call.ids)
                     self._call(slot, call, lambda _, t=ticket: self._do(key, task.accepted(t, self.now)))
                 case actions.Acknowledge(roots, values, ids):
-                    self.ledger.xors.extend(zip(roots.tolist(), values.tolist(), strict=True))
+                    self.ledger.note(roots, ids)
                     self._call(slot, calls.Xor(roots, values, self.vertex.incarnation, ids=ids))
                 case actions.FailRoots(failures):
                     self._call(slot, calls.Fail(failures, self.vertex.incarnation))
@@ -351,9 +378,11 @@ class Simulation:
 def simulate() -> Callable[..., Simulation]:
     """Make a `Simulation` with choices drawn from a seed or a function."""
 
-    def make(graph: JobGraph, rows: dict[str, list[list[Any]]], choose: Any = 0) -> Simulation:
+    def make(
+        graph: JobGraph, rows: dict[str, list[list[Any]]], choose: Any = 0, **options: Any
+    ) -> Simulation:
         if isinstance(choose, int):
             choose = random.Random(choose).randrange
-        return Simulation(graph, rows, choose)
+        return Simulation(graph, rows, choose, **options)
 
     return make

@@ -252,3 +252,178 @@ def test_switched_off_it_runs_the_same_without_a_vertex(simulate: Any, seed: int
     run = simulate(graph_of(env, FTStatus.OFF), {"numbers": split(list(range(ROWS)), 2)}, seed)
     run.run()
     assert out.counts == Counter(dict.fromkeys(range(ROWS), 2))
+
+
+# ---------------------------------------------------------------- every id twice
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_id_is_xored_exactly_twice_and_roots_complete_at_the_last(simulate: Any, seed: int) -> None:
+    out = Collector()
+    env = builder()
+    source = numbers(env)
+    spread = (
+        source.map(same).broadcast().flat_map(lambda n: [n] * (n % 3)).key_by("n").filter(lambda n: n % 5)
+    )
+    spread.key_by("n").sink(out)
+    source.key_by("n").sink(out)
+    run = simulate(graph_of(env), {"numbers": split(list(range(ROWS)), 2)}, seed, exact=True)
+    assert run.ledger.completed == 0
+    run.run()
+    assert set(run.ledger.ids.values()) == {2}
+    assert run.ledger.completed == ROWS
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_id_is_xored_more_than_twice_when_records_fail(simulate: Any, seed: int) -> None:
+    out = Collector()
+    env = builder()
+    numbers(env).map(same).key_by("n").flat_map(lambda n: [n, n]).rebalance().map(
+        Stumbles({1, 2, 3}, 1, same)
+    ).sink(out)
+    run = simulate(graph_of(env), {"numbers": split(list(range(ROWS)), 2)}, seed, exact=True)
+    run.run()
+    assert set(run.ledger.ids.values()) <= {1, 2}
+    assert set(out.counts) == set(range(ROWS))
+
+
+# ---------------------------------------------------------------- joins and timers
+
+CLICKS = "at bigint, k bigint, n bigint"
+
+
+def events(n: int, keys: int, seed: int) -> list[tuple[int, int, int]]:
+    """(time, key, number), times nearly in order."""
+    random = Random(seed)
+    return [(1_000 * i + random.randrange(900), random.randrange(keys), i) for i in range(n)]
+
+
+def timed(env: GraphBuilder, uid: str) -> Any:
+    source = env.source(partitions([(0, 0, 0)]), CLICKS, uid=uid, parallelism=1)
+    return source.assign_watermarks("at", "1s").key_by("k")
+
+
+def pairs_of(left: list[tuple[int, int, int]], right: list[tuple[int, int, int]]) -> set[tuple[int, int]]:
+    return {(a[2], b[2]) for a in left for b in right if a[1] == b[1] and -2_000 <= b[0] - a[0] <= 3_000}
+
+
+@pytest.mark.parametrize("where", ["nowhere", "left", "right", "behind"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_join_pairs_what_belongs_together_whatever_fails(simulate: Any, where: str, seed: int) -> None:
+    bad = {2, 5, 11}
+
+    def stumble(place: str, number: Callable[[Any], int]) -> Callable[[Any], Any]:
+        inner = Stumbles(bad if place == where else set(), 1, same)
+        return lambda record: (inner(number(record)), record)[1]
+
+    out = Collector()
+    env = builder()
+    left = env.source(partitions([(0, 0, 0)]), CLICKS, uid="left", parallelism=1)
+    right = env.source(partitions([(0, 0, 0)]), CLICKS, uid="right", parallelism=1)
+    left = left.map(stumble("left", lambda r: r[2])).assign_watermarks("at", "1s").key_by("k")
+    right = right.map(stumble("right", lambda r: r[2])).assign_watermarks("at", "1s").key_by("k")
+    joined = left.join(
+        right,
+        lower="-2s",
+        upper="3s",
+        function=lambda a, b: (a[2], b[2]),
+        schema="l bigint, r bigint",
+        volatile_state=True,
+    )
+    joined.rebalance().map(stumble("behind", lambda r: r[0])).sink(out)
+    rows = {"left": events(20, 3, seed), "right": events(20, 3, seed + 100)}
+    run = simulate(graph_of(env), {uid: [values] for uid, values in rows.items()}, seed)
+    run.run()
+    wanted = pairs_of(rows["left"], rows["right"])
+    if where in ("nowhere",):
+        assert out.counts == Counter(wanted)
+    else:
+        assert set(out.counts) == wanted
+    assert run.dead() == []
+    assert run.status().drained
+
+
+def test_a_join_of_a_source_with_itself(simulate: Any) -> None:
+    out = Collector()
+    env = builder()
+    stream = timed(env, "clicks")
+    joined = stream.join(
+        stream,
+        lower="-2s",
+        upper="3s",
+        function=lambda a, b: (a[2], b[2]),
+        schema="l bigint, r bigint",
+        volatile_state=True,
+    )
+    joined.sink(out)
+    rows = events(20, 3, 1)
+    run = simulate(graph_of(env), {"clicks": [rows]}, 3, exact=True)
+    run.run()
+    assert out.counts == Counter(pairs_of(rows, rows))
+    assert set(run.ledger.ids.values()) == {2}
+    assert run.ledger.completed == 20
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), kills=st.integers(0, 2))
+def test_a_join_loses_nothing_with_its_slot(simulate: Any, seed: int, kills: int) -> None:
+    out = Collector()
+    env = builder()
+    joined = timed(env, "left").join(
+        timed(env, "right"),
+        lower="-2s",
+        upper="3s",
+        function=lambda a, b: (a[2], b[2]),
+        schema="l bigint, r bigint",
+        volatile_state=True,
+    )
+    joined.sink(out)
+    random = Random(seed)
+    rows = {"left": events(12, 2, seed), "right": events(12, 2, seed + 1)}
+    run = simulate(graph_of(env), {uid: [values] for uid, values in rows.items()}, random.randrange)
+    for _ in range(kills):
+        for _ in range(random.randrange(60)):
+            run.step()
+        run.kill(random.randrange(2))
+    run.run()
+    assert set(out.counts) == pairs_of(rows["left"], rows["right"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32), kills=st.integers(0, 2))
+def test_what_timers_put_out_is_a_root_of_its_own(simulate: Any, seed: int, kills: int) -> None:
+    from ftlayer.functions.process import ProcessFunction
+
+    class Windows(ProcessFunction):
+        """Sums a key's numbers for every ten seconds."""
+
+        def process(self, record: tuple[int, int, int], ctx: Any) -> Any:
+            end = record[0] // 10_000 * 10_000 + 10_000
+            sums = ctx.map("sums")
+            sums[end] = sums.get(end, 0) + 1
+            ctx.timers.event(end - 1)
+            return ()
+
+        def on_timer(self, time_ms: int, ctx: Any) -> Any:
+            sums = ctx.map("sums")
+            yield (ctx.key, time_ms + 1, sums.get(time_ms + 1, 0))
+
+    out = Collector()
+    fails = Stumbles({10_000, 20_000}, 1, same)
+    env = builder()
+    windows = timed(env, "clicks").process(Windows(), "k bigint, end bigint, n bigint", volatile_state=True)
+    windows.rebalance().map(lambda record: (fails(record[1]), record)[1]).sink(out)
+    random = Random(seed)
+    rows = events(30, 2, seed)
+    run = simulate(graph_of(env), {"clicks": [rows]}, random.randrange)
+    for _ in range(kills):
+        for _ in range(random.randrange(60)):
+            run.step()
+        run.kill(random.randrange(2))
+    run.run()
+    wanted = Counter((key, at // 10_000 * 10_000 + 10_000) for at, key, _ in rows)
+    assert {(key, end) for key, end, _ in out.counts} <= set(wanted)
+    if not kills:
+        # With a slot goes what it had counted and the timers it had set: that is what volatile_state says.
+        assert {(key, end): n for key, end, n in out.counts} == wanted
+    assert run.dead() == []
