@@ -1,0 +1,118 @@
+"""Slots and the vertex killed with SIGKILL at random moments, while files grow: nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ftlayer import FixedDelay, FTLayer, JobState
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+class Run:
+    """The topology over growing logs on a vertex of its own, under kills."""
+
+    def __init__(
+        self, kit: ModuleType, environment: Any, lines: list[str], directory: Path, seed: int, **options: Any
+    ) -> None:
+        self.kit = kit
+        self._draw = random.Random(seed)
+        self.logs = kit.GrowingLogs(directory, lines)
+        self.layer = FTLayer.embedded(
+            directory / "store", max_attempts=kit.MAX_ATTEMPTS, backoff="20ms", jitter=0, **options
+        )
+        env = environment(self.layer, "killed", restart=FixedDelay(attempts=1_000, delay="10ms"))
+        kit.build(env, directory, late=True)
+        self.job = env.execute_async()
+        self.ledger = kit.Ledger(directory, self.layer, "killed")
+        self.grow()
+        self.until(lambda: len(self.ledger.sink()) > 100)
+
+    def grow(self) -> None:
+        self.logs.grow(self._draw.randint(0, 40))
+
+    def until(self, holds: Any) -> Any:
+        return self.kit.until(self.job, holds, self.grow)
+
+    def pause(self, seconds: float) -> None:
+        end = time.monotonic() + self._draw.uniform(0, seconds)
+        self.until(lambda: time.monotonic() >= end)
+
+    def kill_slot(self) -> None:
+        """Kill a slot that runs, or one that is just coming up."""
+        slots = self.until(lambda: [s for s in self.job.status().slots if s.pid])
+        victim = self._draw.choice(slots)
+        os.kill(victim.pid, signal.SIGKILL)
+        self.until(lambda: self.job.status().slots[victim.slot].pid not in (0, victim.pid))
+
+    def kill_vertex(self) -> None:
+        vertex = self.layer.vertex
+        assert vertex is not None
+        before = vertex.pid
+        vertex.kill()
+        self.until(lambda: vertex.pid not in (None, before))
+
+    def finish(self) -> None:
+        before = len(self.ledger.sink())
+        self.until(lambda: len(self.ledger.sink()) > before)
+        self.kit.until(self.job, self.ledger.all_there)
+        status = self.job.status()
+        assert self.job.drain(60), self.job.status()
+        assert self.job.state is JobState.ENDED
+        self.ledger.check(exact=False)
+        assert status.vertex is not None
+        self.layer.close()
+
+
+@pytest.fixture
+def start(environment: Any, logs_kit: ModuleType, log_lines: list[str], tmp_path: Path) -> Any:
+    runs = []
+
+    def start(seed: int, **options: Any) -> Run:
+        runs.append(Run(logs_kit, environment, log_lines, tmp_path, seed, **options))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.job.cancel()
+        run.layer.close()
+
+
+def test_slots_are_killed(start: Any) -> None:
+    run = start(1)
+    for _ in range(2):
+        run.pause(0.5)
+        run.kill_slot()
+    run.finish()
+    assert run.job.status().restarts >= 1
+
+
+def test_the_vertex_is_killed(start: Any) -> None:
+    run = start(2, shards=2)
+    run.pause(0.5)
+    run.kill_vertex()
+    run.finish()
+    assert run.job.status().restarts == 0
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_is_killed_20_times(start: Any, seed: int) -> None:
+    run = start(100 + seed, shards=1 + seed % 2)
+    draw = random.Random(seed)
+    for _ in range(20):
+        run.pause(1.5)
+        if draw.random() < 0.7:
+            run.kill_slot()
+        else:
+            run.kill_vertex()
+    run.finish()
