@@ -172,7 +172,7 @@ def test_two_topologies_beside_each_other(
     for job in jobs:
         until(job, lambda it: it.state is JobState.RUNNING)
     assert all(job.drain(WAIT_S) for job in jobs)
-    assert {count for count in written.rows().values()} <= {1, 2}
+    assert set(written.rows().values()) <= {1, 2}
 
 
 def test_what_a_source_fails_with_is_what_the_job_fails_with(spark: Any, layer: FTLayer) -> None:
@@ -182,5 +182,5 @@ def test_what_a_source_fails_with_is_what_the_job_fails_with(spark: Any, layer: 
 
     env = StreamEnvironment(spark, layer, name="broken", restart=NoRestart())
     env.source(broken, "id bigint").sink(lambda batch: None)
-    with pytest.raises(SlotLostError, match="(?s)given up.*ConnectionError: the broker is gone"):
+    with pytest.raises(SlotLostError, match=r"(?s)given up.*ConnectionError: the broker is gone"):
         env.execute()
