@@ -7,7 +7,7 @@ waits for another one inside a send, which two slots could do for each other for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import cast
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from ftlayer.runtime.actions import (
 from ftlayer.runtime.elements import Batch, Element
 from ftlayer.runtime.slot.acks import AckBuffer
 from ftlayer.runtime.slot.credit import GrantBook
+from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links, VertexCalls, Working
 from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, seat_tasks
@@ -65,8 +66,7 @@ class SlotCore:
         self._seating = seat_tasks(graph, slot, tasks, options, self._codec)
         self._seats = list(self._seating.seats.values())
         self._next = 0
-        self._up: set[int] = set()
-        self._aging: dict[RemoteOutput, None] = {}  # outputs with small batches, the oldest first
+        self._outgoing = Outgoing(self._seating.remote, links, options.batch_age_ms)
         self._acks = AckBuffer()
         self._grants: GrantBook[Channel] = GrantBook(options.channel_bytes)
         self._totals = dict.fromkeys(("persisted", "replayed", "failed", "dropped"), 0)
@@ -92,10 +92,7 @@ class SlotCore:
     def granted(self, data: bytes) -> None:
         """Credit has come back."""
         for channel, size in decode_grants(data):
-            output = self._seating.remote.get(channel)
-            if output is not None:
-                output.granted(size)
-                self._transmit(output)
+            self._outgoing.granted(channel, size)
 
     def accepted(self, key: TaskKey, ticket: int, now: Now) -> None:
         """What a task asked to be persisted is."""
@@ -147,21 +144,16 @@ class SlotCore:
 
     def peer_up(self, slot: int) -> None:
         """A slot can be sent to."""
-        self._up.add(slot)
-        for output in self._towards(slot):
-            self._transmit(output)
+        self._outgoing.peer_up(slot)
 
     def peer_lost(self, slot: int) -> None:
         """A slot cannot be reached: hold what is for it."""
-        self._up.discard(slot)
+        self._outgoing.peer_lost(slot)
 
     def drop_peer(self, slot: int, now: Now) -> None:
         """A slot is gone, and another instance will take its place: forget what was for it and came of it."""
         self.activity += 1
-        self._up.discard(slot)
-        for output in self._towards(slot):
-            self._totals["dropped"] += output.reset()
-            self._aging.pop(output, None)
+        self._totals["dropped"] += self._outgoing.drop_peer(slot)
         for channel, sender in self._seating.senders.items():
             if sender == slot:
                 seat = self._seating.receivers[channel]
@@ -172,13 +164,14 @@ class SlotCore:
 
     def unsent_to(self, slot: int) -> bool:
         """Whether anything waits for, or is on its way to, a slot."""
-        return any(not output.is_empty for output in self._towards(slot))
+        return self._outgoing.unsent_to(slot)
 
     # ------------------------------------------------------------ running
 
     def run_next(self, now: Now) -> bool:
         """Run the next task that has something to do and room for what comes of it; whether there was one."""
-        self._flush_aged(now.mono_ms)
+        self._outgoing.flush_aged(now.mono_ms)
+        self._send_due(now.mono_ms)
         seats = self._seats
         for step in range(len(seats)):
             seat = seats[(self._next + step) % len(seats)]
@@ -210,8 +203,7 @@ class SlotCore:
 
         XORs and credit are due a little later: at a low rate they would double the number of calls.
         """
-        for output in list(self._aging):
-            self._flush(output)
+        self._outgoing.flush()
         self._send_due(now_ms)
 
     def may_read(self, key: TaskKey) -> bool:
@@ -228,7 +220,7 @@ class SlotCore:
         """Whether all sources have ended and nothing waits, here, for the vertex, or for another slot."""
         return (
             not any(seat.reading or seat.inbox or seat.unaccepted for seat in self._seats)
-            and all(output.is_empty for output in self._seating.remote.values())
+            and self._outgoing.is_empty
             and not self._acks
             and (self._vertex is None or self._vertex.is_quiet)
         )
@@ -324,22 +316,10 @@ class SlotCore:
         output = seat.outputs[channel]
         if isinstance(element, Batch):
             seat.records_out += element.num_rows
-        output.send(element, now_ms)
         if isinstance(output, RemoteOutput):
-            if output.waiting_since_ms is None:
-                self._aging.pop(output, None)
-            elif output not in self._aging:
-                self._aging[output] = None
-            self._transmit(output)
-
-    def _flush_aged(self, now_ms: int) -> None:
-        while self._aging:
-            oldest = next(iter(self._aging))
-            since = oldest.waiting_since_ms
-            if since is not None and now_ms - since < self._options.batch_age_ms:
-                break
-            self._flush(oldest)
-        self._send_due(now_ms)
+            self._outgoing.send(output, element, now_ms)
+        else:
+            output.send(element, now_ms)
 
     def _send_due(self, now_ms: int) -> None:
         if self._acks.is_due(now_ms):
@@ -347,16 +327,6 @@ class SlotCore:
         due = self._grants.due_ms
         if due is not None and (due <= now_ms or self._all_ended()):
             self._send_grants(self._grants.take_all())
-
-    def _flush(self, output: RemoteOutput) -> None:
-        del self._aging[output]
-        output.flush()
-        self._transmit(output)
-
-    def _transmit(self, output: RemoteOutput) -> None:
-        if output.slot in self._up:
-            while (frame := output.take()) is not None:
-                self._links.transmit(output.slot, frame)
 
     def _send_acks(self) -> None:
         self._tracking().xor(self._acks.take())
@@ -374,9 +344,6 @@ class SlotCore:
     def _tracking(self) -> VertexCalls:
         assert self._vertex is not None, "a task of an untracked graph talked to the vertex"
         return self._vertex
-
-    def _towards(self, slot: int) -> Iterable[RemoteOutput]:
-        return [output for output in self._seating.remote.values() if output.slot == slot]
 
     def _replaying(self) -> list[Seat]:
         return [seat for seat in self._seats if seat.is_replay and not seat.ended]

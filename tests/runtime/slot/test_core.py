@@ -53,7 +53,7 @@ class World:
         if any(move() for move in moves):
             return True
         for slot in self.slots:
-            slot.core.idle(self.now.mono_ms + 5)
+            slot.core.idle(self.now.mono_ms + LATER_MS)
         return any(
             queue
             for slot in self.slots
@@ -224,7 +224,7 @@ def test_a_peer_that_is_dropped_is_forgotten_and_begins_with_full_credit(tools: 
 def test_a_new_instance_hears_the_last_mark_first(tools: Any) -> None:
     slot = one_of_two(tools)
     slot.core.peer_up(1)
-    output = next(iter(slot.core._towards(1)))
+    output = next(iter(slot.core._outgoing._towards(1)))
     for mark in (Watermark(5), Watermark(7)):
         output.send(mark, 0)
     slot.core.drop_peer(1, tools.now)
@@ -283,9 +283,9 @@ def test_acknowledgements_travel_together(tools: Any) -> None:
     assert all(len(event.roots) >= 8_192 for event in slot.vertex.xors)
     while slot.core.run_next(Now(0, 0)):
         pass
-    slot.core.idle(4)
+    slot.core.idle(9)
     told = len(slot.vertex.xors)
-    slot.core.idle(5)
+    slot.core.idle(10)
     assert len(slot.vertex.xors) == told + 1
     roots = np.concatenate([event.roots for event in slot.vertex.xors])
     # The sink's own half of the rows is acknowledged here, too.

@@ -115,6 +115,7 @@ class Slots:
         for slot in range(self.graph.slots):
             self.launch(slot)
         self.until(lambda: len(self.peers) == self.graph.slots)
+        self._recall()
         for slot in self.peers:
             self.send(slot, Deploy(self.epoch, "run-1", tuple(self.peers.values())))
 
@@ -155,16 +156,19 @@ class Slots:
                 and all((other, PeersDropped(self.epoch)) in self.said for other in survivors)
             )
         )
-        if self.vertex is not None:
-            names = tuple(name for name, _ in self.graph.options)
-            with self.vertex.client() as client:
-                opened: Any = client.call(OpenStream(*self.graph.options[0]))
-                client.call(Recall(names, opened.incarnation))
+        self._recall()
         for other in survivors:
             self.send(other, PeersUp(self.epoch, (self.peers[slot],)))
         self.send(slot, Deploy(self.epoch, "run-1", tuple(self.peers.values())))
         for other in self.peers:
             self.send(other, ReplayNow())
+
+    def _recall(self) -> None:
+        """Have everything replayed that is pending: whoever worked on it is gone."""
+        if self.vertex is not None:
+            with self.vertex.client() as client:
+                opened: list[Any] = [client.call(OpenStream(*stream)) for stream in self.graph.options]
+                client.call(Recall(tuple(name for name, _ in self.graph.options), opened[0].incarnation))
 
     # ------------------------------------------------------------ talking
 

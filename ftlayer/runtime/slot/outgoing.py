@@ -1,0 +1,95 @@
+"""All channels of a slot to others: what waits for more rows, for a peer, or for credit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ftlayer.runtime.elements import Element
+from ftlayer.runtime.slot.outputs import RemoteOutput
+from ftlayer.runtime.slot.ports import Links
+from ftlayer.stream.job_graph import Channel
+
+
+class Outgoing:
+    """Sends what may be sent. Nothing goes to a slot before `peer_up`, nor after `peer_lost` or `drop_peer`."""
+
+    def __init__(self, outputs: Mapping[Channel, RemoteOutput], links: Links, batch_age_ms: int) -> None:
+        """Small batches wait for others up to ``batch_age_ms``."""
+        self._outputs = outputs
+        self._links = links
+        self._age_ms = batch_age_ms
+        self._up: set[int] = set()
+        self._aging: dict[RemoteOutput, None] = {}  # outputs with small batches, the oldest first
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything was sent, and taken by its receiver."""
+        return all(output.is_empty for output in self._outputs.values())
+
+    def send(self, output: RemoteOutput, element: Element, now_ms: int) -> None:
+        """Send an element by one of the channels, as soon as it may go."""
+        output.send(element, now_ms)
+        if output.waiting_since_ms is None:
+            self._aging.pop(output, None)
+        elif output not in self._aging:
+            self._aging[output] = None
+        self._transmit(output)
+
+    def granted(self, channel: Channel, size: int) -> None:
+        """Credit has come back."""
+        output = self._outputs.get(channel)
+        if output is not None:
+            output.granted(size)
+            self._transmit(output)
+
+    def flush_aged(self, now_ms: int) -> None:
+        """Let nothing wait for others that has waited long enough."""
+        while self._aging:
+            oldest = next(iter(self._aging))
+            since = oldest.waiting_since_ms
+            if since is not None and now_ms - since < self._age_ms:
+                return
+            self._flush(oldest)
+
+    def flush(self) -> None:
+        """Let nothing wait for others."""
+        for output in list(self._aging):
+            self._flush(output)
+
+    # ------------------------------------------------------------ peers
+
+    def peer_up(self, slot: int) -> None:
+        """A slot can be sent to."""
+        self._up.add(slot)
+        for output in self._towards(slot):
+            self._transmit(output)
+
+    def peer_lost(self, slot: int) -> None:
+        """A slot cannot be reached: hold what is for it."""
+        self._up.discard(slot)
+
+    def drop_peer(self, slot: int) -> int:
+        """Forget what was for a slot; what comes now is held for its next instance. Returns the unsent records."""
+        self._up.discard(slot)
+        dropped = 0
+        for output in self._towards(slot):
+            dropped += output.reset()
+            self._aging.pop(output, None)
+        return dropped
+
+    def unsent_to(self, slot: int) -> bool:
+        """Whether anything waits for, or is on its way to, a slot."""
+        return any(not output.is_empty for output in self._towards(slot))
+
+    def _towards(self, slot: int) -> Iterable[RemoteOutput]:
+        return [output for output in self._outputs.values() if output.slot == slot]
+
+    def _flush(self, output: RemoteOutput) -> None:
+        del self._aging[output]
+        output.flush()
+        self._transmit(output)
+
+    def _transmit(self, output: RemoteOutput) -> None:
+        if output.slot in self._up:
+            while (frame := output.take()) is not None:
+                self._links.transmit(output.slot, frame)
