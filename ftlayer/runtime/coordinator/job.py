@@ -55,9 +55,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class JobParts:
-    """What a job is made of; each is a function of the job's event sink, so that they can be made in any order.
+    """What a job is made of. Server, submitter and planners report to the `Job` that they were made for.
 
-    ``on_over`` is called once, by the coordinator's thread, when the job has come to its final state.
+    ``restart`` is of this job alone. ``on_over`` is called once, by the coordinator's thread, when the job has come
+    to its final state.
     """
 
     graph: JobGraph
