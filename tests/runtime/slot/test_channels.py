@@ -3,6 +3,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -153,6 +154,12 @@ def test_a_receiver_that_is_not_there_is_told() -> None:
     assert link.waiting() == [b"x"]
 
 
+def begin(writer: Any, reader: Any, schema: pa.Schema) -> None:
+    """Write a schema and read; a refusal may come before it is written."""
+    writer.begin(schema)
+    reader.read_chunk()
+
+
 def test_nonsense_on_a_stream_is_refused(receiver: Receiver) -> None:
     receiver.deploy()
     client = flight.FlightClient(receiver.address)
@@ -160,10 +167,8 @@ def test_nonsense_on_a_stream_is_refused(receiver: Receiver) -> None:
     for command, schema in ((b"\xc1", pa.schema([])), (HEADER.pack(), pa.schema([("n", pa.int64())]))):
         descriptor = flight.FlightDescriptor.for_command(command)
         writer, reader = client.do_exchange(descriptor, options)
-        # The refusal may come before the schema is written.
         with pytest.raises(flight.FlightServerError, match="CODEC"):
-            writer.begin(schema)
-            reader.read_chunk()
+            begin(writer, reader, schema)
         with pytest.raises((pa.ArrowException, OSError)):
             writer.close()
     client.close()

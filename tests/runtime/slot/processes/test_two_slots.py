@@ -73,6 +73,25 @@ def test_a_slot_that_is_killed_takes_nothing_with_it(jobs: Any) -> None:
     assert slots.total("persisted") < 4 * N
 
 
+def test_a_vertex_that_is_killed_takes_nothing_with_it(jobs: Any) -> None:
+    def slowly(n: int) -> list[int]:
+        import time
+
+        if n % 50 == 0:
+            time.sleep(0.002)
+        return [n]
+
+    graph = jobs.graph([numbers(0, N), numbers(N, 2 * N)], slowly, retry=StreamOptions(timeout_ms=5_000))
+    slots = jobs.slots(graph, batch_rows=256)
+    for least in (1_000, 15_000):
+        slots.until(lambda least=least: len(jobs.written()) > least)
+        jobs.vertex.kill()
+    slots.drain()
+    assert set(jobs.written()) == set(range(2 * N))
+    assert slots.total("persisted") == 2 * N
+    assert not slots.lost[:-2], "no slot was lost with it"
+
+
 def test_cancel_ends_a_slot_at_once_and_leaves_what_is_pending(jobs: Any) -> None:
     def slowly(n: int) -> list[int]:
         import time
