@@ -1,0 +1,81 @@
+"""A source a hundred times faster than its sink: every process keeps to a bound."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ftlayer import partitions
+
+pytestmark = pytest.mark.spark
+
+ROWS, ROW_BYTES = 1_000, 1_000
+MAX_PENDING = 50_000
+SINK_S = 0.001
+"""A record: 2,000 a second by two subtasks, where the source alone would make far more than 200,000."""
+
+SLOT_MIB = 500
+VERTEX_MIB = 700
+
+
+def endless(first: int) -> Iterator[pa.RecordBatch]:
+    text = "x" * ROW_BYTES
+    while True:
+        yield pa.record_batch({"id": list(range(first, first + ROWS)), "text": [text] * ROWS})
+        first += ROWS
+
+
+def slow_sink(batch: pa.RecordBatch) -> None:
+    time.sleep(SINK_S * batch.num_rows)
+
+
+def rss_mib(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return 0.0 if found is None else int(found[1]) / 1_024
+
+
+def hold_back(environment: Any, connect: Any, vertex: Any, kit: ModuleType, seconds: float) -> None:
+    layer = connect(max_pending=MAX_PENDING)
+    env = environment(layer)
+    source = env.source(partitions(partial(endless, 0), partial(endless, 1 << 40)), "id bigint, text string")
+    source.rebalance().sink(slow_sink, uid="slow")
+    job = env.execute_async()
+    kit.until(job, lambda: job.status().counters.get("records_in", 0) > 0)
+    most: dict[str, float] = {}
+
+    def look() -> None:
+        status = job.status()
+        pids = {f"slot {slot.slot}": slot.pid for slot in status.slots} | {"vertex": vertex.vertex.pid}
+        for name, pid in pids.items():
+            most[name] = max(most.get(name, 0), rss_mib(pid))
+        assert status.vertex is None or status.vertex.pending <= MAX_PENDING + 16 * 4_096
+
+    end = time.monotonic() + seconds
+    kit.until(job, lambda: time.monotonic() >= end, look)
+    status = job.status()
+    assert job.cancel()
+    print(most, status.line())
+    assert status.vertex is not None
+    assert status.vertex.pending >= MAX_PENDING / 2, "the source was not held back"
+    assert status.restarts == 0
+    assert max(most["slot 0"], most["slot 1"]) < SLOT_MIB, most
+    assert most["vertex"] < VERTEX_MIB, most
+
+
+def test_back_pressure(environment: Any, connect: Any, vertex: Any, logs_kit: ModuleType) -> None:
+    hold_back(environment, connect, vertex, logs_kit, 8)
+
+
+@pytest.mark.soak
+def test_back_pressure_for_a_minute(
+    environment: Any, connect: Any, vertex: Any, logs_kit: ModuleType
+) -> None:
+    hold_back(environment, connect, vertex, logs_kit, 60)
