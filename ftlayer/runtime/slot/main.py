@@ -11,7 +11,7 @@ import uuid
 from typing import NoReturn
 
 from ftlayer.config import split_address
-from ftlayer.errors import FTLayerError, JobError
+from ftlayer.errors import FTLayerError, JobError, SourceError
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.lane import BatchLimits
@@ -100,13 +100,16 @@ class _Slot:
     def fail(self, error: BaseException) -> None:
         """Tell the coordinator why this slot ends."""
         logger.error("slot %s fails", self._order.slot, exc_info=error)
-        working = None if self._core is None else self._core.working
         reason = str(error) if isinstance(error, FTLayerError) else f"{type(error).__name__}: {error}"
-        self._control.send(
-            SlotFailed(
-                reason, "" if working is None else working.uid, "".join(traceback.format_exception(error))
-            )
-        )
+        trace = "".join(traceback.format_exception(error))
+        self._control.send(SlotFailed(reason, self._blamed(error), trace))
+
+    def _blamed(self, error: BaseException) -> str:
+        """Return the uid of the chain that was at work, "" for none."""
+        if isinstance(error, SourceError) and self._sources is not None:
+            return self._sources.asked
+        working = None if self._core is None else self._core.working
+        return "" if working is None else working.uid
 
     def close(self) -> None:
         """End all threads and streams of this instance."""

@@ -35,13 +35,18 @@ class Signal:
 
 
 class Sources:
-    """Takes rows while there is room for them, and tells readers and coordinator what was accepted."""
+    """Takes rows while there is room for them, and tells readers and coordinator what was accepted.
+
+    Attributes:
+        asked: uid of the source whose reader was asked last, "" for none yet.
+    """
 
     def __init__(self, core: SlotCore, report: Callable[[SplitDone], None]) -> None:
         """``report`` sends to the coordinator."""
         self._core = core
         self._report = report
         self._running: dict[TaskKey, _Running] = {}
+        self.asked = ""
 
     def add(self, key: TaskKey, reader: SourceReader, signal: Signal) -> None:
         """Add the reader of a source's subtask; ``signal`` is what it was given to wake the loop."""
@@ -80,6 +85,7 @@ class Sources:
                 continue
             # Before asking: what wakes us from here on has something newer.
             running.signal.is_set = False
+            self.asked = key[0]
             rows = running.reader.take(now.mono_ms)
             if rows is not None:
                 running.signal.is_set = found = True

@@ -146,6 +146,20 @@ def test_what_no_record_is_to_blame_for_fails_the_slot(jobs: Any) -> None:
     assert "as if" in failed.traceback
 
 
+def test_a_source_that_cannot_be_read_on_fails_the_slot(jobs: Any) -> None:
+    def breaks() -> Any:
+        yield from range(10)
+        raise OSError("unplugged")
+
+    graph = jobs.graph([breaks, numbers(0, 10)], lambda n: [n])
+    slots = jobs.slots(graph)
+    with pytest.raises(AssertionError):
+        slots.until(lambda: False)
+    failed = slots.failures[0]
+    assert failed.operator == "source"
+    assert "unplugged" in failed.reason
+
+
 def test_a_slot_ends_when_its_coordinator_is_gone_and_its_function_hangs(jobs: Any) -> None:
     def hangs(n: int) -> list[int]:
         import time
