@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
+from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import Now, Records
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import (
@@ -261,15 +262,15 @@ class SlotCore:
     def _run_input(self, seat: Seat, now: Now) -> None:
         taken = seat.inbox.take()
         channel, element = taken.channel, taken.element
-        roots: tuple[U64Array, ...] = ()
+        lineage = None
         if isinstance(element, Batch):
             seat.records_in += element.num_rows
-            if element.lineage is not None:
-                roots = (element.lineage.roots,)
+            lineage = element.lineage
         if taken.credit and self._grants.taken(channel, taken.credit, now.mono_ms):
             self._send_grants({channel: self._grants.take(channel)})
         task = cast(InputTask, seat.task)
-        self._run(seat, lambda: task.input(channel, element, now), now, roots)
+        roots = () if lineage is None else (lineage.roots,)
+        self._run(seat, lambda: task.input(channel, element, now), now, roots, lineage=lineage)
 
     def _run(
         self,
@@ -278,9 +279,10 @@ class SlotCore:
         now: Now,
         roots: tuple[U64Array, ...] = (),
         *,
+        lineage: Lineage | None = None,
         counts: bool = True,
     ) -> None:
-        self.working = Working(seat.uid, seat.task, roots, now.mono_ms)
+        self.working = Working(seat.uid, seat.task, roots, now.mono_ms, lineage)
         for action in work():
             self._do(seat, action, now.mono_ms)
         self.working = None

@@ -67,11 +67,6 @@ class Inbox:
     def __bool__(self) -> bool:
         return bool(self._turn)
 
-    @property
-    def channels(self) -> tuple[Channel, ...]:
-        """The channels that lead here."""
-        return tuple(self._queues)
-
     def put(self, channel: Channel, element: Element, credit: int) -> None:
         """Add an element; KeyError for a channel that does not lead here."""
         queue = self._queues[channel]

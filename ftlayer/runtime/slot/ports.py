@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import Failure, Persist
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Acknowledge, AskReplays
@@ -47,9 +48,13 @@ class VertexCalls(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """What the loop is busy with: a chain, its task, the roots of its batch, and since when (monotone, ms)."""
+    """What the loop is busy with: a chain, its task, the roots of its batch, and since when (monotone, ms).
+
+    ``lineage`` says which of the batch's rows has which roots; None where there is no batch.
+    """
 
     uid: str
     task: AnyTask
     roots: tuple[U64Array, ...]
     since_ms: int
+    lineage: Lineage | None = None

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.messages import FromSlot, Heartbeat
 from ftlayer.runtime.slot.core import SlotCore
@@ -15,8 +17,9 @@ from ftlayer.runtime.slot.ports import Working
 class Pulse:
     """A thread that reports every ``heartbeat_ms`` and touches every third of the shortest timeout.
 
-    What a task has been working on for a whole timeout is not touched any more: a function that hangs must not
-    keep its records for ever.
+    What a function has been working on for a whole timeout is not touched any more: one that hangs must not keep
+    its record for ever. The other records of its batch only wait for it, and are touched; save within a function a
+    batch at a time, which works on all of them.
     """
 
     def __init__(
@@ -77,8 +80,8 @@ class Pulse:
             return []
         held = [*core.held_roots(), *self._held()]
         working = core.working
-        if working is not None and self._still_counts(working):
-            held += working.roots
+        if working is not None:
+            held += working.roots if self._still_counts(working) else _waiting_behind(working)
         return [roots for roots in held if len(roots)]
 
     def _still_counts(self, working: Working) -> bool:
@@ -112,6 +115,15 @@ class Pulse:
                 next_ms = min(beat_ms, touch_ms)
             if self._stop.wait(max(0, next_ms - _mono_ms()) / 1_000):
                 return
+
+
+def _waiting_behind(working: Working) -> list[U64Array]:
+    """Return the roots of a batch without those of the record that a function works on; none if that is unknown."""
+    row = getattr(working.task, "row", None)
+    if row is None or working.lineage is None:
+        return []
+    stuck = working.lineage.take(np.array([row], np.int64)).roots
+    return [roots[~np.isin(roots, stuck)] for roots in working.roots]
 
 
 def _mono_ms() -> int:
