@@ -12,6 +12,7 @@ setup(
                 "native/ids.c",
                 "native/fold.c",
                 "native/emit.c",
+                "native/records.c",
                 "native/column.c",
                 "native/keyhash.c",
             ],

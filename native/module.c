@@ -13,6 +13,8 @@ static PyMethodDef methods[] = {
     {"child_ordinals", native_child_ordinals, METH_VARARGS, NULL},
     {"xor_at", native_xor_at, METH_VARARGS, NULL},
     {"split_rows", native_split_rows, METH_VARARGS, NULL},
+    {"read_records", native_read_records, METH_VARARGS, NULL},
+    {"write_records", native_write_records, METH_VARARGS, NULL},
     {"hash_column", native_hash_column, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -57,6 +57,10 @@ PyObject *native_child_ordinals(PyObject *self, PyObject *args);
 PyObject *native_xor_at(PyObject *self, PyObject *args);
 PyObject *native_split_rows(PyObject *self, PyObject *args);
 
+/* records.c; they hold the GIL, since they make and look at Python objects */
+PyObject *native_read_records(PyObject *self, PyObject *args);
+PyObject *native_write_records(PyObject *self, PyObject *args);
+
 /* keyhash.c */
 PyObject *native_hash_column(PyObject *self, PyObject *args);
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.lib import string_to_tzinfo
 
+from ftlayer.functions.plain import plain_columns, read_plain
 from ftlayer.functions.steps import Record
 
 
@@ -21,8 +22,11 @@ class Form(Protocol):
     def read(self, batch: pa.RecordBatch) -> Sequence[Any]:
         """Return the rows as records; one of `UNREADABLE` if Python cannot hold a value of them."""
 
-    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any]]:
-        """Return the columns of records, to be converted as the schema says; TypeError for what is no record."""
+    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any] | pa.Array]:
+        """Return the columns of records, to be converted as the schema says; TypeError for what is no record.
+
+        One that is an Arrow array fits its field already.
+        """
 
     def results(self, returned: Any) -> Iterable[Any]:
         """Return what a flat_map returned, to iterate over; TypeError for what is not meant as many records."""
@@ -77,10 +81,16 @@ class _Values:
     """The bare value of a single column, a tuple in the columns' order of several."""
 
     def read(self, batch: pa.RecordBatch) -> Sequence[Any]:
+        plain = read_plain(batch)
+        if plain is not None:
+            return plain
         columns = [python_values(column) for column in batch.columns]
         return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
-    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any]]:
+    def columns(self, rows: Sequence[Any], schema: pa.Schema) -> Sequence[Sequence[Any] | pa.Array]:
+        plain = plain_columns(rows, schema)
+        if plain is not None:
+            return plain
         width = len(schema)
         if width == 1:
             return [rows]
@@ -89,13 +99,10 @@ class _Values:
         for kind in set(map(type, rows)):
             if not issubclass(kind, tuple):
                 raise TypeError(f"a {kind.__name__} is not a tuple of {width} values")
-        try:
-            columns = list(zip(*rows, strict=True))
-        except ValueError:
-            raise TypeError(f"not all results are tuples of {width} values") from None
-        if len(columns) != width:
-            raise TypeError(f"a tuple of {len(columns)} values is not one of {width}")
-        return columns
+        for length in set(map(len, rows)):
+            if length != width:
+                raise TypeError(f"a tuple of {length} values is not one of {width}")
+        return [list(map(itemgetter(place), rows)) for place in range(width)]
 
     def results(self, returned: Any) -> Iterable[Any]:
         if isinstance(returned, NO_RECORDS):
@@ -170,6 +177,9 @@ def to_batch(rows: Sequence[Any], schema: pa.Schema, form: Form = DICTS) -> pa.R
     """
     columns = []
     for field, values in zip(schema, form.columns(rows, schema), strict=True):
+        if isinstance(values, pa.Array):
+            columns.append(values)
+            continue
         if pa.types.is_integer(field.type):
             check_whole(values, field.name)
         column = pa.array(values, field.type)

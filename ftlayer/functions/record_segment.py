@@ -45,6 +45,7 @@ class RecordSegment:
         """
         self._done = 0
         self._counts: list[int] = []
+        self._parents: I64 | None = None  # of the batch that is being run
         self._steps = steps
         self._schema = schema
         self._form = form
@@ -58,6 +59,12 @@ class RecordSegment:
     def progress(self) -> int:
         """How many records are done. Another thread may look, and see a number a little off between batches."""
         return self._done + len(self._counts)
+
+    @property
+    def row(self) -> int | None:
+        """What the record that the functions work on comes from; None while they work on none. For any thread."""
+        parents, place = self._parents, len(self._counts)
+        return None if parents is None or place >= len(parents) else int(parents[place])
 
     def count_in(self, counts: list[int]) -> None:
         """Begin a batch, whose records' counts will appear in this list."""
@@ -73,7 +80,12 @@ class RecordSegment:
 
         ``parents`` is what each row comes from, and ``times``, by that number, its event time (ms).
         """
-        return _Run(self, parents, times).over(rows)
+        run = _Run(self, parents, times)
+        self._parents = parents
+        try:
+            return run.over(rows)
+        finally:
+            self._parents = None
 
 
 class _Run:

@@ -22,7 +22,7 @@ from ftlayer.functions.outcome import I64, Outcome, SideOutput, failed_rows, wit
 from ftlayer.functions.preparing import ChainOperator, prepare
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.record_segment import RecordSegment
-from ftlayer.functions.segments import run_segments, segments_of
+from ftlayer.functions.segments import Segment, run_segments, segments_of
 
 MAIN = ""
 """The tag of the main output."""
@@ -59,7 +59,7 @@ class TimerOutput:
 
 
 class TopologyChain:
-    """Functions made ready to run in one subtask. Not for several threads, save `progress`.
+    """Functions made ready to run in one subtask. Not for several threads, save `progress` and `row`.
 
     All or nothing for each input row: if a function raises for it, or for what came of it, it has no outputs.
     State is not taken back with one exception: a reduce keeps its aggregate if a function right behind it (none
@@ -88,12 +88,8 @@ class TopologyChain:
         for process in prepared.processes:
             self._schemas |= dict(process.step.side)
         tails = [firing.tail for firing in self._firings.values()]
-        self._counting = [
-            segment
-            for segments in [*self._paths, *tails]
-            for segment in segments
-            if isinstance(segment, RecordSegment)
-        ]
+        self._running = [_per_record(path) for path in self._paths]
+        self._counting = [s for segments in [*self._paths, *tails] for s in _per_record(segments)]
 
     def open(self) -> None:
         """Open all process functions; what one raises goes up."""
@@ -113,6 +109,15 @@ class TopologyChain:
         Within a function a batch at a time it stands still.
         """
         return sum(s.progress for s in self._counting) + sum(f.fired for f in self._firings.values())
+
+    @property
+    def row(self) -> int | None:
+        """The input row that a function of one record works on now, or on what came of it. Another thread may look.
+
+        None within a function a batch at a time, a timer, and between two batches.
+        """
+        rows = (segment.row for segments in self._running for segment in segments)
+        return next((row for row in rows if row is not None), None)
 
     @property
     def next_event_ms(self) -> int | None:
@@ -208,3 +213,7 @@ class TopologyChain:
     def _leave(self) -> None:
         for process in self._processes:
             process.step.context.leave()
+
+
+def _per_record(segments: Sequence[Segment]) -> list[RecordSegment]:
+    return [segment for segment in segments if isinstance(segment, RecordSegment)]

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from ftlayer.errors import SourceError
 from ftlayer.functions.conversion import check_whole, schema_text, text_of
+from ftlayer.functions.plain import plain_columns
 
 MAX_SHOWN = 200
 """Characters of a row, and of what is wrong with it, that an error shows."""
@@ -72,6 +73,14 @@ class RowMaker:
     # ------------------------------------------------------------ columns
 
     def _convert(self, rows: Sequence[Any]) -> pa.RecordBatch:
+        takes_tuples = len(self._schema) > 1
+        plain = plain_columns(rows, self._schema) if takes_tuples or self._bare else None
+        if plain is not None:
+            arrays = [
+                column if isinstance(column, pa.Array) else self._array(column, place)
+                for place, column in enumerate(plain)
+            ]
+            return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         kinds = set(map(type, rows))
         if self._bare and not any(map(_is_row, kinds)):
             arrays = [strict_array(rows, self._schema.field(0), kinds)]
