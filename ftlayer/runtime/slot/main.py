@@ -20,6 +20,7 @@ from ftlayer.runtime.coordinator.control_client import ControlClient
 from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
 from ftlayer.runtime.order import SlotOrder
 from ftlayer.runtime.slot.assembly import build_tasks
+from ftlayer.runtime.slot.collecting import rare_collections
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, PartFailed, Wake
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
@@ -184,7 +185,8 @@ class _Slot:
             self._control.send,
             order.options.heartbeat_timeout_ms,
         )
-        loop.run(deploy)
+        with rare_collections():
+            loop.run(deploy)
 
     def _open_sources(self, core: SlotCore, opened: dict[str, OpenedStream]) -> Sources:
         order, graph = self._order, self._order.graph
