@@ -681,3 +681,31 @@ def test_another_thread_sees_the_progress() -> None:
     run(chain, [("a", 1)])
     assert seen[-1] == 6
     assert chain.progress == 7
+
+
+def test_another_thread_sees_the_row_that_is_worked_on() -> None:
+    seen: list[int | None] = []
+
+    def look(record: Record) -> Record:
+        thread = threading.Thread(target=lambda: seen.append(chain.row))
+        thread.start()
+        thread.join()
+        return record
+
+    twice = FlatMap("t", lambda r: [r] * r[1], KV)
+    batches = MapBatches("b", lambda batch: (seen.append(chain.row), batch)[1], KV, "arrow", False)
+    chain = chain_of(Map("m", look, KV), twice, batches, Map("n", look, KV))
+    assert chain.row is None
+    run(chain, [("a", 2), ("b", 0), ("c", 1)])
+    assert seen == [0, 1, 2, None, 0, 0, 2]
+    assert chain.row is None
+
+
+def test_where_a_chain_has_come_to_through_failures_is_forgotten() -> None:
+    def out_of_memory(record: Record) -> Record:
+        raise MemoryError
+
+    chain = chain_of(Map("m", out_of_memory, KV))
+    with pytest.raises(MemoryError):
+        run(chain, [("a", 2)])
+    assert chain.row is None

@@ -98,6 +98,16 @@ class ChainTask:
         """See `Task.held_roots`."""
         return self._outlet.held
 
+    @property
+    def progress(self) -> int:
+        """A number that changes whenever a record is done. Any thread may look."""
+        return self._pipeline.progress
+
+    @property
+    def row(self) -> int | None:
+        """The row of its batch that a function works on now, None if nobody knows. Any thread may look."""
+        return self._pipeline.row
+
     # ------------------------------------------------------------ records
 
     def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:

@@ -69,7 +69,7 @@ class Stage:
 
 
 class Pipeline:
-    """The stages of a chain in one subtask."""
+    """The stages of a chain in one subtask. `progress` and `row` may be looked at by another thread."""
 
     def __init__(
         self,
@@ -80,6 +80,7 @@ class Pipeline:
         """``inputs`` are the schemas of what the first operator takes. Raises what `TopologyChain` raises."""
         cuts = [place for place, operator in enumerate(operators) if isinstance(operator, AssignWatermarks)]
         self.stages: list[Stage] = []
+        self._running: tuple[TopologyChain, I64Array] | None = None
         for start, end in zip([0, *cuts], [*cuts, len(operators)], strict=True):
             first = operators[start] if start < end else None
             generator = WatermarkGenerator(first) if isinstance(first, AssignWatermarks) else None
@@ -89,6 +90,22 @@ class Pipeline:
             self.stages.append(Stage(generator, TopologyChain(functions, inputs, backend)))
             if start < end:
                 inputs = [operators[end - 1].schema]
+
+    @property
+    def progress(self) -> int:
+        """A number that changes whenever a record is done, or a timer."""
+        return sum(stage.chain.progress for stage in self.stages)
+
+    @property
+    def row(self) -> int | None:
+        """The row of the batch that a function of one record works on now, or on what came of it.
+
+        None within a function a batch at a time, a timer, and between two batches.
+        """
+        running = self._running
+        row = None if running is None else running[0].row
+        # Past the end: between the two looks the chain has gone on to other rows.
+        return None if running is None or row is None or row >= len(running[1]) else int(running[1][row])
 
     def open(self, mono_ms: int) -> None:
         """Open all functions."""
@@ -107,7 +124,10 @@ class Pipeline:
     ) -> Passed:
         """Run a batch of one input. ``fresh``: it holds more than replays."""
         parents: I64Array = np.arange(payload.num_rows, dtype=np.int64)
-        return self._run(0, Rows(payload, parents, times), fresh, input, now)
+        try:
+            return self._run(0, Rows(payload, parents, times), fresh, input, now)
+        finally:
+            self._running = None
 
     def run_behind(self, stage: int, fired: dict[str, TimerOutput], now: Now) -> Passed:
         """Run what timers of a stage put out through the stages behind it. Its rows are their own parents."""
@@ -125,7 +145,8 @@ class Pipeline:
     def _run(self, first: int, rows: Rows, fresh: bool, input: int, now: Now) -> Passed:
         passed = Passed({MAIN: rows})
         for stage in self.stages[first:]:
-            self._through(stage, passed, fresh, input, now)
+            # What timers put out has no row of a batch to name.
+            self._through(stage, passed, fresh, input, now, has_rows=first == 0)
             input = 0
         if passed.failures and len(self.stages) > 1:
             # A stage knows nothing of rows that come from the same parent and were not in it.
@@ -135,12 +156,15 @@ class Pipeline:
             }
         return passed
 
-    def _through(self, stage: Stage, passed: Passed, fresh: bool, input: int, now: Now) -> None:
+    def _through(
+        self, stage: Stage, passed: Passed, fresh: bool, input: int, now: Now, *, has_rows: bool
+    ) -> None:
         rows = passed.outputs[MAIN]
         if stage.generator is not None:
             rows = _timed(stage.generator, rows, passed.failures)
             if rows.times is not None:
                 stage.generator.observe(rows.times, fresh, now.mono_ms)
+        self._running = (stage.chain, rows.parents) if has_rows else None
         result = stage.chain.run(rows.payload, rows.times, stage.watermark_ms, now.wall_ms, input=input)
         for tag, output in result.outputs.items():
             times = None if rows.times is None else rows.times[output.parents]

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.config import TopologyOptions
+from ftlayer.handler.lineage import Lineage
 from ftlayer.runtime.elements import Batch
 from ftlayer.runtime.slot.ports import Working
 from ftlayer.runtime.slot.pulse import Pulse
@@ -95,6 +96,19 @@ def test_a_batch_that_comes_forward_is_held_for_as_long_as_it_takes(tools: Any) 
     assert beating.held() == {5}
     beating.slot.core.working = replace(beating.slot.core.working)
     assert beating.held() == {5} or mono_ms() - beating.slot.core.working.since_ms >= 1_000
+
+
+def test_a_record_that_hangs_does_not_take_its_batch_along(tools: Any) -> None:
+    beating = Beating(tools, timeout_ms=1_000)
+    task = beating.slot.tasks["work", 0]
+    # The second row has two roots, one of them the first row's too.
+    roots = np.array([5, 6, 5, 7], np.uint64)
+    lineage = Lineage(roots, roots, np.array([0, 1, 3, 4], np.int32))
+    beating.slot.core.working = Working("work", task, (roots,), mono_ms() - 1_000, lineage)
+    assert beating.held() == set(), "nobody knows which row it is"
+    for row, held in ((0, {6, 7}), (1, {7}), (2, {5, 6})):
+        task.row = row
+        assert beating.held() == held
 
 
 def test_touching_what_is_held(tools: Any) -> None:

@@ -466,3 +466,39 @@ def test_a_chain_of_nothing_but_watermarks():
     *actions, last = task.input(BEFORE, EndOfStream(), Now(80, 0))
     assert [action.element for action in actions] == [Watermark(MAX_TIME_MS), EndOfStream()]
     assert last == TaskEnded()
+
+
+def test_the_row_that_is_worked_on_is_known_behind_what_dropped_others():
+    seen = []
+
+    def look(record):
+        seen.append((record[0], task.row, task.progress))
+        return record
+
+    operators = (
+        Filter("odd", lambda record: record[0] % 2, IN),
+        AssignWatermarks("times", "at", 3, None, IN),
+        Map("look", look, IN),
+    )
+    vertices = (
+        JobVertex("source", (Source("source", IterableSource(()), IN),), 1),
+        JobVertex("odd", operators, 1),
+        JobVertex("sink", (Sink("sink", FunctionSink(print), IN),), 1),
+    )
+    edges = (JobEdge(0, "source", "odd", 0, Rebalance(), IN), JobEdge(1, "odd", "sink", 0, Rebalance(), IN))
+    task = build_task(
+        JobGraph("job", vertices, edges, tracked=True),
+        "odd",
+        0,
+        FTHandler("odd", job="job", run="run"),
+        options=TopologyOptions(),
+        open_sink=lambda *_: None,
+    )
+    task.start(Now(0, 0))
+    rows = [{"number": n, "copies": 0, "fails": "", "at": None if n == 1 else n} for n in range(6)]
+    ids = np.arange(1, 7, dtype=np.uint64)
+    task.input(BEFORE, Batch(pa.RecordBatch.from_pylist(rows, schema=IN), Lineage(ids, ids)), Now(0, 0))
+    # Row 1 has no time, and fails.
+    assert [(number, row) for number, row, _ in seen] == [(3, 3), (5, 5)]
+    assert seen[0][2] < seen[1][2]
+    assert task.row is None
