@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.config import FTStatus, VertexOptions, duration_ms
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.layer.calls import (
     Changed,
     OpenStream,
@@ -143,8 +143,16 @@ class FTLayer:
         return self._client
 
     def client_for(self, spark: SparkSession) -> VertexClient:
-        """Return the connection to the vertex; an embedded one starts where this session's executors reach it."""
-        if self._client is None and not type(spark).__module__.startswith("pyspark.sql.connect"):
+        """Return the connection to the vertex; an embedded one starts where this session's executors reach it.
+
+        Raises `UnsupportedError` for an embedded vertex and a session of Spark Connect.
+        """
+        if self._vertex_options is not None and _is_connect(spark):
+            raise UnsupportedError(
+                "over Spark Connect tasks run where the server is, and cannot be told how to reach a vertex that is "
+                "embedded in this program: start one with `ftlayer serve` and use FTLayer.connect"
+            )
+        if self._client is None and not _is_connect(spark):
             self._place(spark)
         return self.client
 
@@ -252,7 +260,7 @@ class FTLayer:
         from pyspark.sql import SparkSession
 
         session = SparkSession.getActiveSession()
-        if session is not None:
+        if session is not None and not _is_connect(session):
             self._place(session)
 
     # ------------------------------------------------------------ what the vertex holds
@@ -295,6 +303,10 @@ class FTLayer:
         reply = self.client.call(call)
         assert isinstance(reply, Changed)
         return reply.count
+
+
+def _is_connect(spark: Any) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:

@@ -53,5 +53,5 @@ def given_up(error: FTLayerError, quick_losses: int) -> FTLayerError:
     return SlotLostError(
         f"{quick_losses} times in a row a slot was lost within {SOON_MS // 1_000} s of the replay of what was "
         "pending: one of these records may end the process that works on it (they are still in the vertex; "
-        f"FTLayer.pending and deliveries list them). {error}"
+        f"FTLayer.pending and FTLayer.waiting list them). {error}"
     )

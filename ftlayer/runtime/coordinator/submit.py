@@ -50,6 +50,8 @@ class SlotSubmitter:
         """
         with self._lock:
             self._unwanted.add((slot, attempt))
+        if self.session_stopped():
+            return  # and the slot went with it
         tag = self._tag(slot, attempt)
         try:
             if is_connect(self._spark):

@@ -1,0 +1,20 @@
+"""What `FTLayer` refuses before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ftlayer.errors import UnsupportedError
+from ftlayer.spark.facade import FTLayer
+
+
+def test_an_embedded_vertex_cannot_serve_a_session_of_spark_connect(tmp_path: Path) -> None:
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    layer = FTLayer.embedded(tmp_path / "ft")
+    with pytest.raises(UnsupportedError, match=r"ftlayer serve.*FTLayer\.connect"):
+        layer.client_for(session)
+    assert layer.vertex is None
+    connected = FTLayer.connect("grpc://127.0.0.1:1", token="x" * 16)
+    assert connected.client_for(session) is connected.client
