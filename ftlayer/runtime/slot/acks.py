@@ -36,6 +36,10 @@ class AckBuffer:
         if self._since_ms is None:
             self._since_ms = now_ms
 
+    def roots(self) -> list[U64Array]:
+        """Return the roots of the events that wait; may be called by any thread."""
+        return [event.roots for event in self._events]
+
     def is_due(self, now_ms: int) -> bool:
         """Whether there are enough of them, or one has waited long enough."""
         return self._count >= CALL_ROOTS or (

@@ -255,6 +255,8 @@ class SlotCore:
             held.append(seat.task.held_roots())
         for output in self._seating.remote.values():
             held += output.roots()
+        # A function that takes long keeps the loop from sending them.
+        held += self._acks.roots()
         return held
 
     # ------------------------------------------------------------ doing

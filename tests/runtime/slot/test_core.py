@@ -249,9 +249,10 @@ def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(t
     assert held() == set(range(1, 7)), "in the queue of a task, and in the window to slot 1"
     while slot.core.run_next(tools.now):
         pass
+    slot.core.peer_up(1)
+    assert held(), "in XORs that wait for more of their kind"
     slot.core.idle(LATER_MS)
     assert sum(len(event.roots) for event in slot.vertex.xors) > 0
-    slot.core.peer_up(1)
     assert not held()
     assert slot.core.counters()["persisted"] == 6
 
