@@ -18,12 +18,14 @@ from ftlayer import partitions
 pytestmark = pytest.mark.spark
 
 ROWS, ROW_BYTES = 1_000, 1_000
-MAX_PENDING = 50_000
+MAX_PENDING = 30_000
 SINK_S = 0.001
 """A record: 2,000 a second by two subtasks, where the source alone would make far more than 200,000."""
 
-SLOT_MIB = 500
-VERTEX_MIB = 700
+SLOT_MIB = 300
+"""Of which 180 are there before the first record."""
+VERTEX_MIB = 450
+"""Of which 250 are there before the first record; the pages of its store that are mapped count, too."""
 
 
 def endless(first: int) -> Iterator[pa.RecordBatch]:
@@ -56,16 +58,14 @@ def hold_back(environment: Any, connect: Any, vertex: Any, kit: ModuleType, seco
         pids = {f"slot {slot.slot}": slot.pid for slot in status.slots} | {"vertex": vertex.vertex.pid}
         for name, pid in pids.items():
             most[name] = max(most.get(name, 0), rss_mib(pid))
-        assert status.vertex is None or status.vertex.pending <= MAX_PENDING + 16 * 4_096
+        assert status.vertex is None or status.vertex.pending <= MAX_PENDING
 
     end = time.monotonic() + seconds
     kit.until(job, lambda: time.monotonic() >= end, look)
     status = job.status()
     assert job.cancel()
-    print(most, status.line())
-    assert status.vertex is not None
-    assert status.vertex.pending >= MAX_PENDING / 2, "the source was not held back"
     assert status.restarts == 0
+    assert status.counters["persisted"] < 3_000 * (seconds + 5) + MAX_PENDING, "the source was not held back"
     assert max(most["slot 0"], most["slot 1"]) < SLOT_MIB, most
     assert most["vertex"] < VERTEX_MIB, most
 
