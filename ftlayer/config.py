@@ -154,7 +154,7 @@ class TopologyOptions:
         replay_poll_ms: how often the vertex is asked for replays that are due.
     """
 
-    batch_rows: int = 4_096
+    batch_rows: int = 16_384
     batch_age_ms: int = 5
     channel_bytes: int = 2 * MIB
     heartbeat_ms: int = 1_000
