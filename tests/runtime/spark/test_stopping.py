@@ -1,0 +1,108 @@
+"""Jobs that are drained or cancelled and started again under the same name, and what is shown of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ftlayer import JobState
+
+pytestmark = pytest.mark.spark
+
+
+class Gate:
+    """Fails for every third line until it is open, over all processes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = str(directory / "open")
+
+    def __call__(self, line: tuple[str, int, str]) -> tuple[str, int]:
+        if len(line[2]) % 3 == 0 and not os.path.exists(self._path):
+            raise ConnectionError("not yet")
+        return line[0], line[1]
+
+
+def build(env: Any, kit: ModuleType, directory: Path) -> None:
+    lines = env.source(kit.Tail(directory), kit.LINE, uid="lines")
+    gated = lines.map(Gate(directory), "file string, place bigint", uid="gate")
+    gated.key_by("place").map(lambda it: it, "file string, place bigint").sink(kit.Journal(directory))
+
+
+def test_what_was_pending_is_replayed_and_nothing_is_read_twice(
+    environment: Any, connect: Any, logs_kit: ModuleType, log_lines: list[str], tmp_path: Path
+) -> None:
+    layer = connect(backoff="2s")
+    logs = logs_kit.GrowingLogs(tmp_path, log_lines)
+    out = logs_kit.Notes(tmp_path, "out")
+
+    def start() -> Any:
+        env = environment(layer, "stopped")
+        build(env, logs_kit, tmp_path)
+        return env.execute_async()
+
+    # A third of the lines has failed, and waits.
+    logs.grow(300)
+    job = start()
+    lines = logs_kit.lines_of(tmp_path)
+    fails = {line[:2] for line in lines if len(line[2]) % 3 == 0}
+    passes = {line[:2] for line in lines} - fails
+    logs_kit.until(job, lambda: (it := job.status().vertex) and it.waiting + it.due == len(fails))
+    assert job.cancel()
+    assert job.state is JobState.CANCELLED
+    assert {tuple(row) for row in out.rows()} == passes
+
+    # Started again and drained: they come, and lines that are new.
+    (tmp_path / "open").touch()
+    logs.grow(300)
+    job = start()
+    everything = {line[:2] for line in logs_kit.lines_of(tmp_path)}
+    logs_kit.until(job, lambda: {tuple(row) for row in out.rows()} >= everything - fails)
+    assert job.drain(60)
+    assert job.state is JobState.ENDED
+    assert Counter(tuple(row) for row in out.rows()) == Counter(everything)
+
+    # Once more: there is nothing to do.
+    job = start()
+    logs_kit.until(job, lambda: job.state is JobState.RUNNING)
+    assert job.drain(60)
+    assert job.status().counters["records_in"] == 0
+    assert Counter(tuple(row) for row in out.rows()) == Counter(everything)
+    assert set(Counter(tuple(row) for row in logs_kit.Notes(tmp_path, "reads").rows()).values()) == {1}
+
+
+def test_execute_shows_progress_and_returns(
+    environment: Any, logs_kit: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = environment(name="followed", parallelism=1)
+    numbers = env.source(range(1_000), "id bigint")
+    numbers.map(lambda it: it, "id bigint").sink(logs_kit.Journal(tmp_path))
+    job = env.execute()
+    assert job.state is JobState.ENDED
+    assert "followed: ended · 1,000 in" in capsys.readouterr().err
+    assert len(logs_kit.Notes(tmp_path, "out").rows()) == 1_000
+
+
+def test_execute_is_cancelled_by_ctrl_c(
+    environment: Any, logs_kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ftlayer.runtime.coordinator import progress
+
+    env = environment(name="interrupted", parallelism=1)
+    env.source(logs_kit.Tail(tmp_path), logs_kit.LINE).sink(print)
+    monkeypatch.setattr(progress, "PLAIN_S", 0.0)
+    shown: list[Any] = []
+
+    def interrupt(job: Any) -> None:
+        shown.append(job)
+        if job.state is JobState.RUNNING:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(progress, "_print", interrupt)
+    job = env.execute()
+    assert job.state is JobState.CANCELLED
