@@ -213,6 +213,12 @@ class PeerLostError(JobError):
     code = "PEER_LOST"
 
 
+class PeerUnreachableError(PeerLostError):
+    """Another slot, which is up for the coordinator, could not be reached at its address from the beginning."""
+
+    code = "PEER_UNREACHABLE"
+
+
 class SourceError(FTLayerError):
     """A source cannot go on, or gave something that does not fit its schema; names it and what it gave."""
 

@@ -31,11 +31,12 @@ class CreditCame:
 
 @dataclass(frozen=True, slots=True)
 class LinkBroke:
-    """The stream to an instance of another slot has ended, or could not be opened."""
+    """The stream to an instance of another slot has ended, or (not ``reached``) nobody has ever answered."""
 
     slot: int
     instance: str
     reason: str
+    reached: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ftlayer.errors import JobError, PeerLostError
+from ftlayer.errors import JobError, PeerLostError, PeerUnreachableError
 from ftlayer.layer.calls import Now
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.messages import (
@@ -51,6 +51,10 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+UNREACHED_MS = 5_000
+"""A peer at whose address nobody has ever answered is waited for this long: if its process was just lost, the
+coordinator hears of that at once."""
+
 class _Lost:
     """A peer that cannot be reached; by ``deadline_ms`` the coordinator has to have said what becomes of it."""
 
@@ -60,6 +64,7 @@ class _Lost:
 
 class SlotLoop:
     """See the module. `run` returns when the slot has ended, and raises what it fails with."""
+    reached: bool
 
     def __init__(
         self,
@@ -135,11 +140,14 @@ class SlotLoop:
             if lost.deadline_ms > now_ms:
                 continue
             if self._core.unsent_to(slot):
-                raise PeerLostError(
-                    f"slot {slot} at {self._links.address_of(slot)} cannot be reached ({lost.reason}), and was "
-                    f"not replaced within {self._peer_timeout_ms} ms"
-                )
-            self._lost[slot] = _Lost(now_ms + self._peer_timeout_ms, lost.reason)
+                where = f"slot {slot} at {self._links.address_of(slot)} cannot be reached ({lost.reason})"
+                if not lost.reached:
+                    raise PeerUnreachableError(
+                        f"{where}, though it reaches the driver: each slot has to be reached by the others at the "
+                        "address by which its machine reaches the driver, on any port"
+                    )
+                raise PeerLostError(f"{where}, and was not replaced within {self._peer_timeout_ms} ms")
+            self._lost[slot] = _Lost(now_ms + self._peer_timeout_ms, lost.reason, lost.reached)
 
     # ------------------------------------------------------------ mail
 
@@ -167,11 +175,12 @@ class SlotLoop:
                 pass  # being awake is all
             case PartFailed(error):
                 raise error
-            case LinkBroke(slot, instance, reason):
+            case LinkBroke(slot, instance, reason, reached):
                 if self._links.counts(slot, instance):
                     logger.warning("the stream to slot %s broke: %s", slot, reason)
                     self._core.peer_lost(slot)
-                    self._lost[slot] = _Lost(_now().mono_ms + self._peer_timeout_ms, reason)
+                    patience_ms = self._peer_timeout_ms if reached else UNREACHED_MS
+                    self._lost[slot] = _Lost(_now().mono_ms + patience_ms, reason, reached)
             case CoordinatorSaid(message):
                 self._obey(message)
             case CoordinatorLost(reason):

@@ -44,6 +44,7 @@ class PeerLink:
         self._lock = threading.Lock()
         self._over = False  # discarded or broken: nothing more is sent, nothing more is told
         self._ending = False
+        self._reached = False
         self._reader: flight.FlightStreamReader | None = None
         self._thread = threading.Thread(target=self._run, name=f"ftlayer-to-{peer.slot}", daemon=True)
         self._thread.start()
@@ -78,7 +79,7 @@ class PeerLink:
         try:
             self._serve()
         except _TRANSPORT_ERRORS as error:
-            self._lost(str(error))
+            self._lost_by(error)
 
     def _serve(self) -> None:
         client = self._connect()
@@ -119,18 +120,23 @@ class PeerLink:
             while True:
                 metadata = reader.read_chunk().app_metadata
                 if metadata is not None:
+                    self._reached = True
                     self._post(CreditCame(self.peer.slot, self.peer.instance, metadata.to_pybytes()))
         except StopIteration:
             self._lost("the other slot has ended the stream")
         except _TRANSPORT_ERRORS as error:
-            self._lost(str(error))
+            self._lost_by(error)
 
-    def _lost(self, reason: str) -> None:
+    def _lost_by(self, error: BaseException) -> None:
+        self._lost(str(error), nobody=isinstance(error, flight.FlightUnavailableError))
+
+    def _lost(self, reason: str, *, nobody: bool = False) -> None:
         with self._lock:
             was_over, self._over = self._over or self._ending, True
         self._frames.put(_END)
         if not was_over:
-            self._post(LinkBroke(self.peer.slot, self.peer.instance, reason))
+            reached = self._reached or not nobody
+            self._post(LinkBroke(self.peer.slot, self.peer.instance, reason, reached))
 
     def _connect(self) -> flight.FlightClient:
         host, _ = split_address(self.peer.address.partition("://")[2], "peer")

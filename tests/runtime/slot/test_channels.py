@@ -60,10 +60,10 @@ class Receiver:
         assert (event.slot, event.instance) == (1, "one")
         return event.data.to_pybytes()
 
-    def broken(self) -> str:
+    def broken(self) -> LinkBroke:
         event = self.sent.get(timeout=WAIT_S)
         assert isinstance(event, LinkBroke)
-        return event.reason
+        return event
 
     def close(self) -> None:
         for link in self.links:
@@ -115,14 +115,14 @@ def test_what_comes_before_the_deployment_waits_for_it(receiver: Receiver) -> No
 def test_who_is_refused(receiver: Receiver, header: StreamHeader, reason: str) -> None:
     receiver.deploy()
     receiver.link(header).send(b"x")
-    assert reason in receiver.broken()
+    assert reason in receiver.broken().reason
     assert receiver.events.empty()
 
 
 def test_a_wrong_token_is_refused(receiver: Receiver) -> None:
     receiver.deploy()
     receiver.link(token="another-token-of-16").send(b"x")
-    assert "token is missing or wrong" in receiver.broken()
+    assert "token is missing or wrong" in receiver.broken().reason
     assert receiver.events.empty()
 
 
@@ -133,7 +133,7 @@ def test_an_instance_that_is_dropped_in_the_middle_is_cut_off(receiver: Receiver
     assert receiver.frame() == b"counts"
     receiver.roster.drop(2, [1])
     link.send(b"does not")
-    assert "replaced" in receiver.broken()
+    assert "replaced" in receiver.broken().reason
     assert receiver.events.empty()
 
 
@@ -141,7 +141,7 @@ def test_an_instance_nobody_told_of_is_refused_in_the_end() -> None:
     receiver = Receiver(admit_timeout_s=0.05)
     receiver.deploy()
     receiver.link(StreamHeader("job", 1, "new", "zero", 1)).send(b"x")
-    assert "has not told of it" in receiver.broken()
+    assert "has not told of it" in receiver.broken().reason
     receiver.close()
 
 
@@ -150,7 +150,7 @@ def test_a_receiver_that_is_not_there_is_told() -> None:
     receiver.server.close()
     link = receiver.link()
     link.send(b"x")
-    assert receiver.broken()
+    assert not receiver.broken().reached
     assert link.waiting() == [b"x"]
 
 

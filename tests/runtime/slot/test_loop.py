@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import PeerLostError
+from ftlayer.errors import PeerLostError, PeerUnreachableError
 from ftlayer.runtime.messages import (
     Cancel,
     Deploy,
@@ -20,6 +20,7 @@ from ftlayer.runtime.messages import (
     Probe,
     SlotEnded,
 )
+from ftlayer.runtime.slot import loop
 from ftlayer.runtime.slot.events import (
     CoordinatorLost,
     CoordinatorSaid,
@@ -218,6 +219,18 @@ def test_a_peer_that_is_lost_and_not_replaced_fails_the_slot(tools: Any) -> None
     error = running.end()
     assert isinstance(error, PeerLostError)
     assert "reset by peer" in str(error)
+
+
+def test_a_peer_that_nobody_ever_reached_fails_the_slot_soon(
+    tools: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "UNREACHED_MS", 50)
+    running = Running(tools, peer_timeout_ms=600_000)
+    running.mailbox.put(LinkBroke(1, "one", "connection refused", reached=False))
+    running.read(0, 10)
+    error = running.end()
+    assert isinstance(error, PeerUnreachableError)
+    assert "connection refused" in str(error)
 
 
 def test_a_peer_that_is_lost_with_nothing_to_say_to_it_is_no_fault(tools: Any) -> None:
