@@ -47,24 +47,24 @@ from ftlayer.runtime.slot.wire import roots_in
 MAX_MAIL = 256
 """Events that are taken in a row before a task is run."""
 
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
 UNREACHED_MS = 5_000
 """A peer at whose address nobody has ever answered is waited for this long: if its process was just lost, the
 coordinator hears of that at once."""
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
 class _Lost:
     """A peer that cannot be reached; by ``deadline_ms`` the coordinator has to have said what becomes of it."""
 
     deadline_ms: int
     reason: str
+    reached: bool
 
 
 class SlotLoop:
     """See the module. `run` returns when the slot has ended, and raises what it fails with."""
-    reached: bool
 
     def __init__(
         self,
