@@ -12,13 +12,14 @@ from ftlayer.layer.state import State
 def recall(state: State, call: Recall) -> Recalled:
     """Make the pending rows of streams due, in memory only: after a restart they are due anyway.
 
+    They are before what is due already, the oldest first.
     Roots that timed out stay in the tracker for their late events; their rows have left the segment.
     """
     state.check_incarnation(call.incarnation)
     numbers = {state.stream(name).number for name in call.streams}
     roots, locations = state.tracker.pending()
     recalled = np.zeros(len(roots), np.bool_)
-    for segment, rows, positions in by_segment(locations):
+    for segment, rows, positions in reversed(list(by_segment(locations))):
         live = state.live.get(segment)
         if live is None or live.stream.number not in numbers:
             continue
@@ -26,7 +27,7 @@ def recall(state: State, call: Recall) -> Recalled:
         recalled[positions[pending]] = True
         due = np.zeros(len(live.done), np.bool_)
         due[rows[pending]] = True
-        live.stream.add_due(segment, np.flatnonzero(due))
+        live.stream.add_recalled(segment, np.flatnonzero(due))
         live.stream.in_flight -= int(np.count_nonzero(due))
     # In the order they were found in: that of the tracker's memory, several times as fast as any other.
     taken = roots[recalled]

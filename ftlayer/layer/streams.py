@@ -39,6 +39,12 @@ class Stream:
             self.due.append((segment, rows))
             self.due_rows += len(rows)
 
+    def add_recalled(self, segment: int, rows: I64) -> None:
+        """Make rows due again, before all others: they were taken before them."""
+        if len(rows):
+            self.due.appendleft((segment, rows))
+            self.due_rows += len(rows)
+
     def take_due(self, limit: int) -> tuple[int, I64]:
         """Take up to ``limit`` (1 or more) due rows of one segment; there must be some."""
         segment, rows = self.due.popleft()

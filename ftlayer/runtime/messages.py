@@ -63,11 +63,15 @@ class SplitDone:
 
 @dataclass(frozen=True, slots=True)
 class SlotFailed:
-    """The slot ends because of something that cannot be pinned on a record."""
+    """The slot ends because of something that cannot be pinned on a record.
+
+    ``lasting``: it lies in how the machines are set up; if it has been so from the beginning, it stays so.
+    """
 
     reason: str
     operator: str = ""
     traceback: str = ""
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,22 @@ class SlotEnded:
     counters: dict[str, int] = field(default_factory=dict)
 
 
-FromSlot = Hello | Heartbeat | PeersDropped | SplitDone | SlotFailed | SlotEnded
+@dataclass(frozen=True, slots=True)
+class ReplaysOut:
+    """Answer to `AllowReplays`: so many ``rows`` were taken, and there are no more where they are below the limit.
+
+    ``root`` and ``origin`` are given where there is one row, else 0. With a limit of 1 it is kept until `LetOut`;
+    others are on their way.
+    """
+
+    uid: str
+    group: int
+    rows: int
+    root: int = 0
+    origin: int = 0
+
+
+FromSlot = Hello | Heartbeat | PeersDropped | SplitDone | SlotFailed | SlotEnded | ReplaysOut
 
 # ---------------------------------------------------------------- from the coordinator
 
@@ -93,11 +112,15 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Deploy:
-    """Start the tasks; ``peers`` are all slots, this one included. ``run`` names this run of the job."""
+    """Start the tasks; ``peers`` are all slots, this one included. ``run`` names this run of the job.
+
+    ``paused``: as after `PauseIntake`.
+    """
 
     epoch: int
     run: str
     peers: tuple[Peer, ...]
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +179,40 @@ class ReplayNow:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseIntake:
+    """Until `ResumeIntake`: read no source, and take replays as `AllowReplays` says alone.
+
+    A slot is quiet then (see `Heartbeat`) whether its sources have ended or not, but not while the vertex has not
+    answered a question for replays. What it answers to a question from before is left where it is: pending.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeIntake:
+    """Go on as usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowReplays:
+    """Let the replay input ``uid`` take up to ``limit`` replays in all; answered by `ReplaysOut`.
+
+    ``group`` numbers these messages over all inputs of a run.
+    """
+
+    uid: str
+    group: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class LetOut:
+    """Let the one replay go out that was taken for ``group`` and kept; nothing to do if none was."""
+
+    uid: str
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Answer with a `Heartbeat` that names this number, behind everything that is in the slot's mailbox now."""
 
@@ -174,4 +231,18 @@ class Cancel:
     reason: str
 
 
-ToSlot = Deploy | DropPeers | PeersUp | AssignSplits | StopSources | ReplayNow | Probe | EndReplays | Cancel
+ToSlot = (
+    Deploy
+    | DropPeers
+    | PeersUp
+    | AssignSplits
+    | StopSources
+    | ReplayNow
+    | PauseIntake
+    | ResumeIntake
+    | AllowReplays
+    | LetOut
+    | Probe
+    | EndReplays
+    | Cancel
+)

@@ -95,7 +95,7 @@ class JobGraph:
     def slot_of(self, uid: str, subtask: int) -> int:
         """Return the slot of a subtask. Replays are spread over the slots, the first one's in slot 0."""
         if isinstance(self.vertex(uid).operators[0], Replay):
-            return self._replays.index(uid) % self.slots
+            return self.replays.index(uid) % self.slots
         return subtask
 
     def subtasks_in(self, slot: int) -> tuple[tuple[str, int], ...]:
@@ -131,5 +131,6 @@ class JobGraph:
         return {vertex.uid: vertex for vertex in self.vertices}
 
     @cached_property
-    def _replays(self) -> list[str]:
+    def replays(self) -> list[str]:
+        """Return the uids of all chains of a `Replay`."""
         return [vertex.uid for vertex in self.vertices if isinstance(vertex.operators[0], Replay)]

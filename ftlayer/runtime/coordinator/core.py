@@ -5,6 +5,9 @@ A job starts when every slot has an instance, and is repaired when one is lost:
     lost → `DropPeers` to the others → all answered, and a new instance is there → the vertex recalls what is
     pending → `PeersUp` to the others, `Deploy` to the new one, `ReplayNow` to all
 
+Where slots are lost again and again soon after that, a record may end the processes that work on it: `Isolation`
+takes over what is let in until it is found.
+
 A further loss at any point of this begins it again, with a higher epoch. What an instance says that is not the
 connected one of its slot is not listened to. Each event changes what is known; then `_advance` does whatever has
 become possible, so that the order of events does not matter.
@@ -12,17 +15,26 @@ become possible, so that the order of events does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
-from ftlayer.runtime.coordinator.ending import AskStatus, EndDetection, NothingLeft, ProbeAll
+from ftlayer.runtime.coordinator.ending import (
+    AskStatus,
+    EndDetection,
+    NothingLeft,
+    ProbeAll,
+    Settled,
+    at_rest,
+)
 from ftlayer.runtime.coordinator.events import (
     AskVertexStatus,
     Broke,
     Broken,
     CancelRequested,
+    Condemn,
+    Condemned,
     Decision,
     DrainRequested,
     Event,
@@ -38,9 +50,21 @@ from ftlayer.runtime.coordinator.events import (
     StatusKnown,
     Tick,
 )
+from ftlayer.runtime.coordinator.isolation import (
+    AllThrough,
+    Isolation,
+    IsolationStatus,
+    RecallAll,
+    ReplayInput,
+    Step,
+    Tell,
+)
 from ftlayer.runtime.coordinator.reasons import (
     SOON_MS,
+    SUSPICIOUS_LOSSES,
+    conviction,
     given_up,
+    never_works,
     not_up,
     reason_of,
     untracked,
@@ -57,10 +81,13 @@ from ftlayer.runtime.messages import (
     FromSlot,
     Heartbeat,
     Hello,
+    PauseIntake,
     PeersDropped,
     PeersUp,
     Probe,
     ReplayNow,
+    ReplaysOut,
+    ResumeIntake,
     SlotEnded,
     SlotFailed,
     SplitDone,
@@ -84,7 +111,9 @@ class CoordinatorCore:
         run: str,
         options: TopologyOptions,
         restart: RestartStrategy,
+        replays: Sequence[ReplayInput] = (),
     ) -> None:
+        """``replays`` are all inputs by which the vertex lets records in again."""
         self._tracked = tracked
         self._run = run
         self._options = options
@@ -101,6 +130,8 @@ class CoordinatorCore:
         self._recalled = not tracked
         self._recalling = False
         self._detection = EndDetection()
+        self._isolation = Isolation(replays)
+        self._condemning = False
         self._started_ms = self._last_ms = 0
         self._out: list[Decision] = []
         self._upkeep = Upkeep(options, restart, self._out)
@@ -116,7 +147,14 @@ class CoordinatorCore:
             return JobState.ENDING
         if not all(slot.deployed for slot in self.slots):
             return JobState.RECOVERING
+        if self._isolation.active:
+            return JobState.ISOLATING
         return JobState.DRAINING if self._draining else JobState.RUNNING
+
+    @property
+    def isolation(self) -> IsolationStatus | None:
+        """How far the search for a record that ends processes is; None while there is none."""
+        return self._isolation.status
 
     def start(self, now_ms: int) -> list[Decision]:
         """Begin: what an earlier run left pending becomes due, and the slots are submitted."""
@@ -148,10 +186,15 @@ class CoordinatorCore:
             case RecallDone():
                 if event.number == self._recall_number and self._recalling:
                     self._recalling, self._recalled = False, True
+                    self._isolate(self._isolation.recalled(event.rows, now_ms), now_ms)
+            case Condemned():
+                self._condemning = False
+                self._isolation.condemned()
             case Broken():
                 self._fail(event.error, now_ms)
             case Tick():
                 self._check_silence(now_ms)
+                self._isolate(self._isolation.tick(now_ms), now_ms)
         self._advance(now_ms)
         return self._decided()
 
@@ -178,12 +221,18 @@ class CoordinatorCore:
                     self._detection.heartbeat(slot.number, message)
             case PeersDropped():
                 slot.dropped_epoch = max(slot.dropped_epoch, message.epoch)
+            case SlotFailed(lasting=True) if self.epoch == 1:
+                self._fail(never_works(slot.number, message), now_ms)
             case SlotFailed():
-                self._lose(slot, reason_of(message), now_ms)
+                self._lose(slot, reason_of(message), now_ms, message.operator)
             case SlotEnded():
                 slot.ended = slot.deployed
                 if slot.ended and self.state is JobState.RECOVERING:
                     self._repair([], now_ms)
+            case ReplaysOut():
+                self._isolate(self._isolation.took(message, now_ms), now_ms)
+                if self._isolation.group_is_out:
+                    self._detection.restart(Settled())
             case SplitDone():
                 pass  # the planner's, not ours
 
@@ -211,7 +260,7 @@ class CoordinatorCore:
             return
         error = self._upkeep.ended(slot, event)
         if event.error is not None and slot.hello is None:
-            self.last_failure = slot.failure
+            self.last_failure = slot.loss = slot.failure
         if error is not None:
             self._fail(error, now_ms)
 
@@ -226,8 +275,9 @@ class CoordinatorCore:
                 self._lose(slot, f"it was not heard of for {limit} ms", now_ms)
                 self._upkeep.cancel(slot, now_ms)
 
-    def _lose(self, slot: SlotRecord, reason: str, now_ms: int) -> None:
-        was_deployed = slot.deployed
+    def _lose(self, slot: SlotRecord, reason: str, now_ms: int, operator: str = "") -> None:
+        was_deployed, all_ran = slot.deployed, all(other.deployed for other in self.slots)
+        busy = "" if slot.heartbeat is None else slot.heartbeat.busy
         slot.disconnect(now_ms + self._options.start_timeout_ms)
         if self._stopping():
             return
@@ -237,7 +287,10 @@ class CoordinatorCore:
                 # Nobody has heard of it; but the others went on since the vertex was asked to recall.
                 self._recalled = self._recalling = False
             return
-        self._quick_losses = self._quick_losses + 1 if now_ms - self._repaired_ms < SOON_MS else 1
+        slot.loss, slot.loss_in = slot.failure, operator or busy
+        if all_ran:
+            # Those that are lost together are one loss.
+            self._quick_losses = self._quick_losses + 1 if now_ms - self._repaired_ms < SOON_MS else 1
         slot.restarts += 1
         self.restarts += 1
         if not self._tracked:
@@ -246,7 +299,20 @@ class CoordinatorCore:
             # Everything is done and the vertex is empty: what remained was to say so.
             self._stop(Over(JobState.ENDED), "everything is done", now_ms)
         else:
+            self._suspect(slot, now_ms)
             self._repair([slot.number], now_ms)
+
+    def _suspect(self, slot: SlotRecord, now_ms: int) -> None:
+        """A slot that ran was lost: was it a record?"""
+        slot.excused = self._isolation.active and self._isolation.lost(slot.number, now_ms)
+        if self._isolation.active:
+            if not slot.excused:
+                self._quick_losses = 0
+                slot.failure += " (while no record was out)"
+        elif self._quick_losses >= SUSPICIOUS_LOSSES:
+            self._isolation.begin()
+            for other in self._running():
+                self._tell(other, PauseIntake())
 
     def _repair(self, lost: list[int], now_ms: int) -> None:
         """Begin a repair: slots that had ended start again as well."""
@@ -294,7 +360,10 @@ class CoordinatorCore:
         if any(slot.dropped_epoch < slot.asked_epoch for slot in others):
             return
         if not self._recalled:
-            if not self._recalling:
+            # Before the recall, by which the vertex forgets the root.
+            if self._isolation.convicted is not None:
+                self._condemn()
+            elif not self._recalling:
                 self._recall()
             return
         self.epoch = max(self.epoch, 1)
@@ -304,25 +373,33 @@ class CoordinatorCore:
             self._tell(slot, PeersUp(self.epoch, arrived))
         peers = tuple(slot.peer for slot in self.slots)
         for slot in new:
-            self._tell(slot, Deploy(self.epoch, f"{self._run}/{self.epoch}", peers))
+            paused = self._isolation.active
+            self._tell(slot, Deploy(self.epoch, f"{self._run}/{self.epoch}", peers, paused))
             slot.deployed, slot.heard_ms = True, now_ms
             if self._draining:
                 self._tell(slot, StopSources())
             self._out.append(SlotUp(slot.number))
-        if self._tracked:
+        if self._isolation.active:
+            self._isolation.deployed()
+            self._detection.restart(at_rest)
+        elif self._tracked:
             for slot in self.slots:
                 self._tell(slot, ReplayNow())
 
     def _look_for_end(self, now_ms: int) -> None:
         if self.epoch and all(slot.ended for slot in self.slots):
             self._stop(Over(JobState.ENDED), "", now_ms)
-        elif self._tracked and not self._ending and all(slot.deployed for slot in self.slots):
+        elif not self._tracked or self._ending or not all(slot.deployed for slot in self.slots):
+            return
+        elif not self._isolation.active or self._isolation.waits_for_rest:
             latest = {slot.number: slot.heartbeat for slot in self._running()}
             match self._detection.advance(latest, now_ms):
                 case ProbeAll() as probe:
                     self._probe(probe)
                 case AskStatus(number):
                     self._out.append(AskVertexStatus(number))
+                case NothingLeft() if self._isolation.active:
+                    self._isolate(self._isolation.at_rest(now_ms), now_ms)
                 case NothingLeft():
                     self._ending = True
                     for slot in self._running():
@@ -338,6 +415,32 @@ class CoordinatorCore:
             self._draining = True
             for slot in self._running():
                 self._tell(slot, StopSources())
+
+    # ------------------------------------------------------------ isolation
+
+    def _isolate(self, steps: Sequence[Step], now_ms: int) -> None:
+        for step in steps:
+            match step:
+                case RecallAll():
+                    self._recall()
+                case Tell(source, message):
+                    self._tell(self.slots[source.slot], message)
+                case AllThrough():
+                    self._go_on_as_usual(now_ms)
+
+    def _condemn(self) -> None:
+        found = self._isolation.convicted
+        if found is not None and not self._condemning:
+            self._condemning = True
+            self._out.append(Condemn(conviction(found.root, self.slots[found.slot])))
+
+    def _go_on_as_usual(self, now_ms: int) -> None:
+        if self._isolation.found:
+            self._upkeep.forgive()
+        self._quick_losses = 0
+        self._detection.restart()
+        for slot in self._running():
+            self._tell(slot, ResumeIntake())
 
     # ------------------------------------------------------------ coming to an end
 

@@ -1,4 +1,4 @@
-"""When a bounded job may end: detecting that nothing happens any more, anywhere.
+"""When a bounded job may end, or a group of replays is settled: detecting that nothing happens any more, anywhere.
 
 Two rounds of probes around a look at the vertex, after the two-wave idea of termination detection (Mattern,
 "Algorithms for distributed termination detection", 1987): if every slot is quiet in both rounds and did nothing
@@ -8,7 +8,7 @@ on its way has a root, and that would be pending.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -19,6 +19,8 @@ from ftlayer.runtime.messages import Heartbeat
 RETRY_MS = 50
 # Records that wait for their pause are looked for at their time, but at the latest after this (ms).
 LONGEST_RETRY_MS = 1_000
+# What is pending for so long (ms) while nothing moves is held on purpose: in a join, or by a sink that writes rarely.
+HELD_MS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,29 @@ class NothingLeft:
     """Everything is done."""
 
 
+def drained(status: StreamStatus, now_ms: int) -> bool:
+    """Whether a job may end with this left in the vertex."""
+    return status.drained
+
+
+class Settled:
+    """Whether what was let out has come to its end; other records may be due or wait."""
+
+    def __init__(self) -> None:
+        self._pending, self._since_ms = -1, 0
+
+    def __call__(self, status: StreamStatus, now_ms: int) -> bool:
+        """Take what the vertex says while no slot has anything to do."""
+        if status.pending != self._pending:
+            self._pending, self._since_ms = status.pending, now_ms
+        return not status.pending or now_ms - self._since_ms >= HELD_MS
+
+
+def at_rest(status: StreamStatus, now_ms: int) -> bool:
+    """Whether slots without anything to do are all that is waited for: yes."""
+    return True
+
+
 class _Phase(Enum):
     WATCHING = auto()
     FIRST_ROUND = auto()
@@ -53,14 +78,19 @@ class EndDetection:
 
     def __init__(self) -> None:
         self._number = 0
+        self._is_empty: Callable[[StreamStatus, int], bool] = drained
         self._not_before_ms = 0
         self._phase = _Phase.WATCHING
         self._answers: dict[int, int] = {}
         self._first_round: dict[int, int] = {}
 
-    def restart(self) -> None:
-        """Begin again: a slot was lost or has begun afresh."""
+    def restart(self, is_empty: Callable[[StreamStatus, int], bool] = drained) -> None:
+        """Begin again: a slot was lost or has begun afresh, or something else is to be found out.
+
+        ``is_empty(status, now_ms)`` says whether the vertex has nothing any more that matters.
+        """
         self._phase = _Phase.WATCHING
+        self._is_empty = is_empty
 
     def heartbeat(self, slot: int, heartbeat: Heartbeat) -> None:
         """Take a slot's heartbeat."""
@@ -74,7 +104,7 @@ class EndDetection:
         """Take the vertex's answer."""
         if self._phase is not _Phase.VERTEX_ASKED or number != self._number:
             return None
-        if status.drained:
+        if self._is_empty(status, now_ms):
             return self._next_round(_Phase.SECOND_ROUND)
         self._phase = _Phase.WATCHING
         pause = RETRY_MS if status.pending or status.due else status.next_due_in_ms

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ftlayer.errors import FTLayerError
-from ftlayer.layer.calls import StreamStatus
+from ftlayer.layer.calls import Failure, StreamStatus
 from ftlayer.runtime.messages import FromSlot, ToSlot
 
 
@@ -16,6 +16,7 @@ class JobState(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     RECOVERING = "recovering"
+    ISOLATING = "isolating"
     DRAINING = "draining"
     ENDING = "ending"
     STOPPING = "stopping"
@@ -86,9 +87,17 @@ class StatusKnown:
 
 @dataclass(frozen=True, slots=True)
 class RecallDone:
-    """The vertex has recalled all streams, as `RecallStreams` with this number asked."""
+    """The vertex has recalled all streams, as `RecallStreams` with this number asked; ``rows`` became due."""
 
     number: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condemned:
+    """The vertex was told of the failure that `Condemn` gave; the record is dead, or had come to its end before."""
+
+    root: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,16 @@ class Broken:
 
 
 Event = (
-    Said | Broke | SparkJobEnded | Tick | CancelRequested | DrainRequested | StatusKnown | RecallDone | Broken
+    Said
+    | Broke
+    | SparkJobEnded
+    | Tick
+    | CancelRequested
+    | DrainRequested
+    | StatusKnown
+    | RecallDone
+    | Condemned
+    | Broken
 )
 
 # ---------------------------------------------------------------- decisions
@@ -138,6 +156,13 @@ class RecallStreams:
 
 
 @dataclass(frozen=True, slots=True)
+class Condemn:
+    """Have the vertex make a record a dead letter; answered by `Condemned`."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
 class AskVertexStatus:
     """Ask what is still to do; answered by `StatusKnown`."""
 
@@ -166,4 +191,6 @@ class Over:
     error: FTLayerError | None = None
 
 
-Decision = SendTo | SubmitSlot | CancelSlot | RecallStreams | AskVertexStatus | SlotUp | SlotDown | Over
+Decision = (
+    SendTo | SubmitSlot | CancelSlot | RecallStreams | Condemn | AskVertexStatus | SlotUp | SlotDown | Over
+)

@@ -21,6 +21,8 @@ from ftlayer.runtime.coordinator.events import (
     Broken,
     CancelRequested,
     CancelSlot,
+    Condemn,
+    Condemned,
     Decision,
     DrainRequested,
     Event,
@@ -37,6 +39,7 @@ from ftlayer.runtime.coordinator.events import (
     SubmitSlot,
     Tick,
 )
+from ftlayer.runtime.coordinator.isolation import ReplayInput
 from ftlayer.runtime.coordinator.job_status import ChainStatus, JobStatus, SlotStatus
 from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
 from ftlayer.runtime.coordinator.meter import Meter
@@ -114,6 +117,7 @@ class Job:
                 rates={name: rate for name, rate in rates.items() if "/" not in name},
                 vertex=vertex,
                 restarts=core.restarts,
+                isolation=core.isolation,
                 last_failure=core.last_failure,
             )
 
@@ -188,6 +192,7 @@ class Job:
             run=self.job,
             options=parts.options,
             restart=parts.restart,
+            replays=[ReplayInput(uid, parts.graph.slot_of(uid, 0)) for uid in parts.graph.replays],
         )
         self._started_ms, self._ended_ms = _now_ms(), 0
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
@@ -253,7 +258,11 @@ class Job:
                 parts.submitter.cancel(slot, attempt)
             case RecallStreams(number):
                 assert parts.vertex is not None
-                parts.vertex.recall(lambda: self._events.put(RecallDone(number)), self.broken)
+                parts.vertex.recall(lambda rows: self._events.put(RecallDone(number, rows)), self.broken)
+            case Condemn(failure):
+                assert parts.vertex is not None
+                logger.warning("root %016x ends processes: %s", failure.root, failure.reason)
+                parts.vertex.condemn(failure, lambda: self._events.put(Condemned(failure.root)), self.broken)
             case AskVertexStatus(number):
                 assert parts.vertex is not None
                 parts.vertex.status(lambda status: self._events.put(StatusKnown(number, status)), self.broken)

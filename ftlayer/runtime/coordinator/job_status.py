@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ftlayer.layer.calls import StreamStatus
 from ftlayer.runtime.coordinator.events import JobState
+from ftlayer.runtime.coordinator.isolation import IsolationStatus
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class JobStatus:
             are replayed count again; what an instance did between its last heartbeat and its loss is not in them.
         rates: the same per second, over the last few seconds.
         vertex: what is pending, due, waiting and dead; None with FTStatus.OFF, or where the vertex gave no answer.
+        isolation: how far the search for a record that ends processes is; None while there is none.
         restarts: instances that were lost while they ran.
         last_failure: why the last one was.
     """
@@ -63,6 +65,7 @@ class JobStatus:
     counters: dict[str, int] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     vertex: StreamStatus | None = None
+    isolation: IsolationStatus | None = None
     restarts: int = 0
     last_failure: str = ""
 
@@ -77,6 +80,10 @@ class JobStatus:
             parts.append(
                 f"{self.vertex.pending + self.vertex.due:,} pending, {self.vertex.waiting:,} waiting, "
                 f"{self.vertex.dead:,} dead"
+            )
+        if self.isolation is not None:
+            parts.append(
+                f"{self.isolation.group:,} let out, {self.isolation.suspects:,} suspects, {self.isolation.found} found"
             )
         if self.restarts:
             parts.append(f"{self.restarts} restarts")

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError
 from ftlayer.layer.calls import (
+    Fail,
+    Failure,
     OpenStream,
     Recall,
+    Recalled,
     StreamOpened,
     StreamOptions,
     StreamStatus,
@@ -41,11 +44,25 @@ class JobVertexCalls:
         """Return how far each partition of a source was accepted."""
         return self._open(stream).positions
 
-    def recall(self, done: Callable[[], None], failed: OnError) -> None:
-        """Make everything pending due; then ``done()``, or ``failed(error)``, is called by another thread."""
+    def recall(self, done: Callable[[int], None], failed: OnError) -> None:
+        """Make everything pending due; then ``done(rows)``, or ``failed(error)``, is called by another thread."""
 
         def work() -> None:
-            self._recall()
+            done(self._recall())
+
+        self._do(work, failed)
+
+    def condemn(self, failure: Failure, done: Callable[[], None], failed: OnError) -> None:
+        """End a record's attempt; then ``done()``, or ``failed(error)``, is called by another thread.
+
+        A vertex that has restarted does not know the attempt any more: the record is as it was before.
+        """
+
+        def work() -> None:
+            try:
+                self.client.call(Fail((failure,), self._incarnation))
+            except StaleIncarnationError:
+                self.open()
             done()
 
         self._do(work, failed)
@@ -69,11 +86,12 @@ class JobVertexCalls:
         assert isinstance(reply, StreamOpened)
         return reply
 
-    def _recall(self) -> None:
+    def _recall(self) -> int:
         while True:
             try:
-                self.client.call(Recall(self.streams, self._incarnation))
-                return
+                reply = self.client.call(Recall(self.streams, self._incarnation))
+                assert isinstance(reply, Recalled)
+                return reply.rows
             except StaleIncarnationError:
                 # The vertex has restarted. What it made due then may have been taken since: ask the new one.
                 self.open()

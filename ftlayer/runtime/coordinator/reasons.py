@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
+from ftlayer.layer.calls import Failure
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 from ftlayer.runtime.messages import SlotFailed
 
 # A slot lost so soon (ms) after it was given what was pending …
 SOON_MS = 10_000
-# … so many times in a row, may have been ended by one of the records.
-SUSPICIOUS_LOSSES = 3
+# … so many times in a row, may have been ended by one of the records, which is looked for then.
+SUSPICIOUS_LOSSES = 2
 
 
 def with_spark_error(reason: str, spark_error: str | None) -> str:
@@ -38,11 +39,28 @@ def not_up(slots: Sequence[SlotRecord], start_timeout_ms: int) -> JobStartError:
     )
 
 
+def never_works(slot: int, failed: SlotFailed) -> JobStartError:
+    """Return the error for what another attempt would not mend."""
+    return JobStartError(f"slot {slot} cannot do its part: {failed.reason}")
+
+
 def untracked(failure: str) -> SlotLostError:
     """Return the error for a slot that was lost with FTStatus.OFF."""
     return SlotLostError(
         f"{failure}. With FTStatus.OFF nothing says which records it held, so the job ends; with FTStatus.ON they "
         "would be replayed"
+    )
+
+
+def conviction(root: int, slot: SlotRecord) -> Failure:
+    """Return what becomes of a record that ended the process of ``slot``, alone, twice."""
+    return Failure(
+        root,
+        f"the process of slot {slot.number} ended while it ran this record and no other, twice: "
+        + slot.loss.removeprefix(f"slot {slot.number}: ").partition("\n")[0],
+        slot.loss_in,
+        slot.loss,
+        fatal=True,
     )
 
 

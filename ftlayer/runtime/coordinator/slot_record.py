@@ -27,8 +27,11 @@ class SlotRecord:
         greeted: some instance of it has been connected.
         failed_starts: Spark jobs that failed before there was one.
         revived: had ended, and starts again because another was lost: no failure of its own.
+        excused: was lost to a record, as far as is known: no failure of its own either.
         restarts: instances lost after they were deployed.
         failure: why the last one was lost, or why its Spark job failed before there was one.
+        loss: why the last one that ran was lost, with what Spark said of it.
+        loss_in: the chain it was busy with then, as far as is known.
         spark_error: what Spark said of the latest Spark job when it ended; None if nothing.
     """
 
@@ -48,8 +51,11 @@ class SlotRecord:
     greeted: bool = False
     failed_starts: int = 0
     revived: bool = False
+    excused: bool = False
     restarts: int = 0
     failure: str = ""
+    loss: str = ""
+    loss_in: str = ""
     spark_error: str | None = None
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
 from ftlayer.restart import RestartStrategy
@@ -21,7 +23,12 @@ class Upkeep:
     def __init__(self, options: TopologyOptions, restart: RestartStrategy, out: list[Decision]) -> None:
         self._options = options
         self._restart = restart
+        self._fresh = copy.deepcopy(restart)
         self._out = out
+
+    def forgive(self) -> None:
+        """Begin the restart strategy afresh: the losses so far were a record's doing."""
+        self._restart = copy.deepcopy(self._fresh)
 
     def submit(self, slot: SlotRecord, now_ms: int) -> None:
         """Start a Spark job for the slot."""
@@ -64,10 +71,10 @@ class Upkeep:
                 return None
             slot.submitted = False  # it does not answer; its successor fences it
         if slot.submit_at_ms is None:
-            pause = 0 if slot.revived else self._restart.on_failure(now_ms)
+            pause = 0 if slot.revived or slot.excused else self._restart.on_failure(now_ms)
             if pause is None:
                 return SlotLostError(f"the restart strategy has given up. Last failure: {slot.failure}")
-            slot.revived = False
+            slot.revived = slot.excused = False
             slot.submit_at_ms = now_ms + pause
         if now_ms >= slot.submit_at_ms:
             self.submit(slot, now_ms)

@@ -23,6 +23,7 @@ from ftlayer.runtime.actions import (
     AskReplays,
     FailRoots,
     PersistRoots,
+    ReplaysOut,
     Send,
     TaskEnded,
     WakeAt,
@@ -71,6 +72,8 @@ class SlotCore:
         self._acks = AckBuffer()
         self._grants: GrantBook[Channel] = GrantBook(options.channel_bytes)
         self._totals = dict.fromkeys(("persisted", "replayed", "failed", "dropped"), 0)
+        self._paused = False
+        self._reports: list[ReplaysOut] = []
         self.activity = 0
         self.working: Working | None = None
 
@@ -134,6 +137,38 @@ class SlotCore:
         for seat in self._replaying():
             task = cast(ReplayTask, seat.task)
             self._run(seat, lambda task=task: task.poll(now), now, counts=False)  # type: ignore[misc]
+
+    def pause(self) -> None:
+        """Let nothing new in (see `PauseIntake`)."""
+        self._paused = True
+        for seat in self._replaying():
+            cast(ReplayTask, seat.task).pause()
+
+    def resume(self, now: Now) -> None:
+        """Go on as usual."""
+        self._paused = False
+        for seat in self._replaying():
+            task = cast(ReplayTask, seat.task)
+            self._run(seat, lambda task=task: task.resume(now), now, counts=False)  # type: ignore[misc]
+
+    def allow_replays(self, uid: str, group: int, limit: int, now: Now) -> None:
+        """Let one replay input take so many while the others take none."""
+        for seat in self._replaying():
+            if seat.uid == uid:
+                task = cast(ReplayTask, seat.task)
+                self._run(seat, lambda task=task: task.allow(group, limit, now), now)  # type: ignore[misc]
+
+    def let_out(self, uid: str, group: int, now: Now) -> None:
+        """Let what an input has kept go out."""
+        for seat in self._replaying():
+            if seat.uid == uid:
+                task = cast(ReplayTask, seat.task)
+                self._run(seat, lambda task=task: task.let_out(group, now), now)  # type: ignore[misc]
+
+    def take_reports(self) -> list[ReplaysOut]:
+        """Return what is to be told the coordinator since the last call."""
+        reports, self._reports = self._reports, []
+        return reports
 
     def end_replays(self, now: Now) -> None:
         """Nothing is pending any more."""
@@ -210,7 +245,12 @@ class SlotCore:
     def may_read(self, key: TaskKey) -> bool:
         """Whether a source should read on."""
         seat = self._seating.seats[key]
-        if not seat.reading or not seat.has_room or len(seat.unaccepted) >= PERSISTS_IN_FLIGHT:
+        if (
+            self._paused
+            or not seat.reading
+            or not seat.has_room
+            or len(seat.unaccepted) >= PERSISTS_IN_FLIGHT
+        ):
             return False
         return self._vertex is None or self._vertex.may_persist
 
@@ -218,9 +258,17 @@ class SlotCore:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether all sources have ended and nothing waits, here, for the vertex, or for another slot."""
+        """Whether all sources have ended and nothing waits, here, for the vertex, or for another slot.
+
+        While intake is paused sources need not have ended, but no replays may be asked for.
+        """
+        if self._paused:
+            entering = any(cast(ReplayTask, seat.task).is_asking for seat in self._replaying())
+        else:
+            entering = any(seat.reading for seat in self._seats)
         return (
-            not any(seat.reading or seat.inbox or seat.unaccepted for seat in self._seats)
+            not entering
+            and not any(seat.inbox or seat.unaccepted for seat in self._seats)
             and self._outgoing.is_empty
             and not self._acks
             and (self._vertex is None or self._vertex.is_quiet)
@@ -311,6 +359,8 @@ class SlotCore:
                     self._tracking().take_replays(seat.key, action)
                 else:
                     seat.asked = action
+            case ReplaysOut():
+                self._reports.append(action)
             case WakeAt(mono_ms):
                 seat.wake_ms = mono_ms if seat.wake_ms is None else min(seat.wake_ms, mono_ms)
             case TaskEnded():

@@ -11,16 +11,20 @@ from ftlayer.errors import JobError, PeerLostError, PeerUnreachableError
 from ftlayer.layer.calls import Now
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.messages import (
+    AllowReplays,
     AssignSplits,
     Cancel,
     Deploy,
     DropPeers,
     EndReplays,
     FromSlot,
+    LetOut,
+    PauseIntake,
     PeersDropped,
     PeersUp,
     Probe,
     ReplayNow,
+    ResumeIntake,
     SlotEnded,
     StopSources,
     ToSlot,
@@ -98,6 +102,8 @@ class SlotLoop:
         self._links.deploy(deploy)
         for slot in self._links.reached:
             self._core.peer_up(slot)
+        if deploy.paused:
+            self._core.pause()
         self._core.start(_now())
         self._sources.start()
         while True:
@@ -171,6 +177,8 @@ class SlotLoop:
                 self._sources.accepted(key, ticket)
             case ReplaysCame(key, records):
                 self._core.replays(key, records, _now())
+                for report in self._core.take_reports():
+                    self._send(report)
             case Wake():
                 pass  # being awake is all
             case PartFailed(error):
@@ -204,6 +212,14 @@ class SlotLoop:
                 self._sources.finish()
             case ReplayNow():
                 self._core.poll_replays(_now())
+            case PauseIntake():
+                self._core.pause()
+            case ResumeIntake():
+                self._core.resume(_now())
+            case AllowReplays(uid, group, limit):
+                self._core.allow_replays(uid, group, limit, _now())
+            case LetOut(uid, group):
+                self._core.let_out(uid, group, _now())
             case EndReplays():
                 self._core.end_replays(_now())
             case Probe(number):

@@ -66,6 +66,22 @@ class ReplayTask(Task, Protocol):
     def replays(self, records: tuple[Records, ...], now: Now) -> list[Action]:
         """The answer to `AskReplays`."""
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether there is none yet."""
+
+    def pause(self) -> None:
+        """See `ftlayer.runtime.messages.PauseIntake`, `ResumeIntake`, `AllowReplays` and `LetOut` for these four."""
+
+    def resume(self, now: Now) -> list[Action]:
+        """Ask again."""
+
+    def allow(self, group: int, limit: int, now: Now) -> list[Action]:
+        """Ask for so many; `ReplaysOut` follows."""
+
+    def let_out(self, group: int, now: Now) -> list[Action]:
+        """Send what was kept."""
+
     def end(self, now: Now) -> list[Action]:
         """Nothing is pending any more."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 
@@ -11,11 +13,28 @@ from ftlayer.handler.handler import Handler
 from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import Failure, Now, Records
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import Acknowledge, Action, AskReplays, FailRoots, TaskEnded, WakeAt
+from ftlayer.runtime.actions import (
+    Acknowledge,
+    Action,
+    AskReplays,
+    FailRoots,
+    ReplaysOut,
+    TaskEnded,
+    WakeAt,
+)
 from ftlayer.runtime.elements import EndOfStream
 from ftlayer.runtime.task.emitter import Emitter, columns_of
 from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.operators import Replay
+
+
+@dataclass(slots=True)
+class _Group:
+    """Replays that may be taken while nothing else may."""
+
+    number: int
+    limit: int
+    rows: int = 0
 
 
 class ReplayTask:
@@ -43,10 +62,13 @@ class ReplayTask:
         self._asked = False
         self._poll_again = False
         self._ending = False
+        self._paused = False
+        self._group: _Group | None = None
+        self._kept: tuple[Records, ...] = ()
 
     def start(self, now: Now) -> list[Action]:
         """Ask for what an earlier run has left."""
-        return self._ask()
+        return self.poll(now)
 
     def on_time(self, now: Now) -> list[Action]:
         """Ask again; the vertex says nothing by itself."""
@@ -57,12 +79,12 @@ class ReplayTask:
         return []
 
     def held_roots(self) -> U64Array:
-        """Return nothing: replays are sent as they come."""
-        return np.zeros(0, np.uint64)
+        """Return the root of a replay that is kept; others are sent as they come."""
+        return np.concatenate([np.zeros(0, np.uint64), *(batch.roots for batch in self._kept)])
 
     def poll(self, now: Now) -> list[Action]:
         """Ask, now or when the answer that is under way has come (it may be older than what is due now)."""
-        if self._ending:
+        if self._ending or self._paused:
             return []
         if self._asked:
             self._poll_again = True
@@ -72,6 +94,62 @@ class ReplayTask:
     def replays(self, records: tuple[Records, ...], now: Now) -> list[Action]:
         """Send the records, fail those that do not fit the program, and ask for more if there may be more."""
         self._asked = False
+        rows = sum(batch.payload.num_rows for batch in records)
+        if self._paused:
+            return self._of_group(records, rows)
+        return self._sent(records) + self._go_on(rows >= self._options.batch_rows, now)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether an answer is under way."""
+        return self._asked
+
+    def pause(self) -> None:
+        """Ask for nothing and send nothing that is not allowed from here on."""
+        self._paused, self._group, self._kept = True, None, ()
+
+    def resume(self, now: Now) -> list[Action]:
+        """Ask as usual."""
+        self._paused, self._group, self._kept = False, None, ()
+        return self.poll(now)
+
+    def allow(self, group: int, limit: int, now: Now) -> list[Action]:
+        """Take so many and report them, a batch at a time."""
+        self._group = _Group(group, limit)
+        return self._ask_for(self._group)
+
+    def let_out(self, group: int, now: Now) -> list[Action]:
+        """Send the one that was kept."""
+        if self._group is None or self._group.number != group:
+            return []
+        kept, self._kept = self._kept, ()
+        return self._sent(kept)
+
+    def _of_group(self, records: tuple[Records, ...], rows: int) -> list[Action]:
+        group = self._group
+        if group is None:
+            return []  # asked for before the pause: they stay pending, and are recalled
+        group.rows += rows
+        if group.limit == 1 and rows:
+            self._kept = records
+            (only,) = [batch for batch in records if len(batch.roots)]
+            return [ReplaysOut(self.uid, group.number, 1, int(only.roots[0]), int(only.origins[0]))]
+        actions = self._sent(records)
+        if rows and group.rows < group.limit:
+            return actions + self._ask_for(group)
+        first = next((batch for batch in records if len(batch.roots)), None)
+        if group.rows == 1 and first is not None:
+            return [
+                *actions,
+                ReplaysOut(self.uid, group.number, 1, int(first.roots[0]), int(first.origins[0])),
+            ]
+        return [*actions, ReplaysOut(self.uid, group.number, group.rows)]
+
+    def _ask_for(self, group: _Group) -> list[Action]:
+        self._asked = True
+        return [AskReplays(self._replay.stream, min(group.limit - group.rows, self._options.batch_rows))]
+
+    def _sent(self, records: tuple[Records, ...]) -> list[Action]:
         actions: list[Action] = []
         failures: list[Failure] = []
         for batch in records:
@@ -89,8 +167,7 @@ class ReplayTask:
             actions.append(Acknowledge(events.roots, events.values, events.ids))
         if failures:
             actions.append(FailRoots(tuple(failures)))
-        rows = sum(batch.payload.num_rows for batch in records)
-        return actions + self._go_on(rows >= self._options.batch_rows, now)
+        return actions
 
     def end(self, now: Now) -> list[Action]:
         """End, behind the answer that is under way."""

@@ -339,7 +339,7 @@ class World(RuleBasedStateMachine):
                 self.recalled_since_loss = True
                 self.due += self.pending_lost
                 self.pending_lost = 0
-            self.tell(RecallDone(number))
+            self.tell(RecallDone(number, 0))
 
     @rule()
     def vertex_answers(self) -> None:

@@ -33,6 +33,7 @@ from ftlayer.runtime.coordinator.events import (
     SubmitSlot,
     Tick,
 )
+from ftlayer.runtime.coordinator.isolation import LEFTOVERS
 from ftlayer.runtime.messages import (
     Cancel,
     Deploy,
@@ -73,7 +74,7 @@ class Rig:
 
     def up(self) -> list[Decision]:
         """Bring all slots up, as instances "0a", "1a", …"""
-        self.tell(RecallDone(1))
+        self.tell(RecallDone(1, 0))
         decisions: list[Decision] = []
         for slot in range(len(self.core.slots)):
             decisions += self.hello(f"{slot}a")
@@ -109,7 +110,7 @@ def test_a_start() -> None:
     assert rig.core.state is JobState.STARTING
     assert rig.hello("0a") == []
     assert rig.hello("1a") == []  # the vertex has not recalled yet
-    decisions = rig.tell(RecallDone(1))
+    decisions = rig.tell(RecallDone(1, 0))
     (_, deploy), (_, other) = sent(decisions, Deploy)
     assert deploy == other
     assert (deploy.epoch, deploy.run, [peer.instance for peer in deploy.peers]) == (1, "r/1", ["0a", "1a"])
@@ -130,7 +131,7 @@ def test_a_repair() -> None:
     assert rig.hello("1b") == []
     assert rig.said("0a", PeersDropped(2)) == []
     assert rig.said("2a", PeersDropped(2)) == [RecallStreams(2)]
-    decisions = rig.tell(RecallDone(2))
+    decisions = rig.tell(RecallDone(2, 0))
     (peer,) = sent(decisions, PeersUp)[0][1].peers
     assert (peer.slot, peer.instance) == (1, "1b")
     assert [to for to, _ in sent(decisions, PeersUp)] == ["0a", "2a"]
@@ -149,10 +150,10 @@ def test_a_second_loss_during_a_repair_begins_it_again() -> None:
     rig.said("0a", PeersDropped(2))
     rig.said("2a", PeersDropped(2))
     assert sent(lose(rig, "2a")) == [("0a", DropPeers(3, (2,)))]
-    assert rig.tell(RecallDone(2)) == []  # from before the second loss
+    assert rig.tell(RecallDone(2, 0)) == []  # from before the second loss
     rig.hello("2b")
     assert rig.said("0a", PeersDropped(3)) == [RecallStreams(3)]
-    decisions = rig.tell(RecallDone(3))
+    decisions = rig.tell(RecallDone(3, 0))
     assert sorted(peer.instance for peer in sent(decisions, PeersUp)[0][1].peers) == ["1b", "2b"]
     assert [to for to, _ in sent(decisions, Deploy)] == ["1b", "2b"]
 
@@ -164,7 +165,7 @@ def test_all_slots_lost_at_once() -> None:
     assert sent(lose(rig, "1a")) == []
     rig.hello("0b")
     assert rig.hello("1b") == [RecallStreams(2)]
-    assert [to for to, _ in sent(rig.tell(RecallDone(2)), Deploy)] == ["0b", "1b"]
+    assert [to for to, _ in sent(rig.tell(RecallDone(2, 0)), Deploy)] == ["0b", "1b"]
 
 
 def test_a_new_instance_fences_the_one_that_is_there() -> None:
@@ -241,6 +242,28 @@ def test_what_kept_a_slot_from_its_hello_is_told() -> None:
     assert "address in use" in str(over(decisions).error)
 
 
+def test_what_another_attempt_would_not_mend_ends_a_job_that_has_never_worked() -> None:
+    rig = Rig(1)
+    rig.up()
+    rig.tell(SparkJobEnded(0, 1, None))
+    end = over(rig.said("0a", SlotFailed("slot 1 cannot be reached", lasting=True)))
+    assert isinstance(end.error, JobStartError)
+    assert "slot 1 cannot be reached" in str(end.error)
+
+
+def test_one_that_has_worked_is_repaired_from_it() -> None:
+    rig = Rig(1)
+    rig.up()
+    for instance in "ab":
+        rig.said(f"0{instance}", SlotFailed("slot 1 cannot be reached", lasting=instance == "b"))
+        rig.tell(SparkJobEnded(0, rig.core.slots[0].attempt, None))
+        rig.pass_ms(60_000 if instance == "a" else 100)
+        if instance == "a":
+            rig.hello("0b")
+            rig.tell(RecallDone(2, 0))
+    assert not rig.core.state.is_final
+
+
 def test_the_restart_strategy_gives_up() -> None:
     rig = Rig(1, restart=FixedDelay(1, "10ms"))
     rig.up()
@@ -248,7 +271,7 @@ def test_the_restart_strategy_gives_up() -> None:
     rig.tell(SparkJobEnded(0, 1, None))
     assert SubmitSlot(0, 2) in rig.pass_ms(50)
     rig.hello("0b")
-    rig.tell(RecallDone(2))
+    rig.tell(RecallDone(2, 0))
     assert rig.core.restarts == 1
     rig.tell(SparkJobEnded(0, 2, None))
     end = over(rig.said("0b", SlotFailed("out of memory", "count", "trace")))
@@ -256,18 +279,29 @@ def test_the_restart_strategy_gives_up() -> None:
     assert "given up. Last failure: slot 0: it failed in count: out of memory" in str(end.error)
 
 
-def test_losses_right_after_replays_are_suspicious() -> None:
-    rig = Rig(1, restart=FixedDelay(3, "10ms"))
+@pytest.mark.parametrize(
+    ("attempts", "losses", "expected"),
+    [
+        (1, 2, "2 times in a row a slot was lost within 10 s of the replay"),
+        (
+            2,
+            3 + LEFTOVERS,
+            "the restart strategy has given up. Last failure: slot 0: gone; Spark says: crashed (while no record",
+        ),
+    ],
+)
+def test_losses_right_after_replays_are_suspicious(attempts: int, losses: int, expected: str) -> None:
+    rig = Rig(1, restart=FixedDelay(attempts, "10ms"))
     rig.up()
-    for attempt, instance in enumerate(("0a", "0b", "0c", "0d"), 1):
+    for attempt in range(1, losses + 1):
         rig.tell(SparkJobEnded(0, attempt, "crashed"))
-        decisions = lose(rig, instance)
-        if attempt < 4:
+        decisions = lose(rig, f"0{'abcdefgh'[attempt - 1]}")
+        if attempt < losses:
             rig.pass_ms(50)
-            rig.hello(f"0{'abcde'[attempt]}")
-            rig.tell(RecallDone(attempt + 1))
+            rig.hello(f"0{'abcdefgh'[attempt]}")
+            rig.tell(RecallDone(attempt + 1, 0))
     message = str(over(decisions).error)
-    assert message.startswith("4 times in a row a slot was lost within 10 s of the replay")
+    assert message.startswith(expected)
     assert "Spark says: crashed" in message
 
 
@@ -367,7 +401,7 @@ def test_drain_reaches_slots_that_come_later() -> None:
     assert rig.tell(DrainRequested()) == []
     rig.hello("1b")
     rig.said("0a", PeersDropped(2))
-    assert [to for to, _ in sent(rig.tell(RecallDone(2)), StopSources)] == ["1b"]
+    assert [to for to, _ in sent(rig.tell(RecallDone(2, 0)), StopSources)] == ["1b"]
     assert rig.core.state is JobState.DRAINING
 
 
