@@ -11,7 +11,7 @@ import uuid
 from typing import NoReturn
 
 from ftlayer.config import split_address
-from ftlayer.errors import FTLayerError, JobError, SourceError
+from ftlayer.errors import FTLayerError, JobError, PeerUnreachableError, SourceError
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.lane import BatchLimits
@@ -103,7 +103,8 @@ class _Slot:
         logger.error("slot %s fails", self._order.slot, exc_info=error)
         reason = str(error) if isinstance(error, FTLayerError) else f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
-        self._control.send(SlotFailed(reason, self._blamed(error), trace))
+        lasting = isinstance(error, PeerUnreachableError)
+        self._control.send(SlotFailed(reason, self._blamed(error), trace, lasting))
 
     def _blamed(self, error: BaseException) -> str:
         """Return the uid of the chain that was at work, "" for none."""

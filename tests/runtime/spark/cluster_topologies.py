@@ -83,7 +83,7 @@ def run(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob, case: str) -> 
         began = time.monotonic()
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        kit.until(running, lambda: running.status().slots[0].instance != slots[0].instance, grow)
+        kit.until(running, lambda: running.status().slots[0].instance not in ("", slots[0].instance), grow)
         until_more_comes()
         lost_s = time.monotonic() - began
     kit.until(running, ledger.all_there)

@@ -1,0 +1,127 @@
+"""What cannot run says why, in one error, before anything runs or within seconds."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftlayer import JobState
+from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError
+from ftlayer.runtime import environment as environment_module
+from ftlayer.runtime.coordinator.job import Job
+from ftlayer.runtime.messages import Hello
+
+pytestmark = pytest.mark.spark
+
+WITHIN_S = 30.0
+"""On a machine that is busy with other things, too."""
+
+
+@pytest.fixture(autouse=True)
+def _within_seconds() -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < WITHIN_S
+
+
+def numbers(env: Any) -> Any:
+    return env.source(range(100), "id bigint").key_by("id").map(lambda it: it, "id bigint", uid="same")
+
+
+def test_too_few_task_slots(environment: Any) -> None:
+    env = environment(name="wide", parallelism=3)
+    numbers(env).sink(print)
+    with pytest.raises(
+        JobStartError, match=r"needs 3 task slots .* Spark has 2: start Spark with master local"
+    ):
+        env.execute_async()
+
+
+def test_too_few_task_slots_beside_another_topology(environment: Any, logs_kit: Any, tmp_path: Any) -> None:
+    env = environment(name="first", parallelism=1)
+    env.source(logs_kit.Tail(tmp_path), logs_kit.LINE).sink(print)
+    job = env.execute_async()
+    beside = environment(name="second")
+    numbers(beside).sink(print)
+    with pytest.raises(JobStartError, match=r"Spark has 2, of which 'first' holds 1: .*local\[3\]"):
+        beside.execute_async()
+    same = environment(name="first", parallelism=1)
+    numbers(same).sink(print)
+    with pytest.raises(ConfigError, match="topology 'first' runs already"):
+        same.execute_async()
+    assert job.drain(60)
+
+
+def test_other_jobs_hold_the_task_slots(environment: Any, spark: Any) -> None:
+    """They are not counted, since they end; one that does not is found out by the start's timeout."""
+    from ftlayer import TopologyOptions
+
+    held = threading.Thread(target=_hold, args=(spark,), daemon=True)
+    held.start()
+    while len(spark.sparkContext.statusTracker().getActiveJobsIds()) == 0:
+        held.join(0.01)
+    try:
+        env = environment(options=TopologyOptions(start_timeout_ms=4_000))
+        numbers(env).sink(print)
+        with pytest.raises(
+            JobStartError, match=r"of 2 were not up within 4000 ms .*other Spark jobs may hold"
+        ):
+            env.execute_async().wait(60)
+    finally:
+        spark.sparkContext.cancelJobsWithTag("held")
+        held.join(60)
+
+
+def _hold(spark: Any) -> None:
+    import contextlib
+
+    def sleep(batches: Any) -> Any:
+        time.sleep(600)
+        yield from batches
+
+    spark.sparkContext.addJobTag("held")
+    spark.sparkContext.setInterruptOnCancel(True)
+    with contextlib.suppress(Exception):  # that it was cancelled is what ends it
+        spark.range(0, 1, 1, 1).mapInArrow(sleep, "id bigint").collect()
+
+
+def test_a_function_that_cannot_be_sent(environment: Any) -> None:
+    lock = threading.Lock()
+    env = environment()
+    numbers(env).filter(lambda it: not lock.locked(), uid="guarded").sink(print)
+    with pytest.raises(InvalidTopologyError, match=r"'guarded' .*cannot be sent to the slots"):
+        env.execute_async()
+
+
+def test_a_driver_that_slots_do_not_reach(environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    door = environment_module.Door
+    # Nobody listens on the discard port.
+    monkeypatch.setattr(environment_module, "Door", lambda address, *more: door("grpc://127.0.0.1:9", *more))
+    env = environment()
+    numbers(env).sink(print)
+    job = env.execute_async()
+    with pytest.raises(JobStartError, match="a slot cannot start"):
+        job.wait(60)
+    assert job.state is JobState.FAILED
+
+
+def test_a_slot_that_others_do_not_reach(environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an executor knows itself by an address that means nothing to others."""
+    said = Job.slot_said
+
+    def wrong_address(job: Job, slot: int, instance: str, message: Any) -> None:
+        if isinstance(message, Hello) and slot == 1:
+            message = replace(message, address="grpc://127.0.0.1:9")
+        said(job, slot, instance, message)
+
+    monkeypatch.setattr(Job, "slot_said", wrong_address)
+    env = environment()
+    numbers(env).sink(print)
+    job = env.execute_async()
+    with pytest.raises(JobStartError, match=r"slot 1 at grpc://127.0.0.1:9 cannot be reached"):
+        job.wait(60)
