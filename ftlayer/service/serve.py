@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -15,6 +16,7 @@ import pyarrow as pa
 
 from ftlayer.config import ServeOptions, is_loopback
 from ftlayer.errors import ConfigError
+from ftlayer.service.heap import keep_freed_memory
 from ftlayer.service.metrics import Metrics
 from ftlayer.service.opening import open_vertex
 from ftlayer.service.server import VertexServer
@@ -55,7 +57,10 @@ def serve(
         stop.set()
 
     _check_free(options)
+    keep_freed_memory()
     vertex = open_vertex(options.vertex, on_fatal)
+    # What is there now stays: looking at it for garbage would stop every thread for a tenth of a second.
+    gc.freeze()
     try:
         server = _listen(options, vertex)
         host, _ = options.host_and_port

@@ -20,9 +20,9 @@ from ftlayer.runtime.coordinator.control_client import ControlClient
 from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
 from ftlayer.runtime.order import SlotOrder
 from ftlayer.runtime.slot.assembly import build_tasks
-from ftlayer.runtime.slot.collecting import rare_collections
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, PartFailed, Wake
+from ftlayer.runtime.slot.interpreter import tuned_interpreter
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
@@ -186,13 +186,15 @@ class _Slot:
             self._control.send,
             order.options.heartbeat_timeout_ms,
         )
-        with rare_collections():
+        with tuned_interpreter():
             loop.run(deploy)
 
     def _open_sources(self, core: SlotCore, opened: dict[str, OpenedStream]) -> Sources:
         order, graph = self._order, self._order.graph
         options = dict(graph.options)
-        sources = Sources(core, self._control.send)
+        # With nothing of a source under way, its rows need not wait for others.
+        eager_ms = 0 if order.vertex is None else order.options.batch_age_ms
+        sources = Sources(core, self._control.send, eager_ms)
         for uid, subtask in graph.subtasks_in(order.slot):
             source = graph.vertex(uid).operators[0]
             if not isinstance(source, Source):
