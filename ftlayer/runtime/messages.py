@@ -85,8 +85,8 @@ class SlotEnded:
 class ReplaysOut:
     """Answer to `AllowReplays`: so many ``rows`` were taken, and there are no more where they are below the limit.
 
-    ``root`` and ``origin`` are given where there is one row, else 0. With a limit of 1 it is kept until `LetOut`;
-    others are on their way.
+    With a limit of 1 a replay is kept until `LetOut`, and ``root`` and ``origin`` say which it is. Others are on their
+    way, and both are 0.
     """
 
     uid: str

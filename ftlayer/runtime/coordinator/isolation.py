@@ -211,11 +211,9 @@ class Isolation:
         self._taken += report.rows
         self._asked += 1
         steps: list[Step] = []
-        if report.rows == 1:
+        if report.root:
             steps.append(Tell(source, LetOut(source.uid, self._group)))
-            self._alone = report if self._taken == 1 else None
-        elif report.rows:
-            self._alone = None
+            self._alone = report if self._limit == 1 else None
         if self._taken < self._limit and self._asked < len(self._inputs):
             return [*steps, self._allow()]
         if not self._taken:

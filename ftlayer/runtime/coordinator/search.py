@@ -48,6 +48,9 @@ class GroupSizes:
         if self._all_suspect:
             self._all_suspect = False
             self.suspects = rows
+        elif rows:
+            # The others of the group are done. (A vertex that restarted has nothing to recall, and knows as much.)
+            self.suspects = min(self.suspects, rows)
         self._innocent = max(0, rows - self.suspects)
 
     @property

@@ -132,17 +132,11 @@ class ReplayTask:
         group.rows += rows
         if group.limit == 1 and rows:
             self._kept = records
-            (only,) = [batch for batch in records if len(batch.roots)]
+            (only,) = records
             return [ReplaysOut(self.uid, group.number, 1, int(only.roots[0]), int(only.origins[0]))]
         actions = self._sent(records)
         if rows and group.rows < group.limit:
             return actions + self._ask_for(group)
-        first = next((batch for batch in records if len(batch.roots)), None)
-        if group.rows == 1 and first is not None:
-            return [
-                *actions,
-                ReplaysOut(self.uid, group.number, 1, int(first.roots[0]), int(first.origins[0])),
-            ]
         return [*actions, ReplaysOut(self.uid, group.number, group.rows)]
 
     def _ask_for(self, group: _Group) -> list[Action]:

@@ -15,7 +15,16 @@ from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey
 from ftlayer.records.ids import random_root_ids, xor_fold_by_root
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Acknowledge, Action, AskReplays, FailRoots, Send, TaskEnded, WakeAt
+from ftlayer.runtime.actions import (
+    Acknowledge,
+    Action,
+    AskReplays,
+    FailRoots,
+    ReplaysOut,
+    Send,
+    TaskEnded,
+    WakeAt,
+)
 from ftlayer.runtime.elements import Batch, EndOfStream
 from ftlayer.runtime.task.replay_task import ReplayTask
 from ftlayer.stream.ft_builder import OpFTLayerBuilder, replay_uid
@@ -186,3 +195,47 @@ def test_metadata_of_a_schema_does_not_matter() -> None:
 def test_a_chain_that_is_no_replay_is_refused() -> None:
     with pytest.raises(InvalidTopologyError, match="'s' is not a replay, but Source"):
         ReplayTask(graph(), "s", 0, FTHandler("s", job="job", run="run"), OPTIONS)
+
+
+def test_paused_it_takes_what_it_is_allowed_and_no_more() -> None:
+    replay = task()
+    replay.pause()
+    assert replay.start(now()) == []
+    assert replay.poll(now()) == []
+    assert replay.allow(7, 6, now()) == [ASK]
+    assert replay.is_asking
+    actions = replay.replays((records(1, 2, 3, 4),), now())
+    assert actions[-1] == AskReplays("job/s", 2)
+    actions = replay.replays((records(5, 6),), now())
+    assert len(batches(actions)) > 0
+    assert actions[-1] == ReplaysOut(replay.uid, 7, 6)
+    assert not replay.is_asking
+    assert replay.on_time(now()) == []
+    replay.allow(8, 6, now())
+    assert replay.replays((), now()) == [ReplaysOut(replay.uid, 8, 0)]
+    assert replay.resume(now()) == [ASK]
+
+
+def test_one_alone_is_reported_and_kept_until_it_is_let_out() -> None:
+    replay = task()
+    replay.pause()
+    assert replay.allow(1, 1, now()) == [AskReplays("job/s", 1)]
+    alone = records(5)
+    root, origin = int(alone.roots[0]), int(alone.origins[0])
+    assert replay.replays((alone,), now()) == [ReplaysOut(replay.uid, 1, 1, root, origin)]
+    assert replay.held_roots().tolist() == [root]
+    assert replay.let_out(2, now()) == []
+    actions = replay.let_out(1, now())
+    assert sum(batch.num_rows for batch in batches(actions)) == 1 + 2
+    assert not any(isinstance(action, ReplaysOut) for action in actions)
+    assert replay.let_out(1, now()) == []
+    assert replay.held_roots().tolist() == []
+
+
+def test_an_answer_from_before_the_pause_goes_nowhere() -> None:
+    replay = task()
+    replay.start(now())
+    replay.pause()
+    assert replay.is_asking
+    assert replay.replays((records(1, 2),), now()) == []
+    assert not replay.is_asking
