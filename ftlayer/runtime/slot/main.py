@@ -26,6 +26,7 @@ from ftlayer.runtime.slot.interpreter import tuned_interpreter
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.pandas_later import leave_pandas_to_others
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.server import ChannelServer
@@ -45,6 +46,7 @@ def run_slot(order: SlotOrder) -> None:
     What the slot fails with goes to the coordinator (`SlotFailed`) and is not raised: the coordinator decides
     whether the slot is started again. Must not be called in a process forked from one that has used gRPC.
     """
+    leave_pandas_to_others()
     slot = _Slot(order)
     try:
         slot.run()
