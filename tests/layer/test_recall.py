@@ -182,3 +182,13 @@ def test_rows_registered_in_the_same_transaction_are_recalled(vertex, kit):
     assert old != new
     assert vertex.xor((old[0], old[0])) == calls.Xored(0, 1)
     assert vertex.xor((new[0], new[0])).completed == 1
+
+
+def test_what_was_taken_is_due_before_what_was_not(vertex):
+    vertex.persist([1, 2, 3])
+    vertex.persist([4, 5])
+    vertex.recall()
+    assert [origin for _, origin, *_ in vertex.take(2)] == [1, 2]
+    vertex.persist([6])
+    assert vertex.recall() == 3
+    assert [origin for _, origin, *_ in vertex.take()] == [1, 2, 6, 3, 4, 5]

@@ -419,6 +419,8 @@ class CoordinatorCore:
     # ------------------------------------------------------------ isolation
 
     def _isolate(self, steps: Sequence[Step], now_ms: int) -> None:
+        if self._stopping():
+            return
         for step in steps:
             match step:
                 case RecallAll():

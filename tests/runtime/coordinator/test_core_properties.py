@@ -17,6 +17,8 @@ from ftlayer.runtime.coordinator.events import (
     Broke,
     CancelRequested,
     CancelSlot,
+    Condemn,
+    Condemned,
     Decision,
     DrainRequested,
     Event,
@@ -33,17 +35,23 @@ from ftlayer.runtime.coordinator.events import (
     SubmitSlot,
     Tick,
 )
+from ftlayer.runtime.coordinator.isolation import ReplayInput
 from ftlayer.runtime.messages import (
+    AllowReplays,
     Cancel,
     Deploy,
     DropPeers,
     EndReplays,
     Heartbeat,
     Hello,
+    LetOut,
+    PauseIntake,
     PeersDropped,
     PeersUp,
     Probe,
     ReplayNow,
+    ReplaysOut,
+    ResumeIntake,
     SlotEnded,
     StopSources,
 )
@@ -73,11 +81,13 @@ class Process:
     work: int = 0  # records it still has
     activity: int = 0
     sources_over: bool = False
+    paused: bool = False
+    allowed: AllowReplays | None = None
     known_down: set[int] = field(default_factory=set)
 
     @property
     def quiet(self) -> bool:
-        return self.sources_over and not self.work
+        return (self.sources_over or self.paused) and not self.work and self.allowed is None
 
 
 class World(RuleBasedStateMachine):
@@ -94,6 +104,7 @@ class World(RuleBasedStateMachine):
             run="run",
             options=OPTIONS,
             restart=ExponentialDelay("50ms", "1s", "1m", attempts=None),
+            replays=[ReplayInput("in", 0)],
         )
         self.jobs: dict[int, int | None] = dict.fromkeys(range(SLOTS))  # the attempt that runs
         self.processes: list[Process] = []
@@ -101,6 +112,7 @@ class World(RuleBasedStateMachine):
         self.recalls: list[int] = []
         self.valid_recalls: set[int] = set()
         self.questions: list[int] = []
+        self.condemned: list[int] = []
         self.recalled_since_loss = not self.tracked
         self.epoch = 0
         self.over: Over | None = None
@@ -132,6 +144,8 @@ class World(RuleBasedStateMachine):
                 self.valid_recalls.add(number)
             case AskVertexStatus(number):
                 self.questions.append(number)
+            case Condemn(failure):
+                self.condemned.append(failure.root)
             case SendTo(slot, instance, message):
                 self.receive(slot, instance, message)
             case SlotUp(slot):
@@ -158,7 +172,7 @@ class World(RuleBasedStateMachine):
             return
         assert process is self.current[slot], f"{message} to an instance that is lost"
         match message:
-            case Deploy(epoch, run, peers):
+            case Deploy(epoch, run, peers, paused):
                 assert not process.deployed
                 assert self.recalled_since_loss or self.epoch == 0
                 assert run.endswith(f"/{epoch}")
@@ -169,7 +183,7 @@ class World(RuleBasedStateMachine):
                     assert now.name == peer.instance
                 self.epoch = max(self.epoch, epoch)
                 assert epoch == self.epoch
-                process.deployed = True
+                process.deployed, process.paused = True, paused
             case DropPeers(epoch, slots):
                 assert process.deployed
                 assert epoch > max(process.owes_epochs, default=0)
@@ -199,6 +213,20 @@ class World(RuleBasedStateMachine):
             case ReplayNow():
                 assert process.deployed
                 assert not process.known_down
+                assert not process.paused
+            case PauseIntake():
+                assert process.deployed
+                process.paused = True
+            case ResumeIntake():
+                assert process.paused
+                process.paused = False
+            case AllowReplays():
+                assert process.paused
+                assert process.allowed is None
+                assert not any(p.work for p in self.current.values() if p)
+                process.allowed = message
+            case LetOut():
+                assert process.paused
 
     # ------------------------------------------------------------ what happens
 
@@ -277,12 +305,26 @@ class World(RuleBasedStateMachine):
         """A source reads a record, or takes a replay."""
         process = self.alive(slot)
         if process and process.deployed and not process.may_end and not process.ended:
+            if process.paused:
+                return
             if self.due and slot != SOURCE_ONLY:
                 self.due -= 1
             elif process.sources_over:
                 return
             process.work += 1
             process.activity += 1
+
+    @rule()
+    def takes_what_is_allowed(self) -> None:
+        process = self.alive(0)
+        if process and process.allowed:
+            allowed, process.allowed = process.allowed, None
+            rows = min(allowed.limit, self.due)
+            self.due -= rows
+            process.work += rows
+            process.activity += 1
+            root = rows if allowed.limit == 1 else 0
+            self.tell(Said(0, process.name, ReplaysOut("in", allowed.group, rows, root, root)))
 
     @rule(slot=index, other=index)
     def hands_on(self, slot: int, other: int) -> None:
@@ -335,11 +377,19 @@ class World(RuleBasedStateMachine):
         if self.recalls and fails:
             number = self.recalls.pop(0)
             # Only a recall begun after the last loss makes everything due.
+            rows = 0
             if number in self.valid_recalls:
+                rows = self.pending_lost
                 self.recalled_since_loss = True
                 self.due += self.pending_lost
                 self.pending_lost = 0
-            self.tell(RecallDone(number, 0))
+            self.tell(RecallDone(number, rows))
+
+    @rule()
+    def a_record_is_dead(self) -> None:
+        if self.condemned:
+            self.pending_lost = max(0, self.pending_lost - 1)
+            self.tell(Condemned(self.condemned.pop(0)))
 
     @rule()
     def vertex_answers(self) -> None:
@@ -406,6 +456,8 @@ class World(RuleBasedStateMachine):
                     self.finishes(slot)
                 self.heartbeat(slot, True)
                 self.ends(slot)
+            self.takes_what_is_allowed()
+            self.a_record_is_dead()
             self.recall_answers(1)
             self.vertex_answers()
             self.time_passes(10)
