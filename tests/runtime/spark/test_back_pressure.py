@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer import partitions
+from ftlayer import TopologyOptions, partitions
 
 pytestmark = pytest.mark.spark
 
@@ -46,7 +46,8 @@ def rss_mib(pid: int) -> float:
 
 def hold_back(environment: Any, connect: Any, vertex: Any, kit: ModuleType, seconds: float) -> None:
     layer = connect(max_pending=MAX_PENDING)
-    env = environment(layer)
+    # A cancelled job waits for the sink to come back.
+    env = environment(layer, options=TopologyOptions(batch_rows=500))
     source = env.source(partitions(partial(endless, 0), partial(endless, 1 << 40)), "id bigint, text string")
     source.rebalance().sink(slow_sink, uid="slow")
     job = env.execute_async()
