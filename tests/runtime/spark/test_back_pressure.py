@@ -23,9 +23,9 @@ SINK_S = 0.001
 """A record: 2,000 a second by two subtasks, where the source alone would make far more than 200,000."""
 
 SLOT_MIB = 300
-"""Of which 180 are there before the first record."""
+"""Of which 150 are there before the first record."""
 VERTEX_MIB = 450
-"""Of which 250 are there before the first record; the pages of its store that are mapped count, too."""
+"""Of which 210 are there before the first record; pages of its store that are mapped count, too."""
 
 
 def endless(first: int) -> Iterator[pa.RecordBatch]:
