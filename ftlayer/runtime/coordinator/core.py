@@ -15,25 +15,23 @@ become possible, so that the order of events does not matter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
+from ftlayer.runtime.coordinator.crew import Crew, Recalls
 from ftlayer.runtime.coordinator.ending import (
     AskStatus,
     EndDetection,
     NothingLeft,
     ProbeAll,
-    Settled,
-    at_rest,
 )
 from ftlayer.runtime.coordinator.events import (
     AskVertexStatus,
     Broke,
     Broken,
     CancelRequested,
-    Condemn,
     Condemned,
     Decision,
     DrainRequested,
@@ -41,7 +39,6 @@ from ftlayer.runtime.coordinator.events import (
     JobState,
     Over,
     RecallDone,
-    RecallStreams,
     Said,
     SendTo,
     SlotDown,
@@ -50,19 +47,8 @@ from ftlayer.runtime.coordinator.events import (
     StatusKnown,
     Tick,
 )
-from ftlayer.runtime.coordinator.isolation import (
-    AllThrough,
-    Isolation,
-    IsolationStatus,
-    RecallAll,
-    ReplayInput,
-    Step,
-    Tell,
-)
+from ftlayer.runtime.coordinator.isolation import IsolationStatus, ReplayInput
 from ftlayer.runtime.coordinator.reasons import (
-    SOON_MS,
-    SUSPICIOUS_LOSSES,
-    conviction,
     given_up,
     never_works,
     not_up,
@@ -72,6 +58,7 @@ from ftlayer.runtime.coordinator.reasons import (
 )
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 from ftlayer.runtime.coordinator.stopping import Stopping
+from ftlayer.runtime.coordinator.suspicion import Suspicion
 from ftlayer.runtime.coordinator.upkeep import Upkeep
 from ftlayer.runtime.messages import (
     Cancel,
@@ -81,18 +68,15 @@ from ftlayer.runtime.messages import (
     FromSlot,
     Heartbeat,
     Hello,
-    PauseIntake,
     PeersDropped,
     PeersUp,
     Probe,
     ReplayNow,
     ReplaysOut,
-    ResumeIntake,
     SlotEnded,
     SlotFailed,
     SplitDone,
     StopSources,
-    ToSlot,
 )
 
 
@@ -117,24 +101,22 @@ class CoordinatorCore:
         self._tracked = tracked
         self._run = run
         self._options = options
-        self.slots = [SlotRecord(number) for number in range(slots)]
+        self._out: list[Decision] = []
+        self._crew = Crew(slots, self._out)
+        self.slots = self._crew.slots
         self.epoch = 0
         self.restarts = 0
         self.last_failure = ""
         self._draining = False
         self._ending = False
         self._end: Stopping | None = None
-        self._repaired_ms = 0
-        self._quick_losses = 0
-        self._recall_number = 0
-        self._recalled = not tracked
-        self._recalling = False
-        self._detection = EndDetection()
-        self._isolation = Isolation(replays)
-        self._condemning = False
         self._started_ms = self._last_ms = 0
-        self._out: list[Decision] = []
+        self._recalls = Recalls(not tracked, self._out)
+        self._detection = EndDetection()
         self._upkeep = Upkeep(options, restart, self._out)
+        self._suspicion = Suspicion(
+            replays, self._crew, self._recalls, self._detection, self._upkeep, self._out
+        )
 
     @property
     def state(self) -> JobState:
@@ -145,22 +127,22 @@ class CoordinatorCore:
             return JobState.STARTING
         if self._ending:
             return JobState.ENDING
-        if not all(slot.deployed for slot in self.slots):
+        if not self._crew.all_deployed:
             return JobState.RECOVERING
-        if self._isolation.active:
+        if self._suspicion.active:
             return JobState.ISOLATING
         return JobState.DRAINING if self._draining else JobState.RUNNING
 
     @property
     def isolation(self) -> IsolationStatus | None:
         """How far the search for a record that ends processes is; None while there is none."""
-        return self._isolation.status
+        return self._suspicion.status
 
     def start(self, now_ms: int) -> list[Decision]:
         """Begin: what an earlier run left pending becomes due, and the slots are submitted."""
         self._started_ms = self._last_ms = now_ms
         if self._tracked:
-            self._recall()
+            self._recalls.ask()
         for slot in self.slots:
             self._upkeep.submit(slot, now_ms)
         return self._decided()
@@ -184,17 +166,16 @@ class CoordinatorCore:
             case StatusKnown():
                 self._probe(self._detection.status(event.number, event.status, now_ms))
             case RecallDone():
-                if event.number == self._recall_number and self._recalling:
-                    self._recalling, self._recalled = False, True
-                    self._isolate(self._isolation.recalled(event.rows, now_ms), now_ms)
+                if self._recalls.answered(event.number) and not self._stopping():
+                    self._suspicion.recalled(event.rows, now_ms)
             case Condemned():
-                self._condemning = False
-                self._isolation.condemned()
+                self._suspicion.condemned()
             case Broken():
                 self._fail(event.error, now_ms)
             case Tick():
                 self._check_silence(now_ms)
-                self._isolate(self._isolation.tick(now_ms), now_ms)
+                if not self._stopping():
+                    self._suspicion.tick(now_ms)
         self._advance(now_ms)
         return self._decided()
 
@@ -229,19 +210,17 @@ class CoordinatorCore:
                 slot.ended = slot.deployed
                 if slot.ended and self.state is JobState.RECOVERING:
                     self._repair([], now_ms)
-            case ReplaysOut():
-                self._isolate(self._isolation.took(message, now_ms), now_ms)
-                if self._isolation.group_is_out:
-                    self._detection.restart(Settled())
-            case SplitDone():
-                pass  # the planner's, not ours
+            case ReplaysOut() if not self._stopping():
+                self._suspicion.took(message, now_ms)
+            case SplitDone() | ReplaysOut():
+                pass  # the planner's, not ours; of no use any more
 
     def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> None:
         if self._stopping() or slot.ended:
             self._out.append(SendTo(slot.number, hello.instance, Cancel("the job does not need it any more")))
             return
         if slot.hello is not None:
-            self._tell(slot, Cancel("another process has taken its place"))
+            self._crew.tell(slot, Cancel("another process has taken its place"))
             self._lose(slot, "another process took its place", now_ms)
             if self._stopping():
                 return
@@ -276,7 +255,7 @@ class CoordinatorCore:
                 self._upkeep.cancel(slot, now_ms)
 
     def _lose(self, slot: SlotRecord, reason: str, now_ms: int, operator: str = "") -> None:
-        was_deployed, all_ran = slot.deployed, all(other.deployed for other in self.slots)
+        was_deployed, alone = slot.deployed, self._crew.all_deployed
         busy = "" if slot.heartbeat is None else slot.heartbeat.busy
         slot.disconnect(now_ms + self._options.start_timeout_ms)
         if self._stopping():
@@ -285,12 +264,9 @@ class CoordinatorCore:
         if not was_deployed:
             if self.epoch:
                 # Nobody has heard of it; but the others went on since the vertex was asked to recall.
-                self._recalled = self._recalling = False
+                self._recalls.forget()
             return
         slot.loss, slot.loss_in = slot.failure, operator or busy
-        if all_ran:
-            # Those that are lost together are one loss.
-            self._quick_losses = self._quick_losses + 1 if now_ms - self._repaired_ms < SOON_MS else 1
         slot.restarts += 1
         self.restarts += 1
         if not self._tracked:
@@ -299,20 +275,8 @@ class CoordinatorCore:
             # Everything is done and the vertex is empty: what remained was to say so.
             self._stop(Over(JobState.ENDED), "everything is done", now_ms)
         else:
-            self._suspect(slot, now_ms)
+            self._suspicion.lost(slot, now_ms, alone=alone)
             self._repair([slot.number], now_ms)
-
-    def _suspect(self, slot: SlotRecord, now_ms: int) -> None:
-        """A slot that ran was lost: was it a record?"""
-        slot.excused = self._isolation.active and self._isolation.lost(slot.number, now_ms)
-        if self._isolation.active:
-            if not slot.excused:
-                self._quick_losses = 0
-                slot.failure += " (while no record was out)"
-        elif self._quick_losses >= SUSPICIOUS_LOSSES:
-            self._isolation.begin()
-            for other in self._running():
-                self._tell(other, PauseIntake())
 
     def _repair(self, lost: list[int], now_ms: int) -> None:
         """Begin a repair: slots that had ended start again as well."""
@@ -324,10 +288,10 @@ class CoordinatorCore:
                 slot.revived = True
                 gone.append(slot.number)
         self.epoch += 1
-        self._recalled = self._recalling = False
+        self._recalls.forget()
         self._detection.restart()
-        for slot in self._running():
-            self._tell(slot, DropPeers(self.epoch, tuple(sorted(gone))))
+        for slot in self._crew.running:
+            self._crew.tell(slot, DropPeers(self.epoch, tuple(sorted(gone))))
             slot.asked_epoch = self.epoch
         self._out.extend(SlotDown(number) for number in gone)
 
@@ -350,99 +314,62 @@ class CoordinatorCore:
             if slot.hello is None and not self._stopping():
                 error = self._upkeep.keep_up(slot, now_ms)
                 if error is not None:
-                    self._fail(given_up(error, self._quick_losses), now_ms)
+                    self._fail(given_up(error, self._suspicion.quick_losses), now_ms)
 
     def _bring_up(self, now_ms: int) -> None:
         new = [slot for slot in self.slots if not slot.deployed]
         if not new or not all(slot.hello for slot in self.slots):
             return
-        others = list(self._running())
+        others = list(self._crew.running)
         if any(slot.dropped_epoch < slot.asked_epoch for slot in others):
             return
-        if not self._recalled:
-            # Before the recall, by which the vertex forgets the root.
-            if self._isolation.convicted is not None:
-                self._condemn()
-            elif not self._recalling:
-                self._recall()
+        if not self._recalls.is_done:
+            if not self._suspicion.condemns():
+                self._recalls.ask()
             return
         self.epoch = max(self.epoch, 1)
-        self._repaired_ms = now_ms
         arrived = tuple(slot.peer for slot in new)
         for slot in others:
-            self._tell(slot, PeersUp(self.epoch, arrived))
+            self._crew.tell(slot, PeersUp(self.epoch, arrived))
         peers = tuple(slot.peer for slot in self.slots)
         for slot in new:
-            paused = self._isolation.active
-            self._tell(slot, Deploy(self.epoch, f"{self._run}/{self.epoch}", peers, paused))
+            paused = self._suspicion.active
+            self._crew.tell(slot, Deploy(self.epoch, f"{self._run}/{self.epoch}", peers, paused))
             slot.deployed, slot.heard_ms = True, now_ms
             if self._draining:
-                self._tell(slot, StopSources())
+                self._crew.tell(slot, StopSources())
             self._out.append(SlotUp(slot.number))
-        if self._isolation.active:
-            self._isolation.deployed()
-            self._detection.restart(at_rest)
-        elif self._tracked:
+        self._suspicion.repaired(now_ms)
+        if self._tracked and not self._suspicion.active:
             for slot in self.slots:
-                self._tell(slot, ReplayNow())
+                self._crew.tell(slot, ReplayNow())
 
     def _look_for_end(self, now_ms: int) -> None:
         if self.epoch and all(slot.ended for slot in self.slots):
             self._stop(Over(JobState.ENDED), "", now_ms)
-        elif not self._tracked or self._ending or not all(slot.deployed for slot in self.slots):
+        elif not self._tracked or self._ending or not self._crew.all_deployed:
             return
-        elif not self._isolation.active or self._isolation.waits_for_rest:
-            latest = {slot.number: slot.heartbeat for slot in self._running()}
+        elif self._suspicion.watches:
+            latest = {slot.number: slot.heartbeat for slot in self._crew.running}
             match self._detection.advance(latest, now_ms):
                 case ProbeAll() as probe:
                     self._probe(probe)
                 case AskStatus(number):
                     self._out.append(AskVertexStatus(number))
-                case NothingLeft() if self._isolation.active:
-                    self._isolate(self._isolation.at_rest(now_ms), now_ms)
+                case NothingLeft() if self._suspicion.active:
+                    self._suspicion.at_rest(now_ms)
                 case NothingLeft():
                     self._ending = True
-                    for slot in self._running():
-                        self._tell(slot, EndReplays())
+                    self._crew.tell_running(EndReplays())
 
     def _probe(self, probe: ProbeAll | None) -> None:
         if probe is not None:
-            for slot in self._running():
-                self._tell(slot, Probe(probe.number))
+            self._crew.tell_running(Probe(probe.number))
 
     def _drain(self) -> None:
         if not self._draining and not self._stopping():
             self._draining = True
-            for slot in self._running():
-                self._tell(slot, StopSources())
-
-    # ------------------------------------------------------------ isolation
-
-    def _isolate(self, steps: Sequence[Step], now_ms: int) -> None:
-        if self._stopping():
-            return
-        for step in steps:
-            match step:
-                case RecallAll():
-                    self._recall()
-                case Tell(source, message):
-                    self._tell(self.slots[source.slot], message)
-                case AllThrough():
-                    self._go_on_as_usual(now_ms)
-
-    def _condemn(self) -> None:
-        found = self._isolation.convicted
-        if found is not None and not self._condemning:
-            self._condemning = True
-            self._out.append(Condemn(conviction(found.root, self.slots[found.slot])))
-
-    def _go_on_as_usual(self, now_ms: int) -> None:
-        if self._isolation.found:
-            self._upkeep.forgive()
-        self._quick_losses = 0
-        self._detection.restart()
-        for slot in self._running():
-            self._tell(slot, ResumeIntake())
+            self._crew.tell_running(StopSources())
 
     # ------------------------------------------------------------ coming to an end
 
@@ -459,18 +386,6 @@ class CoordinatorCore:
 
     def _stopping(self) -> bool:
         return self._end is not None
-
-    def _running(self) -> Iterator[SlotRecord]:
-        return (slot for slot in self.slots if slot.running)
-
-    def _tell(self, slot: SlotRecord, message: ToSlot) -> None:
-        assert slot.hello is not None
-        self._out.append(SendTo(slot.number, slot.hello.instance, message))
-
-    def _recall(self) -> None:
-        self._recall_number += 1
-        self._recalling = True
-        self._out.append(RecallStreams(self._recall_number))
 
     def _mind_the_gap(self, now_ms: int) -> None:
         """Where the driver itself stood still, silence says nothing of the slots: give them the time back."""

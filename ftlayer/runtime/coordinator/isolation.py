@@ -147,14 +147,13 @@ class Isolation:
 
     def lost(self, slot: int, now_ms: int) -> bool:
         """A slot that ran was lost; return whether records may have done it: it is no failure of its own."""
+        if self._phase in (_Phase.CONTROL, _Phase.TAKING, _Phase.OUT):
+            self._recalled = 0
         if self._phase is _Phase.OUT or (self._phase is _Phase.TAKING and not self._is_kept):
             self._excuses = LEFTOVERS + 1
             if self._alone is not None:
                 self._accuse(self._alone, slot, now_ms)
             self._sizes.lost(self._taken if self._phase is _Phase.OUT else self._limit)
-            self._recalled = 0
-        elif self._phase is _Phase.CONTROL:
-            self._recalled = 0
         self._phase = _Phase.REPAIR
         self._excuses -= 1
         return self._excuses >= 0

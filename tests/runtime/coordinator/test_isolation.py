@@ -341,7 +341,7 @@ class World:
 
     def on_trial(self) -> bool:
         """Whether a loss by chance would be taken for a proof."""
-        return self.core._isolation._accused is not None
+        return self.core._suspicion._isolation._accused is not None
 
     def run(self) -> None:
         for _ in range(400_000):
