@@ -398,6 +398,7 @@ def run(quick: bool, pyflink: bool = False) -> dict[str, float]:
             SparkSession.builder.master("local[4]")
             .appName("ftlayer-bench")
             .config("spark.ui.enabled", "false")
+            .config("spark.python.daemon.module", "ftlayer.runtime.worker_daemon")
             .config("spark.sql.warehouse.dir", str(root / "warehouse"))
             .getOrCreate()
         )

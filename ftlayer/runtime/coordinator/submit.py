@@ -117,6 +117,10 @@ class SlotRunner:
 
             import pyarrow
 
+            from ftlayer.runtime.slot.pandas_later import leave_pandas_to_others
+
+            # Before the plan, whose modules may make arrays.
+            leave_pandas_to_others()
             for _ in batches:
                 pass  # the one row, which is there so that there is a task
             mine = replace(pickle.loads(order), slot=slot)
