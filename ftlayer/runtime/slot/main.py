@@ -194,9 +194,7 @@ class _Slot:
     def _open_sources(self, core: SlotCore, opened: dict[str, OpenedStream]) -> Sources:
         order, graph = self._order, self._order.graph
         options = dict(graph.options)
-        # With nothing of a source under way, its rows need not wait for others.
-        eager_ms = 0 if order.vertex is None else order.options.batch_age_ms
-        sources = Sources(core, self._control.send, eager_ms)
+        sources = Sources(core, self._control.send)
         for uid, subtask in graph.subtasks_in(order.slot):
             source = graph.vertex(uid).operators[0]
             if not isinstance(source, Source):

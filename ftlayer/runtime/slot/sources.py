@@ -41,15 +41,10 @@ class Sources:
         asked: uid of the source whose reader was asked last, "" for none yet.
     """
 
-    def __init__(self, core: SlotCore, report: Callable[[SplitDone], None], eager_ms: int = 0) -> None:
-        """``report`` sends to the coordinator.
-
-        Rows are taken ``eager_ms`` before they are due from a source of which nothing waits for the vertex: those
-        that come while it persists them are enough to make the next batch worth it.
-        """
+    def __init__(self, core: SlotCore, report: Callable[[SplitDone], None]) -> None:
+        """``report`` sends to the coordinator."""
         self._core = core
         self._report = report
-        self._eager_ms = eager_ms
         self._running: dict[TaskKey, _Running] = {}
         self.asked = ""
 
@@ -91,7 +86,7 @@ class Sources:
             # Before asking: what wakes us from here on has something newer.
             running.signal.is_set = False
             self.asked = key[0]
-            rows = running.reader.take(now.mono_ms + self._lead_ms(running))
+            rows = running.reader.take(now.mono_ms)
             if rows is not None:
                 running.signal.is_set = found = True
                 self._take(key, running, rows, now)
@@ -111,7 +106,7 @@ class Sources:
     def due_ms(self) -> int | None:
         """When a reader has something without telling (monotone, ms); None: not foreseen."""
         dues = [
-            due - self._lead_ms(running)
+            due
             for key, running in self._running.items()
             if not running.ended and (due := running.reader.due_ms) is not None and self._core.may_read(key)
         ]
@@ -121,10 +116,7 @@ class Sources:
         if running.signal.is_set:
             return True
         due = running.reader.due_ms
-        return due is not None and due - self._lead_ms(running) <= now.mono_ms
-
-    def _lead_ms(self, running: _Running) -> int:
-        return 0 if running.unaccepted else self._eager_ms
+        return due is not None and due <= now.mono_ms
 
     def _take(self, key: TaskKey, running: _Running, rows: SourceRows, now: Now) -> None:
         tickets = self._core.rows(key, rows, now)
