@@ -6,9 +6,12 @@ import ctypes
 import logging
 
 # From malloc.h. Below HEAP_MAX_SIZE (64 MiB), beyond which glibc refuses.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 KEPT_BYTES = 32 << 20
 """Up to so much free memory at the end of each heap stays with the process."""
+
+ARENAS = 4
+"""Heaps that threads share; by default there are eight a core, and each would keep its own."""
 
 logger = logging.getLogger(__name__)
 
@@ -25,5 +28,6 @@ def keep_freed_memory() -> None:
     except (OSError, AttributeError) as error:
         logger.debug("this C library's heap cannot be tuned: %s", error)
         return
+    mallopt(_M_ARENA_MAX, ARENAS)
     mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
     mallopt(_M_MMAP_THRESHOLD, KEPT_BYTES)

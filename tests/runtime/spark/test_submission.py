@@ -18,7 +18,7 @@ from ftlayer.errors import JobError, JobStartError, SlotLostError
 from ftlayer.layer.calls import StreamStatus
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.restart import ExponentialDelay, NoRestart
-from ftlayer.runtime.coordinator import core
+from ftlayer.runtime.coordinator import suspicion
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.events import JobState
 from ftlayer.runtime.coordinator.job import Job, JobParts
@@ -157,7 +157,7 @@ def until(job: Job, holds: Callable[[Any], bool]) -> Any:
 
 def test_a_killed_slot_is_submitted_again(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Losses in a row have a record looked for, and players have none.
-    monkeypatch.setattr(core, "SOON_MS", 0)
+    monkeypatch.setattr(suspicion, "SOON_MS", 0)
     job = start(a_player())
     before = until(job, lambda status: status.state is JobState.RUNNING)
     killed, other = before.slots
