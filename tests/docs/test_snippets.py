@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
-OTHERS_OPTIONS = {"--quick", "--json", "--supervise"}
+OTHERS_OPTIONS = {"--quick", "--json", "--pyflink", "--supervise"}
 """Of the benchmarks and of spark-submit."""
 
 CALLED_BY_FTLAYER = {
