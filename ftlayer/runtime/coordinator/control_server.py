@@ -6,7 +6,6 @@ The stream's descriptor is a msgpack map with protocol, job, slot, instance; the
 
 from __future__ import annotations
 
-import hmac
 import logging
 import queue
 import threading
@@ -15,8 +14,9 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError, UnauthorizedError
+from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError
 from ftlayer.runtime.coordinator.frames import PROTOCOL, decode_from_slot, encode
+from ftlayer.runtime.door import JobTokenCheck, any_port_of, refusal
 from ftlayer.runtime.messages import FromSlot, Hello, SlotFailed, ToSlot
 from ftlayer.service.wire import unpack_map
 
@@ -57,11 +57,10 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._streams: dict[str, _Stream] = {}
         self._seen: set[str] = set()
-        scheme = flight.Location.for_grpc_tcp if certificate is None else flight.Location.for_grpc_tls
         super().__init__(
-            scheme(f"[{host}]" if ":" in host else host, 0),
+            any_port_of(host, tls=certificate is not None),
             tls_certificates=None if certificate is None else [certificate],
-            middleware={"token": _TokenCheck(token)},
+            middleware={"token": JobTokenCheck(token)},
         )
 
     def send(self, instance: str, message: ToSlot) -> None:
@@ -86,7 +85,7 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             self._serve(descriptor, reader, writer)
         except FTLayerError as error:
-            raise _flight_error(error) from error
+            raise refusal(error) from error
 
     def _serve(
         self,
@@ -172,19 +171,6 @@ class _Stream:
             logger.info("a slot left before it got a message: %s", error)
 
 
-class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets no request pass that lacks the job's token."""
-
-    def __init__(self, token: str) -> None:
-        self._wanted = f"Bearer {token}".encode()
-
-    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
-        """Refuse a request, the same for a missing and for a wrong token."""
-        given = headers.get("authorization", [])
-        if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "replace"), self._wanted):
-            raise _flight_error(UnauthorizedError("the job's token is missing or wrong"))
-
-
 def _next_frame(reader: flight.MetadataRecordBatchReader) -> bytes | None:
     try:
         chunk = reader.read_chunk()
@@ -198,12 +184,3 @@ def _next_frame(reader: flight.MetadataRecordBatchReader) -> bytes | None:
         )
     frame: bytes = chunk.app_metadata.to_pybytes()
     return frame
-
-
-def _flight_error(error: FTLayerError) -> flight.FlightError:
-    kind = (
-        flight.FlightUnauthenticatedError
-        if isinstance(error, UnauthorizedError)
-        else flight.FlightServerError
-    )
-    return kind(f"{error.code}: {error}")

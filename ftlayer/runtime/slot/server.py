@@ -8,7 +8,6 @@ header ``authorization: Bearer <token>``.
 
 from __future__ import annotations
 
-import hmac
 import logging
 import queue
 import threading
@@ -17,7 +16,8 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.errors import CodecError, FTLayerError, PeerRefusedError, UnauthorizedError
+from ftlayer.errors import CodecError, FTLayerError, PeerRefusedError
+from ftlayer.runtime.door import JobTokenCheck, any_port_of, refusal
 from ftlayer.runtime.slot.events import Event, FrameCame
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 
@@ -28,19 +28,6 @@ SHUTDOWN_TIMEOUT_S = 2.0
 _TRANSPORT_ERRORS = (pa.ArrowException, OSError)
 
 logger = logging.getLogger(__name__)
-
-
-class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets no request pass that lacks the job's token."""
-
-    def __init__(self, token: str) -> None:
-        self._wanted = f"Bearer {token}".encode()
-
-    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
-        """Refuse a request, in the same words for a missing and for a wrong token."""
-        given = headers.get("authorization", [])
-        if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "replace"), self._wanted):
-            raise _refusal(UnauthorizedError("the job's token is missing or wrong"))
 
 
 class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
@@ -66,11 +53,10 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
         self._post = post
         self._lock = threading.Lock()
         self._senders: dict[int, tuple[str, _CreditWriter]] = {}
-        scheme = flight.Location.for_grpc_tcp if certificate is None else flight.Location.for_grpc_tls
         super().__init__(
-            scheme(f"[{host}]" if ":" in host else host, 0),
+            any_port_of(host, tls=certificate is not None),
             tls_certificates=None if certificate is None else [certificate],
-            middleware={"token": TokenCheck(token)},
+            middleware={"token": JobTokenCheck(token)},
         )
 
     def grant(self, slot: int, grants: bytes) -> None:
@@ -107,7 +93,7 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
                 raise CodecError("a stream between slots carries frames, and nothing else")
             self._receive(header, reader, writer)
         except FTLayerError as error:
-            raise _refusal(error) from error
+            raise refusal(error) from error
 
     def _receive(
         self,
@@ -167,12 +153,3 @@ def frame_of(batch: pa.RecordBatch | None) -> pa.Buffer:
     if batch is None or batch.num_rows != 1:
         raise CodecError("a message between slots carries one frame")
     return batch.column(0)[0].as_buffer()
-
-
-def _refusal(error: FTLayerError) -> flight.FlightError:
-    kind = (
-        flight.FlightUnauthenticatedError
-        if isinstance(error, UnauthorizedError)
-        else flight.FlightServerError
-    )
-    return kind(f"{error.code}: {error}")

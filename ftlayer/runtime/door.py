@@ -1,0 +1,38 @@
+"""What the coordinator's Flight server and the slots' have in common: who gets in, and how others are refused."""
+
+from __future__ import annotations
+
+import hmac
+
+from pyarrow import flight
+
+from ftlayer.errors import FTLayerError, UnauthorizedError
+
+
+class JobTokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Lets no request pass that lacks the job's token (``authorization: Bearer <token>``)."""
+
+    def __init__(self, token: str) -> None:
+        self._wanted = f"Bearer {token}".encode()
+
+    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
+        """Refuse a request, in the same words for a missing and for a wrong token."""
+        given = headers.get("authorization", [])
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "replace"), self._wanted):
+            raise refusal(UnauthorizedError("the job's token is missing or wrong"))
+
+
+def refusal(error: FTLayerError) -> flight.FlightError:
+    """Return the Flight error that tells a caller of ``error``."""
+    kind = (
+        flight.FlightUnauthenticatedError
+        if isinstance(error, UnauthorizedError)
+        else flight.FlightServerError
+    )
+    return kind(f"{error.code}: {error}")
+
+
+def any_port_of(host: str, *, tls: bool) -> flight.Location:
+    """Return where to listen: any free port of ``host``, which may be an IPv6 address."""
+    scheme = flight.Location.for_grpc_tls if tls else flight.Location.for_grpc_tcp
+    return scheme(f"[{host}]" if ":" in host else host, 0)
