@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,78 +15,14 @@ import pytest
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_500)]
 
-START_S = 120.0
 LINES, FILES = 150, 3
 
 
-@contextlib.contextmanager
-def daemon(directory: Path, name: str, *arguments: str, ready: str) -> Iterator[tuple[int, re.Match[str]]]:
-    """Run a daemon of Spark's; yields its process id and the line that said it was ready."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    env = os.environ | {
-        "SPARK_HOME": str(home),
-        "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "SPARK_WORKER_DIR": str(directory / "work"),
-        "SPARK_LOCAL_DIRS": str(directory / "local"),
-    }
-    log = directory / f"{name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [home / "bin" / "spark-class", *arguments], stdout=output, stderr=output, env=env
-        )
-    try:
-        deadline = time.monotonic() + START_S
-        while (said := re.search(ready, log.read_text("utf-8", "replace"))) is None:
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline, log.read_text()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.1)
-        yield process.pid, said
-    finally:
-        # Asked to, a worker ends its executors with it.
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[int]]]:
-    """A master's URL and its workers' process ids.
-
-    The workers have a host each: Spark speculates on another host only.
-    """
-    directory = tmp_path_factory.mktemp("cluster")
-    packages = "org.apache.spark.deploy"
-    ports = ("--port", "0", "--webui-port", "0")
-    with contextlib.ExitStack() as stack:
-        _, said = stack.enter_context(
-            daemon(
-                directory,
-                "master",
-                f"{packages}.master.Master",
-                *("--host", "127.0.0.1", *ports),
-                ready=r"Starting Spark master at (spark://\S+)",
-            )
-        )
-        workers = []
-        for host in ("127.0.0.2", "127.0.0.3"):
-            pid, _ = stack.enter_context(
-                daemon(
-                    directory,
-                    host,
-                    f"{packages}.worker.Worker",
-                    *("--host", host, *ports, "--cores", "1", "--memory", "1g", said[1]),
-                    ready="Successfully registered with master",
-                )
-            )
-            workers.append(pid)
-        yield said[1], workers
+def cluster(tmp_path_factory: pytest.TempPathFactory, start_cluster: Any) -> Iterator[tuple[str, list[int]]]:
+    """A master's URL and its workers' process ids."""
+    with start_cluster(tmp_path_factory.mktemp("cluster"), 1) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
