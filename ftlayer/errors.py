@@ -239,6 +239,48 @@ class TimerFailedError(FTLayerError):
         self.traceback = traceback
 
 
+class CheckpointError(FTLayerError):
+    """A checkpoint could not be taken, found or restored. The more exact errors below say which."""
+
+    code = "CHECKPOINT"
+
+
+class CheckpointStorageError(CheckpointError):
+    """The storage of checkpoints cannot be read or written (full, read-only, gone). Names the path."""
+
+    code = "CHECKPOINT_STORAGE"
+
+
+class CheckpointDamagedError(CheckpointError):
+    """What was read is not what was written: a file is missing, cut off, changed, or signed with another key."""
+
+    code = "CHECKPOINT_DAMAGED"
+
+
+class IncompatibleCheckpointError(CheckpointError):
+    """A checkpoint does not fit the job that is to be restored from it; names operators and the way out."""
+
+    code = "CHECKPOINT_INCOMPATIBLE"
+
+
+class StateSerializationError(CheckpointError):
+    """A key or value of the state cannot be written; names operator, table and type."""
+
+    code = "STATE_SERIALIZATION"
+
+
+class SnapshotCancelledError(CheckpointError):
+    """A snapshot was given up while it was written; nobody waits for it."""
+
+    code = "SNAPSHOT_CANCELLED"
+
+
+class CommitFailedError(CheckpointError):
+    """A sink could not commit what a completed checkpoint holds. Nothing is lost: it is committed on restore."""
+
+    code = "COMMIT_FAILED"
+
+
 def error_for_code(code: str) -> type[FTLayerError]:
     """Return the class with this wire ``code``, or `FTLayerError` for one this version lacks."""
     todo: list[type[FTLayerError]] = [FTLayerError]

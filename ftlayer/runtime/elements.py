@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.barrier import Barrier as Barrier
+from ftlayer.checkpoint.barrier import CancelMarker as CancelMarker
 from ftlayer.handler.lineage import Lineage as Lineage
 from ftlayer.records.ids import I64Array
 
@@ -50,4 +52,5 @@ class EndOfStream:
     """Nothing comes on this channel any more. Implies `MAX_TIME_MS`."""
 
 
-Element = Batch | Watermark | Idle | EndOfStream
+Mark = Watermark | Idle | EndOfStream | Barrier | CancelMarker
+Element = Batch | Mark

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
+
 # ---------------------------------------------------------------- from a slot
 
 
@@ -96,7 +99,45 @@ class ReplaysOut:
     origin: int = 0
 
 
-FromSlot = Hello | Heartbeat | PeersDropped | SplitDone | SlotFailed | SlotEnded | ReplaysOut
+@dataclass(frozen=True, slots=True)
+class SubtaskAcked:
+    """Barrier mode: a subtask's part of a checkpoint is written, and durable."""
+
+    checkpoint: int
+    snapshot: SubtaskSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskDeclined:
+    """Barrier mode: a subtask cannot take its part of a checkpoint. ``synchronous``: and has to be restarted."""
+
+    checkpoint: int
+    uid: str
+    subtask: int
+    reason: str
+    synchronous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DataEnded:
+    """Barrier mode: a subtask of a source has emitted its last record; it goes on sending barriers."""
+
+    uid: str
+    subtask: int
+
+
+FromSlot = (
+    Hello
+    | Heartbeat
+    | PeersDropped
+    | SplitDone
+    | SlotFailed
+    | SlotEnded
+    | ReplaysOut
+    | SubtaskAcked
+    | SubtaskDeclined
+    | DataEnded
+)
 
 # ---------------------------------------------------------------- from the coordinator
 
@@ -114,13 +155,15 @@ class Peer:
 class Deploy:
     """Start the tasks; ``peers`` are all slots, this one included. ``run`` names this run of the job.
 
-    ``paused``: as after `PauseIntake`.
+    ``paused``: as after `PauseIntake`. In barrier mode a slot may be deployed again after `ResetTasks`, and
+    ``restore`` is what its tasks begin with; None: with nothing.
     """
 
     epoch: int
     run: str
     peers: tuple[Peer, ...]
     paused: bool = False
+    restore: Restore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +268,43 @@ class EndReplays:
 
 
 @dataclass(frozen=True, slots=True)
+class ResetTasks:
+    """Barrier mode: forget all tasks, sources and peers, and wait for the next `Deploy`; answered by `PeersDropped`.
+
+    What sinks have written since checkpoint ``restored`` (0: ever) will not be committed: abort it.
+    """
+
+    epoch: int
+    restored: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    """Let the sources of this slot send ``barrier``, with their positions."""
+
+    barrier: Barrier
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """The checkpoint is published, and its sinks are committed."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAborted:
+    """Nobody waits for this checkpoint any more."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndTasks:
+    """Barrier mode: everything is committed; the sources end their streams, and with them all tasks."""
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """End now. What is pending stays in the vertex."""
 
@@ -244,5 +324,10 @@ ToSlot = (
     | LetOut
     | Probe
     | EndReplays
+    | ResetTasks
+    | TriggerCheckpoint
+    | CheckpointCompleted
+    | CheckpointAborted
+    | EndTasks
     | Cancel
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import TopologyOptions
 from ftlayer.service.client import VertexClient
 from ftlayer.stream.job_graph import JobGraph
@@ -24,6 +25,21 @@ class Door:
 
 
 @dataclass(frozen=True)
+class CheckpointPlan:
+    """What a slot has to know of checkpoints.
+
+    Attributes:
+        config: as the user gave it.
+        run: names this execution: its directory under ``config.directory``.
+        key: what pieces are signed with, and what is pickled in them is trusted by.
+    """
+
+    config: CheckpointConfig
+    run: str
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
 class SlotOrder:
     """What a slot needs to know.
 
@@ -38,6 +54,7 @@ class SlotOrder:
             reaches the coordinator.
         tls_cert, tls_key: PEM for its channels' server off loopback, else None.
         key: the job's secret, which sealed payloads are checked by.
+        checkpoints: barrier mode is on; None: it is not.
     """
 
     job: str
@@ -50,3 +67,4 @@ class SlotOrder:
     tls_cert: bytes | None
     tls_key: bytes | None = field(repr=False)
     key: bytes = field(repr=False)
+    checkpoints: CheckpointPlan | None = None

@@ -66,7 +66,8 @@ class Channel:
 class JobGraph:
     """What runs. Subtask i of a chain runs in slot i; a `Replay` has one subtask (see `slot_of`).
 
-    ``options`` has the retry options of each stream that records are persisted under.
+    ``options`` has the retry options of each stream that records are persisted under. ``max_parallelism`` is the
+    number of key groups in barrier mode (the graph is not tracked then), 0 without checkpoints.
     """
 
     name: str
@@ -74,6 +75,12 @@ class JobGraph:
     edges: tuple[JobEdge, ...]
     tracked: bool
     options: tuple[tuple[str, StreamOptions], ...] = ()
+    max_parallelism: int = 0
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether barriers flow through it."""
+        return self.max_parallelism > 0
 
     @cached_property
     def slots(self) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
+from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.functions.chain import RowFailure
 from ftlayer.layer.calls import Now, Records, SourcePosition
 from ftlayer.records.ids import U64Array
@@ -70,6 +74,12 @@ class ReplayTask(Task, Protocol):
     def is_asking(self) -> bool:
         """Whether there is none yet."""
 
+    def hold(self) -> None:
+        """Ask for nothing until `go_on`: a slot is away. What is answered goes out."""
+
+    def go_on(self, now: Now) -> list[Action]:
+        """All slots are there again."""
+
     def pause(self) -> None:
         """See `ftlayer.runtime.messages.PauseIntake`, `ResumeIntake`, `AllowReplays` and `LetOut` for these four."""
 
@@ -131,3 +141,70 @@ class SinkBody(Protocol):
 
     def close(self) -> None:
         """Give resources up; called once at the end, after a forced flush."""
+
+
+# ---------------------------------------------------------------- barrier mode
+
+
+class PendingSnapshot(Protocol):
+    """A task's snapshot between its synchronous part, which is over, and its end."""
+
+    def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
+        """The asynchronous part; runs once, in another thread. ``channels`` and ``times`` are not filled in.
+
+        Raises as `ftlayer.state.contract.Frozen.write`; any exception declines the checkpoint.
+        """
+
+    def release(self) -> None:
+        """Give up what is kept for it; called once in the task's thread, behind `write` or in its place."""
+
+
+class CheckpointedTask(Task, Protocol):
+    """A task of a graph with checkpoints: every source task and every task with inputs is one.
+
+    Its `start` restores what it was made with. Barriers never reach `InputTask.input`.
+    """
+
+    def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], PendingSnapshot]:
+        """The synchronous part. The actions come before the barrier on the task's outputs.
+
+        (They are `Send`s of what had to be flushed.) The caller sends the barrier on to all outputs by itself.
+        """
+
+    def completed(self, checkpoint: int, now: Now) -> None:
+        """The checkpoint is complete, and its committables are committed."""
+
+    def aborted(self, checkpoint: int, now: Now) -> None:
+        """The checkpoint was given up: the next one has to hold what it would have held."""
+
+    def discard(self, restored: int) -> None:
+        """The task goes away before its end: close everything, abort what is not in checkpoint ``restored``."""
+
+
+class CheckpointedSource(CheckpointedTask, Protocol):
+    """A source's task."""
+
+    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
+        """Send rows at once; their position is the task's from now on."""
+
+    def end(self, now: Now) -> list[Action]:
+        """There are no more rows: send the last watermark (`MAX_TIME_MS`); barriers go on until `end_stream`."""
+
+    def end_stream(self, now: Now) -> list[Action]:
+        """Everything is committed: send `EndOfStream`, and end."""
+
+
+class CommittingSinkBody(SinkBody, Protocol):
+    """A sink whose rows become visible with the checkpoint that holds them."""
+
+    def precommit(self, checkpoint: int) -> Callable[[], tuple[Committable, ...]]:
+        """Set aside the rows so far, and return what writes them (in another thread, once).
+
+        It returns every committable that this subtask has not been told to be committed, this checkpoint's last.
+        """
+
+    def completed(self, checkpoint: int) -> None:
+        """All committables for checkpoints up to this one are committed."""
+
+    def discard(self, restored: int) -> None:
+        """Abort what was written for checkpoints behind ``restored``, and what is gathered."""

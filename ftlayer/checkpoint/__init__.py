@@ -1,0 +1,1 @@
+"""Barrier mode: barrier handlers, the checkpoint coordinator, checkpoint storage, savepoints. Names are Flink's."""

@@ -1,0 +1,251 @@
+"""What a checkpoint is made of: values that travel from slots to the coordinator and lie in the metadata.
+
+All of them are plain (`ftlayer.service.codec.dataclass_codec` packs them). Keyed and operator state is filed
+under the uid of its *operator*, so that it is found again when chains are cut otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ftlayer.checkpoint.pieces import Piece
+
+# ---------------------------------------------------------------- state
+
+
+@dataclass(frozen=True, slots=True)
+class TableInfo:
+    """A table of keyed state, or an operator's timers.
+
+    Attributes:
+        number: what its entries are marked with in the pieces of the same `KeyedSnapshot`.
+        operator: uid.
+        name: of the table.
+        kind: ``"value"``, ``"list"``, ``"map"`` or ``"timers"``.
+        serializer: name of what keys and values are written with.
+        version: of the serializer.
+    """
+
+    number: int
+    operator: str
+    name: str
+    kind: str
+    serializer: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatePiece:
+    """Entries of keyed state.
+
+    ``format`` is ``"entries"`` (portable between backends) or ``"lmdb"`` (a copy of an environment). ``checkpoint``
+    is the one that wrote it.
+    """
+
+    format: str
+    piece: Piece
+    entries: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedSnapshot:
+    """Keyed state and timers of all operators of one subtask, for key groups first <= g < end.
+
+    ``pieces`` are read in their order: what a later one says of a key replaces what earlier ones said.
+    """
+
+    first_group: int
+    end_group: int
+    tables: tuple[TableInfo, ...]
+    pieces: tuple[StatePiece, ...]
+
+
+class Redistribution(StrEnum):
+    """What another parallelism does to operator state: SPLIT deals items out, UNION and BROADCAST give all to all."""
+
+    SPLIT = "split"
+    UNION = "union"
+    BROADCAST = "broadcast"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorState:
+    """A list (SPLIT, UNION) or a mapping (BROADCAST; items are packed pairs) of one operator in one subtask."""
+
+    operator: str
+    name: str
+    redistribution: Redistribution
+    items: tuple[bytes, ...]
+
+
+# ---------------------------------------------------------------- sources, sinks, records in flight
+
+
+@dataclass(frozen=True, slots=True)
+class Committable:
+    """What a sink has written, for ``checkpoint``, and not committed. ``message`` is sealed."""
+
+    sink: str
+    message: bytes
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelState:
+    """Records that an unaligned barrier has overtaken on one channel, as frames of `ElementCodec`, in order.
+
+    The edge is named by what stays the same over restarts. ``outgoing``: they had not left the sender yet; they
+    come behind those that had.
+    """
+
+    source: str
+    tag: str
+    target: str
+    input: int
+    sender: int
+    receiver: int
+    outgoing: bool
+    frames: Piece
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTimes:
+    """Milliseconds, and bytes of records in flight, of one subtask's snapshot."""
+
+    start_delay_ms: int = 0
+    alignment_ms: int = 0
+    sync_ms: float = 0.0
+    async_ms: float = 0.0
+    in_flight_bytes: int = 0
+    unaligned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskSnapshot:
+    """One subtask's part of a checkpoint.
+
+    Attributes:
+        uid, subtask: of the chain.
+        keyed: None without keyed state.
+        operators: list, union list and broadcast state.
+        positions: of a source, by partition: `ftlayer.runtime.connectors.positions`.
+        committables: everything that the subtask's sink has not been told to be committed.
+        channels: records in flight.
+        times: what it took.
+        written_bytes: new bytes in the storage; ``state_bytes`` are all that it refers to.
+    """
+
+    uid: str
+    subtask: int
+    keyed: KeyedSnapshot | None = None
+    operators: tuple[OperatorState, ...] = ()
+    positions: dict[str, bytes] = field(default_factory=dict)
+    committables: tuple[Committable, ...] = ()
+    channels: tuple[ChannelState, ...] = ()
+    times: SnapshotTimes = field(default_factory=SnapshotTimes)
+    written_bytes: int = 0
+    state_bytes: int = 0
+
+    def pieces(self) -> list[Piece]:
+        """Return all bytes it refers to."""
+        keyed = () if self.keyed is None else self.keyed.pieces
+        return [part.piece for part in keyed] + [channel.frames for channel in self.channels]
+
+
+# ---------------------------------------------------------------- a whole checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorInfo:
+    """An operator of the graph that was snapshotted: enough to say what does not fit another graph.
+
+    ``keys`` are the key columns' types as text, in order; ``keyed`` edges of the chain matter for `max_parallelism`.
+    """
+
+    uid: str
+    chain: str
+    kind: str
+    parallelism: int
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A completed checkpoint or savepoint: what its metadata file holds.
+
+    Attributes:
+        checkpoint: id.
+        job: name of the topology.
+        run: unique name of the execution that took it: ``directory``'s owner.
+        kind: see `SnapshotKind`.
+        started_ms, completed_ms: wall clock.
+        max_parallelism: number of key groups.
+        operators: of the graph.
+        subtasks: one for each.
+        sources: by source uid, what the driver's planner has to know of its open ranges (sealed).
+        unaligned: whether records in flight are in it.
+        location: URL of the directory it lies in; "" in the driver's memory. Not written: it is where it is.
+    """
+
+    checkpoint: int
+    job: str
+    run: str
+    kind: str
+    started_ms: int
+    completed_ms: int
+    max_parallelism: int
+    operators: tuple[OperatorInfo, ...]
+    subtasks: tuple[SubtaskSnapshot, ...]
+    sources: dict[str, bytes] = field(default_factory=dict)
+    unaligned: bool = False
+    location: str = ""
+
+
+# ---------------------------------------------------------------- restoring
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Records to be worked off first, on an input channel of the new task: edge number, sender, and what was there.
+
+    ``keep``: "" for all rows, ``"groups"`` for those in the task's key groups alone (by the edge's key).
+    """
+
+    edge: int
+    sender: int
+    state: ChannelState
+    keep: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskRestore:
+    """What one subtask of a new deployment begins with.
+
+    Attributes:
+        keyed: snapshots that hold some of the subtask's key groups; entries of other groups and of operators that
+            are not in its chain are to be skipped.
+        operators: operator state, redistributed.
+        positions: of all partitions of the source (each subtask reads its own).
+        in_flight: in the order in which they have to come on each channel.
+        outgoing: records that had not left this subtask, to be sent first (same parallelism on both sides).
+    """
+
+    uid: str
+    subtask: int
+    keyed: tuple[KeyedSnapshot, ...] = ()
+    operators: tuple[OperatorState, ...] = ()
+    positions: dict[str, bytes] = field(default_factory=dict)
+    in_flight: tuple[InFlight, ...] = ()
+    outgoing: tuple[InFlight, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """What a slot restores. ``location``: the directory that pieces' paths are relative to; "" none."""
+
+    checkpoint: int
+    location: str
+    subtasks: tuple[SubtaskRestore, ...]

@@ -1,0 +1,1 @@
+"""Where snapshots lie: driver memory, or any directory that fsspec reaches."""
