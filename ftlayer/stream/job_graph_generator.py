@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ftlayer.config import FTStatus
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Forward
+from ftlayer.stream.barrier_builder import BarrierBuilder
 from ftlayer.stream.checks import check_graph
 from ftlayer.stream.facts import MAIN, has_timers, inputs_of, side_outputs_of
 from ftlayer.stream.ft_builder import FTLayerBuilder, NopFTLayerBuilder, OpFTLayerBuilder
@@ -16,12 +17,19 @@ from ftlayer.stream.operators import Operator, Source
 
 
 def job_graph(
-    graph: StreamGraph, status: FTStatus = FTStatus.ON, retry: StreamOptions | None = None
+    graph: StreamGraph,
+    status: FTStatus = FTStatus.ON,
+    retry: StreamOptions | None = None,
+    *,
+    max_parallelism: int = 0,
 ) -> JobGraph:
     """Translate a graph. ``retry`` are the options of sources that have none of their own.
 
-    Raises what `check_graph` and `OpFTLayerBuilder.wire` raise.
+    ``max_parallelism`` above 0 is the number of key groups in barrier mode. Raises what `check_graph` and the
+    ``wire`` of the builders raise.
     """
+    if max_parallelism:
+        return generate(graph, BarrierBuilder(max_parallelism))
     if status is FTStatus.OFF:
         return generate(graph, NopFTLayerBuilder())
     return generate(graph, OpFTLayerBuilder(retry or StreamOptions()))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.errors import FTLayerError
 from ftlayer.layer.calls import Failure, StreamStatus
 from ftlayer.runtime.messages import FromSlot, ToSlot
@@ -107,6 +109,42 @@ class Broken:
     error: FTLayerError
 
 
+# Barrier mode alone:
+
+
+@dataclass(frozen=True, slots=True)
+class RestartRequested:
+    """All tasks are to be restored: too many checkpoints have failed, say."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReady:
+    """What the slots of `PrepareRestore` begin with: checkpoint ``checkpoint`` (0: with nothing), a `Restore` a slot.
+
+    It stands: whatever it holds of sinks is committed.
+    """
+
+    number: int
+    checkpoint: int
+    restores: Mapping[int, Restore]
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFailed:
+    """There is nothing that can be restored; ``lasting``: nor will there be."""
+
+    number: int
+    error: FTLayerError
+    lasting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndTasksRequested:
+    """The final checkpoint is committed."""
+
+
 Event = (
     Said
     | Broke
@@ -118,6 +156,10 @@ Event = (
     | RecallDone
     | Condemned
     | Broken
+    | RestartRequested
+    | RestoreReady
+    | RestoreFailed
+    | EndTasksRequested
 )
 
 # ---------------------------------------------------------------- decisions
@@ -184,6 +226,25 @@ class SlotDown:
 
 
 @dataclass(frozen=True, slots=True)
+class PrepareRestore:
+    """Barrier mode: find out what these slots are to begin with; answered by `RestoreReady` or `RestoreFailed`.
+
+    Checkpoints under way are given up, and none begins before their `RegionDeployed`.
+    """
+
+    number: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionDeployed:
+    """Barrier mode: these slots were told to start their tasks, from this checkpoint."""
+
+    slots: tuple[int, ...]
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """The job has come to its final state; nothing of it runs any more."""
 
@@ -192,5 +253,15 @@ class Over:
 
 
 Decision = (
-    SendTo | SubmitSlot | CancelSlot | RecallStreams | Condemn | AskVertexStatus | SlotUp | SlotDown | Over
+    SendTo
+    | SubmitSlot
+    | CancelSlot
+    | RecallStreams
+    | Condemn
+    | AskVertexStatus
+    | SlotUp
+    | SlotDown
+    | PrepareRestore
+    | RegionDeployed
+    | Over
 )

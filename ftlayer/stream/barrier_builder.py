@@ -1,0 +1,47 @@
+"""How barrier mode gets into a graph: nothing is added, but edges by key go by key group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.layer.calls import StreamOptions
+from ftlayer.partitioning.key_groups import HashByKeyGroup
+from ftlayer.partitioning.partitioners import HashByKey
+from ftlayer.stream.job_graph import JobEdge, JobGraph
+
+
+@dataclass(frozen=True)
+class BarrierBuilder:
+    """`ftlayer.stream.ft_builder.FTLayerBuilder` of graphs with checkpoints.
+
+    Attributes:
+        max_parallelism: number of key groups.
+    """
+
+    max_parallelism: int
+
+    @property
+    def tracked(self) -> bool:
+        """False: no record is followed."""
+        return False
+
+    def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:
+        """Return the graph for barriers; `InvalidTopologyError` for more subtasks than key groups."""
+        for vertex in graph.vertices:
+            if vertex.parallelism > self.max_parallelism:
+                raise InvalidTopologyError(
+                    f"{vertex.uid!r} has parallelism {vertex.parallelism}, and there are {self.max_parallelism} key "
+                    "groups; raise max_parallelism of CheckpointConfig (before the first checkpoint: it stays)"
+                )
+        return replace(
+            graph,
+            edges=tuple(self._by_group(edge) for edge in graph.edges),
+            max_parallelism=self.max_parallelism,
+        )
+
+    def _by_group(self, edge: JobEdge) -> JobEdge:
+        if not isinstance(edge.partitioner, HashByKey):
+            return edge
+        return replace(edge, partitioner=HashByKeyGroup(edge.partitioner.selector, self.max_parallelism))
