@@ -5,6 +5,9 @@ A job starts when every slot has an instance, and is repaired when one is lost:
     lost → `DropPeers` to the others → all answered, and a new instance is there → the vertex recalls what is
     pending → `PeersUp` to the others, `Deploy` to the new one, `ReplayNow` to all
 
+From the loss on the vertex recalls what is pending, so that it does not time out; nobody asks for it before all slots
+are there again.
+
 Where slots are lost again and again soon after that, a record may end the processes that work on it: `Isolation`
 takes over what is let in until it is found.
 
@@ -19,6 +22,7 @@ from collections.abc import Sequence
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError
+from ftlayer.layer.calls import StreamOptions
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.crew import Crew, Recalls
 from ftlayer.runtime.coordinator.ending import (
@@ -96,8 +100,12 @@ class CoordinatorCore:
         options: TopologyOptions,
         restart: RestartStrategy,
         replays: Sequence[ReplayInput] = (),
+        timeout_ms: int = StreamOptions().timeout_ms,
     ) -> None:
-        """``replays`` are all inputs by which the vertex lets records in again."""
+        """``replays`` are all inputs by which the vertex lets records in again.
+
+        ``timeout_ms``: no record times out before.
+        """
         self._tracked = tracked
         self._run = run
         self._options = options
@@ -111,7 +119,7 @@ class CoordinatorCore:
         self._ending = False
         self._end: Stopping | None = None
         self._started_ms = self._last_ms = 0
-        self._recalls = Recalls(not tracked, self._out)
+        self._recalls = Recalls(not tracked, timeout_ms, self._out)
         self._detection = EndDetection()
         self._upkeep = Upkeep(options, restart, self._out)
         self._suspicion = Suspicion(
@@ -166,7 +174,8 @@ class CoordinatorCore:
             case StatusKnown():
                 self._probe(self._detection.status(event.number, event.status, now_ms))
             case RecallDone():
-                if self._recalls.answered(event.number) and not self._stopping():
+                self._recalls.answered(event.number)
+                if not self._stopping():
                     self._suspicion.recalled(event.rows, now_ms)
             case Condemned():
                 self._suspicion.condemned()
@@ -303,8 +312,11 @@ class CoordinatorCore:
         if not self._stopping():
             self._bring_up(now_ms)
             self._look_for_end(now_ms)
-        if self._end is not None:
-            self._end.advance(now_ms)
+        if self._end is not None and self._end.advance(now_ms):
+            if self._tracked:
+                # For the next start, which may be long after their timeout.
+                self._recalls.at_the_end()
+            self._out.append(self._end.verdict)
 
     def _keep_slots_up(self, now_ms: int) -> None:
         late = self.epoch == 0 and now_ms - self._started_ms >= self._options.start_timeout_ms
@@ -318,10 +330,12 @@ class CoordinatorCore:
 
     def _bring_up(self, now_ms: int) -> None:
         new = [slot for slot in self.slots if not slot.deployed]
-        if not new or not all(slot.hello for slot in self.slots):
+        if not new:
             return
         others = list(self._crew.running)
-        if any(slot.dropped_epoch < slot.asked_epoch for slot in others):
+        all_know = all(slot.dropped_epoch >= slot.asked_epoch for slot in others)
+        if not all_know or not all(slot.hello for slot in self.slots):
+            self._recall_meanwhile(all_know, now_ms)
             return
         if not self._recalls.is_done:
             if not self._suspicion.condemns():
@@ -343,6 +357,12 @@ class CoordinatorCore:
         if self._tracked and not self._suspicion.active:
             for slot in self.slots:
                 self._crew.tell(slot, ReplayNow())
+
+    def _recall_meanwhile(self, all_know: bool, now_ms: int) -> None:
+        if not self._tracked or not self.epoch or not self._recalls.is_due(self.epoch, all_know, now_ms):
+            return
+        if not self._suspicion.condemns():
+            self._recalls.meanwhile(self.epoch, all_know, now_ms)
 
     def _look_for_end(self, now_ms: int) -> None:
         if self.epoch and all(slot.ended for slot in self.slots):

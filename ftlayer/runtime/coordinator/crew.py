@@ -38,13 +38,24 @@ class Crew:
 
 
 class Recalls:
-    """Whether the vertex has recalled what was pending at the last loss. Decisions are added to ``out``."""
+    """Whether the vertex has recalled what was pending at the last loss. Decisions are added to ``out``.
 
-    def __init__(self, done: bool, out: list[Decision]) -> None:
+    `ask` is for when everything is ready to go on. What a lost slot held is touched by nobody until then, and would
+    use up an attempt if it timed out: `meanwhile` has it recalled at once, for its time not to run. Once is not enough.
+    Slots that have not heard of the loss yet go on to send to the lost one; and calls that the lost one has made may
+    reach the vertex late, such as records that had to wait for room there, which the first recall has made.
+    """
+
+    def __init__(self, done: bool, timeout_ms: int, out: list[Decision]) -> None:
+        """``timeout_ms``: nothing that is pending times out before."""
         self._number = 0
+        # As often as slots touch what they hold.
+        self._every_ms = max(1, timeout_ms // 3)
         self._out = out
         self.is_done = done
         self._asked = False
+        self._meanwhile: tuple[int, bool] | None = None
+        self._meanwhile_ms = 0
 
     def forget(self) -> None:
         """More may have to be recalled since."""
@@ -53,13 +64,27 @@ class Recalls:
     def ask(self) -> None:
         """Have it done, if that is not under way."""
         if not self._asked:
-            self._number += 1
             self._asked = True
-            self._out.append(RecallStreams(self._number))
+            self._recall()
 
-    def answered(self, number: int) -> bool:
-        """Take an answer; return whether it is the one that is waited for."""
-        if number != self._number or not self._asked:
-            return False
-        self._asked, self.is_done = False, True
-        return True
+    def is_due(self, epoch: int, all_know: bool, now_ms: int) -> bool:
+        """Whether it is time for `meanwhile`: of a loss, when all others know of it, and again and again."""
+        return self._meanwhile != (epoch, all_know) or now_ms - self._meanwhile_ms >= self._every_ms
+
+    def meanwhile(self, epoch: int, all_know: bool, now_ms: int) -> None:
+        """Have done what can be done while a slot is away."""
+        self._meanwhile, self._meanwhile_ms = (epoch, all_know), now_ms
+        self._recall()
+
+    def at_the_end(self) -> None:
+        """Have it done for whoever comes next; nobody waits for it."""
+        self._recall()
+
+    def _recall(self) -> None:
+        self._number += 1
+        self._out.append(RecallStreams(self._number))
+
+    def answered(self, number: int) -> None:
+        """Take an answer; only the one to the last question makes it done."""
+        if number == self._number and self._asked:
+            self._asked, self.is_done = False, True

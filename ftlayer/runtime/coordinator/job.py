@@ -193,6 +193,7 @@ class Job:
             options=parts.options,
             restart=parts.restart,
             replays=[ReplayInput(uid, parts.graph.slot_of(uid, 0)) for uid in parts.graph.replays],
+            timeout_ms=min((options.timeout_ms for _, options in parts.graph.options), default=0),
         )
         self._started_ms, self._ended_ms = _now_ms(), 0
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()

@@ -20,6 +20,9 @@ from ftlayer.layer.calls import (
 from ftlayer.runtime.slot.worker import Worker
 from ftlayer.service.client import VertexClient
 
+# A call in a vertex that is up takes milliseconds (s).
+CLOSE_TIMEOUT_S = 2.0
+
 OnError = Callable[[FTLayerError], None]
 
 logger = logging.getLogger(__name__)
@@ -78,8 +81,9 @@ class JobVertexCalls:
         self._do(work, failed)
 
     def close(self) -> None:
-        """End the thread behind what it does."""
+        """End the thread behind what it does; waits a little for it: the client may be closed next."""
         self._worker.stop()
+        self._worker.join(CLOSE_TIMEOUT_S)
 
     def _open(self, stream: str) -> StreamOpened:
         reply = self.client.call(OpenStream(stream, self._options[stream]))

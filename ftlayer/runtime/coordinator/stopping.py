@@ -16,7 +16,7 @@ CANCEL_AGAIN_MS = 1_000
 
 
 class Stopping:
-    """The way from a verdict to `Over`. Decisions are added to ``out``."""
+    """The way to a verdict. Decisions are added to ``out``."""
 
     def __init__(self, verdict: Over, slots: Sequence[SlotRecord], out: list[Decision], now_ms: int) -> None:
         self.verdict = verdict
@@ -34,15 +34,15 @@ class Stopping:
             elif not slot.ended:
                 self._out.append(SendTo(slot.number, slot.hello.instance, Cancel(reason)))
 
-    def advance(self, now_ms: int) -> None:
-        """Say that it is over when no Spark job is left, or one cannot be ended."""
+    def advance(self, now_ms: int) -> bool:
+        """Return whether it is over: no Spark job is left, or one cannot be ended."""
         stuck = [slot for slot in self._slots if slot.submitted]
         if not stuck or now_ms - self._since_ms >= STOP_GRACE_MS + CANCEL_GRACE_MS:
             self.over = True
-            self._out.append(self.verdict)
         elif now_ms - self._cancelled_ms >= CANCEL_AGAIN_MS:
             self._cancelled_ms = now_ms
             late = now_ms - self._since_ms >= STOP_GRACE_MS
             self._out.extend(
                 CancelSlot(slot.number, slot.attempt) for slot in stuck if late or slot.hello is None
             )
+        return self.over

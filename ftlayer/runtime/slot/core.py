@@ -7,7 +7,7 @@ waits for another one inside a send, which two slots could do for each other for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import pyarrow as pa
@@ -73,6 +73,7 @@ class SlotCore:
         self._grants: GrantBook[Channel] = GrantBook(options.channel_bytes)
         self._totals = dict.fromkeys(("persisted", "replayed", "failed", "dropped"), 0)
         self._paused = False
+        self._away: set[int] = set()
         self._reports: list[ReplaysOut] = []
         self.activity = 0
         self.working: Working | None = None
@@ -187,8 +188,15 @@ class SlotCore:
         self._outgoing.peer_lost(slot)
 
     def drop_peer(self, slot: int, now: Now) -> None:
-        """A slot is gone, and another instance will take its place: forget what was for it and came of it."""
+        """A slot is gone, and another instance will take its place: forget what was for it and came of it.
+
+        Until `peers_back` no replays are asked for: they would have to wait for it, or end the next process if it was
+        one of them that has ended this one.
+        """
         self.activity += 1
+        self._away.add(slot)
+        for replaying in self._replaying():
+            cast(ReplayTask, replaying.task).hold()
         self._totals["dropped"] += self._outgoing.drop_peer(slot)
         for channel, sender in self._seating.senders.items():
             if sender == slot:
@@ -197,6 +205,14 @@ class SlotCore:
                 self._grants.take(channel)
                 task = cast(InputTask, seat.task)
                 self._run(seat, lambda task=task, channel=channel: task.reset(channel, now), now)  # type: ignore[misc]
+
+    def peers_back(self, slots: Iterable[int], now: Now) -> None:
+        """These slots have new instances."""
+        self._away.difference_update(slots)
+        if not self._away:
+            for seat in self._replaying():
+                task = cast(ReplayTask, seat.task)
+                self._run(seat, lambda task=task: task.go_on(now), now, counts=False)  # type: ignore[misc]
 
     def unsent_to(self, slot: int) -> bool:
         """Whether anything waits for, or is on its way to, a slot."""
@@ -223,7 +239,7 @@ class SlotCore:
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
                 self._run(seat, lambda seat=seat: seat.task.on_time(now), now, counts=False)  # type: ignore[misc]
-            if seat.asked is not None and seat.has_room and self._vertex is not None:
+            if seat.asked is not None and seat.has_room and not self._away and self._vertex is not None:
                 ask, seat.asked = seat.asked, None
                 self._vertex.take_replays(seat.key, ask)
 

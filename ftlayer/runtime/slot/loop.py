@@ -99,6 +99,12 @@ class SlotLoop:
             FTLayerError: of a source, of the vertex, of what another slot has sent.
             Exception: whatever a task raises.
         """
+        self.begin(deploy)
+        while self.turn():
+            pass
+
+    def begin(self, deploy: Deploy) -> None:
+        """Start the tasks."""
         self._links.deploy(deploy)
         for slot in self._links.reached:
             self._core.peer_up(slot)
@@ -106,20 +112,23 @@ class SlotLoop:
             self._core.pause()
         self._core.start(_now())
         self._sources.start()
-        while True:
-            self._take_mail()
-            if self._over:
-                return
-            now = _now()
-            self._core.on_time(now)
-            worked = self._core.run_next(now)
-            if self._sources.read(now) or worked or len(self._mailbox):
-                self._pulse.quiet = False
-            elif self._core.has_ended:
-                self._send(SlotEnded(self._core.counters()))
-                return
-            else:
-                self._rest(now)
+
+    def turn(self) -> bool:
+        """Take the mail and run one task, or wait if there is nothing to do; False when the slot has ended."""
+        self._take_mail()
+        if self._over:
+            return False
+        now = _now()
+        self._core.on_time(now)
+        worked = self._core.run_next(now)
+        if self._sources.read(now) or worked or len(self._mailbox):
+            self._pulse.quiet = False
+        elif self._core.has_ended:
+            self._send(SlotEnded(self._core.counters()))
+            return False
+        else:
+            self._rest(now)
+        return True
 
     # ------------------------------------------------------------ waiting
 
@@ -206,6 +215,7 @@ class SlotLoop:
                 for slot in self._links.up(message):
                     self._lost.pop(slot, None)
                     self._core.peer_up(slot)
+                self._core.peers_back((peer.slot for peer in message.peers), _now())
             case AssignSplits():
                 self._sources.assign(message)
             case StopSources():

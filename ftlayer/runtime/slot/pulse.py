@@ -77,7 +77,8 @@ class Pulse:
         """Return the roots to be touched now."""
         core = self._core
         if core is None:
-            return []
+            # The others send already, and making a task ready may take long.
+            return [roots for roots in self._held() if len(roots)]
         held = [*core.held_roots(), *self._held()]
         working = core.working
         if working is not None:

@@ -62,6 +62,7 @@ class ReplayTask:
         self._asked = False
         self._poll_again = False
         self._ending = False
+        self._on_hold = False
         self._paused = False
         self._group: _Group | None = None
         self._kept: tuple[Records, ...] = ()
@@ -84,7 +85,7 @@ class ReplayTask:
 
     def poll(self, now: Now) -> list[Action]:
         """Ask, now or when the answer that is under way has come (it may be older than what is due now)."""
-        if self._ending or self._paused:
+        if self._ending or self._paused or self._on_hold:
             return []
         if self._asked:
             self._poll_again = True
@@ -103,6 +104,15 @@ class ReplayTask:
     def is_asking(self) -> bool:
         """Whether an answer is under way."""
         return self._asked
+
+    def hold(self) -> None:
+        """Ask for nothing; what is under way goes out, and waits where the slot that is away is to have it."""
+        self._on_hold = True
+
+    def go_on(self, now: Now) -> list[Action]:
+        """Ask as before."""
+        self._on_hold = False
+        return self.poll(now)
 
     def pause(self) -> None:
         """Ask for nothing and send nothing that is not allowed from here on."""
@@ -135,7 +145,7 @@ class ReplayTask:
             (only,) = records
             return [ReplaysOut(self.uid, group.number, 1, int(only.roots[0]), int(only.origins[0]))]
         actions = self._sent(records)
-        if rows and group.rows < group.limit:
+        if rows and group.rows < group.limit and not self._on_hold:
             return actions + self._ask_for(group)
         return [*actions, ReplaysOut(self.uid, group.number, group.rows)]
 
@@ -171,6 +181,8 @@ class ReplayTask:
     def _go_on(self, full: bool, now: Now) -> list[Action]:
         if self._ending:
             return self._ended()
+        if self._on_hold:
+            return []
         if full or self._poll_again:
             return self._ask()
         return [WakeAt(now.mono_ms + self._options.replay_poll_ms)]

@@ -138,10 +138,11 @@ class World(RuleBasedStateMachine):
             case CancelSlot(slot, attempt):
                 assert attempt <= (self.jobs[slot] or attempt)
             case RecallStreams(number):
-                deployed = [p for p in self.current.values() if p and p.deployed]
-                assert not any(p.owes_epochs for p in deployed), "recalled before all had dropped the lost"
                 self.recalls.append(number)
-                self.valid_recalls.add(number)
+                processes = list(self.current.values())
+                all_know = not any(p.owes_epochs for p in processes if p and p.deployed)
+                if not self.core.epoch or (all(processes) and all_know):
+                    self.valid_recalls.add(number)
             case AskVertexStatus(number):
                 self.questions.append(number)
             case Condemn(failure):
@@ -307,7 +308,7 @@ class World(RuleBasedStateMachine):
         if process and process.deployed and not process.may_end and not process.ended:
             if process.paused:
                 return
-            if self.due and slot != SOURCE_ONLY:
+            if self.due and slot != SOURCE_ONLY and not process.known_down:
                 self.due -= 1
             elif process.sources_over:
                 return
@@ -376,13 +377,10 @@ class World(RuleBasedStateMachine):
     def recall_answers(self, fails: int) -> None:
         if self.recalls and fails:
             number = self.recalls.pop(0)
-            # Only a recall begun after the last loss makes everything due.
-            rows = 0
-            if number in self.valid_recalls:
-                rows = self.pending_lost
-                self.recalled_since_loss = True
-                self.due += self.pending_lost
-                self.pending_lost = 0
+            rows, self.pending_lost = self.pending_lost, 0
+            self.due += rows
+            # Of what comes up late, and is lost on its way to a lost slot, only a recall begun when all know knows.
+            self.recalled_since_loss |= number in self.valid_recalls
             self.tell(RecallDone(number, rows))
 
     @rule()

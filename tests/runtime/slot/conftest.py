@@ -134,6 +134,12 @@ class FakeTask:
     def poll(self, now: Now) -> list[Action]:
         return [AskReplays("job/source", 10)]
 
+    def hold(self) -> None:
+        pass
+
+    def go_on(self, now: Now) -> list[Action]:
+        return []
+
     def replays(self, records: tuple[Records, ...], now: Now) -> list[Action]:
         return [action for batch in records for action in self._sends(batch.payload)]
 
