@@ -109,13 +109,17 @@ class SubtaskAcked:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskDeclined:
-    """Barrier mode: a subtask cannot take its part of a checkpoint. ``synchronous``: and has to be restarted."""
+    """Barrier mode: a subtask cannot take its part of a checkpoint. ``synchronous``: and has to be restarted.
+
+    ``counts`` toward ``tolerable_failures``: false for what a `GiveUp` says, since nothing has gone wrong here.
+    """
 
     checkpoint: int
     uid: str
     subtask: int
     reason: str
     synchronous: bool = False
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
