@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.elements import Batch, Element, EndOfStream, Idle, Watermark
+from ftlayer.runtime.elements import Barrier, Batch, CancelMarker, Element, EndOfStream, Idle, Watermark
 from ftlayer.runtime.slot.batching import can_join, cut, joined, size_of
 from ftlayer.runtime.slot.credit import SendWindow
 from ftlayer.runtime.slot.inbox import Inbox
@@ -75,7 +75,8 @@ class RemoteOutput:
         """Take an element; it goes out by `flush` and `take`."""
         if not isinstance(element, Batch):
             self.flush()
-            self._mark = element
+            if not isinstance(element, Barrier | CancelMarker):
+                self._mark = element
             self._window.put(self._codec.encode(self.channel, element))
             return
         for part in cut(element, self._batch_rows):

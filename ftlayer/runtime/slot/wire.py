@@ -22,15 +22,26 @@ import pyarrow as pa
 
 from ftlayer.errors import CodecError
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.elements import Batch, Element, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.elements import (
+    Barrier,
+    Batch,
+    CancelMarker,
+    Element,
+    EndOfStream,
+    Idle,
+    Lineage,
+    Watermark,
+)
+from ftlayer.runtime.slot.barrier_wire import pack_barrier, unpack_barrier
 from ftlayer.stream.job_graph import Channel, JobEdge
 
-# version, kind, flags, edge, sender, receiver, rows, ids, payload bytes (a watermark's time for marks).
+# version, kind, flags, edge, sender, receiver, rows, ids, payload bytes (for marks: a watermark's time, or the
+# number of a checkpoint).
 _HEADER = struct.Struct("<BBHIIIIIq")
 HEADER_BYTES = _HEADER.size
 _VERSION = 1
 
-_BATCH, _WATERMARK, _IDLE, _END = range(4)
+_BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL = range(6)
 
 _LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM = 1, 2, 4, 8, 16
 _ALL_FLAGS = _LINEAGE | _OFFSETS | _ORIGINS | _TIMES | _STREAM
@@ -60,6 +71,10 @@ class ElementCodec:
                 return _mark(channel, _IDLE, 0)
             case EndOfStream():
                 return _mark(channel, _END, 0)
+            case Barrier(checkpoint):
+                return _mark(channel, _BARRIER, checkpoint) + pack_barrier(element)
+            case CancelMarker(checkpoint):
+                return _mark(channel, _CANCEL, checkpoint)
 
     def decode(self, frame: pa.Buffer) -> tuple[Channel, Element]:
         """Read a frame; arrays and columns are views of it, and cannot be written to.
@@ -75,12 +90,18 @@ class ElementCodec:
                 raise CodecError(f"a frame names edge {header.edge}; there are {len(self._schemas)}")
             channel = self._channels[key] = Channel(*key)
         if header.kind == _BATCH:
-            return channel, self._decode_batch(_aligned(frame), header)
-        if frame.size != HEADER_BYTES:
-            raise CodecError(f"a mark has {HEADER_BYTES} bytes, not {frame.size}")
-        if header.kind == _WATERMARK:
-            return channel, Watermark(header.number)
-        return channel, Idle() if header.kind == _IDLE else EndOfStream()
+            return channel, self._decode_batch(_aligned(frame), header, header.edge)
+        return channel, _decode_mark(frame, header)
+
+    def decode_for(self, edge: int, frame: pa.Buffer) -> Batch:
+        """Read the batch of a frame that was written for a channel of another graph, as one of ``edge``.
+
+        Raises `CodecError` as `decode`, and for a frame that holds a mark.
+        """
+        header = _Header.read(frame)
+        if header.kind != _BATCH:
+            raise CodecError("a frame of records in flight holds a mark")
+        return self._decode_batch(_aligned(frame), header, edge)
 
     # ------------------------------------------------------------ batches
 
@@ -127,7 +148,7 @@ class ElementCodec:
                 f"edge {edge} carries the columns {_described(wanted)}, and was given {_described(schema)}"
             )
 
-    def _decode_batch(self, frame: pa.Buffer, header: _Header) -> Batch:
+    def _decode_batch(self, frame: pa.Buffer, header: _Header, edge: int) -> Batch:
         lineage, times, start = _read_arrays(frame, header)
         if header.number < 0 or start + header.number != frame.size:
             raise CodecError(f"a frame of {frame.size} bytes should have {start} + {header.number}")
@@ -136,14 +157,14 @@ class ElementCodec:
             payload = (
                 _from_stream(body)
                 if header.flags & _STREAM
-                else pa.ipc.read_record_batch(body, self._schemas[header.edge])
+                else pa.ipc.read_record_batch(body, self._schemas[edge])
             )
             payload.validate()
         except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-            raise CodecError(f"the payload of edge {header.edge} is not readable ({error})") from error
+            raise CodecError(f"the payload of edge {edge} is not readable ({error})") from error
         if payload.num_rows != header.rows:
             raise CodecError(f"a frame of {header.rows} rows has a payload of {payload.num_rows}")
-        self._check_schema(header.edge, payload.schema)
+        self._check_schema(edge, payload.schema)
         return Batch(payload, lineage, times)
 
 
@@ -163,6 +184,11 @@ def roots_in(frame: pa.Buffer | bytes) -> U64Array:
 def rows_in(frame: bytes) -> int:
     """Return how many records an encoded element has; `CodecError` as `roots_in`."""
     return _Header.read(pa.py_buffer(frame)).rows
+
+
+def is_barrier(frame: bytes) -> bool:
+    """Whether an encoded element is a `Barrier`."""
+    return frame[1] == _BARRIER
 
 
 def encode_grants(grants: dict[Channel, int]) -> bytes:
@@ -203,7 +229,7 @@ class _Header:
         header = cls(*fields)
         if version != _VERSION:
             raise CodecError(f"a frame of version {version}; this slot reads version {_VERSION}")
-        if header.kind > _END or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
+        if header.kind > _CANCEL or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
             raise CodecError(f"a frame of kind {header.kind} with flags {header.flags:#x} makes no sense")
         if not header.flags & _LINEAGE and header.flags & (_OFFSETS | _ORIGINS):
             raise CodecError("a frame has parts of a lineage and no lineage")
@@ -243,6 +269,18 @@ def _check_offsets(offsets: npt.NDArray[np.int32] | None, rows: int, ids: int) -
             raise CodecError(f"{rows} rows have {ids} ids and nothing says whose they are")
     elif offsets[0] != 0 or offsets[-1] != ids or (np.diff(offsets) < 0).any():
         raise CodecError(f"the offsets of {ids} ids over {rows} rows make no sense")
+
+
+def _decode_mark(frame: pa.Buffer, header: _Header) -> Element:
+    if header.kind == _BARRIER:
+        return unpack_barrier(header.number, frame.slice(HEADER_BYTES))
+    if frame.size != HEADER_BYTES:
+        raise CodecError(f"a mark has {HEADER_BYTES} bytes, not {frame.size}")
+    if header.kind == _WATERMARK:
+        return Watermark(header.number)
+    if header.kind == _CANCEL:
+        return CancelMarker(header.number)
+    return Idle() if header.kind == _IDLE else EndOfStream()
 
 
 def _mark(channel: Channel, kind: int, number: int) -> bytes:

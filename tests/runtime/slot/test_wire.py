@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.errors import CodecError
 from ftlayer.partitioning.partitioners import Rebalance
-from ftlayer.runtime.elements import Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.elements import Barrier, Batch, CancelMarker, EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.slot.batching import can_join, cut, joined, rows_of
-from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants, roots_in
+from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants, is_barrier, roots_in
 from ftlayer.stream.job_graph import Channel, JobEdge
 
 NESTED = pa.schema(
@@ -118,6 +119,50 @@ def test_marks(element: Watermark | Idle | EndOfStream) -> None:
     frame = CODEC.encode(CHANNEL, element)
     assert CODEC.decode(pa.py_buffer(frame)) == (CHANNEL, element)
     assert len(roots_in(frame)) == 0
+
+
+BARRIERS = st.builds(
+    Barrier,
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**63 - 1),
+    st.sampled_from(Alignment),
+    st.none() | st.integers(0, 2**63 - 1),
+    st.sampled_from(SnapshotKind),
+    st.booleans(),
+    st.text(max_size=40),
+)
+
+
+@given(BARRIERS)
+def test_barriers_with_all_they_say(barrier: Barrier) -> None:
+    frame = CODEC.encode(CHANNEL, barrier)
+    assert CODEC.decode(pa.py_buffer(frame)) == (CHANNEL, barrier)
+    assert is_barrier(frame)
+    marker = CODEC.encode(CHANNEL, CancelMarker(barrier.checkpoint))
+    assert CODEC.decode(pa.py_buffer(marker)) == (CHANNEL, CancelMarker(barrier.checkpoint))
+    assert not is_barrier(marker)
+
+
+@given(BARRIERS, st.integers(0, 80), st.integers(0, 255))
+def test_a_damaged_barrier_is_an_error_or_a_barrier(barrier: Barrier, at: int, byte: int) -> None:
+    frame = bytearray(CODEC.encode(CHANNEL, barrier))
+    frame[at % len(frame)] = byte
+    for damaged in (bytes(frame), bytes(frame[: at % len(frame)])):
+        try:
+            CODEC.decode(pa.py_buffer(damaged))
+        except CodecError:
+            continue
+
+
+def test_a_frame_of_another_graph_is_read_as_one_of_an_edge() -> None:
+    old = ElementCodec([edge(0, CODED), edge(1, EMPTY), edge(2, NESTED)])
+    batch = batch_of(5, lineage=False, times=True)
+    frame = pa.py_buffer(old.encode(Channel(2, 0, 0), batch))
+    same(CODEC.decode_for(0, frame), batch)
+    with pytest.raises(CodecError):
+        CODEC.decode_for(1, frame)
+    with pytest.raises(CodecError, match="mark"):
+        CODEC.decode_for(0, pa.py_buffer(old.encode(Channel(2, 0, 0), Idle())))
 
 
 def test_a_slice_carries_only_its_rows() -> None:
