@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import Failure, Persist
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Acknowledge, AskReplays
+from ftlayer.runtime.slot.capture import CapturedChannel
 from ftlayer.runtime.slot.seat import AnyTask, TaskKey
+from ftlayer.runtime.task.contract import PendingSnapshot
 
 
 class Links(Protocol):
@@ -44,6 +48,43 @@ class VertexCalls(Protocol):
 
     def take_replays(self, key: TaskKey, ask: AskReplays) -> None:
         """Ask for replays; `SlotCore.replays` follows."""
+
+
+class Snapshots(Protocol):
+    """The way of snapshots to the storage and the coordinator. Called in the loop's thread; nothing here waits.
+
+    For each task and checkpoint: `begin`, then `captured`, each once at most and in this order (often in one turn of
+    the loop). The subtask has acked when both `PendingSnapshot.write` and `CapturedChannel.write` of each channel
+    are over and synced:
+
+        snapshot = pending.write(writer, cancelled)                         # from `begin` on
+        channels = tuple(channel.write(writer) for channel in captured)     # from `captured` on
+        replace(snapshot, channels=channels, times=replace(times, async_ms=…, in_flight_bytes=…))
+
+    `give_up` or `cancel` may come instead of `begin`, between the two, or behind both, also when everything is
+    written: the last word then is "nobody waits for it". Whoever implements this owns the ``pending`` of each `begin`,
+    and calls its `release` once in the loop's thread.
+    """
+
+    def stopwatch_ms(self) -> float:
+        """Return milliseconds since any fixed moment, as exactly as the machine can: for ``sync_ms``."""
+
+    def begin(self, key: TaskKey, barrier: Barrier, pending: PendingSnapshot) -> None:
+        """The synchronous part is over and the barrier sent on: write ``pending``."""
+
+    def captured(
+        self, key: TaskKey, checkpoint: int, channels: tuple[CapturedChannel, ...], times: SnapshotTimes
+    ) -> None:
+        """All records in flight that belong to the checkpoint are known; mostly there are none.
+
+        ``times`` lacks ``async_ms`` and ``in_flight_bytes`` (the length of what the channels wrote).
+        """
+
+    def give_up(self, key: TaskKey, checkpoint: int, reason: str) -> None:
+        """The task cannot take its part: tell the coordinator (not ``synchronous``). What was begun is cancelled."""
+
+    def cancel(self, key: TaskKey, checkpoint: int) -> None:
+        """The coordinator has given the checkpoint up. What was begun is cancelled; nothing to tell."""
 
 
 @dataclass(frozen=True, slots=True)
