@@ -306,8 +306,8 @@ class BarrierJobCore:
                 self._bring_up(region, now_ms)
             if self._ending and all(slot.ended for slot in self.slots):
                 self._stop(Over(JobState.ENDED), "", now_ms)
-        if self._end is not None:
-            self._end.advance(now_ms)
+        if self._end is not None and self._end.advance(now_ms):
+            self._out.append(self._end.verdict)
 
     def _keep_slots_up(self, now_ms: int) -> None:
         late = not self._begun and now_ms - self._started_ms >= self._options.start_timeout_ms

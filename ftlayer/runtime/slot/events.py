@@ -81,6 +81,14 @@ class CoordinatorLost:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotOver:
+    """Nothing of a task's snapshot is needed any more: it is written, or given up."""
+
+    key: TaskKey
+    checkpoint: int
+
+
 Event = (
     FrameCame
     | CreditCame
@@ -91,4 +99,5 @@ Event = (
     | Wake
     | CoordinatorSaid
     | CoordinatorLost
+    | SnapshotOver
 )
