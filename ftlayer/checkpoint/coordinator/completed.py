@@ -1,0 +1,97 @@
+"""Completed checkpoints: how many are kept, and what becomes of them in the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from ftlayer.checkpoint.barrier import SnapshotKind
+from ftlayer.checkpoint.coordinator.decisions import JobEnd
+from ftlayer.checkpoint.options import CheckpointConfig, Retention
+from ftlayer.checkpoint.pieces import Scope
+from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+
+_REMEMBERED = 16
+# Of so many discarded checkpoints the files are known: a task that has missed so many completions cannot take part.
+
+
+class CompletedStore:
+    """What the job may be restored from, the oldest first. Savepoints among them are never discarded."""
+
+    def __init__(self, config: CheckpointConfig, known: Sequence[Checkpoint], *, claimed: bool) -> None:
+        """``known`` are there from the beginning; they are discarded like the job's own ones if ``claimed``."""
+        self._retained = config.retained
+        self._retention = config.retention
+        self._checkpoints = sorted(known, key=lambda each: each.checkpoint)
+        self._foreign = set() if claimed else {each.checkpoint for each in known}
+        self._gone: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def checkpoints(self) -> tuple[Checkpoint, ...]:
+        """All of them."""
+        return tuple(self._checkpoints)
+
+    @property
+    def latest(self) -> Checkpoint | None:
+        """What to restore from."""
+        return self._checkpoints[-1] if self._checkpoints else None
+
+    def add(self, checkpoint: Checkpoint) -> None:
+        """Take a completed one."""
+        self._checkpoints.append(checkpoint)
+        self._checkpoints.sort(key=lambda each: each.checkpoint)
+
+    def subsume(self) -> list[Checkpoint]:
+        """Forget what is more than is retained; returns what is to be discarded of it."""
+        return self._forget(self._checkpoints[: -self._retained])
+
+    def restored(self, checkpoint: Checkpoint | None) -> list[Checkpoint]:
+        """The job was restored from this one: later ones do not stand any more. Returns what is to be discarded."""
+        last = 0 if checkpoint is None else checkpoint.checkpoint
+        dropped = self._forget([each for each in self._checkpoints if each.checkpoint > last])
+        if checkpoint is not None and all(each.checkpoint != last for each in self._checkpoints):
+            self._foreign.add(last)
+            self.add(checkpoint)
+        return dropped
+
+    def over(self, end: JobEnd) -> list[Checkpoint]:
+        """The job is over; returns what is to be discarded."""
+        if end is JobEnd.FINISHED:
+            keep = False
+        elif end is JobEnd.CANCELLED:
+            keep = self._retention is Retention.RETAIN_ON_CANCELLATION
+        else:
+            keep = self._retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS
+        return [] if keep else self._forget(list(self._checkpoints))
+
+    def lacks_base(self, parts: Iterable[SubtaskSnapshot]) -> bool:
+        """Whether parts of a new checkpoint refer to files that went with a discarded one.
+
+        A task builds on the last checkpoint that it was told is complete. The news of the next one may reach it
+        later than a barrier does, and meanwhile what it builds on may have been discarded.
+        """
+        paths = _shared_paths(parts)
+        return any(not paths.isdisjoint(gone) for gone in self._gone)
+
+    def _forget(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+        dropped = {each.checkpoint for each in checkpoints}
+        self._checkpoints = [each for each in self._checkpoints if each.checkpoint not in dropped]
+        discarded = [
+            each
+            for each in checkpoints
+            if each.checkpoint not in self._foreign and each.kind != SnapshotKind.SAVEPOINT
+        ]
+        for each in discarded:
+            kept = [part for left in self._checkpoints for part in left.subtasks]
+            self._gone.append(frozenset(_shared_paths(each.subtasks) - _shared_paths(kept)))
+        self._foreign -= dropped
+        return discarded
+
+
+def _shared_paths(parts: Iterable[SubtaskSnapshot]) -> set[str]:
+    return {
+        piece.path
+        for part in parts
+        for piece in part.pieces()
+        if piece.scope is Scope.SHARED and piece.inline is None
+    }

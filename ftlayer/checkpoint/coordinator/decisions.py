@@ -1,0 +1,128 @@
+"""What the coordinator decides. Frozen values; whoever owns it carries them out in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.errors import CheckpointError
+
+
+class JobEnd(StrEnum):
+    """How a job came to its end: FINISHED with all its records done or with a savepoint, or not so well."""
+
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Have all subtasks of all sources send this barrier."""
+
+    barrier: Barrier
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Write the metadata; answered by `published` or `publish_failed`. One at a time.
+
+    ``checkpoint.sources`` is empty: the owner fills it in. ``location`` is a savepoint's directory, "" otherwise.
+    """
+
+    checkpoint: Checkpoint
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSinks:
+    """Commit what the checkpoint's sinks have written; answered by `committed` or `commit_failed`.
+
+    Committables of checkpoints up to ``above`` are committed already, and may be left out.
+    """
+
+    checkpoint: Checkpoint
+    above: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyCompleted:
+    """Tell all slots that the checkpoint is published and its sinks are committed."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotifyAborted:
+    """Tell all slots that nobody waits for the checkpoint any more."""
+
+    checkpoint: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Remove a completed checkpoint. What those that are `CheckpointCoordinator.completed` refer to stays."""
+
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardParts:
+    """Remove what was written for a checkpoint that was given up. ``location``: of a savepoint, else ""."""
+
+    checkpoint: int
+    parts: tuple[SubtaskSnapshot, ...]
+    location: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FailJob:
+    """Restore all tasks from the last checkpoint. Nothing is triggered until the job is `running` again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreFrom:
+    """Answer to `restarting`: this is the checkpoint to restore, which stands whatever happens; None: there is none."""
+
+    number: int
+    checkpoint: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a user's request: a completed checkpoint, or why there is none."""
+
+    request: int
+    checkpoint: Checkpoint | None = None
+    error: CheckpointError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndTasks:
+    """Everything is committed, and the job ends.
+
+    ``drain``: all sources have ended, their streams may end. Otherwise it was stopped with a savepoint (or lost a
+    slot since): tasks are to end where they are, for an end of their streams would fire timers and windows.
+    """
+
+    drain: bool
+
+
+Decision = (
+    Trigger
+    | Publish
+    | CommitSinks
+    | NotifyCompleted
+    | NotifyAborted
+    | Discard
+    | DiscardParts
+    | FailJob
+    | RestoreFrom
+    | Answer
+    | EndTasks
+)

@@ -1,0 +1,131 @@
+"""A checkpoint between its trigger and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
+from ftlayer.checkpoint.snapshots import Checkpoint, OperatorInfo, SubtaskSnapshot
+
+Subtask = tuple[str, int]
+"""Uid of a chain, and the number of one of its subtasks."""
+
+
+class Stage(Enum):
+    """How far a checkpoint is: subtasks write, all have, the metadata is written, sinks are committed."""
+
+    WRITING = auto()
+    WRITTEN = auto()
+    PUBLISHING = auto()
+    COMMITTING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What every checkpoint of an execution has in common.
+
+    Attributes:
+        job: name of the topology.
+        run: unique name of the execution.
+        max_parallelism: number of key groups.
+        operators: of the graph.
+        subtasks: of all chains: each has a part in every checkpoint.
+        sources: those of them that are a source's.
+    """
+
+    job: str
+    run: str
+    max_parallelism: int
+    operators: tuple[OperatorInfo, ...]
+    subtasks: frozenset[Subtask]
+    sources: frozenset[Subtask]
+
+
+@dataclass(eq=False)
+class PendingCheckpoint:
+    """What is known of a checkpoint under way.
+
+    Attributes:
+        barrier: what was triggered.
+        triggered_ms: by the monotone clock.
+        waiting: subtasks whose parts are not there yet.
+        stops: whether the job stops with it (a savepoint).
+        requests: of users, to be answered with it.
+        parts: of the subtasks that have theirs written.
+    """
+
+    barrier: Barrier
+    triggered_ms: int
+    waiting: set[Subtask]
+    stops: bool = False
+    requests: list[int] = field(default_factory=list)
+    parts: dict[Subtask, SubtaskSnapshot] = field(default_factory=dict)
+    stage: Stage = Stage.WRITING
+
+    @classmethod
+    def begin(
+        cls,
+        barrier: Barrier,
+        triggered_ms: int,
+        subtasks: Collection[Subtask],
+        *,
+        stops: bool = False,
+        requests: Sequence[int] = (),
+    ) -> PendingCheckpoint:
+        """Return one that waits for all subtasks."""
+        return cls(barrier, triggered_ms, set(subtasks), stops, list(requests))
+
+    @property
+    def number(self) -> int:
+        """Id."""
+        return self.barrier.checkpoint
+
+    @property
+    def is_savepoint(self) -> bool:
+        """Whether it is a user's."""
+        return self.barrier.kind is SnapshotKind.SAVEPOINT
+
+    @property
+    def commits(self) -> bool:
+        """Whether its completion commits sinks, and makes it what the job is restored from.
+
+        A savepoint that the job goes on behind does neither (as in Flink since 1.15): it is its user's to move or
+        delete, so the job cannot count on it, and what it would have committed would come a second time if the job
+        were restored from the checkpoint before.
+        """
+        return not self.is_savepoint or self.stops
+
+    @property
+    def can_be_aborted(self) -> bool:
+        """Whether its metadata is not written yet, nor being written."""
+        return self.stage in (Stage.WRITING, Stage.WRITTEN)
+
+    def acked(self, part: SubtaskSnapshot) -> bool:
+        """Take a part; returns whether that was the last one. One that is there already, or not asked for, is ignored."""
+        subtask = (part.uid, part.subtask)
+        if subtask not in self.waiting:
+            return False
+        self.waiting.discard(subtask)
+        self.parts[subtask] = part
+        if self.waiting:
+            return False
+        self.stage = Stage.WRITTEN
+        return True
+
+    def assembled(self, facts: JobFacts, completed_ms: int) -> Checkpoint:
+        """Return the whole. ``completed_ms``: wall clock."""
+        parts = tuple(self.parts[subtask] for subtask in sorted(self.parts))
+        return Checkpoint(
+            checkpoint=self.number,
+            job=facts.job,
+            run=facts.run,
+            kind=str(self.barrier.kind),
+            started_ms=self.barrier.started_ms,
+            completed_ms=completed_ms,
+            max_parallelism=facts.max_parallelism,
+            operators=facts.operators,
+            subtasks=parts,
+            unaligned=any(part.channels for part in parts),
+        )
