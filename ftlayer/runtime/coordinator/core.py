@@ -234,7 +234,7 @@ class CoordinatorCore:
             if self._stopping():
                 return
         slot.connect(hello, now_ms)
-        slot.submit_at_ms = None
+        slot.submit_at_ms = slot.lost_ms = None
 
     def _broke(self, slot: SlotRecord, event: Broke, now_ms: int) -> None:
         if slot.is_instance(event.instance) and not slot.ended:
@@ -276,6 +276,7 @@ class CoordinatorCore:
                 self._recalls.forget()
             return
         slot.loss, slot.loss_in = slot.failure, operator or busy
+        slot.lost_ms = now_ms
         slot.restarts += 1
         self.restarts += 1
         if not self._tracked:

@@ -17,6 +17,7 @@ class SlotRecord:
         submitted: the latest of them has not ended, as far as is known.
         cancelled: it was told to.
         submit_at_ms: when the next one is due; None while none is.
+        lost_ms: when an instance was lost that no Spark job was submitted for yet; None: none was.
         patience_ms: until when something is waited for (a Hello; the end of a cancelled Spark job).
         hello: the connected instance; None while there is none.
         deployed: that instance was told to start its tasks.
@@ -40,6 +41,7 @@ class SlotRecord:
     submitted: bool = False
     cancelled: bool = False
     submit_at_ms: int | None = None
+    lost_ms: int | None = None
     patience_ms: int = 0
     hello: Hello | None = None
     deployed: bool = False

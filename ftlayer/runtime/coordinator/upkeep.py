@@ -33,7 +33,7 @@ class Upkeep:
     def submit(self, slot: SlotRecord, now_ms: int) -> None:
         """Start a Spark job for the slot."""
         slot.attempt += 1
-        slot.submitted, slot.cancelled, slot.submit_at_ms = True, False, None
+        slot.submitted, slot.cancelled, slot.submit_at_ms, slot.lost_ms = True, False, None, None
         slot.patience_ms = now_ms + self._options.start_timeout_ms
         self._out.append(SubmitSlot(slot.number, slot.attempt))
 
@@ -75,7 +75,8 @@ class Upkeep:
             if pause is None:
                 return SlotLostError(f"the restart strategy has given up. Last failure: {slot.failure}")
             slot.revived = slot.excused = False
-            slot.submit_at_ms = now_ms + pause
+            # Spark takes its time to say that a job has ended whose process is gone: part of the pause is over.
+            slot.submit_at_ms = (now_ms if slot.lost_ms is None else slot.lost_ms) + pause
         if now_ms >= slot.submit_at_ms:
             self.submit(slot, now_ms)
         return None

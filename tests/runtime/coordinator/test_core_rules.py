@@ -206,6 +206,21 @@ def test_what_is_pending_is_recalled_again_and_again_while_a_slot_is_away() -> N
     assert recalls_of(rig.pass_ms(2 * TIMEOUT_MS, (*beats, "1b"))) == []
 
 
+def test_the_pause_before_a_restart_begins_at_the_loss() -> None:
+    """Spark says some tenths of a second later that the job of a process that is gone has ended."""
+    rig = Rig(2, restart=FixedDelay(attempts=9, delay="300ms"))
+    rig.up()
+    lose(rig, "1a")
+    assert not [it for it in rig.pass_ms(200, ("0a",)) if isinstance(it, SubmitSlot)]
+    assert rig.tell(SparkJobEnded(1, 1, "crashed")) == []
+    assert not [it for it in rig.pass_ms(50, ("0a",)) if isinstance(it, SubmitSlot)]
+    assert SubmitSlot(1, 2) in rig.pass_ms(50, ("0a",))
+    # It has never been up: nothing was lost, and its pause begins when it ends.
+    rig.tell(SparkJobEnded(1, 2, "crashed"))
+    assert not [it for it in rig.pass_ms(250, ("0a",)) if isinstance(it, SubmitSlot)]
+    assert SubmitSlot(1, 3) in rig.pass_ms(100, ("0a",))
+
+
 def test_what_a_cancelled_job_leaves_is_recalled_for_its_next_start() -> None:
     rig = Rig(1)
     rig.up()
@@ -252,8 +267,8 @@ def test_a_slot_that_does_not_come_back_is_ended_and_submitted_again() -> None:
     lose(rig, "1a")  # but its Spark job goes on: Spark may try again by itself
     assert not [it for it in rig.pass_ms(4_900, ("0a",)) if not isinstance(it, RecallStreams)]
     assert CancelSlot(1, 1) in rig.pass_ms(200, ("0a",))
-    rig.tell(SparkJobEnded(1, 1, "cancelled"))
-    assert SubmitSlot(1, 2) in rig.pass_ms(100, ("0a",))
+    # The pause has long been over.
+    assert SubmitSlot(1, 2) in rig.tell(SparkJobEnded(1, 1, "cancelled"))
 
 
 def test_slots_that_do_not_come_up() -> None:
