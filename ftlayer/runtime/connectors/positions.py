@@ -31,6 +31,11 @@ def partition_key(index: int) -> str:
     return f"{_KEY_PREFIX}{index}"
 
 
+def partition_index(key: str) -> int:
+    """Return the partition that `partition_key` made a name of."""
+    return int(key.removeprefix(_KEY_PREFIX))
+
+
 def pack_rows(rows: int) -> bytes:
     """Return the position of an iterable of which ``rows`` rows are accepted."""
     packed: bytes = msgpack.packb(rows)

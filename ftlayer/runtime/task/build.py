@@ -2,33 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import cast
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.snapshots import SubtaskRestore
 from ftlayer.config import TopologyOptions
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.functions.steps import Process, Reduce
 from ftlayer.handler.handler import Handler
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.contract import InputTask, SinkBody, Task
+from ftlayer.runtime.task.checkpointed_chain import CheckpointedChainTask
+from ftlayer.runtime.task.checkpointed_source import CheckpointedSourceTask
+from ftlayer.runtime.task.contract import CommittingSinkBody, InputTask, SinkBody, Task
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import Gate
 from ftlayer.runtime.task.join import JoinTask
+from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.runtime.task.linked import LinkedSourceTask, LinkedTask
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
 from ftlayer.runtime.task.pipeline import Pipeline
 from ftlayer.runtime.task.replay_task import ReplayTask
+from ftlayer.runtime.task.shared_backend import SharedBackend
 from ftlayer.runtime.task.source_task import SourceTask
 from ftlayer.runtime.task.timer_roots import TimerRoots
+from ftlayer.state.contract import CheckpointedBackend
 from ftlayer.state.heap import HeapBackend
 from ftlayer.stream.facts import has_timers
 from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import CoProcess, Join, Replay, Sink, Source
+from ftlayer.stream.operators import (
+    CoProcess,
+    Join,
+    Operator,
+    PushSource,
+    Replay,
+    Sink,
+    Source,
+    WriterSink,
+)
 
 OpenSink = Callable[[Sink, int, int], SinkBody]
-"""``open_sink(sink, subtask, parallelism)`` makes the sink of one subtask ready."""
+"""``open_sink(sink, subtask, parallelism)`` makes the sink of one subtask ready.
+
+In a graph with checkpoints that of a `WriterSink` is a `CommittingSinkBody`.
+"""
+
+OpenBackend = Callable[[str, int, Mapping[str, pa.Schema]], CheckpointedBackend]
+"""``open_backend(chain, subtask, keys)`` opens, and restores, the state of one subtask of a chain.
+
+``keys`` are the types of the key columns of each operator that has a key, by uid.
+"""
 
 MAX_REMEMBER_MS = 5 * 60_000
 """A join remembers acknowledged rows no longer for replays: they are as many as come in that time."""
@@ -42,11 +69,14 @@ def build_task(
     *,
     options: TopologyOptions,
     open_sink: OpenSink,
+    restore: SubtaskRestore | None = None,
+    open_backend: OpenBackend | None = None,
 ) -> Task:
     """Make one subtask of the chain ``uid`` ready.
 
     The task is a `SourceTask` for a chain that begins with a `Source`, a `ReplayTask` for a `Replay`, else an
-    `InputTask`.
+    `InputTask`. In a graph with checkpoints it is a `CheckpointedSource`, or an `InputTask` that is a
+    `CheckpointedTask` as well.
 
     Args:
         graph: what runs.
@@ -55,13 +85,19 @@ def build_task(
         handler: this subtask's own, made for ``uid``.
         options: of the topology.
         open_sink: called at once for a chain that ends in a `Sink`.
+        restore: with checkpoints: what the subtask begins with. A source takes its positions from it; state is
+            restored by ``open_backend``.
+        open_backend: with checkpoints: called at once for a chain with an operator that can keep state.
 
     Raises:
-        InvalidTopologyError: the operators cannot be run as a chain.
+        InvalidTopologyError: the operators cannot be run as a chain, or not with checkpoints.
         ConfigError: the sink cannot be opened.
+        CheckpointError: what ``open_backend`` raises.
     """
     operators = graph.vertex(uid).operators
     first = operators[0]
+    if graph.checkpointed:
+        return _checkpointed_task(graph, uid, subtask, handler, open_sink, restore, open_backend)
     if isinstance(first, Replay):
         return ReplayTask(graph, uid, subtask, handler, options)
     if len(operators) > 1 and isinstance(first, Source | Join):
@@ -97,6 +133,70 @@ def _input_task(graph: JobGraph, uid: str, subtask: int, handler: Handler, open_
         roots = TimerRoots(graph, uid, last.uid, subtask, handler, emitter) if timed else None
         outlet = ChannelOutlet(handler, emitter, roots)
     return ChainTask(uid, subtask, edges, gate, pipeline, handler, outlet)
+
+
+def _checkpointed_task(
+    graph: JobGraph,
+    uid: str,
+    subtask: int,
+    handler: Handler,
+    open_sink: OpenSink,
+    restore: SubtaskRestore | None,
+    open_backend: OpenBackend | None,
+) -> Task:
+    vertex = graph.vertex(uid)
+    operators = vertex.operators
+    _check_checkpointable(operators)
+    first, last = operators[0], operators[-1]
+    if isinstance(first, Source):
+        positions = {} if restore is None else restore.positions
+        return CheckpointedSourceTask(graph, uid, subtask, handler, positions)
+    edges = graph.edges_into(uid)
+    inputs = _inputs(first, edges)
+    functions = [op for op in operators if not isinstance(op, Source | Replay | Join | Sink)]
+    keys = key_schemas(functions, inputs)
+    backend = None
+    if any(isinstance(op, Process | CoProcess | Reduce) for op in functions):
+        if open_backend is None:
+            raise ValueError(f"chain {uid!r} keeps state, and there is no open_backend")
+        backend = SharedBackend(open_backend(uid, subtask, keys))
+    pipeline = Pipeline(functions, inputs, HeapBackend() if backend is None else backend.backend)
+    outlet: Outlet = ChannelOutlet(handler, Emitter(graph, uid, subtask, handler), None)
+    committing: CommittingSinkBody | None = None
+    if isinstance(last, Sink):
+        body = open_sink(last, subtask, vertex.parallelism)
+        outlet = SinkOutlet(handler, body)
+        if isinstance(last.connector, WriterSink):
+            committing = cast(CommittingSinkBody, body)
+    gate = Gate.of(graph, uid, subtask)
+    return CheckpointedChainTask(uid, subtask, edges, gate, pipeline, handler, outlet, backend, committing)
+
+
+def _check_checkpointable(operators: tuple[Operator, ...]) -> None:
+    """Raise `InvalidTopologyError` for a chain that barriers cannot go through."""
+    first = operators[0]
+    if isinstance(first, Replay):
+        raise InvalidTopologyError(
+            f"{first.uid!r} lets records in again that were not acknowledged, and with checkpoints none is: "
+            "leave fault tolerance by records or checkpointing out"
+        )
+    if isinstance(first, Join):
+        raise InvalidTopologyError(
+            f"join {first.uid!r}: its buffers are in no checkpoint; with checkpoints a join is a CoProcess with keyed "
+            "state"
+        )
+    if not isinstance(first, Source):
+        return
+    if len(operators) > 1:
+        raise InvalidTopologyError(
+            f"source {first.uid!r} is chained with {operators[1].uid!r}; with checkpoints it is a chain of its own"
+        )
+    if isinstance(first.connector, PushSource):
+        raise InvalidTopologyError(
+            f"source {first.uid!r}: what was pushed cannot be had again, so there is nothing to restore it from; push "
+            "into an external queue and read that, or leave checkpointing out and use an FTLayer, whose vertex keeps "
+            "records"
+        )
 
 
 def _inputs(first: object, edges: tuple[JobEdge, ...]) -> tuple[pa.Schema, ...]:

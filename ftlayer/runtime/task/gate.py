@@ -29,7 +29,8 @@ class Gate:
 
     Attributes:
         time_ms: the task's watermark: the minimum over the channels that are neither idle nor ended nor from a
-            `Replay`; it never goes back. `MAX_TIME_MS` once every channel but those from replays has ended.
+            `Replay`; it never goes back. `MAX_TIME_MS` once every channel but those from replays has ended, or has
+            said `MAX_TIME_MS` itself: such a one has no more to say, and does not speak for one that is idle.
         idle: no channel holds the watermark back and at least one may go on later.
         sources_ended: every channel but those from replays has ended.
         ended: every channel has.
@@ -104,11 +105,12 @@ class Gate:
 
     def _update(self) -> None:
         open_claims = [claim for claim in self._timed.values() if not claim.ended]
-        active = [claim.time_ms for claim in open_claims if not claim.idle]
+        going_on = [claim for claim in open_claims if claim.time_ms < MAX_TIME_MS]
+        active = [claim.time_ms for claim in going_on if not claim.idle]
         self.sources_ended = not open_claims
         self.ended = self.sources_ended and all(self._replays.values())
-        self.idle = bool(open_claims) and not active
-        if self.sources_ended:
+        self.idle = bool(going_on) and not active
+        if not going_on:
             self.time_ms = MAX_TIME_MS
         elif active:
             self.time_ms = max(self.time_ms, min(active))

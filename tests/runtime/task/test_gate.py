@@ -121,6 +121,20 @@ def test_news_are_told_once_and_the_end_of_idleness_is_a_watermark():
     assert news(gate) == []
 
 
+def test_a_channel_with_no_more_to_say_does_not_speak_for_an_idle_one():
+    gate = Gate([A, B])
+    gate.watermark(A, 5)
+    gate.become_idle(B)
+    gate.watermark(A, MAX_TIME_MS)
+    assert news(gate) == [Watermark(5), Idle()]
+    assert gate.time_ms == 5
+    gate.watermark(B, 9)
+    assert news(gate) == [Watermark(9)]
+    gate.watermark(B, MAX_TIME_MS)
+    assert news(gate) == [Watermark(MAX_TIME_MS)]
+    assert not gate.sources_ended
+
+
 class GateAgainstHistory(RuleBasedStateMachine):
     """The model keeps each channel's elements since its sender began, and reads the rules off them."""
 
@@ -135,7 +149,10 @@ class GateAgainstHistory(RuleBasedStateMachine):
     def _pick(self, data: st.DataObject) -> Channel:
         return data.draw(st.sampled_from([*self.timed, *self.replayed]))
 
-    @rule(data=st.data(), what=st.one_of(st.integers(0, 20), st.sampled_from(["idle", "end", "reset"])))
+    @rule(
+        data=st.data(),
+        what=st.one_of(st.integers(0, 20), st.sampled_from([MAX_TIME_MS, "idle", "end", "reset"])),
+    )
     def say(self, data: st.DataObject, what: int | str) -> None:
         channel = self._pick(data)
         if what == "reset":
@@ -155,14 +172,15 @@ class GateAgainstHistory(RuleBasedStateMachine):
     @invariant()
     @precondition(lambda self: hasattr(self, "said"))
     def agrees(self) -> None:
-        going = [self.said[channel] for channel in self.timed if "end" not in self.said[channel]]
+        open_ones = [self.said[channel] for channel in self.timed if "end" not in self.said[channel]]
+        going = [said for said in open_ones if MAX_TIME_MS not in said]
         active = [said for said in going if not said or said[-1] != "idle"]
         highest = [max((x for x in said if isinstance(x, int)), default=MIN_TIME_MS) for said in active]
         now = MAX_TIME_MS if not going else min(highest, default=MIN_TIME_MS)
         self.best = max(self.best, now)
         assert self.gate.time_ms == self.best
         assert self.gate.idle == (bool(going) and not active)
-        assert self.gate.sources_ended == (not going)
+        assert self.gate.sources_ended == (not open_ones)
         assert self.gate.ended == all("end" in said for said in self.said.values())
 
 

@@ -1,0 +1,556 @@
+"""Tasks of graphs with checkpoints: what is in a snapshot, what comes back, and what the end of a job takes."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.snapshots import (
+    Committable,
+    KeyedSnapshot,
+    OperatorState,
+    Redistribution,
+    StatePiece,
+    SubtaskRestore,
+)
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import InvalidTopologyError, JobError, ProtocolError, SnapshotCancelledError, SourceError
+from ftlayer.functions.process import CoProcessFunction, ProcessFunction
+from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
+from ftlayer.handler.handler import NonFTHandler
+from ftlayer.layer.calls import Now, SourcePosition
+from ftlayer.partitioning.key_groups import HashByKeyGroup
+from ftlayer.partitioning.partitioners import Rebalance
+from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.actions import Action, Send, TaskEnded, WakeAt
+from ftlayer.runtime.connectors.positions import pack_rows, partition_key
+from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Watermark
+from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.contract import Settled, SourceRows
+from ftlayer.runtime.task.key_schemas import key_schemas
+from ftlayer.state.contract import BackendSnapshot
+from ftlayer.state.heap import HeapBackend
+from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.stream.operators import (
+    AssignWatermarks,
+    FunctionSink,
+    IterableSource,
+    Join,
+    PushSource,
+    Replay,
+    Sink,
+    Source,
+    WriterSink,
+)
+
+ROW = pa.schema([("key", pa.string()), ("n", pa.int64())])
+IN = Channel(0, 0, 0)
+
+
+def no_cancel() -> bool:
+    return False
+
+
+class Writer:
+    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
+        data = b"".join(chunks)
+        return Piece(b"", len(data), data)
+
+
+class ModelFrozen:
+    def __init__(self, backend: ModelBackend, checkpoint: int) -> None:
+        self.backend, self.checkpoint = backend, checkpoint
+        self.state = copy.deepcopy((backend._states, backend._timers))
+        self.released = False
+
+    def write(self, writer: Any, cancelled: Callable[[], bool]) -> BackendSnapshot:
+        old = StatePiece("entries", Piece(b"", 40), 1, self.checkpoint - 1)
+        new = StatePiece("entries", writer.write([b"12345"]), 1, self.checkpoint)
+        self.backend.written[self.checkpoint] = self.state
+        states = (OperatorState("sum", "list", Redistribution.SPLIT, (b"abc",)),)
+        return BackendSnapshot(KeyedSnapshot(0, 8, (), (old, new)), states)
+
+    def release(self) -> None:
+        assert not self.released
+        self.released = True
+
+
+class ModelBackend(HeapBackend):
+    """Copies everything at once; notes what it is told."""
+
+    def __init__(self, state: Any = None) -> None:
+        super().__init__()
+        if state is not None:
+            self._states, self._timers = copy.deepcopy(state)
+        self.written: dict[int, Any] = {}
+        self.said: list[Any] = []
+        self.tended: list[int] = []
+
+    def freeze(self, barrier: Barrier) -> ModelFrozen:
+        return ModelFrozen(self, barrier.checkpoint)
+
+    def operators(self, uid: str) -> Any:
+        raise AssertionError("no function asks for it")
+
+    def completed(self, checkpoint: int) -> None:
+        self.said.append(("completed", checkpoint))
+
+    def aborted(self, checkpoint: int) -> None:
+        self.said.append(("aborted", checkpoint))
+
+    def tend(self, now_ms: int) -> None:
+        assert "closed" not in self.said
+        self.tended.append(now_ms)
+
+    def close(self) -> None:
+        self.said.append("closed")
+
+
+class ModelSink:
+    """A `CommittingSinkBody` whose messages are its rows."""
+
+    def __init__(self) -> None:
+        self.gathered: list[int] = []
+        self.aside: dict[int, list[int]] = {}
+        self.said: list[Any] = []
+
+    def write(self, batch: pa.RecordBatch, mono_ms: int) -> Settled:
+        self.gathered += batch.column("n").to_pylist()
+        return Settled(0)
+
+    def flush(self, mono_ms: int, *, force: bool) -> Settled:
+        return Settled(0)
+
+    due_ms = None
+
+    def close(self) -> None:
+        self.said.append("closed")
+
+    def precommit(self, checkpoint: int) -> Callable[[], tuple[Committable, ...]]:
+        self.aside[checkpoint], self.gathered = self.gathered, []
+        return lambda: tuple(Committable("out", bytes(rows), c) for c, rows in self.aside.items())
+
+    def completed(self, checkpoint: int) -> None:
+        self.said.append(("completed", checkpoint))
+
+    def discard(self, restored: int) -> None:
+        self.said.append(("discard", restored))
+
+
+class Alarmed(ProcessFunction):
+    """Sets a timer of processing time for each record, and emits when it fires."""
+
+    closed = 0
+
+    def process(self, record: Any, ctx: Any) -> Any:
+        ctx.timers.processing(record[1])
+        return []
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        return [(ctx.key, time_ms)]
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+def graph(*operators: Any, schema: pa.Schema = ROW, parallelism: int = 1, inputs: int = 1) -> JobGraph:
+    sources = [
+        JobVertex(f"src{i}", (Source(f"src{i}", IterableSource(()), schema),), 1) for i in range(inputs)
+    ]
+    chain = JobVertex(operators[0].uid, operators, parallelism)
+    vertices = [*sources, chain]
+    key = HashByKeyGroup(KeySelector(("key",)), 8)
+    edges = [JobEdge(i, f"src{i}", chain.uid, i, key, schema) for i in range(inputs)]
+    if not isinstance(operators[-1], Sink):
+        vertices.append(JobVertex("end", (Sink("end", FunctionSink(print), ROW),), 1))
+        edges.append(JobEdge(inputs, chain.uid, "end", 0, Rebalance(), ROW))
+    return JobGraph("job", tuple(vertices), tuple(edges), tracked=False, max_parallelism=8)
+
+
+def build(
+    graph: JobGraph,
+    uid: str,
+    *,
+    sink: Any = None,
+    backend: Any = None,
+    restore: SubtaskRestore | None = None,
+    subtask: int = 0,
+) -> Any:
+    opened: list[Mapping[str, pa.Schema]] = []
+
+    def open_backend(chain: str, number: int, keys: Mapping[str, pa.Schema]) -> Any:
+        assert (chain, number) == (uid, subtask)
+        opened.append(keys)
+        return backend
+
+    task: Any = build_task(
+        graph,
+        uid,
+        subtask,
+        NonFTHandler(),
+        options=TopologyOptions(),
+        open_sink=lambda *_: sink,
+        restore=restore,
+        open_backend=open_backend,
+    )
+    assert len(opened) == (backend is not None)
+    return task
+
+
+def batch(*rows: tuple[str, int]) -> Batch:
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    return Batch(pa.record_batch(columns, schema=ROW))
+
+
+def sent(actions: list[Action]) -> list[tuple[str, int]]:
+    return [
+        tuple(row.values())
+        for action in actions
+        if isinstance(action, Send) and isinstance(action.element, Batch)
+        for row in action.element.payload.to_pylist()
+    ]
+
+
+def now(mono_ms: int, wall_ms: int | None = None) -> Now:
+    return Now(mono_ms, mono_ms if wall_ms is None else wall_ms)
+
+
+SUM = Reduce("sum", lambda old, new: (new[0], old[1] + new[1]), ("key",), ROW)
+
+
+# ---------------------------------------------------------------- chains
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from("abc"), st.integers(0, 9)), st.sampled_from(["barrier", "crash"])
+        ),
+        max_size=25,
+    )
+)
+def test_state_is_that_of_all_records_before_the_barrier_and_none_behind(events: list[Any]) -> None:
+    job = graph(SUM)
+    backend = ModelBackend()
+    task = build(job, "sum", backend=backend)
+    task.start(now(0))
+    sums: dict[str, int] = {}
+    kept: tuple[Any, dict[str, int]] = (None, {})
+    for number, event in enumerate(events, start=1):
+        if event == "barrier":
+            actions, pending = task.snapshot(Barrier(number, 0), now(0))
+            assert actions == []
+            expected = dict(sums)
+            # Records that come while it is written are not in it.
+            task.input(IN, batch(("a", 1)), now(0))
+            sums["a"] = sums.get("a", 0) + 1
+            pending.write(Writer(), no_cancel)
+            pending.release()
+            task.completed(number, now(0))
+            kept = backend.written[number], expected
+        elif event == "crash":
+            task.discard(0)
+            backend = ModelBackend(kept[0])
+            task = build(job, "sum", backend=backend)
+            task.start(now(0))
+            sums = dict(kept[1])
+        else:
+            key, amount = event
+            sums[key] = sums.get(key, 0) + amount
+            assert sent(task.input(IN, batch(event), now(0))) == [(key, sums[key])]
+
+
+def test_the_snapshot_of_a_chain_says_where_it_lies_and_how_large_it_is() -> None:
+    backend, sink = ModelBackend(), ModelSink()
+    task = build(graph(SUM, Sink("out", WriterSink(None, 1, 1), ROW)), "sum", backend=backend, sink=sink)
+    task.start(now(0))
+    task.input(IN, batch(("a", 1), ("a", 2)), now(0))
+    _, pending = task.snapshot(Barrier(4, 0), now(0))
+    task.input(IN, batch(("a", 5)), now(0))
+    snapshot = pending.write(Writer(), no_cancel)
+    assert (snapshot.uid, snapshot.subtask) == ("sum", 0)
+    assert snapshot.keyed is not None
+    assert [piece.checkpoint for piece in snapshot.keyed.pieces] == [3, 4]
+    assert [operator.name for operator in snapshot.operators] == ["list"]
+    assert snapshot.committables == (Committable("out", bytes([1, 3]), 4),)
+    assert (snapshot.written_bytes, snapshot.state_bytes) == (5 + 3 + 2, 45 + 3 + 2)
+    assert sink.gathered == [8]
+    task.completed(4, now(0))
+    assert sink.said == backend.said == [("completed", 4)]
+
+
+def test_rows_are_not_written_for_a_checkpoint_that_was_given_up() -> None:
+    sink = ModelSink()
+    task = build(graph(Sink("out", WriterSink(None, 1, 1), ROW)), "out", sink=sink)
+    task.start(now(0))
+    _, pending = task.snapshot(Barrier(1, 0), now(0))
+    with pytest.raises(SnapshotCancelledError, match="'out'"):
+        pending.write(Writer(), lambda: True)
+    pending.release()
+
+
+def test_a_chain_without_state_has_no_backend_and_an_empty_snapshot() -> None:
+    task = build(graph(Map("map", lambda row: row, ROW), AssignWatermarks("time", "n", 0, None, ROW)), "map")
+    task.start(now(0))
+    assert sent(task.input(IN, batch(("a", 1)), now(0))) == [("a", 1)]
+    _, pending = task.snapshot(Barrier(1, 0), now(0))
+    snapshot = pending.write(Writer(), no_cancel)
+    pending.release()
+    assert (snapshot.keyed, snapshot.operators, snapshot.committables, snapshot.state_bytes) == (
+        None,
+        (),
+        (),
+        0,
+    )
+    task.completed(1, now(0))
+    task.aborted(2, now(0))
+    task.discard(1)
+
+
+def test_the_backend_is_tended_between_batches_and_told_what_became_of_checkpoints() -> None:
+    backend = ModelBackend()
+    task = build(graph(SUM), "sum", backend=backend)
+    task.start(now(0))
+    task.input(IN, batch(("a", 1)), now(5))
+    task.on_time(now(7))
+    task.input(IN, Watermark(3), now(8))
+    assert backend.tended == [5, 7, 8]
+    task.aborted(1, now(9))
+    task.completed(2, now(9))
+    assert backend.said == [("aborted", 1), ("completed", 2)]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_backend_is_closed_behind_the_last_snapshot_that_is_written(ends: bool) -> None:
+    backend = ModelBackend()
+    task = build(graph(SUM), "sum", backend=backend)
+    task.start(now(0))
+    _, first = task.snapshot(Barrier(1, 0), now(0))
+    _, second = task.snapshot(Barrier(2, 0), now(0))
+    first.release()
+    if ends:
+        assert task.input(IN, EndOfStream(), now(0))[-1] == TaskEnded()
+        task.discard(2)
+    else:
+        task.discard(2)
+        assert task.input(IN, batch(("a", 1)), now(0)) == []
+    task.completed(2, now(0))
+    assert backend.said == []
+    second.write(Writer(), no_cancel)
+    second.release()
+    assert backend.said == ["closed"]
+
+
+def test_restored_timers_fire_with_the_next_call() -> None:
+    first = ModelBackend()
+    operator = Process("alarm", Alarmed(), ("key",), ROW)
+    task = build(graph(operator), "alarm", backend=first)
+    task.start(now(0))
+    task.input(IN, batch(("a", 500), ("b", 900)), now(0))
+    _, pending = task.snapshot(Barrier(1, 0), now(0))
+    pending.write(Writer(), no_cancel)
+    task = build(graph(operator), "alarm", backend=ModelBackend(first.written[1]))
+    # The wall clock has gone on; the monotone one is another machine's.
+    assert WakeAt(7) in task.start(now(7, wall_ms=600))
+    assert sent(task.on_time(now(7, wall_ms=600))) == [("a", 500)]
+    assert sent(task.on_time(now(8, wall_ms=900))) == [("b", 900)]
+
+
+def test_no_timer_fires_behind_the_last_barrier_unless_that_was_for_nothing() -> None:
+    backend = ModelBackend()
+    task = build(graph(Process("alarm", Alarmed(), ("key",), ROW)), "alarm", backend=backend)
+    task.start(now(0))
+    task.input(IN, batch(("a", 500)), now(0))
+    task.input(IN, Watermark(MAX_TIME_MS), now(0))
+    task.snapshot(Barrier(1, 0, final=True), now(0))
+    (again,) = task.on_time(now(600))
+    assert isinstance(again, WakeAt)
+    task.aborted(1, now(650))
+    assert again.mono_ms > 600
+    assert sent(task.on_time(now(again.mono_ms))) == [("a", 500)]
+    task.snapshot(Barrier(2, 0, final=True), now(0))
+    assert task.input(IN, EndOfStream(), now(0))[-1] == TaskEnded()
+    assert task.on_time(now(9_000)) == []
+
+
+def test_a_function_that_does_not_close_does_not_hinder_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    class Stuck(Alarmed):
+        def close(self) -> None:
+            raise OSError("stuck")
+
+    backend, sink = ModelBackend(), ModelSink()
+    task = build(
+        graph(Process("p", Stuck(), ("key",), ROW), Sink("out", WriterSink(None, 1, 1), ROW)),
+        "p",
+        backend=backend,
+        sink=sink,
+    )
+    task.start(now(0))
+    with caplog.at_level(logging.WARNING):
+        task.discard(3)
+        task.discard(3)
+    assert "'p' does not close cleanly" in caplog.text
+    assert backend.said == ["closed"]
+    assert sink.said == [("discard", 3)]
+
+
+def test_functions_are_closed_if_they_were_opened() -> None:
+    Alarmed.closed = 0
+    operator = Process("alarm", Alarmed(), ("key",), ROW)
+    build(graph(operator), "alarm", backend=ModelBackend()).discard(0)
+    assert Alarmed.closed == 0
+    task = build(graph(operator), "alarm", backend=ModelBackend())
+    task.start(now(0))
+    task.discard(0)
+    assert Alarmed.closed == 1
+
+
+def test_a_failing_function_fails_the_slot_and_is_named() -> None:
+    def bad(row: Any) -> Any:
+        raise ValueError(f"not {row[0]}")
+
+    task = build(graph(Map("first", lambda row: row, ROW), Map("bad", bad, ROW)), "first")
+    task.start(now(0))
+    with pytest.raises(JobError, match=r"'bad' failed: ValueError: not a"):
+        task.input(IN, batch(("a", 1)), now(0))
+
+
+class Both(CoProcessFunction):
+    def process_left(self, record: Any, ctx: Any) -> Any:
+        return [("left", record[1])]
+
+    def process_right(self, record: Any, ctx: Any) -> Any:
+        return [("right", record[1])]
+
+
+def test_a_chain_of_two_inputs() -> None:
+    backend = ModelBackend()
+    operator = CoProcess("both", Both(), (("key",), ("key",)), (ROW, ROW), ROW)
+    task = build(graph(operator, inputs=2), "both", backend=backend)
+    task.start(now(0))
+    assert sent(task.input(Channel(0, 0, 0), batch(("a", 1)), now(0))) == [("left", 1)]
+    assert sent(task.input(Channel(1, 0, 0), batch(("a", 2)), now(0))) == [("right", 2)]
+    _, pending = task.snapshot(Barrier(1, 0), now(0))
+    assert pending.write(Writer(), no_cancel).keyed is not None
+
+
+# ---------------------------------------------------------------- keys
+
+
+def test_keys_of_the_operators_of_a_chain() -> None:
+    nested = pa.schema([("a", pa.struct([("b", pa.int32())])), ("c", pa.string())])
+    count = pa.schema([("count", pa.int64())])
+    operators = [
+        Reduce("total", lambda a, b: a, ("a.b", "c"), count, create=lambda: 0),
+        Map("map", lambda row: row, ROW),
+        Process("process", Alarmed(), ("key",), ROW),
+        Process("keyless", Alarmed(), (), ROW),
+    ]
+    assert key_schemas(operators, [nested]) == {
+        "total": pa.schema([("a.b", pa.int32()), ("c", pa.string())]),
+        "process": pa.schema([("key", pa.string())]),
+    }
+
+
+def test_two_inputs_with_keys_of_other_types_are_refused() -> None:
+    wide, narrow = (pa.schema([("k", kind)]) for kind in (pa.int64(), pa.int32()))
+    operator = CoProcess("both", Both(), (("k",), ("k",)), (wide, narrow), ROW)
+    with pytest.raises(InvalidTopologyError, match=r"'both'.*k int64.*k int32"):
+        key_schemas([operator], [wide, narrow])
+    alike = CoProcess("both", Both(), (("k",), ("k",)), (wide, wide), ROW)
+    assert key_schemas([alike], [wide, wide]) == {"both": wide}
+
+
+# ---------------------------------------------------------------- sources
+
+
+def rows(partition: int, first: int, *numbers: int) -> SourceRows:
+    payload = pa.record_batch([["k"] * len(numbers), list(numbers)], schema=ROW)
+    end = pack_rows(first + len(numbers))
+    key = partition_key(partition)
+    return SourceRows(key, partition, first, payload, SourcePosition(key, None, end))
+
+
+def source_graph(parallelism: int) -> JobGraph:
+    source = JobVertex("src", (Source("src", IterableSource(()), ROW),), parallelism)
+    sink = JobVertex("end", (Sink("end", FunctionSink(print), ROW),), 2)
+    edges = (JobEdge(0, "src", "end", 0, Rebalance(), ROW),)
+    return JobGraph("job", (source, sink), edges, tracked=False, max_parallelism=8)
+
+
+def positions_of(task: Any) -> dict[str, bytes]:
+    actions, pending = task.snapshot(Barrier(1, 0), now(0))
+    assert actions == []
+    task.rows(rows(0, 100, 1), now(0))
+    snapshot = pending.write(Writer(), no_cancel)
+    pending.release()
+    assert (snapshot.uid, snapshot.keyed, snapshot.committables) == ("src", None, ())
+    return dict(snapshot.positions)
+
+
+def test_a_source_sends_at_once_and_its_positions_are_its_snapshot() -> None:
+    task = build(source_graph(1), "src")
+    assert task.start(now(0)) == task.on_time(now(0)) == []
+    assert sent(task.rows(rows(0, 0, 1, 2), now(0))) == [("k", 1), ("k", 2)]
+    assert sent(task.rows(rows(3, 0, 7), now(0))) == [("k", 7)]
+    assert task.rows(rows(4, 5), now(0)) == []
+    assert positions_of(task) == {"p0": pack_rows(2), "p3": pack_rows(1), "p4": pack_rows(5)}
+    assert len(task.held_roots()) == 0
+
+
+def test_positions_that_were_restored_stay_with_the_subtask_that_reads_the_partition() -> None:
+    restore = SubtaskRestore("src", 0, positions={partition_key(i): pack_rows(i) for i in range(5)})
+    found = [positions_of(build(source_graph(2), "src", restore=restore, subtask=i)) for i in range(2)]
+    assert sorted(found[0]) == ["p0", "p2", "p4"]
+    assert sorted(found[1]) == ["p1", "p3"]
+    assert found[0] | found[1] == restore.positions
+
+
+def test_a_source_goes_on_with_barriers_when_its_rows_have_ended() -> None:
+    task = build(source_graph(1), "src")
+    task.rows(rows(0, 0, 1), now(0))
+    assert [action.element for action in task.end(now(0))] == [Watermark(MAX_TIME_MS)] * 2
+    assert positions_of(task) == {"p0": pack_rows(1)}
+    task.completed(1, now(0))
+    task.aborted(2, now(0))
+    *marks, end = task.end_stream(now(0))
+    assert [action.element for action in marks] == [EndOfStream()] * 2
+    assert end == TaskEnded()
+    task.discard(1)
+
+
+def test_what_a_source_with_checkpoints_does_not_know() -> None:
+    task = build(source_graph(1), "src")
+    with pytest.raises(ProtocolError):
+        task.accepted(1, now(0))
+    pushed = SourceRows("push-0", 0, 0, batch(("a", 1)).payload, None)
+    with pytest.raises(SourceError, match="'src' cannot rewind"):
+        task.rows(pushed, now(0))
+
+
+# ---------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("operators", "says"),
+    [
+        ((Replay("r", "s", "src", ROW),), "'r' lets records in again"),
+        ((Join("j", max, (("key",), ("key",)), (ROW, ROW), 0, 1, ROW),), "join 'j'.*CoProcess"),
+        ((Source("s", IterableSource(()), ROW), Map("m", max, ROW)), "'s' is chained with 'm'"),
+        ((Source("s", PushSource(print), ROW),), "'s': what was pushed cannot be had again"),
+    ],
+)
+def test_chains_that_barriers_cannot_go_through(operators: Any, says: str) -> None:
+    job = JobGraph("job", (JobVertex(operators[0].uid, operators, 1),), (), tracked=False, max_parallelism=8)
+    with pytest.raises(InvalidTopologyError, match=says):
+        build(job, operators[0].uid)
