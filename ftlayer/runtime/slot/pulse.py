@@ -13,13 +13,16 @@ from ftlayer.runtime.messages import FromSlot, Heartbeat
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.ports import Working
 
+PATIENCE = 10
+"""A call that works on a whole batch may take the timeouts of all its records, but no more than so many."""
+
 
 class Pulse:
     """A thread that reports every ``heartbeat_ms`` and touches every third of the shortest timeout.
 
     What a function has been working on for a whole timeout is not touched any more: one that hangs must not keep
     its record for ever. The other records of its batch only wait for it, and are touched; save within a function a
-    batch at a time, which works on all of them.
+    batch at a time or a sink, which work on all of them, and have a timeout for each up to `PATIENCE` in all.
     """
 
     def __init__(
@@ -93,7 +96,10 @@ class Pulse:
             self._seen_since_ms = working.since_ms
         elif seen[1] != progress:
             self._seen_since_ms = _mono_ms()
-        return self._timeout_ms is None or _mono_ms() - self._seen_since_ms < self._timeout_ms
+        if self._timeout_ms is None:
+            return True
+        patience = 1 if _row_of(working) is not None else min(_rows_of(working), PATIENCE)
+        return _mono_ms() - self._seen_since_ms < self._timeout_ms * patience
 
     def _run(self) -> None:
         try:
@@ -120,11 +126,24 @@ class Pulse:
 
 def _waiting_behind(working: Working) -> list[U64Array]:
     """Return the roots of a batch without those of the record that a function works on; none if that is unknown."""
-    row = getattr(working.task, "row", None)
+    row = _row_of(working)
     if row is None or working.lineage is None:
         return []
     stuck = working.lineage.take(np.array([row], np.int64)).roots
     return [roots[~np.isin(roots, stuck)] for roots in working.roots]
+
+
+def _row_of(working: Working) -> int | None:
+    """Return the row of its batch that a function works on; None if nobody knows, or it is the whole batch."""
+    row: int | None = getattr(working.task, "row", None)
+    return row
+
+
+def _rows_of(working: Working) -> int:
+    """Return the records of the batch that a task works on, 1 if there is none."""
+    if working.lineage is not None:
+        return max(1, len(working.lineage))
+    return max(1, sum(len(roots) for roots in working.roots))
 
 
 def _mono_ms() -> int:

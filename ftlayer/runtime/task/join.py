@@ -32,7 +32,7 @@ from ftlayer.runtime.task.join_buffer import (
     shifted,
 )
 from ftlayer.runtime.task.join_found import Found
-from ftlayer.runtime.task.join_pairs import pair_up
+from ftlayer.runtime.task.join_pairs import Calls, pair_up
 from ftlayer.runtime.task.join_past import PastRows
 from ftlayer.runtime.task.lineages import BoolArray, replayed
 from ftlayer.runtime.task.reports import reports
@@ -97,6 +97,9 @@ class JoinTask:
         self._last = (operator.upper_ms, -operator.lower_ms)
         self._alarm = Alarm()
         self._ended = False
+        self._calls = Calls()
+        # Of the pairs whose function runs: the batch's row of each, and how many calls there were before.
+        self._running: tuple[I64, int] | None = None
 
     def start(self, now: Now) -> list[Action]:
         """See `Task.start`."""
@@ -139,6 +142,21 @@ class JoinTask:
         """See `Task.held_roots`."""
         runs = [run for buffer in self._buffers for run in buffer.runs]
         return np.concatenate([run.roots for run in runs]) if runs else np.zeros(0, np.uint64)
+
+    @property
+    def progress(self) -> int:
+        """A number that changes with every pair. Any thread may look."""
+        return self._calls.begun
+
+    @property
+    def row(self) -> int | None:
+        """The row of its batch whose pair the function works on now, None if nobody knows. Any thread may look."""
+        running, begun = self._running, self._calls.begun
+        if running is None:
+            return None
+        rows, before = running
+        place = begun - before - 1
+        return int(rows[place]) if 0 <= place < len(rows) else None
 
     # ------------------------------------------------------------ event time
 
@@ -254,12 +272,15 @@ class JoinTask:
         my_rows, my_places = np.unique(mine, return_inverse=True)
         my_records = records_in_form(rows.payload.take(pa.array(my_rows)), VALUES)
         their_records = records_in_form(others.payload, VALUES)
+        calls = self._calls
+        self._running = mine, calls.begun
         if side == 0:
-            paired = pair_up(self._operator, my_records, my_places, their_records, theirs)
+            paired = pair_up(self._operator, my_records, my_places, their_records, theirs, calls)
             mine_failed, theirs_failed = paired.failed_left, paired.failed_right
         else:
-            paired = pair_up(self._operator, their_records, theirs, my_records, my_places)
+            paired = pair_up(self._operator, their_records, theirs, my_records, my_places, calls)
             mine_failed, theirs_failed = paired.failed_right, paired.failed_left
+        self._running = None
         for place, failure in mine_failed.items():
             row = int(my_rows[place])
             failures[row] = replace(failure, row=row)

@@ -32,10 +32,22 @@ class Paired:
     failed_right: dict[int, RowFailure]
 
 
+@dataclass(slots=True)
+class Calls:
+    """How many pairs the function was called for, the one it works on included. Any thread may look."""
+
+    begun: int = 0
+
+
 def pair_up(
-    operator: Join, left: Sequence[Any], left_of: I64Array, right: Sequence[Any], right_of: I64Array
+    operator: Join,
+    left: Sequence[Any],
+    left_of: I64Array,
+    right: Sequence[Any],
+    right_of: I64Array,
+    calls: Calls,
 ) -> Paired:
-    """Call the function for ``left[left_of[i]]`` and ``right[right_of[i]]``, for each i.
+    """Call the function for ``left[left_of[i]]`` and ``right[right_of[i]]``, for each i, and count in ``calls``.
 
     Where it raises, or returns what does not fit the schema, both records fail, and no pair of theirs gives a
     result any more; a record that Python cannot hold (an `Exception` in its place) fails alone. `MemoryError`,
@@ -55,6 +67,7 @@ def pair_up(
             failed_right.setdefault(b, failure)
 
     for pair, (a, b) in enumerate(zip(left_of.tolist(), right_of.tolist(), strict=True)):
+        calls.begun += 1
         if a in failed_left or b in failed_right:
             continue
         x, y = left[a], right[b]

@@ -40,6 +40,16 @@ class _Linked:
         """See `Task.held_roots`."""
         return np.concatenate([self._first_task.held_roots(), self._second.held_roots()])
 
+    @property
+    def progress(self) -> int:
+        """A number that changes with every record, or pair, that one of the two has done. Any thread may look."""
+        return sum(getattr(task, "progress", 0) for task in (self._first_task, self._second))
+
+    @property
+    def row(self) -> int | None:
+        """The row of its batch that the first one works on, None while it does not, or nobody knows. For any thread."""
+        return getattr(self._first_task, "row", None)
+
     def _pass_on(self, actions: list[Action], now: Now) -> list[Action]:
         """Carry out what concerns the link, and return the rest. The end is the second one's to tell."""
         rest: list[Action] = []

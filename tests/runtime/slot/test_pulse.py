@@ -105,10 +105,24 @@ def test_a_record_that_hangs_does_not_take_its_batch_along(tools: Any) -> None:
     roots = np.array([5, 6, 5, 7], np.uint64)
     lineage = Lineage(roots, roots, np.array([0, 1, 3, 4], np.int32))
     beating.slot.core.working = Working("work", task, (roots,), mono_ms() - 1_000, lineage)
-    assert beating.held() == set(), "nobody knows which row it is"
     for row, held in ((0, {6, 7}), (1, {7}), (2, {5, 6})):
         task.row = row
         assert beating.held() == held
+
+
+@pytest.mark.parametrize(("rows", "timeouts"), [(1, 1), (3, 3), (10, 10), (500, 10)])
+def test_a_call_for_a_batch_has_a_timeout_for_each_record_but_not_for_ever(
+    tools: Any, rows: int, timeouts: int
+) -> None:
+    beating = Beating(tools, timeout_ms=10_000)
+    task = beating.slot.tasks["work", 0]
+    roots = np.arange(1, rows + 1, dtype=np.uint64)
+    lineage = Lineage(roots, roots)
+    long = 10_000 * timeouts
+    beating.slot.core.working = Working("work", task, (roots,), mono_ms() - long + 5_000, lineage)
+    assert beating.held() == set(range(1, rows + 1))
+    beating.slot.core.working = Working("work", task, (roots,), mono_ms() - long, lineage)
+    assert beating.held() == set()
 
 
 def test_touching_what_is_held(tools: Any) -> None:

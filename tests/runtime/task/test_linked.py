@@ -224,3 +224,44 @@ def test_a_source_with_its_chain_in_one_task(untracked):
 def test_with_tracking_off_a_failure_goes_up(untracked):
     with pytest.raises(JobError, match="'double' failed: ZeroDivisionError"):
         untracked.rows(rows_of(0), NOW)
+
+
+def test_a_thread_beside_sees_which_row_a_join_works_on_and_that_it_comes_forward():
+    seen: list[tuple[str, int | None, int]] = []
+
+    def look(name, record):
+        seen.append((name, task.row, task.progress))
+        if record == (1, 4):
+            raise FailException("unlucky")
+        return record
+
+    graph = join_graph(
+        Map("map", lambda pair: look("map", pair), PAIR), Sink("sink", FunctionSink(print), PAIR)
+    )
+    operator = Join(
+        "join", lambda a, b: look("join", (a[1], b[1])), (("key",), ("key",)), (IN, IN), 0, 0, PAIR
+    )
+    vertices = [
+        JobVertex(vertex.uid, (operator, *vertex.operators[1:]), 1) if vertex.uid == "join" else vertex
+        for vertex in graph.vertices
+    ]
+    handler = FTHandler("join", job="job", run="run")
+    task = build_task(
+        JobGraph("job", tuple(vertices), graph.edges, tracked=True),
+        "join",
+        0,
+        handler,
+        options=OPTIONS,
+        open_sink=lambda *_: SlowSink(),
+    )
+    assert task.row is None
+    task.start(NOW)
+    task.input(LEFT, batch_of(1, 1, 1, 2), NOW)
+    task.input(RIGHT, batch_of(11, 1, 3, 4, 5), NOW)
+    # (1, 4) fails both its records, so that (2, 4) and (1, 5) are not tried.
+    assert [row for name, row, _ in seen if name == "join"] == [0, 0, 1, 2]
+    assert {row for name, row, _ in seen if name == "map"} == {None}
+    for name in ("join", "map"):
+        progress = [progress for at, _, progress in seen if at == name]
+        assert progress == sorted(set(progress)), "it changes with each call"
+    assert task.row is None
