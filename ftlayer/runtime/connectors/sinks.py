@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -16,11 +16,10 @@ from ftlayer.functions.chain import RowFailure
 from ftlayer.functions.conversion import concat
 from ftlayer.functions.writers import call_write
 from ftlayer.runtime.connectors.bisect import settle
+from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
+from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.stream.operators import FunctionSink, Sink, WriterSink
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 logger = logging.getLogger(__name__)
 
@@ -33,14 +32,20 @@ MAX_BYTES = 64 * MIB
 NOTHING = Settled(0)
 
 
-def open_sink(sink: Sink, subtask: int, parallelism: int, run: str) -> SinkBody:
+def open_sink(
+    sink: Sink, subtask: int, parallelism: int, run: str, checkpoint_key: bytes | None = None
+) -> SinkBody:
     """Make the sink of one subtask ready. ``run`` names the run of the job, in what is logged.
+
+    In a graph with checkpoints ``checkpoint_key`` is `CheckpointPlan.key`, and a writer's sink a `CommittingSinkBody`.
 
     Raises `ConfigError` for a writer that Spark would not take, a schema that Spark cannot read, and more than
     `MAX_WRITERS` subtasks of a writer.
     """
     if isinstance(sink.connector, FunctionSink):
         return FunctionSinkBody(sink.uid, sink.connector.function)
+    if checkpoint_key is not None:
+        return CommittingWriterBody(sink.uid, sink.connector, sink.schema, checkpoint_key)
     if parallelism > MAX_WRITERS:
         raise ConfigError(f"sink {sink.uid!r}: parallelism {parallelism}, a writer has {MAX_WRITERS} at most")
     return WriterSinkBody(sink.uid, sink.connector, sink.schema, BatchNumbers(subtask), run)
@@ -107,7 +112,7 @@ class WriterSinkBody:
         self._max_rows = connector.max_rows
         self._every_ms = connector.every_ms
         self._schema = schema
-        self._spark_schema = _spark_schema(uid, schema)
+        self._spark_schema = spark_schema(uid, schema)
         self._numbers = numbers
         self._run = run
         self._gathered: list[pa.RecordBatch] = []
@@ -180,25 +185,3 @@ class WriterSinkBody:
                 number,
                 exc_info=True,
             )
-
-
-def checked_writer(sink: str, writer: Any) -> Any:
-    """Return ``writer``; `ConfigError` unless it is a Python Data Source's stream writer."""
-    from pyspark.sql.datasource import DataSourceStreamWriter
-
-    if not isinstance(writer, DataSourceStreamWriter):
-        raise ConfigError(
-            f"sink {sink!r}: expected a DataSourceStreamWriter or a DataSourceStreamArrowWriter of "
-            f"pyspark.sql.datasource, got a {type(writer).__name__}"
-        )
-    return writer
-
-
-def _spark_schema(sink: str, schema: pa.Schema) -> StructType:
-    from pyspark.errors import PySparkException
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    try:
-        return from_arrow_schema(schema)
-    except PySparkException as error:
-        raise ConfigError(f"sink {sink!r}: Spark has no type for a column of ({schema}): {error}") from error

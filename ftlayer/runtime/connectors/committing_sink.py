@@ -1,0 +1,224 @@
+"""A Python Data Source's writer in a graph with checkpoints: it writes before one, and the driver commits behind it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.checkpoint.snapshots import Committable
+from ftlayer.config import MIB
+from ftlayer.errors import JobError
+from ftlayer.functions.conversion import text_of
+from ftlayer.functions.writers import call_write
+from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
+from ftlayer.runtime.sealed import seal
+from ftlayer.runtime.task.contract import Settled
+from ftlayer.stream.operators import WriterSink
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES = 64 * MIB
+"""Rows that wait for a barrier, or for the end of a checkpoint before, are written at this size."""
+
+NOTHING = Settled(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Interval:
+    """Rows between two barriers; ``checkpoint`` is the second one's."""
+
+    checkpoint: int
+    batches: list[pa.RecordBatch]
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Written:
+    """A message of the writer; ``checkpoint`` None: its barrier has not come yet."""
+
+    checkpoint: int | None
+    message: Any
+    sealed: bytes
+
+
+class CommittingWriterBody:
+    """`ftlayer.runtime.task.contract.CommittingSinkBody`.
+
+    The rows of an interval are one ``write``, in the thread that runs what `precommit` returned: ``every_ms`` and
+    ``max_rows`` of the sink mean nothing here. If more than `MAX_BYTES` of rows wait, they are written at once in the
+    loop's thread, and the interval has several messages. The writer is one object, used by one thread at a time.
+
+    A message belongs to the checkpoint whose barrier came behind its rows, and goes into every snapshot from there on
+    until it is committed. If ``write`` raises, its rows wait for the next checkpoint, and are written again from the
+    first one: what a writer leaves behind that raises is its own to clean up.
+    """
+
+    due_ms: int | None = None
+    """See `SinkBody.due_ms`: barriers come by themselves."""
+
+    def __init__(self, uid: str, connector: WriterSink, schema: pa.Schema, key: bytes) -> None:
+        """``key`` seals the messages. Raises `ConfigError` for what is no writer, or a schema that Spark lacks."""
+        self._uid = uid
+        self._writer = checked_writer(uid, connector.writer)
+        self._spark_schema = spark_schema(uid, schema)
+        self._key = key
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
+        # Held while the writer is used; the other one guards what follows, for moments.
+        self._writing = threading.Lock()
+        self._lock = threading.Lock()
+        self._aside: deque[_Interval] = deque()
+        self._aside_bytes = 0
+        self._written: list[_Written] = []
+        self._doomed: list[_Written] = []
+        self._discarded = False
+
+    # ------------------------------------------------------------ the loop's thread
+
+    def write(self, batch: pa.RecordBatch, mono_ms: int) -> Settled:
+        """See `SinkBody.write`. Settles nothing: no record is acknowledged. Raises `JobError` if the writer does."""
+        if batch.num_rows:
+            self._gathered.append(batch)
+            self._gathered_bytes += batch.nbytes
+            with self._lock:
+                waiting = self._gathered_bytes + self._aside_bytes
+            if waiting >= MAX_BYTES:
+                self._write_early()
+        return NOTHING
+
+    def flush(self, mono_ms: int, *, force: bool) -> Settled:
+        """See `SinkBody.flush`: what is written outside of a checkpoint would never be committed."""
+        return NOTHING
+
+    def precommit(self, checkpoint: int) -> Callable[[], tuple[Committable, ...]]:
+        """See `CommittingSinkBody.precommit`. What is returned raises `JobError` if the writer raises."""
+        with self._lock:
+            for written in self._written:
+                if written.checkpoint is None:
+                    written.checkpoint = checkpoint
+            if self._gathered:
+                self._aside.append(_Interval(checkpoint, self._gathered, self._gathered_bytes))
+                self._aside_bytes += self._gathered_bytes
+        self._gathered, self._gathered_bytes = [], 0
+        return partial(self._write_up_to, checkpoint)
+
+    def completed(self, checkpoint: int) -> None:
+        """See `CommittingSinkBody.completed`."""
+        with self._lock:
+            self._written = [one for one in self._written if _is_behind(one, checkpoint)]
+
+    def discard(self, restored: int) -> None:
+        """See `CommittingSinkBody.discard`. If the writer is at work, its thread aborts when that is over."""
+        self._gathered = []
+        with self._lock:
+            self._discarded = True
+            self._aside.clear()
+            self._doomed += [one for one in self._written if _is_behind(one, restored)]
+            self._written = []
+        self._abort_doomed()
+
+    def close(self) -> None:
+        """See `SinkBody.close`. Raises `JobError` if there are rows that no checkpoint holds."""
+        if self._gathered or self._aside:
+            raise JobError(f"sink {self._uid!r}: rows came behind the last checkpoint, and would be lost")
+
+    def _write_early(self) -> None:
+        with self._writing:
+            self._write_aside(None)
+            self._put(None, self._call_write(self._gathered))
+            self._gathered, self._gathered_bytes = [], 0
+
+    # ------------------------------------------------------------ the thread that writes
+
+    def _write_up_to(self, checkpoint: int) -> tuple[Committable, ...]:
+        try:
+            with self._writing:
+                self._write_aside(checkpoint)
+        finally:
+            self._abort_doomed()
+        with self._lock:
+            return tuple(
+                Committable(self._uid, one.sealed, one.checkpoint)
+                for one in self._written
+                if one.checkpoint is not None and one.checkpoint <= checkpoint
+            )
+
+    def _write_aside(self, checkpoint: int | None) -> None:
+        """Write the intervals up to a checkpoint (None: all), each for itself: another one may complete without it."""
+        while True:
+            with self._lock:
+                part = self._aside[0] if self._aside else None
+            if part is None or (checkpoint is not None and part.checkpoint > checkpoint):
+                return
+            message = self._call_write(part.batches)
+            self._put(part.checkpoint, message)
+            with self._lock:
+                if self._aside:  # or it was discarded meanwhile
+                    self._aside_bytes -= self._aside.popleft().bytes
+
+    def _call_write(self, batches: Sequence[pa.RecordBatch]) -> Any:
+        try:
+            return call_write(self._writer, batches, self._spark_schema)
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise JobError(
+                f"sink {self._uid!r}: write failed: {type(error).__name__}: {text_of(error)}"
+            ) from error
+
+    def _put(self, checkpoint: int | None, message: Any) -> None:
+        """Keep a message; one that cannot travel is aborted, and that it cannot is raised."""
+        try:
+            sealed = seal(message, self._key)
+        except Exception as error:
+            self._abort([message], checkpoint or 0)
+            raise JobError(
+                f"sink {self._uid!r}: its message cannot be sent to the driver: {text_of(error)}"
+            ) from error
+        with self._lock:
+            doomed = self._doomed if self._discarded else self._written
+            doomed.append(_Written(checkpoint, message, sealed))
+
+    # ------------------------------------------------------------ either thread
+
+    def _abort_doomed(self) -> None:
+        """Abort what nobody will commit, unless the writer is in use: who uses it calls this behind."""
+        while True:
+            with self._lock:
+                if not self._doomed:
+                    return
+            if not self._writing.acquire(blocking=False):
+                return
+            try:
+                with self._lock:
+                    doomed, self._doomed = self._doomed, []
+                by_checkpoint: dict[int, list[Any]] = {}
+                for one in doomed:
+                    by_checkpoint.setdefault(one.checkpoint or 0, []).append(one.message)
+                for checkpoint, messages in by_checkpoint.items():
+                    self._abort(messages, checkpoint)
+            finally:
+                self._writing.release()
+
+    def _abort(self, messages: list[Any], checkpoint: int) -> None:
+        try:
+            self._writer.abort(messages, checkpoint)
+        except Exception:
+            # There is nobody left to tell.
+            logger.warning(
+                "sink %r: abort of what was written for checkpoint %d failed; it may have left something behind",
+                self._uid,
+                checkpoint,
+                exc_info=True,
+            )
+
+
+def _is_behind(written: _Written, checkpoint: int) -> bool:
+    return written.checkpoint is None or written.checkpoint > checkpoint

@@ -1,0 +1,142 @@
+"""The second phase of sinks, in the driver: what a completed checkpoint holds is committed, what none holds aborted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
+from ftlayer.errors import CommitFailedError, IncompatibleCheckpointError, UnauthorizedError
+from ftlayer.functions.conversion import text_of
+from ftlayer.runtime.sealed import unseal
+from ftlayer.stream.job_graph import JobGraph
+from ftlayer.stream.operators import Sink, WriterSink
+
+logger = logging.getLogger(__name__)
+
+
+class Committer:
+    """Commits the writers' sinks of a graph. Its methods call users' writers and may block; one thread at a time.
+
+    A writer's ``commit(messages, checkpoint)`` is called once a checkpoint is complete, with the messages of all
+    subtasks, subtask by subtask, and not at all if there are none. It is called again, with the same messages and the
+    same id, if it raised, and on every restore of that checkpoint, since nobody knows whether it had come to its end.
+    So it has to be idempotent: by the messages (a name or number in each that is unique), or by the id, which belongs
+    to one checkpoint of a job and of what was restored from it, but begins at 1 again for a job that is started afresh.
+
+    A message is in two checkpoints if the second one was begun before the first one was committed. That it is
+    committed under one id alone takes an order: checkpoint n is committed, then n+1 goes through `uncommitted`, and
+    only then it is published.
+    """
+
+    def __init__(self, graph: JobGraph, key: bytes, *, allow_unknown: bool = False) -> None:
+        """``key`` is `CheckpointPlan.key`.
+
+        ``allow_unknown``: messages of sinks that the graph has no more are dropped, with a warning.
+        """
+        self._key = key
+        self._allow_unknown = allow_unknown
+        self._connectors = {
+            operator.uid: operator.connector
+            for vertex in graph.vertices
+            for operator in vertex.operators
+            if isinstance(operator, Sink) and isinstance(operator.connector, WriterSink)
+        }
+        self._writers: dict[str, Any] = {}
+        self._committed = 0
+
+    def uncommitted(self, subtasks: Iterable[SubtaskSnapshot]) -> tuple[SubtaskSnapshot, ...]:
+        """Return the snapshots without the messages that `commit` has committed; see the class."""
+        return tuple(
+            replace(subtask, committables=tuple(filter(self._is_open, subtask.committables)))
+            if subtask.committables
+            else subtask
+            for subtask in subtasks
+        )
+
+    def commit(self, checkpoint: int, subtasks: Iterable[SubtaskSnapshot]) -> None:
+        """Commit what a completed (or restored) checkpoint holds, but for what this object has committed before.
+
+        Raises:
+            CommitFailedError: a writer raised, or a message cannot be read; names the sink. Others may be committed:
+                call again, or restore the checkpoint.
+            IncompatibleCheckpointError: the graph has no such sink.
+        """
+        for sink, committables in self._by_sink(subtasks).items():
+            if sink not in self._connectors:
+                self._refuse_unknown(sink, checkpoint, len(committables))
+                continue
+            try:
+                messages = [unseal(committable.message, self._key) for committable in committables]
+                self._writer(sink).commit(messages, checkpoint)
+            except UnauthorizedError as error:
+                raise CommitFailedError(
+                    f"sink {sink!r}: a message in checkpoint {checkpoint} is not signed with the key of this job's "
+                    "checkpoints, so it is not read; give CheckpointConfig the key that it was taken with"
+                ) from error
+            except Exception as error:
+                raise CommitFailedError(
+                    f"sink {sink!r}: checkpoint {checkpoint} is complete, and commit failed: "
+                    f"{type(error).__name__}: {text_of(error)}"
+                ) from error
+        self._committed = max(self._committed, checkpoint)
+
+    def abort(self, subtasks: Iterable[SubtaskSnapshot]) -> None:
+        """Abort what no checkpoint holds, and none will: parts of checkpoints that were under way at a restart.
+
+        (What was written for one that was given up goes into the next one, unless its subtask starts again.) The
+        subtask may have aborted it itself. What a writer raises is logged.
+        """
+        for sink, committables in self._by_sink(subtasks).items():
+            if sink not in self._connectors:
+                continue
+            by_checkpoint: dict[int, list[bytes]] = {}
+            for committable in committables:
+                by_checkpoint.setdefault(committable.checkpoint, []).append(committable.message)
+            for checkpoint, sealed in by_checkpoint.items():
+                try:
+                    self._writer(sink).abort([unseal(message, self._key) for message in sealed], checkpoint)
+                except Exception:
+                    logger.warning(
+                        "sink %r: abort of what it wrote for checkpoint %d failed; it may have left something behind",
+                        sink,
+                        checkpoint,
+                        exc_info=True,
+                    )
+
+    def _by_sink(self, subtasks: Iterable[SubtaskSnapshot]) -> dict[str, list[Committable]]:
+        """Return what is open, each message once, sink by sink in the order of their subtasks."""
+        found: dict[str, dict[Committable, None]] = {}
+        for subtask in sorted(subtasks, key=lambda subtask: (subtask.uid, subtask.subtask)):
+            for committable in filter(self._is_open, subtask.committables):
+                found.setdefault(committable.sink, {})[committable] = None
+        return {sink: list(committables) for sink, committables in found.items()}
+
+    def _is_open(self, committable: Committable) -> bool:
+        # A snapshot has every message up to its own checkpoint that was not committed then.
+        return committable.checkpoint > self._committed
+
+    def _refuse_unknown(self, sink: str, checkpoint: int, messages: int) -> None:
+        if not self._allow_unknown:
+            raise IncompatibleCheckpointError(
+                f"checkpoint {checkpoint} has rows that sink {sink!r} wrote and has yet to commit, and the topology "
+                "has no such sink with a writer; keep it until the checkpoint is restored, or set "
+                "allow_unclaimed_state=True to drop them"
+            )
+        logger.warning(
+            "checkpoint %d: %d messages of sink %r are dropped, which the topology has no more",
+            checkpoint,
+            messages,
+            sink,
+        )
+
+    def _writer(self, sink: str) -> Any:
+        """Return the driver's copy of a writer, made as Spark makes its own."""
+        from pyspark import cloudpickle
+
+        if sink not in self._writers:
+            writer = self._connectors[sink].writer
+            self._writers[sink] = cloudpickle.loads(cloudpickle.dumps(writer))  # type: ignore[no-untyped-call]
+        return self._writers[sink]
