@@ -69,12 +69,14 @@ class SlotFailed:
     """The slot ends because of something that cannot be pinned on a record.
 
     ``lasting``: it lies in how the machines are set up; if it has been so from the beginning, it stays so.
+    ``damaged``: the checkpoint that it could not read, 0 for none.
     """
 
     reason: str
     operator: str = ""
     traceback: str = ""
     lasting: bool = False
+    damaged: int = 0
 
 
 @dataclass(frozen=True, slots=True)

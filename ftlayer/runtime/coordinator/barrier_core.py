@@ -166,9 +166,11 @@ class BarrierJobCore:
                 self._restore_known(event, now_ms)
             case RestoreFailed():
                 self._restore_failed(event, now_ms)
-            case EndTasksRequested():
+            case EndTasksRequested(drain=True):
                 self._ending = True
                 self._crew.tell_running(EndTasks())
+            case EndTasksRequested():
+                self._stop(Over(JobState.ENDED), "the job was stopped with a savepoint", now_ms)
             case Broken(error):
                 self._fail(error, now_ms)
             case Tick():

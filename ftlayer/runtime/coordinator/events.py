@@ -142,7 +142,9 @@ class RestoreFailed:
 
 @dataclass(frozen=True, slots=True)
 class EndTasksRequested:
-    """The final checkpoint is committed."""
+    """The last checkpoint is committed. ``drain``: let the streams end; otherwise tasks end where they are."""
+
+    drain: bool = True
 
 
 Event = (

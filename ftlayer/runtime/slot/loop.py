@@ -14,9 +14,12 @@ from ftlayer.runtime.messages import (
     AllowReplays,
     AssignSplits,
     Cancel,
+    CheckpointAborted,
+    CheckpointCompleted,
     Deploy,
     DropPeers,
     EndReplays,
+    EndTasks,
     FromSlot,
     LetOut,
     PauseIntake,
@@ -24,10 +27,12 @@ from ftlayer.runtime.messages import (
     PeersUp,
     Probe,
     ReplayNow,
+    ResetTasks,
     ResumeIntake,
     SlotEnded,
     StopSources,
     ToSlot,
+    TriggerCheckpoint,
 )
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import (
@@ -40,11 +45,13 @@ from ftlayer.runtime.slot.events import (
     PartFailed,
     ReplaysCame,
     RootsAccepted,
+    SnapshotOver,
     Wake,
 )
 from ftlayer.runtime.slot.links import SlotLinks
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
+from ftlayer.runtime.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.slot.sources import Sources
 from ftlayer.runtime.slot.wire import roots_in
 
@@ -68,7 +75,11 @@ class _Lost:
 
 
 class SlotLoop:
-    """See the module. `run` returns when the slot has ended, and raises what it fails with."""
+    """See the module. `run` returns when the slot has ended, and raises what it fails with.
+
+    Attributes:
+        reset: what the coordinator said, if the slot has ended to begin again from a checkpoint; None otherwise.
+    """
 
     def __init__(
         self,
@@ -79,8 +90,12 @@ class SlotLoop:
         pulse: Pulse,
         send: Callable[[FromSlot], None],
         peer_timeout_ms: int,
+        snapshots: SnapshotRunner | None = None,
     ) -> None:
-        """``send`` reaches the coordinator, which has ``peer_timeout_ms`` to replace a peer that is lost."""
+        """``send`` reaches the coordinator, which has ``peer_timeout_ms`` to replace a peer that is lost.
+
+        ``snapshots`` is there with checkpoints.
+        """
         self._core = core
         self._sources = sources
         self._mailbox = mailbox
@@ -88,8 +103,10 @@ class SlotLoop:
         self._pulse = pulse
         self._send = send
         self._peer_timeout_ms = peer_timeout_ms
+        self._snapshots = snapshots
         self._lost: dict[int, _Lost] = {}
         self._over = False
+        self.reset: ResetTasks | None = None
 
     def run(self, deploy: Deploy) -> None:
         """Run the tasks until all have ended, the job is cancelled, or the coordinator is lost.
@@ -198,6 +215,8 @@ class SlotLoop:
                     self._core.peer_lost(slot)
                     patience_ms = self._peer_timeout_ms if reached else UNREACHED_MS
                     self._lost[slot] = _Lost(_now().mono_ms + patience_ms, reason, reached)
+            case SnapshotOver(key, checkpoint) if self._snapshots is not None:
+                self._snapshots.over(key, checkpoint)
             case CoordinatorSaid(message):
                 self._obey(message)
             case CoordinatorLost(reason):
@@ -232,6 +251,18 @@ class SlotLoop:
                 self._core.let_out(uid, group, _now())
             case EndReplays():
                 self._core.end_replays(_now())
+            case TriggerCheckpoint(barrier):
+                self._core.trigger(barrier, _now())
+            case CheckpointCompleted(checkpoint) if self._snapshots is not None:
+                self._core.checkpoint_completed(checkpoint, _now())
+                self._snapshots.completed(checkpoint)
+            case CheckpointAborted(checkpoint) if self._snapshots is not None:
+                self._core.checkpoint_aborted(checkpoint, _now())
+                self._snapshots.aborted(checkpoint)
+            case EndTasks():
+                self._core.end_tasks(_now())
+            case ResetTasks():
+                self.reset, self._over = message, True
             case Probe(number):
                 self._pulse.quiet = self._core.is_quiet and not len(self._mailbox)
                 self._send(self._pulse.heartbeat(number))

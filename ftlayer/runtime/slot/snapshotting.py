@@ -95,7 +95,7 @@ class SnapshotRunner:
 
     def give_up(self, key: TaskKey, checkpoint: int, reason: str) -> None:
         """See `Snapshots.give_up`."""
-        self._send(SubtaskDeclined(checkpoint, *key, reason))
+        self._send(SubtaskDeclined(checkpoint, *key, reason, counts=False))
         self.cancel(key, checkpoint)
 
     def cancel(self, key: TaskKey, checkpoint: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ftlayer.layer.calls import Now
 from ftlayer.runtime.connectors.readers import SourceReader
-from ftlayer.runtime.messages import AssignSplits, SplitDone
+from ftlayer.runtime.messages import AssignSplits, DataEnded, SplitDone
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.seat import TaskKey
 from ftlayer.runtime.task.contract import SourceRows
@@ -41,10 +41,13 @@ class Sources:
         asked: uid of the source whose reader was asked last, "" for none yet.
     """
 
-    def __init__(self, core: SlotCore, report: Callable[[SplitDone], None]) -> None:
-        """``report`` sends to the coordinator."""
+    def __init__(
+        self, core: SlotCore, report: Callable[[SplitDone | DataEnded], None], *, checkpointed: bool = False
+    ) -> None:
+        """``report`` sends to the coordinator; with checkpoints it is told of a source's end too."""
         self._core = core
         self._report = report
+        self._checkpointed = checkpointed
         self._running: dict[TaskKey, _Running] = {}
         self.asked = ""
 
@@ -93,6 +96,8 @@ class Sources:
             elif running.reader.ended:
                 running.ended = found = True
                 self._core.source_ended(key, now)
+                if self._checkpointed:
+                    self._report(DataEnded(*key))
         return found
 
     def accepted(self, key: TaskKey, ticket: int) -> None:
