@@ -12,6 +12,10 @@ from typing import cast
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.pieces import Piece
+from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.handler.lineage import Lineage
@@ -30,10 +34,12 @@ from ftlayer.runtime.actions import (
 )
 from ftlayer.runtime.elements import Batch, Element
 from ftlayer.runtime.slot.acks import AckBuffer
+from ftlayer.runtime.slot.barriers import Barriers
 from ftlayer.runtime.slot.credit import GrantBook
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
-from ftlayer.runtime.slot.ports import Links, VertexCalls, Working
+from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
+from ftlayer.runtime.slot.restoring import put_in_flight
 from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, seat_tasks
 from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants
 from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
@@ -59,8 +65,14 @@ class SlotCore:
         options: TopologyOptions,
         links: Links,
         vertex: VertexCalls | None,
+        checkpoints: CheckpointConfig | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``vertex`` is None with FTStatus.OFF."""
+        """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``vertex`` is None where nothing is tracked.
+
+        A checkpointed graph's tasks are `CheckpointedTask`s, and it needs ``checkpoints`` and ``snapshots``.
+        """
+        self._graph = graph
         self._options = options
         self._codec = ElementCodec(graph.edges)
         self._links = links
@@ -77,6 +89,11 @@ class SlotCore:
         self._reports: list[ReplaysOut] = []
         self.activity = 0
         self.working: Working | None = None
+        self._barriers: Barriers | None = None
+        if checkpoints is not None and snapshots is not None:
+            self._barriers = Barriers(
+                graph, self._seating, self._codec, checkpoints, self._outgoing, snapshots, self
+            )
 
     # ------------------------------------------------------------ events
 
@@ -93,6 +110,8 @@ class SlotCore:
             raise CodecError(f"slot {slot} sent an element of {channel}, which does not lead from it to here")
         self.activity += 1
         seat.inbox.put(channel, element, data.size)
+        if isinstance(element, Barrier):
+            self._checkpoints().arrived(channel, element, data.size)
 
     def granted(self, data: bytes) -> None:
         """Credit has come back."""
@@ -177,6 +196,36 @@ class SlotCore:
             task = cast(ReplayTask, seat.task)
             self._run(seat, lambda task=task: task.end(now), now)  # type: ignore[misc]
 
+    # ------------------------------------------------------------ checkpoints
+
+    def restore_in_flight(self, restore: Restore, read: Callable[[Piece], bytes]) -> None:
+        """Put records that were in flight where they were; before `start`, and before anything comes.
+
+        ``read`` returns the bytes of a piece. Raises what it raises, and
+
+            IncompatibleCheckpointError: the graph is another one, where these records are concerned.
+            CheckpointDamagedError, CodecError: the bytes are not what was written.
+        """
+        put_in_flight(self._graph, self._seating, self._codec, restore, read)
+
+    def trigger(self, barrier: Barrier, now: Now) -> None:
+        """Let the sources take their snapshots, and send ``barrier``."""
+        self.activity += 1
+        self._checkpoints().trigger(barrier, now)
+
+    def checkpoint_completed(self, checkpoint: int, now: Now) -> None:
+        """See `ftlayer.runtime.messages.CheckpointCompleted`."""
+        self._checkpoints().completed(checkpoint, now)
+
+    def checkpoint_aborted(self, checkpoint: int, now: Now) -> None:
+        """See `ftlayer.runtime.messages.CheckpointAborted`."""
+        self.activity += 1
+        self._checkpoints().aborted(checkpoint, now)
+
+    def end_tasks(self, now: Now) -> None:
+        """See `ftlayer.runtime.messages.EndTasks`."""
+        self._checkpoints().end_sources(now)
+
     # ------------------------------------------------------------ peers
 
     def peer_up(self, slot: int) -> None:
@@ -224,6 +273,8 @@ class SlotCore:
         """Run the next task that has something to do and room for what comes of it; whether there was one."""
         self._outgoing.flush_aged(now.mono_ms)
         self._send_due(now.mono_ms)
+        if self._barriers is not None:
+            self._barriers.settle(now)
         seats = self._seats
         for step in range(len(seats)):
             seat = seats[(self._next + step) % len(seats)]
@@ -234,7 +285,12 @@ class SlotCore:
         return False
 
     def on_time(self, now: Now) -> None:
-        """Call the tasks whose time has come, and let replays be asked for where there is room again."""
+        """Call the tasks whose time has come, and let replays be asked for where there is room again.
+
+        In a checkpointed graph, barriers that have come ahead of records are looked at too.
+        """
+        if self._barriers is not None:
+            self._barriers.on_time(now)
         for seat in self._seats:
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
@@ -248,6 +304,8 @@ class SlotCore:
         """When `on_time` or `idle` has something to do (monotone, ms); None: not until something happens."""
         dues = [seat.wake_ms for seat in self._seats]
         dues += (self._acks.due_ms, self._grants.due_ms)
+        if self._barriers is not None:
+            dues.append(self._barriers.due_ms)
         return min((due for due in dues if due is not None), default=None)
 
     def idle(self, now_ms: int) -> None:
@@ -284,7 +342,7 @@ class SlotCore:
             entering = any(seat.reading for seat in self._seats)
         return (
             not entering
-            and not any(seat.inbox or seat.unaccepted for seat in self._seats)
+            and not any(not seat.inbox.is_empty or seat.unaccepted for seat in self._seats)
             and self._outgoing.is_empty
             and not self._acks
             and (self._vertex is None or self._vertex.is_quiet)
@@ -299,9 +357,11 @@ class SlotCore:
         """Return totals by name; may be called by any thread.
 
         ``records_in`` counts what sources read, ``records_out`` what chains without outputs were given, and
-        ``…/<uid>`` what a chain took and sent (a copy a channel).
+        ``…/<uid>`` what a chain took and sent (a copy a channel). With checkpoints also those of `Barriers.counters`.
         """
         counters = dict(self._totals)
+        if self._barriers is not None:
+            counters |= self._barriers.counters()
         counters["records_in"] = sum(seat.records_in for seat in self._seats if seat.is_source)
         counters["records_out"] = sum(seat.records_in for seat in self._seats if seat.is_sink)
         for seat in self._seats:
@@ -325,15 +385,26 @@ class SlotCore:
 
     # ------------------------------------------------------------ doing
 
+    def run(self, seat: Seat, work: Callable[[], list[Action]], now: Now) -> None:
+        """Run a part of a task, and do what it decides."""
+        self._run(seat, work, now)
+
+    def give_back(self, channel: Channel, credit: int, now_ms: int) -> None:
+        """Count credit of a channel as used up by its task."""
+        if self._grants.taken(channel, credit, now_ms):
+            self._send_grants({channel: self._grants.take(channel)})
+
     def _run_input(self, seat: Seat, now: Now) -> None:
         taken = seat.inbox.take()
         channel, element = taken.channel, taken.element
         lineage = None
+        if taken.credit:
+            self.give_back(channel, taken.credit, now.mono_ms)
         if isinstance(element, Batch):
             seat.records_in += element.num_rows
             lineage = element.lineage
-        if taken.credit and self._grants.taken(channel, taken.credit, now.mono_ms):
-            self._send_grants({channel: self._grants.take(channel)})
+        elif self._barriers is not None and self._barriers.took(seat, channel, element, now):
+            return
         task = cast(InputTask, seat.task)
         roots = () if lineage is None else (lineage.roots,)
         self._run(seat, lambda: task.input(channel, element, now), now, roots, lineage=lineage)
@@ -410,6 +481,11 @@ class SlotCore:
 
     def _all_ended(self) -> bool:
         return all(seat.ended for seat in self._seats)
+
+    def _checkpoints(self) -> Barriers:
+        if self._barriers is None:
+            raise CodecError("a barrier, or a message on checkpoints, came to a graph without checkpoints")
+        return self._barriers
 
     def _tracking(self) -> VertexCalls:
         assert self._vertex is not None, "a task of an untracked graph talked to the vertex"

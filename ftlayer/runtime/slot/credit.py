@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from ftlayer.errors import CodecError
 from ftlayer.runtime.slot.snapshots import snapshot
+from ftlayer.runtime.slot.wire import is_barrier
 
 K = TypeVar("K", bound=Hashable)
 
@@ -23,19 +24,24 @@ MAX_WAIT_MS = 5
 class SendWindow:
     """Frames of one channel: those that may not go yet, and the bytes of those that are on their way.
 
-    On their way are at most ``limit`` bytes, or one frame that is larger than that.
+    On their way are at most ``limit`` bytes, or one frame that is larger than that; and barriers, which are small and
+    need no credit, since a checkpoint is late just when there is none.
+
+    Attributes:
+        limit: the channel's credit in bytes; may be changed at any time.
+        in_flight: bytes that are on their way.
     """
 
     def __init__(self, limit: int) -> None:
-        """``limit`` is the channel's credit in bytes."""
-        self._limit = limit
+        """Begin with full credit."""
+        self.limit = limit
         self._queue: deque[bytes] = deque()
         self.in_flight = 0
 
     @property
     def has_room(self) -> bool:
         """Whether it makes sense to produce more for this channel."""
-        return not self._queue and self.in_flight < self._limit
+        return not self._queue and self.in_flight < self.limit
 
     @property
     def is_empty(self) -> bool:
@@ -46,12 +52,29 @@ class SendWindow:
         """Queue a frame behind those that wait."""
         self._queue.append(frame)
 
+    def put_first(self, barrier: bytes) -> None:
+        """Queue a barrier's frame ahead of all that waits, save other barriers that are there already."""
+        leading = 0
+        for frame in self._queue:
+            if not is_barrier(frame):
+                break
+            leading += 1
+        self._queue.insert(leading, barrier)
+
+    def pull(self, barrier: bytes) -> list[bytes]:
+        """Take a barrier's frame out of those that wait; returns those that were in front of it."""
+        frames = list(self._queue)
+        place = next(place for place, frame in enumerate(frames) if frame is barrier)
+        del self._queue[place]
+        return frames[:place]
+
     def take(self) -> bytes | None:
         """Return the next frame and count it as sent; None if there is none, or no credit for it."""
         if not self._queue:
             return None
-        size = len(self._queue[0])
-        if self.in_flight and self.in_flight + size > self._limit:
+        frame = self._queue[0]
+        size = len(frame)
+        if self.in_flight and self.in_flight + size > self.limit and not is_barrier(frame):
             return None
         self.in_flight += size
         return self._queue.popleft()

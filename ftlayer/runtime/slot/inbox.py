@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.elements import Batch, Element
+from ftlayer.runtime.elements import Barrier, Batch, Element
 from ftlayer.runtime.slot.batching import can_join, joined, size_of
 from ftlayer.runtime.slot.snapshots import snapshot
 from ftlayer.stream.job_graph import Channel
@@ -15,11 +15,12 @@ from ftlayer.stream.job_graph import Channel
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An element for a task, and the credit that its channel has used for it (0 within a slot)."""
+    """An element for a task, the credit that its channel has used for it (0 within a slot), and its bytes."""
 
     channel: Channel
     element: Element
     credit: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,24 @@ class _Waiting:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Capture:
+    """``batches`` came before the barrier of a checkpoint, which has not come."""
+
+    checkpoint: int
+    batches: list[Batch]
+
+
 class _ChannelQueue:
-    __slots__ = ("bytes", "channel", "items", "rows")
+    __slots__ = ("blocked", "bytes", "capture", "channel", "items", "rows")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.items: deque[_Waiting] = deque()
         self.rows = 0
         self.bytes = 0
+        self.blocked = False
+        self.capture: _Capture | None = None
 
     def put(self, element: Element, credit: int) -> None:
         size = 0
@@ -45,6 +56,14 @@ class _ChannelQueue:
             size = size_of(element)
             self.bytes += size
         self.items.append(_Waiting(element, credit, size))
+        if self.capture is not None:
+            self._capture(element, self.capture)
+
+    def _capture(self, element: Element, capture: _Capture) -> None:
+        if isinstance(element, Batch):
+            capture.batches.append(element)
+        elif isinstance(element, Barrier) and element.checkpoint >= capture.checkpoint:
+            self.capture = None
 
     def pop(self) -> _Waiting:
         item = self.items.popleft()
@@ -55,22 +74,38 @@ class _ChannelQueue:
 
 
 class Inbox:
-    """Elements of one channel come out in their order; channels take turns."""
+    """Elements of one channel come out in their order; channels take turns, save those that are blocked.
+
+    Attributes:
+        limit_bytes: see `has_room`; may be changed at any time.
+    """
 
     def __init__(self, channels: Iterable[Channel], batch_rows: int, limit_bytes: int) -> None:
-        """``batch_rows``: how far batches that wait are joined; ``limit_bytes``: see `has_room`."""
+        """``batch_rows``: how far batches that wait are joined."""
         self._queues = {channel: _ChannelQueue(channel) for channel in channels}
-        self._turn: deque[_ChannelQueue] = deque()  # those with elements
+        self._turn: deque[_ChannelQueue] = deque()  # those with elements that are not blocked
+        self._blocked: set[_ChannelQueue] = set()
         self._batch_rows = batch_rows
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
 
     def __bool__(self) -> bool:
+        """Whether there is something to `take`."""
         return bool(self._turn)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits, in blocked channels neither."""
+        return not self._turn and not any(queue.items for queue in self._blocked)
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """All channels that lead here."""
+        return tuple(self._queues)
 
     def put(self, channel: Channel, element: Element, credit: int) -> None:
         """Add an element; KeyError for a channel that does not lead here."""
         queue = self._queues[channel]
-        if not queue.items:
+        if not queue.items and not queue.blocked:
             self._turn.append(queue)
         queue.put(element, credit)
 
@@ -78,7 +113,7 @@ class Inbox:
         """Return the next element; batches of one channel that wait behind each other as one."""
         queue = self._turn.popleft()
         first = queue.pop()
-        element, credit = first.element, first.credit
+        element, credit, size = first.element, first.credit, first.size
         if isinstance(element, Batch) and queue.items:
             batches, rows = [element], element.num_rows
             while queue.items:
@@ -89,16 +124,18 @@ class Inbox:
                 if rows > self._batch_rows:
                     break
                 batches.append(behind)
-                credit += queue.pop().credit
+                item = queue.pop()
+                credit += item.credit
+                size += item.size
             element = joined(batches)
         if queue.items:
             self._turn.append(queue)
-        return Taken(queue.channel, element, credit)
+        return Taken(queue.channel, element, credit, size)
 
     def has_room(self, channel: Channel) -> bool:
         """Whether a sender in the same slot should produce more for this channel."""
         queue = self._queues[channel]
-        return not queue.items or (queue.rows < 2 * self._batch_rows and queue.bytes < self._limit_bytes)
+        return not queue.items or (queue.rows < 2 * self._batch_rows and queue.bytes < self.limit_bytes)
 
     def drop(self, channel: Channel) -> int:
         """Forget what waits of a channel; returns how many records."""
@@ -107,7 +144,7 @@ class Inbox:
             return 0
         rows, queue.rows, queue.bytes = queue.rows, 0, 0
         queue.items.clear()
-        self._turn.remove(queue)
+        self._forget_turn(queue)
         return rows
 
     def roots(self) -> list[U64Array]:
@@ -118,3 +155,53 @@ class Inbox:
             for item in snapshot(queue.items)
             if isinstance(item.element, Batch) and item.element.lineage is not None
         ]
+
+    # ------------------------------------------------------------ checkpoints
+
+    def block(self, channel: Channel) -> None:
+        """Hold back what waits of a channel and what comes."""
+        queue = self._queues[channel]
+        self._forget_turn(queue)
+        queue.blocked = True
+        self._blocked.add(queue)
+
+    def unblock(self, channel: Channel) -> None:
+        """Go on with a channel."""
+        queue = self._queues[channel]
+        if queue.blocked:
+            queue.blocked = False
+            self._blocked.remove(queue)
+            if queue.items:
+                self._turn.append(queue)
+
+    def capture(self, channel: Channel, checkpoint: int) -> list[Batch]:
+        """Return the batches of a channel that wait in front of a checkpoint's barrier.
+
+        Those that come until that barrier does, or a later one's, are added to the list, until `stop_capture`.
+        """
+        queue = self._queues[channel]
+        batches: list[Batch] = []
+        queue.capture = None
+        for item in queue.items:
+            if isinstance(item.element, Batch):
+                batches.append(item.element)
+            elif isinstance(item.element, Barrier) and item.element.checkpoint >= checkpoint:
+                return batches
+        queue.capture = _Capture(checkpoint, batches)
+        return batches
+
+    def stop_capture(self, channel: Channel) -> None:
+        """Add nothing more to what `capture` returned."""
+        self._queues[channel].capture = None
+
+    def take_out(self, channel: Channel, barrier: Barrier) -> None:
+        """Remove a barrier that has overtaken what waits before it."""
+        queue = self._queues[channel]
+        place = next(place for place, item in enumerate(queue.items) if item.element is barrier)
+        del queue.items[place]
+        if not queue.items:
+            self._forget_turn(queue)
+
+    def _forget_turn(self, queue: _ChannelQueue) -> None:
+        if queue in self._turn:
+            self._turn.remove(queue)

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from ftlayer.runtime.elements import Element
+from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
+from ftlayer.layer.calls import Now
+from ftlayer.runtime.elements import Barrier, Element
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links
 from ftlayer.stream.job_graph import Channel
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """A barrier with a timeout has left, or is about to, and has overtaken these frames, if any."""
+
+    channel: Channel
+    checkpoint: int
+    overtaken: tuple[bytes, ...]
 
 
 class Outgoing:
@@ -20,6 +33,8 @@ class Outgoing:
         self._age_ms = batch_age_ms
         self._up: set[int] = set()
         self._aging: dict[RemoteOutput, None] = {}  # outputs with small batches, the oldest first
+        self._late: set[RemoteOutput] = set()  # outputs with late barriers
+        self._departed: list[Departed] = []
 
     @property
     def is_empty(self) -> bool:
@@ -34,6 +49,56 @@ class Outgoing:
         elif output not in self._aging:
             self._aging[output] = None
         self._transmit(output)
+
+    def send_barrier(self, output: RemoteOutput, barrier: Barrier, now: Now) -> tuple[bytes, ...] | None:
+        """Send a barrier: an UNALIGNED one ahead of all that has not left, others behind it.
+
+        Returns the frames with records that it has overtaken; None: `take_departed` will tell.
+        """
+        self._aging.pop(output, None)
+        overtaken: tuple[bytes, ...] | None = ()
+        if barrier.alignment is Alignment.UNALIGNED:
+            overtaken = output.overtake(barrier)
+        elif barrier.timeout_ms is not None and barrier.kind is SnapshotKind.CHECKPOINT:
+            output.send_barrier(barrier, now.mono_ms + barrier.started_ms + barrier.timeout_ms - now.wall_ms)
+            self._late.add(output)
+            overtaken = None
+        else:
+            output.send_barrier(barrier, None)
+        self._transmit(output)
+        return overtaken
+
+    def take_departed(self) -> list[Departed]:
+        """Return which late barriers have left since the last call."""
+        departed, self._departed = self._departed, []
+        return departed
+
+    def overtake_late(self, now_ms: int) -> None:
+        """Let late barriers overtake what waits before them, if it is time."""
+        for output in list(self._late):
+            while output.late and output.late[0].due_ms <= now_ms:
+                late = output.late[0]
+                overtaken = output.overtake_late(late)
+                self._departed.append(Departed(output.channel, late.barrier.checkpoint, overtaken))
+            self._transmit(output)
+
+    @property
+    def late_due_ms(self) -> int | None:
+        """When the next late barrier overtakes what waits before it (monotone, ms); None: there is none."""
+        return min((output.late[0].due_ms for output in self._late), default=None)
+
+    def forget_late(self, checkpoint: int) -> None:
+        """Let the barriers of a checkpoint wait in their order, however long it takes."""
+        for output in list(self._late):
+            output.late = deque(late for late in output.late if late.barrier.checkpoint != checkpoint)
+            self._note_late(output)
+
+    def limited(self, channel: Channel, size: int) -> None:
+        """The receiver wants no more than so many bytes on their way."""
+        output = self._outputs.get(channel)
+        if output is not None:
+            output.limit(size)
+            self._transmit(output)
 
     def granted(self, channel: Channel, size: int) -> None:
         """Credit has come back."""
@@ -93,3 +158,13 @@ class Outgoing:
         if output.slot in self._up:
             while (frame := output.take()) is not None:
                 self._links.transmit(output.slot, frame)
+                if output.late and frame is output.late[0].frame:
+                    self._departed.append(
+                        Departed(output.channel, output.late.popleft().barrier.checkpoint, ())
+                    )
+        if output in self._late:
+            self._note_late(output)
+
+    def _note_late(self, output: RemoteOutput) -> None:
+        if not output.late:
+            self._late.discard(output)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from ftlayer.checkpoint.barrier import Alignment
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.elements import Barrier, Batch, CancelMarker, Element, EndOfStream, Idle, Watermark
@@ -42,20 +46,32 @@ class LocalOutput:
         self._inbox.put(self._channel, element, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class LateBarrier:
+    """A barrier that waits in an output in its order, and overtakes what waits before it at ``due_ms`` (monotone)."""
+
+    barrier: Barrier
+    frame: bytes
+    due_ms: int
+
+
 class RemoteOutput:
     """A channel to another slot: small batches wait for others, then everything for credit.
 
     Attributes:
         channel, slot: which one, and the slot it leads to.
         waiting_since_ms: since when a small batch waits; None if none does.
+        late: barriers with a timeout that wait in their order, the earliest first.
     """
 
     def __init__(self, channel: Channel, slot: int, codec: ElementCodec, options: TopologyOptions) -> None:
         self.channel = channel
         self.slot = slot
         self.waiting_since_ms: int | None = None
+        self.late: deque[LateBarrier] = deque()
         self._codec = codec
-        self._batch_rows, self._limit = options.batch_rows, options.channel_bytes
+        self._batch_rows = options.batch_rows
+        self._full = self._limit = options.channel_bytes
         self._window = SendWindow(options.channel_bytes)
         self._small: tuple[Batch, ...] = ()  # replaced, never changed: another thread looks at it
         self._small_rows = self._small_bytes = 0
@@ -79,7 +95,7 @@ class RemoteOutput:
                 self._mark = element
             self._window.put(self._codec.encode(self.channel, element))
             return
-        for part in cut(element, self._batch_rows):
+        for part in cut(element, self._rows_at_most(element)):
             if self._small and not can_join(self._small[0], part):
                 self.flush()
             self._small += (part,)
@@ -100,6 +116,33 @@ class RemoteOutput:
         """Return the next frame to go out, counted as sent; None if none may go."""
         return self._window.take()
 
+    def limit(self, size: int) -> None:
+        """From now on at most ``size`` bytes may be on their way."""
+        self._window.limit = self._limit = size
+
+    def send_barrier(self, barrier: Barrier, due_ms: int | None) -> None:
+        """Take a barrier that goes behind everything; it overtakes it at ``due_ms`` (see `overtake_late`)."""
+        self.flush()
+        frame = self._codec.encode(self.channel, barrier)
+        self._window.put(frame)
+        if due_ms is not None:
+            self.late.append(LateBarrier(barrier, frame, due_ms))
+
+    def overtake(self, barrier: Barrier) -> tuple[bytes, ...]:
+        """Take a barrier that goes ahead of everything; returns the frames with records that it overtakes."""
+        self.flush()
+        overtaken = _with_records(self._window.waiting())
+        self._window.put_first(self._codec.encode(self.channel, barrier))
+        return overtaken
+
+    def overtake_late(self, late: LateBarrier) -> tuple[bytes, ...]:
+        """Turn one of the late barriers unaligned; returns the frames with records that it overtakes."""
+        self.late.remove(late)
+        overtaken = _with_records(self._window.pull(late.frame))
+        unaligned = replace(late.barrier, alignment=Alignment.UNALIGNED)
+        self._window.put_first(self._codec.encode(self.channel, unaligned))
+        return overtaken
+
     def granted(self, size: int) -> None:
         """The receiver's task has taken ``size`` bytes."""
         self._window.granted(size)
@@ -110,6 +153,7 @@ class RemoteOutput:
         The last mark is what the new one has to hear first: nobody says a watermark, or an end, a second time.
         """
         rows = self._small_rows + sum(rows_in(frame) for frame in self._window.reset())
+        self.late.clear()
         self._forget_small()
         if self._mark is not None:
             self._window.put(self._codec.encode(self.channel, self._mark))
@@ -120,7 +164,19 @@ class RemoteOutput:
         small = [batch.lineage.roots for batch in self._small if batch.lineage is not None]
         return small + [roots_in(frame) for frame in self._window.waiting()]
 
+    def _rows_at_most(self, batch: Batch) -> int:
+        """Return where to cut: frames should be as small as a limit that was lowered."""
+        if self._limit >= self._full:
+            return self._batch_rows
+        rows, size = batch.num_rows, int(batch.payload.nbytes)
+        # What is cut has up to twice as many rows.
+        return max(1, min(self._batch_rows, rows * self._limit // (2 * size))) if size else self._batch_rows
+
     def _forget_small(self) -> None:
         self._small = ()
         self._small_rows = self._small_bytes = 0
         self.waiting_since_ms = None
+
+
+def _with_records(frames: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(frame for frame in frames if rows_in(frame))

@@ -237,6 +237,7 @@ class Tools:
     graph_of = staticmethod(graph_of)
     slot = FakeSlot
     task = FakeTask
+    links = FakeLinks
 
     @staticmethod
     def source_rows(first: int, n: int, width: int = 8) -> SourceRows:

@@ -1,0 +1,403 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ftlayer.checkpoint.barrier import Alignment, Barrier
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.pieces import Piece
+from ftlayer.checkpoint.snapshots import SnapshotTimes
+from ftlayer.config import TopologyOptions
+from ftlayer.functions.steps import Map
+from ftlayer.layer.calls import Now
+from ftlayer.partitioning.key_groups import HashByKeyGroup
+from ftlayer.partitioning.partitioners import Rebalance
+from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.actions import Action, Send, TaskEnded
+from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
+from ftlayer.runtime.slot.capture import CapturedChannel, read_batches
+from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.seat import TaskKey
+from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.stream.operators import FunctionSink, IterableSource, Sink, Source
+
+SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
+MAX_GROUPS = 16
+KEY = HashByKeyGroup(KeySelector(("n",)), MAX_GROUPS)
+
+
+def graph_of(parallelism: int) -> JobGraph:
+    """source → work → sink, all to all, by key and in turn."""
+    kinds: list[Any] = [
+        Source("source", IterableSource(()), SCHEMA),
+        Map("work", lambda record: record, SCHEMA),
+        Sink("sink", FunctionSink(lambda batch: None), SCHEMA),
+    ]
+    return JobGraph(
+        "job",
+        tuple(JobVertex(kind.uid, (kind,), parallelism) for kind in kinds),
+        (
+            JobEdge(0, "source", "work", 0, KEY, SCHEMA),
+            JobEdge(1, "work", "sink", 0, Rebalance(), SCHEMA),
+        ),
+        tracked=False,
+        max_parallelism=MAX_GROUPS,
+    )
+
+
+@dataclass
+class Frozen:
+    """A task's state at a barrier: what it had taken."""
+
+    taken: tuple[int, ...]
+    released: bool = False
+
+
+@dataclass
+class Task:
+    """Passes rows on to the channels of their numbers, and remembers them."""
+
+    graph: JobGraph
+    uid: str
+    subtask: int
+    taken: list[int] = field(default_factory=list)
+    told: list[tuple[str, int]] = field(default_factory=list)
+    times: dict[Channel, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.open = {
+            channel
+            for edge in self.graph.edges_into(self.uid)
+            for channel in self.graph.channels(edge)
+            if channel.receiver == self.subtask
+        }
+        self.outputs = [
+            channel
+            for edge in self.graph.edges_from(self.uid)
+            for channel in self.graph.channels(edge)
+            if channel.sender == self.subtask
+        ]
+
+    def start(self, now: Now) -> list[Action]:
+        return []
+
+    def on_time(self, now: Now) -> list[Action]:
+        return []
+
+    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
+        assert channel in self.open
+        match element:
+            case Batch():
+                return self._take(element.payload)
+            case EndOfStream():
+                self.open.remove(channel)
+                return [] if self.open else self._all(EndOfStream(), TaskEnded())
+            case Watermark(time_ms):
+                self.times[channel] = time_ms
+                return []
+        raise AssertionError(f"a task was handed {element}")
+
+    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
+        return self._take(rows.payload)
+
+    def end(self, now: Now) -> list[Action]:
+        return self._all(Watermark(MAX_TIME_MS))
+
+    def end_stream(self, now: Now) -> list[Action]:
+        return self._all(EndOfStream(), TaskEnded())
+
+    def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], Any]:
+        return [], Frozen(tuple(self.taken))
+
+    def completed(self, checkpoint: int, now: Now) -> None:
+        self.told.append(("completed", checkpoint))
+
+    def aborted(self, checkpoint: int, now: Now) -> None:
+        self.told.append(("aborted", checkpoint))
+
+    def _take(self, payload: pa.RecordBatch) -> list[Action]:
+        numbers = payload.column(0).to_numpy()
+        self.taken += numbers.tolist()
+        actions: list[Action] = []
+        for channel in self.outputs:
+            part = payload.take(pa.array(np.flatnonzero(numbers % len(self.outputs) == channel.receiver)))
+            if part.num_rows:
+                actions.append(Send(channel, Batch(part)))
+        return actions
+
+    def _all(self, mark: Element, *then: Action) -> list[Action]:
+        return [*(Send(channel, mark) for channel in self.outputs), *then]
+
+
+@dataclass
+class Shelf:
+    """Snapshots of one slot, by task and checkpoint."""
+
+    begun: dict[tuple[TaskKey, int], Frozen] = field(default_factory=dict)
+    barriers: dict[tuple[TaskKey, int], Barrier] = field(default_factory=dict)
+    done: dict[tuple[TaskKey, int], tuple[tuple[CapturedChannel, ...], SnapshotTimes]] = field(
+        default_factory=dict
+    )
+    given_up: list[tuple[TaskKey, int]] = field(default_factory=list)
+    cancelled: list[tuple[TaskKey, int]] = field(default_factory=list)
+
+    def stopwatch_ms(self) -> float:
+        return 0.0
+
+    def begin(self, key: TaskKey, barrier: Barrier, pending: Any) -> None:
+        place = key, barrier.checkpoint
+        assert place not in self.begun
+        assert place not in self.given_up
+        self.begun[place], self.barriers[place] = pending, barrier
+
+    def captured(
+        self, key: TaskKey, checkpoint: int, channels: tuple[CapturedChannel, ...], times: SnapshotTimes
+    ) -> None:
+        assert (key, checkpoint) in self.begun
+        assert (key, checkpoint) not in self.done
+        self.done[key, checkpoint] = channels, times
+
+    def give_up(self, key: TaskKey, checkpoint: int, reason: str) -> None:
+        assert reason
+        self.given_up.append((key, checkpoint))
+
+    def cancel(self, key: TaskKey, checkpoint: int) -> None:
+        self.cancelled.append((key, checkpoint))
+
+
+class Pieces:
+    """A `PieceWriter` that keeps pieces inline."""
+
+    def write(self, chunks: Iterable[bytes], scope: Any = None) -> Piece:
+        data = b"".join(chunks)
+        return Piece(b"", len(data), inline=data)
+
+
+def numbers_of(captured: CapturedChannel) -> list[int]:
+    """Return what a captured channel holds, as it is read back."""
+    state = captured.write(Pieces())  # type: ignore[arg-type]
+    assert state.frames.inline is not None
+    batches = read_batches(state.frames.inline, captured.edge, captured.codec)
+    numbers = [n for batch in batches for n in batch.payload.column(0).to_pylist()]
+    assert len(numbers) == state.count == captured.records
+    return numbers
+
+
+@dataclass
+class Slot:
+    core: SlotCore
+    links: Any
+    tasks: dict[TaskKey, Task]
+    shelf: Shelf
+
+
+class World:
+    """Slots in one thread; what is on its way is delivered when the test says so."""
+
+    def __init__(self, tools: Any, config: CheckpointConfig, slots: int = 2, **options: int) -> None:
+        self.tools = tools
+        self.graph = graph_of(slots)
+        defaults = {"batch_rows": 16, "batch_age_ms": 5, "channel_bytes": 1 << 10}
+        self.options = TopologyOptions(**defaults | options)  # type: ignore[arg-type]
+        self.slots: list[Slot] = []
+        self.clock = 0
+        for slot in range(slots):
+            tasks = {key: Task(self.graph, *key) for key in self.graph.subtasks_in(slot)}
+            links, shelf = tools.links(), Shelf()
+            core = SlotCore(
+                self.graph,
+                slot,
+                tasks,  # type: ignore[arg-type]
+                self.options,
+                links,
+                None,
+                config,
+                shelf,
+            )
+            self.slots.append(Slot(core, links, tasks, shelf))
+        for place, slot in enumerate(self.slots):
+            for other in range(slots):
+                if other != place:
+                    slot.core.peer_up(other)
+            slot.core.start(self.now)
+
+    @property
+    def now(self) -> Now:
+        return Now(self.clock, 1_000_000 + self.clock)
+
+    def barrier(self, checkpoint: int, alignment: Alignment, timeout_ms: int | None = None) -> Barrier:
+        return Barrier(checkpoint, self.now.wall_ms, alignment, timeout_ms)
+
+    def trigger(self, barrier: Barrier) -> None:
+        for slot in self.slots:
+            slot.core.trigger(barrier, self.now)
+
+    # ------------------------------------------------------------ moves
+
+    def moves(self, runs: bool = True) -> list[Callable[[], bool]]:
+        """Return everything that may happen next; each says whether it did."""
+        moves: list[Callable[[], bool]] = []
+        for place, slot in enumerate(self.slots):
+            if runs:
+                moves.append(lambda s=slot: s.core.run_next(self.now))  # type: ignore[misc]
+            for other, frames in slot.links.frames.items():
+                moves.append(lambda f=frames, p=place, o=other: self.deliver(f, p, o))  # type: ignore[misc]
+            for other, grants in slot.links.grants.items():
+                moves.append(lambda g=grants, o=other: self.give(g, o))  # type: ignore[misc]
+        return moves
+
+    def step(self, draw: random.Random) -> bool:
+        self.clock += 1
+        moves = self.moves()
+        draw.shuffle(moves)
+        for slot in self.slots:
+            slot.core.on_time(self.now)
+        if any(move() for move in moves):
+            return True
+        self.clock += 10
+        for slot in self.slots:
+            slot.core.idle(self.now.mono_ms)
+        return any(
+            queue
+            for slot in self.slots
+            for kind in (slot.links.frames, slot.links.grants)
+            for queue in kind.values()
+        )
+
+    def deliver(self, frames: Any, sender: int, receiver: int) -> bool:
+        if not frames:
+            return False
+        self.slots[receiver].core.frame(sender, pa.py_buffer(frames.popleft()))
+        return True
+
+    def give(self, grants: Any, to: int) -> bool:
+        if not grants:
+            return False
+        self.slots[to].core.granted(grants.popleft())
+        return True
+
+    def run_out(self, draw: random.Random, steps: int = 20_000) -> None:
+        for _ in range(steps):
+            if not self.step(draw):
+                return
+        raise AssertionError("it does not come to rest")
+
+    # ------------------------------------------------------------ what came of it
+
+    def task(self, uid: str, subtask: int) -> Task:
+        return self.slots[subtask].tasks[uid, subtask]
+
+    def complete(self, checkpoint: int) -> bool:
+        """Whether every task has taken its part."""
+        return all((key, checkpoint) in slot.shelf.done for slot in self.slots for key in slot.tasks)
+
+    def held(self, checkpoint: int, uid: str) -> list[int]:
+        """Return what tasks of a chain had taken at a checkpoint."""
+        return [
+            n
+            for slot in self.slots
+            for (key, its), frozen in slot.shelf.begun.items()
+            if key[0] == uid and its == checkpoint
+            for n in frozen.taken
+        ]
+
+    def in_flight(self, checkpoint: int, edge: int) -> list[CapturedChannel]:
+        return [
+            channel
+            for slot in self.slots
+            for (_, its), (channels, _) in slot.shelf.done.items()
+            if its == checkpoint
+            for channel in channels
+            if channel.channel.edge == edge
+        ]
+
+    def check_exact(self, checkpoint: int) -> None:
+        """Nothing is lost between two tasks at a checkpoint, and nothing is there twice; order is kept."""
+        for edge, (source, target) in enumerate((("source", "work"), ("work", "sink"))):
+            captured = self.in_flight(checkpoint, edge)
+            there = [n for channel in captured for n in numbers_of(channel)]
+            before = self.held(checkpoint, source)
+            assert sorted(self.held(checkpoint, target) + there) == sorted(before)
+        for place in range(len(self.slots)):
+            self.check_order(checkpoint, place)
+
+    def check_order(self, checkpoint: int, subtask: int) -> None:
+        """What a task had taken, then what waited, then what had not left: each sender's rows ascend."""
+        taken = list(self.slots[subtask].shelf.begun[("work", subtask), checkpoint].taken)
+        mine = [c for c in self.in_flight(checkpoint, 0) if c.channel.receiver == subtask]
+        for outgoing in (False, True):
+            taken += [n for c in mine if c.outgoing is outgoing for n in numbers_of(c)]
+        for sender in range(len(self.slots)):
+            its = [n for n in taken if n // 1_000_000 == sender]
+            assert its == sorted(its)
+
+
+ALIGNED = CheckpointConfig()
+AT_LEAST_ONCE = CheckpointConfig(mode="at-least-once")  # type: ignore[arg-type]
+UNALIGNED = CheckpointConfig(unaligned=True)
+TURNING = CheckpointConfig(unaligned=True, aligned_timeout=20)
+
+MODES = {
+    "aligned": (ALIGNED, Alignment.ALIGNED, None),
+    "at-least-once": (AT_LEAST_ONCE, Alignment.AT_LEAST_ONCE, None),
+    "unaligned": (UNALIGNED, Alignment.UNALIGNED, None),
+    "turning": (TURNING, Alignment.ALIGNED, 20),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.randoms(use_true_random=False), st.integers(1, 3))
+def test_every_checkpoint_is_what_came_before_its_barriers(
+    tools: Any, mode: str, draw: random.Random, slots: int
+) -> None:
+    config, alignment, timeout_ms = MODES[mode]
+    world = World(tools, config, slots)
+    left = [
+        [(place * 1_000_000 + i * 100, draw.randrange(1, 60)) for i in range(12)] for place in range(slots)
+    ]
+    sent = [n for parts in left for first, rows in parts for n in range(first, first + rows)]
+    reading = set(range(slots))
+    checkpoint, ended, aborted = 0, False, set()
+    for _ in range(20_000):
+        for place, slot in enumerate(world.slots):
+            key = ("source", place)
+            if left[place] and slot.core.may_read(key) and draw.random() < 0.3:
+                slot.core.rows(key, tools.source_rows(*left[place].pop(0)), world.now)
+            elif not left[place] and place in reading:
+                reading.remove(place)
+                slot.core.source_ended(key, world.now)
+        under_way = checkpoint and not world.complete(checkpoint) and checkpoint not in aborted
+        if not under_way and checkpoint < 6 and draw.random() < 0.1:
+            checkpoint += 1
+            world.trigger(world.barrier(checkpoint, alignment, timeout_ms))
+        elif under_way and draw.random() < 0.01:
+            aborted.add(checkpoint)
+            for slot in world.slots:
+                slot.core.checkpoint_aborted(checkpoint, world.now)
+        moved = world.step(draw)
+        if not moved and not reading and not under_way and checkpoint == 6 and not ended:
+            ended = True
+            for slot in world.slots:
+                slot.core.end_tasks(world.now)
+        elif not moved and ended:
+            break
+    assert all(slot.core.has_ended for slot in world.slots), "nothing is stuck"
+    taken = [n for place in range(slots) for n in world.task("sink", place).taken]
+    assert sorted(taken) == sorted(sent)
+    assert not any(slot.shelf.given_up for slot in world.slots)
+    for number in set(range(1, 7)) - aborted:
+        assert world.complete(number)
+        if mode == "at-least-once":
+            assert set(world.held(number, "sink")) >= set(world.held(number, "source"))
+        else:
+            world.check_exact(number)
