@@ -26,8 +26,20 @@ class PieceWriter(Protocol):
     def write_file(self, path: Path, scope: Scope = Scope.EXCLUSIVE) -> Piece:
         """Write a local file as one piece."""
 
+    def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
+        """Return the paths of shared files that are kept for too little, and whose pieces are better written anew.
+
+        ``owner`` names who asks among all who write in this slot ("uid/subtask", say); ``pieces`` are all SHARED ones
+        that it needs from now on. To be asked with every checkpoint.
+        """
+
     def sync(self) -> None:
-        """Return when all that was written outlives this process and its machine (as the storage gives it)."""
+        """Return when all that was written outlives this process and its machine (as the storage gives it).
+
+        On an object store this ends the files: call it once when everybody in the slot has written, not after
+        every piece. After a failed write a checkpoint's writer raises that error for good, and `log_writer`'s raises
+        it once: what it wrote since the `sync` before is lost, and has to be written again.
+        """
 
     def close(self) -> None:
         """Nothing more is written for this checkpoint; syncs."""
@@ -37,18 +49,30 @@ class PieceWriter(Protocol):
 
 
 class SlotStorage(Protocol):
-    """The storage as one slot instance sees it. For several threads at once."""
+    """The storage as one slot instance sees it. For several threads at once.
+
+    ``location``: the directory that paths of checkpoints' pieces are relative to (those of a savepoint are relative
+    to the savepoint's); "" for driver memory. New checkpoints may refer to pieces of restored ones only if those
+    lie in the same.
+    """
+
+    location: str
 
     def writer(self, barrier: Barrier) -> PieceWriter:
         """Return the writer of a checkpoint or savepoint, the same at every call for one checkpoint."""
 
     def log_writer(self) -> PieceWriter:
-        """Return a writer that belongs to no checkpoint, for changelogs: SHARED pieces, written ahead of barriers."""
+        """Return a writer that belongs to no checkpoint, for changelogs: SHARED pieces, written ahead of barriers.
+
+        They are never inline. A file is kept while a completed checkpoint refers to it, and until all checkpoints
+        that its pieces can be new in are complete or given up.
+        """
 
     def open(self, location: str, piece: Piece) -> BinaryIO:
         """Open a piece for reading, checked against its digest; `CheckpointDamagedError` if it does not fit.
 
-        ``location`` is the directory its path is relative to. What the slot has a local copy of is read from there.
+        ``location`` is the directory its path is relative to (`pieces_directory`, for inline ones too, since it says
+        which key they are signed with). What the slot has a local copy of is read from there.
         """
 
     def fetch(self, location: str, piece: Piece, path: Path) -> None:
@@ -60,8 +84,11 @@ class SlotStorage(Protocol):
     def aborted(self, checkpoint: int) -> None:
         """The checkpoint was given up: `PieceWriter.discard` for its writer, if there is one."""
 
-    def close(self) -> None:
-        """Close what is open; what no checkpoint refers to may be removed."""
+    def close(self, *, over: bool = False) -> None:
+        """Close what is open; what no checkpoint refers to may be removed.
+
+        ``over``: the job is over, so that local copies are of no use to the next instance.
+        """
 
 
 class DriverStorage(Protocol):
@@ -84,17 +111,28 @@ class DriverStorage(Protocol):
         """Read everything that it refers to; `CheckpointDamagedError` names what is missing or does not fit."""
 
     def discard(self, checkpoint: Checkpoint, keep: Iterable[Checkpoint]) -> None:
-        """Remove a checkpoint: its own files, and shared ones that none of ``keep`` refers to."""
+        """Remove a checkpoint: its own files, and shared ones that none of ``keep`` refers to.
+
+        Missing files are fine. What cannot be removed is raised as one `CheckpointStorageError`, when everything
+        else is removed; `sweep` tries again.
+        """
 
     def discard_parts(
-        self, checkpoint: int, parts: Iterable[SubtaskSnapshot], keep: Iterable[Checkpoint]
+        self,
+        checkpoint: int,
+        parts: Iterable[SubtaskSnapshot],
+        keep: Iterable[Checkpoint],
+        location: str = "",
     ) -> None:
-        """Remove what was written for a checkpoint that was given up."""
+        """Remove what was written for a checkpoint, or a savepoint at ``location``, that was given up.
+
+        Slots remove what they have written when they are told so; this finds what dead ones have left.
+        """
 
     def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
         """Remove files of this run that nobody refers to; yields their paths.
 
-        ``is_alive(instance)``: whether an instance of a slot may still write.
+        ``keep``: all completed checkpoints. ``is_alive(instance)``: whether an instance of a slot may still write.
         """
 
     def close(self, keep: Iterable[Checkpoint]) -> None:

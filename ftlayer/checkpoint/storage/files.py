@@ -1,0 +1,142 @@
+"""A directory of any file system, and what its errors mean."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from ftlayer.checkpoint.storage.layout import is_local, join
+from ftlayer.config import MIB
+from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, FTLayerError
+
+CHUNK_BYTES = MIB
+"""Files are read in parts of this size."""
+
+_WAYS_OUT = {
+    errno.ENOSPC: "it is full: make room there, or choose another directory",
+    errno.EDQUOT: "the quota is used up: raise it, or choose another directory",
+    errno.EFBIG: "the file is larger than is allowed there: choose another directory",
+    errno.EROFS: "it can only be read: remount it, or choose another directory",
+    errno.EACCES: "permission is missing: grant it, or choose another directory",
+    errno.EPERM: "permission is missing: grant it, or choose another directory",
+    errno.ENOENT: "it is not there (any more): is it mounted, on the machines of driver and slots?",
+    errno.ENOTDIR: "a part of the path is no directory: choose another directory",
+    errno.ESTALE: "it is not there any more: is it still mounted?",
+    errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file: path relative to the directory, bytes, when it was changed (ms since 1970; 0: nobody knows)."""
+
+    path: str
+    size: int
+    modified_ms: int
+
+
+class Output(Protocol):
+    """A new file that is written from its beginning on. Not for several threads at once."""
+
+    def write(self, data: bytes) -> None:
+        """Append."""
+
+    def sync(self) -> bool:
+        """Make what was written last, as the file system can. Returns whether more can be appended."""
+
+    def rewind(self, size: int) -> bool:
+        """Take back what was written behind ``size``; False: that cannot be done here, it stays."""
+
+    def close(self) -> None:
+        """Close; what was not synced may be there or not."""
+
+    def abandon(self) -> None:
+        """Close and remove the file; errors are raised."""
+
+
+class Files(Protocol):
+    """The files below one directory. Paths are relative to it. For several threads at once.
+
+    Errors are `CheckpointStorageError`, and `CheckpointDamagedError` where something to be read is missing.
+    """
+
+    url: str
+    appends: bool
+    """Whether `Output.sync` leaves a file open."""
+
+    def create(self, path: str) -> Output:
+        """Begin a new file, making its directory."""
+
+    def publish(self, path: str, data: bytes) -> None:
+        """Write a small file, of which readers see all or nothing, and make it last."""
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """Write a small secret file unless it is there; returns whether it was not. For its owner's eyes alone."""
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return bytes of a file; fewer than ``length`` at its end."""
+
+    def chunks(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        """Return bytes of a file in parts; fewer than ``length`` at its end."""
+
+    def size(self, path: str) -> int | None:
+        """Return a file's size; None: there is none."""
+
+    def walk(self, path: str = "") -> list[Entry]:
+        """Return all files below a directory; none if it is missing."""
+
+    def delete(self, path: str) -> None:
+        """Remove a file; a missing one is fine."""
+
+    def delete_empty(self, path: str) -> None:
+        """Remove a directory, where there are such things; one that is missing or not empty is left."""
+
+
+def open_files(url: str) -> Files:
+    """Return the directory at ``url``, which need not be there. `ConfigError` for a URL that nobody can read."""
+    if is_local(url):
+        from ftlayer.checkpoint.storage.local_files import LocalFiles
+
+        return LocalFiles(url)
+    from ftlayer.checkpoint.storage.remote_files import RemoteFiles
+
+    return RemoteFiles(url)
+
+
+@contextlib.contextmanager
+def storage_errors(url: str, path: str, doing: str) -> Iterator[None]:
+    """Raise whatever a file system raises as `CheckpointStorageError`, with the path and what to do."""
+    try:
+        yield
+    except FTLayerError:
+        raise
+    except Exception as error:
+        raise CheckpointStorageError(f"{_at(url, path)} cannot be {doing}: {_reason(error)}") from error
+
+
+@contextlib.contextmanager
+def reading(url: str, path: str) -> Iterator[None]:
+    """As `storage_errors`; a missing file is `CheckpointDamagedError`."""
+    with storage_errors(url, path, "read"):
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise CheckpointDamagedError(f"{_at(url, path)} is missing") from error
+
+
+def _at(url: str, path: str) -> str:
+    return join(url, path) if path else url
+
+
+def _reason(error: Exception) -> str:
+    said = str(error) or type(error).__name__
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and isinstance(error, FileNotFoundError):
+        number = errno.ENOENT
+    if number is None and isinstance(error, PermissionError):
+        number = errno.EACCES
+    way_out = None if number is None else _WAYS_OUT.get(number)
+    return said if way_out is None else f"{said}; {way_out}"

@@ -1,0 +1,154 @@
+"""Names of directories and files, as Flink lays them out. Strings alone; nothing is read or written here.
+
+```
+<directory>/<job>/_key
+<directory>/<job>/<run>/chk-<n>/_metadata
+<directory>/<job>/<run>/chk-<n>/<slot>-<epoch>-<instance>-<unique>
+<directory>/<job>/<run>/shared/<slot>-<epoch>-<instance>-<first>.<last>.<unique>
+<savepoint directory>/savepoint-<run>-<unique>/_metadata, _key, <slot>-<epoch>-<instance>-<unique>
+```
+
+No two writers ever have the same name, so what a zombie writes is a file that nobody refers to. ``first`` and
+``last`` of a shared file are the checkpoints that it may get pieces for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from ftlayer.checkpoint.barrier import SnapshotKind
+from ftlayer.checkpoint.snapshots import Checkpoint
+
+METADATA = "_metadata"
+KEY = "_key"
+SHARED = "shared"
+RUN_CHARS = 6
+"""Of the run's name in a savepoint's: enough for a person to see which run it was."""
+
+_LOCAL = re.compile(r"(?:file|local):(?://)?(?=/)")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)")
+_CHECKPOINT = re.compile(r"chk-([0-9]+)")
+_SHARED_RANGE = re.compile(r"([0-9]+)\.([0-9]+)\.([^.]+)")
+
+
+# ---------------------------------------------------------------- URLs
+
+
+def is_local(url: str) -> bool:
+    """Whether ``url`` is a path of this machine: without a scheme, or ``file:``."""
+    return _LOCAL.match(url) is not None or not ("://" in url or "::" in url)
+
+
+def normal(url: str) -> str:
+    """Return ``url`` without a slash at its end, and for this machine the absolute path."""
+    if is_local(url):
+        return os.path.abspath(os.path.expanduser(_LOCAL.sub("", url)))
+    return url.rstrip("/")
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme, "file" for a path of this machine."""
+    match = _SCHEME.match(url)
+    return "file" if is_local(url) or match is None else match[0].lower()
+
+
+def join(url: str, *parts: str) -> str:
+    """Return the place ``parts`` below ``url``."""
+    return "/".join((url.rstrip("/"), *parts))
+
+
+def parent(url: str) -> str:
+    """Return the directory that ``url`` lies in."""
+    return url.rstrip("/").rpartition("/")[0]
+
+
+def last_name(url: str) -> str:
+    """Return the last part of ``url``."""
+    return url.rstrip("/").rpartition("/")[2]
+
+
+# ---------------------------------------------------------------- directories
+
+
+def part(name: str) -> str:
+    """Return ``name`` as one part of a path."""
+    quoted = quote(name, safe="")
+    return quoted.replace(".", "%2E") if quoted in ("", ".", "..") else quoted
+
+
+def job_directory(directory: str, job: str) -> str:
+    """Return where the checkpoints of all runs of a job lie."""
+    return join(normal(directory), part(job))
+
+
+def run_directory(directory: str, job: str, run: str) -> str:
+    """Return where the checkpoints of one run lie: what paths in them are relative to."""
+    return join(job_directory(directory, job), part(run))
+
+
+def checkpoint_name(checkpoint: int) -> str:
+    """Return the name of a checkpoint's directory."""
+    return f"chk-{checkpoint}"
+
+
+def checkpoint_number(name: str) -> int | None:
+    """Return the checkpoint whose directory has this name; None: it is no such directory's."""
+    match = _CHECKPOINT.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def new_savepoint(directory: str, run: str) -> str:
+    """Return the URL of a new savepoint's directory, which is not made yet."""
+    return join(normal(directory), f"savepoint-{part(run)[-RUN_CHARS:]}-{secrets.token_hex(6)}")
+
+
+def pieces_directory(checkpoint: Checkpoint) -> str:
+    """Return the URL that the paths of a checkpoint's pieces are relative to; "" in the driver's memory.
+
+    It is what `Restore.location` and `SlotStorage.open` are to be given.
+    """
+    if not checkpoint.location or checkpoint.kind == SnapshotKind.SAVEPOINT:
+        return checkpoint.location
+    return parent(checkpoint.location)
+
+
+# ---------------------------------------------------------------- files
+
+
+@dataclass(frozen=True, slots=True)
+class FileName:
+    """A slot's file. ``first`` to ``last``: the checkpoints it may get pieces for, 0 where its directory says it."""
+
+    slot: int
+    epoch: int
+    instance: str
+    unique: str
+    first: int = 0
+    last: int = 0
+
+    def __str__(self) -> str:
+        span = f"{self.first}.{self.last}." if self.last else ""
+        return f"{self.slot}-{self.epoch}-{part(self.instance)}-{span}{self.unique}"
+
+
+def new_unique() -> str:
+    """Return what makes a name unique: 64 random bits."""
+    return secrets.token_hex(8)
+
+
+def parse_file_name(name: str) -> FileName | None:
+    """Return the parts of a slot's file name; None: no slot has made this file."""
+    head, _, tail = name.rpartition("-")
+    slot, _, rest = head.partition("-")
+    epoch, _, instance = rest.partition("-")
+    if not (slot.isdecimal() and epoch.isdecimal() and instance and tail):
+        return None
+    first = last = 0
+    span = _SHARED_RANGE.fullmatch(tail)
+    if span is not None:
+        first, last, tail = int(span[1]), int(span[2]), span[3]
+    return FileName(int(slot), int(epoch), unquote(instance), tail, first, last)

@@ -1,0 +1,135 @@
+"""Finding, reading and checking whole checkpoints, by whoever has their URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ftlayer.checkpoint.pieces import Piece
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.deleting import NAMED, Crew
+from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.keys import key_of
+from ftlayer.checkpoint.storage.layout import (
+    METADATA,
+    checkpoint_number,
+    join,
+    last_name,
+    normal,
+    parent,
+    pieces_directory,
+)
+from ftlayer.checkpoint.storage.metadata import HEADER_BYTES, decode, read_header
+from ftlayer.checkpoint.storage.reading import check_piece
+from ftlayer.checkpoint.storage.signing import Signer
+from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
+
+
+def load_checkpoint(url: str, key: bytes | None = None) -> Checkpoint:
+    """Read the checkpoint or savepoint at ``url``: its directory, or the metadata file in it.
+
+    ``key``: `CheckpointConfig.key` of the job that took it; None: the key is the one that is kept with it.
+    Raises `CheckpointStorageError` if there is none (and says which ones there are below ``url``), or no key;
+    `CheckpointDamagedError`; `IncompatibleCheckpointError` if a newer ftlayer wrote it.
+    """
+    location = located(url)
+    files = open_files(location)
+    if files.size(METADATA) is None:
+        raise CheckpointStorageError(_not_there(location))
+    base = location if checkpoint_number(last_name(location)) is None else parent(location)
+    return decode(files.read(METADATA), location, Signer(key_of(base, key)))
+
+
+def located(url: str) -> str:
+    """Return the location of the checkpoint that a user has named: its directory's URL."""
+    location = normal(url)
+    return parent(location) if last_name(location) == METADATA else location
+
+
+def find_checkpoints(url: str) -> list[str]:
+    """Return the locations of all checkpoints and savepoints below a directory, the latest first.
+
+    The latest is the one that was completed last. One whose metadata cannot be made out is put where the age of its
+    file says. A directory without metadata is no checkpoint.
+    """
+    files = open_files(url)
+    found: list[tuple[int, int, str]] = []
+    for entry in files.walk():
+        directory, _, name = entry.path.rpartition("/")
+        if name != METADATA:
+            continue
+        try:
+            header = read_header(files.read(entry.path, 0, HEADER_BYTES))
+        except CheckpointDamagedError:
+            # Deleted since it was listed.
+            continue
+        location = join(files.url, directory) if directory else files.url
+        number = checkpoint_number(last_name(location)) or 0
+        if header is None:
+            found.append((entry.modified_ms, number, location))
+        else:
+            found.append((header.completed_ms, header.checkpoint, location))
+    return [location for _, _, location in sorted(found, reverse=True)]
+
+
+def verify_checkpoint(checkpoint: Checkpoint, key: bytes | None, crew: Crew) -> None:
+    """Read all pieces; `CheckpointDamagedError` names those that are missing or do not fit.
+
+    ``key``: as for `load_checkpoint`; with a checkpoint in driver memory it has to be given.
+    """
+    base = pieces_directory(checkpoint)
+    if not base and key is None:
+        raise CheckpointStorageError("a checkpoint in driver memory cannot be checked without its key")
+    files = open_files(base) if base else None
+    signer = Signer(key_of(base, key))
+
+    def damage(piece: Piece) -> CheckpointDamagedError | None:
+        try:
+            check_piece(files, piece, signer)
+        except CheckpointDamagedError as error:
+            return error
+        return None
+
+    damages = [error for error in crew.map(damage, _distinct(checkpoint)) if error is not None]
+    if damages:
+        named = "; ".join(str(error) for error in damages[:NAMED])
+        more = f"; and {len(damages) - NAMED} more" if len(damages) > NAMED else ""
+        name = checkpoint.location or f"checkpoint {checkpoint.checkpoint} in driver memory"
+        raise CheckpointDamagedError(f"{name} is damaged: {named}{more}") from damages[0]
+
+
+def check_present(files: Files, checkpoint: Checkpoint, crew: Crew) -> None:
+    """Raise `CheckpointStorageError` unless all files that it refers to are there in their full length."""
+    ends: dict[str, int] = {}
+    for piece in _distinct(checkpoint):
+        if piece.inline is None:
+            ends[piece.path] = max(ends.get(piece.path, 0), piece.offset + piece.length)
+    sizes = crew.map(files.size, ends)
+    for (path, end), size in zip(ends.items(), sizes, strict=True):
+        if size is None or size < end:
+            there = "is not there any more" if size is None else f"has {size:,} bytes, {end:,} were written"
+            raise CheckpointStorageError(
+                f"checkpoint {checkpoint.checkpoint} is not published: {join(files.url, path)} {there}; does something "
+                "else remove files from there?"
+            )
+
+
+def paths_of(pieces: Iterable[Piece]) -> set[str]:
+    """Return the files that pieces lie in."""
+    return {piece.path for piece in pieces if piece.inline is None}
+
+
+def all_pieces(checkpoint: Checkpoint) -> list[Piece]:
+    """Return what a checkpoint refers to, a piece as often as it does."""
+    return [piece for subtask in checkpoint.subtasks for piece in subtask.pieces()]
+
+
+def _distinct(checkpoint: Checkpoint) -> list[Piece]:
+    return list(dict.fromkeys(all_pieces(checkpoint)))
+
+
+def _not_there(location: str) -> str:
+    below = find_checkpoints(location)
+    if not below:
+        return f"{location}: there is no checkpoint or savepoint here, nor below"
+    named = ", ".join(below[:NAMED])
+    return f"{location} is no checkpoint itself; name one of those below it, the latest first: {named}"

@@ -1,0 +1,214 @@
+"""A directory of this machine (or one that is mounted): files are synced, appended to, published by rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from io import BufferedWriter, FileIO
+from pathlib import Path
+
+from ftlayer.checkpoint.storage.files import CHUNK_BYTES, Entry, reading, storage_errors
+from ftlayer.checkpoint.storage.layout import new_unique, normal
+
+BUFFER_BYTES = 1 << 18
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_TRIES = 3
+"""A directory may be removed, as empty, between the moments when it is made and when a file is made in it."""
+
+
+class LocalOutput:
+    """A file that is written. See `ftlayer.checkpoint.storage.files.Output`."""
+
+    def __init__(self, url: str, path: str, file: BufferedWriter) -> None:
+        self._url = url
+        self._path = path
+        self._file = file
+        self._is_entered = False
+
+    def write(self, data: bytes) -> None:
+        """See `Output.write`."""
+        with storage_errors(self._url, self._path, "written"):
+            self._file.write(data)
+
+    def sync(self) -> bool:
+        """See `Output.sync`: the file, and with the first call the directory that it is in."""
+        with storage_errors(self._url, self._path, "written"):
+            self._file.flush()
+            # All that another process needs to read it is its content and its size.
+            os.fdatasync(self._file.fileno())
+            if not self._is_entered:
+                sync_directory(Path(self._file.name).parent)
+                self._is_entered = True
+        return True
+
+    def rewind(self, size: int) -> bool:
+        """See `Output.rewind`."""
+        with storage_errors(self._url, self._path, "cut"):
+            self._file.flush()
+            self._file.truncate(size)
+            self._file.seek(size)
+        return True
+
+    def close(self) -> None:
+        """See `Output.close`."""
+        with storage_errors(self._url, self._path, "closed"):
+            self._file.close()
+
+    def abandon(self) -> None:
+        """See `Output.abandon`."""
+        with storage_errors(self._url, self._path, "deleted"):
+            # What the buffer holds is of no use, and may not find room.
+            self._file.raw.close()
+            Path(self._file.name).unlink(missing_ok=True)
+
+
+class LocalFiles:
+    """See `ftlayer.checkpoint.storage.files.Files`."""
+
+    appends = True
+
+    def __init__(self, url: str) -> None:
+        self.url = normal(url)
+        self._root = Path(self.url)
+
+    def create(self, path: str) -> LocalOutput:
+        """See `Files.create`."""
+        with storage_errors(self.url, path, "written"):
+            return LocalOutput(self.url, path, self._open_new(self._root / path))
+
+    def publish(self, path: str, data: bytes) -> None:
+        """See `Files.publish`."""
+        target = self._root / path
+        with storage_errors(self.url, path, "written"):
+            temporary = self._write_new(target, data)
+            try:
+                temporary.rename(target)
+            except OSError:
+                temporary.unlink(missing_ok=True)
+                raise
+            sync_directory(target.parent)
+
+    def put_new(self, path: str, data: bytes) -> bool:
+        """See `Files.put_new`; mode 0600."""
+        target = self._root / path
+        with storage_errors(self.url, path, "written"):
+            if target.exists():
+                return False
+            temporary = self._write_new(target, data, mode=0o600)
+            try:
+                is_new = _link(temporary, target)
+            finally:
+                temporary.unlink(missing_ok=True)
+            sync_directory(target.parent)
+        return is_new
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        """See `Files.read`."""
+        with reading(self.url, path), (self._root / path).open("rb") as file:
+            file.seek(offset)
+            return file.read(-1 if length is None else length)
+
+    def chunks(self, path: str, offset: int, length: int) -> Iterator[bytes]:
+        """See `Files.chunks`."""
+        with reading(self.url, path), (self._root / path).open("rb", buffering=0) as file:
+            file.seek(offset)
+            while length and (chunk := file.read(min(length, CHUNK_BYTES))):
+                length -= len(chunk)
+                yield chunk
+
+    def size(self, path: str) -> int | None:
+        """See `Files.size`."""
+        with storage_errors(self.url, path, "read"):
+            try:
+                return (self._root / path).stat().st_size
+            except FileNotFoundError:
+                return None
+
+    def walk(self, path: str = "") -> list[Entry]:
+        """See `Files.walk`."""
+        found: list[Entry] = []
+        with storage_errors(self.url, path, "read"):
+            for directory, _, names in os.walk(self._root / path, onerror=_unless_missing):
+                for name in names:
+                    file = Path(directory, name)
+                    # It may have been removed since it was listed.
+                    with contextlib.suppress(FileNotFoundError):
+                        stat = file.stat()
+                        relative = file.relative_to(self._root).as_posix()
+                        found.append(Entry(relative, stat.st_size, stat.st_mtime_ns // 1_000_000))
+        return found
+
+    def delete(self, path: str) -> None:
+        """See `Files.delete`."""
+        with storage_errors(self.url, path, "deleted"):
+            (self._root / path).unlink(missing_ok=True)
+
+    def delete_empty(self, path: str) -> None:
+        """See `Files.delete_empty`."""
+        with storage_errors(self.url, path, "deleted"):
+            try:
+                (self._root / path).rmdir()
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+
+    def _write_new(self, target: Path, data: bytes, mode: int = 0o666) -> Path:
+        temporary = target.with_name(f".{target.name}.{new_unique()}")
+        try:
+            with self._open_new(temporary, mode) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary
+
+    def _open_new(self, path: Path, mode: int = 0o666) -> BufferedWriter:
+        for tries in range(_TRIES):
+            make_directory(path.parent)
+            try:
+                raw = FileIO(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
+                return BufferedWriter(raw, BUFFER_BYTES)
+            except FileNotFoundError:
+                if tries == _TRIES - 1:
+                    raise
+        raise AssertionError
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory with all above it, and make that last."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory last."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _link(temporary: Path, target: Path) -> bool:
+    """Give the file its name unless somebody else has it."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        temporary.rename(target)
+    return True
+
+
+def _unless_missing(error: OSError) -> None:
+    if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        raise error

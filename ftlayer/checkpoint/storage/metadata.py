@@ -1,0 +1,99 @@
+"""The metadata file of a checkpoint: magic, version, number, time of completion, keyed checksum, msgpack.
+
+The numbers in front let a listing read the first bytes of each file alone. The checksum is over all the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+import msgpack
+
+from ftlayer.checkpoint.barrier import SnapshotKind
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.layout import SHARED, checkpoint_number
+from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
+from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError, MalformedRequestError
+from ftlayer.service.codec import dataclass_codec
+
+MAGIC = b"FTLCHKPT"
+VERSION = 1
+_HEADER = struct.Struct(">8sHQQ")
+"""Magic, version of the format, checkpoint, completed_ms."""
+HEADER_BYTES = _HEADER.size
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a listing needs to know. Not checked by the checksum yet."""
+
+    version: int
+    checkpoint: int
+    completed_ms: int
+
+
+def encode(checkpoint: Checkpoint, signer: Signer) -> bytes:
+    """Return the file's content. ``location`` is left out: it is where the file is."""
+    header = _HEADER.pack(MAGIC, VERSION, checkpoint.checkpoint, checkpoint.completed_ms)
+    body: bytes = msgpack.packb(dataclass_codec(Checkpoint).pack(replace(checkpoint, location="")))
+    return header + signer.metadata(header + body) + body
+
+
+def read_header(data: bytes) -> Header | None:
+    """Return what the first `HEADER_BYTES` say; None: this is no metadata file, or is cut off."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, version, checkpoint, completed_ms = _HEADER.unpack_from(data)
+    return Header(version, checkpoint, completed_ms) if magic == MAGIC else None
+
+
+def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
+    """Read a metadata file that lies in ``location``.
+
+    Raises `IncompatibleCheckpointError` for a format of a newer ftlayer, `CheckpointDamagedError` for anything
+    but what `encode` with the same key gave.
+    """
+    header = read_header(data)
+    if header is None:
+        raise CheckpointDamagedError(
+            f"{location}: its metadata is cut off, or was not written by ftlayer ({len(data):,} bytes)"
+        )
+    if header.version > VERSION:
+        raise IncompatibleCheckpointError(
+            f"{location}: written in format {header.version} by a newer ftlayer, this one reads up to {VERSION}; "
+            "upgrade ftlayer"
+        )
+    mac, body = data[HEADER_BYTES : HEADER_BYTES + DIGEST_BYTES], data[HEADER_BYTES + DIGEST_BYTES :]
+    if not is_same(mac, signer.metadata(data[:HEADER_BYTES] + body)):
+        raise CheckpointDamagedError(
+            f"{location}: its metadata was cut off or changed after it was written, or is signed with another key "
+            "(see CheckpointConfig.key)"
+        )
+    try:
+        plain = msgpack.unpackb(body)
+        checkpoint: Checkpoint = dataclass_codec(Checkpoint).unpack(plain, "checkpoint")
+    except (MalformedRequestError, ValueError, msgpack.UnpackException) as error:
+        raise CheckpointDamagedError(f"{location}: its metadata makes no sense: {error}") from error
+    _check_paths(checkpoint, location)
+    return replace(checkpoint, location=location)
+
+
+def _check_paths(checkpoint: Checkpoint, location: str) -> None:
+    """What the metadata names is read, and deleted: it has to lie where pieces lie."""
+    for subtask in checkpoint.subtasks:
+        for piece in subtask.pieces():
+            if piece.inline is None and not _is_ours(piece.path, checkpoint.kind):
+                raise CheckpointDamagedError(
+                    f"{location}: its metadata refers to {piece.path!r}, which is not in the checkpoint's directory"
+                )
+
+
+def _is_ours(path: str, kind: str) -> bool:
+    parts = PurePosixPath(path).parts
+    if ".." in parts or "." in path.split("/") or path.startswith("/"):
+        return False
+    if kind == SnapshotKind.SAVEPOINT:
+        return len(parts) == 1
+    return len(parts) == 2 and (parts[0] == SHARED or checkpoint_number(parts[0]) is not None)

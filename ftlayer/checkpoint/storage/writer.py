@@ -1,0 +1,197 @@
+"""Writes the pieces of one slot's part of a checkpoint. See `ftlayer.checkpoint.storage.contract.PieceWriter`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.storage.files import CHUNK_BYTES, storage_errors
+from ftlayer.checkpoint.storage.lanes import Lane, PieceFile
+from ftlayer.checkpoint.storage.layout import SHARED
+from ftlayer.checkpoint.storage.signing import Hasher, Signer
+from ftlayer.config import MIB
+from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError
+
+GATHER_BYTES = MIB
+"""So much of a piece is gathered before other threads have to wait for its file. At least the largest threshold."""
+
+Wasteful = Callable[[str, Iterable[Piece]], set[str]]
+
+
+class FileWriter:
+    """Writes into files, small pieces inline.
+
+    ``own``: the lanes that nobody else writes into; their files go with `discard`. Others outlive this writer.
+    ``sticky``: what happened to one of its files is raised by every later `write` and `sync`; else by one `sync`,
+    and what was written since the `sync` before is lost.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Callable[[], int],
+        exclusive: Lane,
+        shared: Lane,
+        signer: Signer,
+        threshold: int,
+        wasteful: Wasteful,
+        *,
+        own: tuple[Lane, ...],
+        sticky: bool = True,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._lanes = {Scope.EXCLUSIVE: exclusive, Scope.SHARED: shared}
+        self._signer = signer
+        self._threshold = threshold
+        self._wasteful = wasteful
+        self._own = own
+        self._sticky = sticky
+        self._lock = threading.Lock()
+        self._touched: dict[PieceFile, Lane] = {}
+        self._written: dict[PieceFile, Lane] = {}
+        self._is_discarded = False
+        self._error: CheckpointStorageError | None = None
+
+    def write(self, chunks: Iterable[bytes], scope: Scope = Scope.EXCLUSIVE) -> Piece:
+        """See `PieceWriter.write`."""
+        if self._error is not None:
+            raise self._error
+        hasher = self._signer.hasher()
+        rest = self._guarded(chunks)
+        head: list[bytes] = []
+        length = 0
+        for chunk in rest:
+            hasher.update(chunk)
+            head.append(chunk)
+            length += len(chunk)
+            if length > GATHER_BYTES:
+                break
+        if length <= self._threshold:
+            return Piece(hasher.digest(), length, b"".join(head), scope=scope)
+        counted = _Counted(rest, hasher)
+        lane = self._lanes[scope]
+        with lane.lock:
+            try:
+                file, offset = lane.append(self._checkpoint(), chain(head, counted))
+            except CheckpointStorageError as error:
+                self._note(error)
+                raise
+            with self._lock:
+                self._touched[file] = lane
+                if lane in self._own:
+                    self._written[file] = lane
+        # A piece in a file that is used by this checkpoint alone is exclusive whatever was asked for.
+        kept = Scope.SHARED if file.path.startswith(f"{SHARED}/") else Scope.EXCLUSIVE
+        return Piece(hasher.digest(), length + counted.length, None, file.path, offset, kept)
+
+    def write_file(self, path: Path, scope: Scope = Scope.EXCLUSIVE) -> Piece:
+        """See `PieceWriter.write_file`."""
+        return self.write(file_chunks(path), scope)
+
+    def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
+        """See `PieceWriter.wasteful`."""
+        return self._wasteful(owner, pieces)
+
+    def sync(self) -> None:
+        """See `PieceWriter.sync`."""
+        if self._is_discarded:
+            raise given_up()
+        if self._error is not None:
+            raise self._error
+        with self._lock:
+            touched = dict(self._touched)
+        for file, lane in touched.items():
+            try:
+                file.sync(lane.lock)
+            except CheckpointStorageError as error:
+                self._note(error)
+                if not self._sticky:
+                    self._forget(touched)
+                raise
+        self._forget({file: lane for file, lane in touched.items() if not file.is_open})
+
+    def close(self) -> None:
+        """See `PieceWriter.close`."""
+        if not self._is_discarded:
+            self.sync()
+        self.release()
+
+    def release(self) -> None:
+        """Close the files that nobody else writes into; does not sync."""
+        for lane in self._own:
+            lane.close()
+        with self._lock:
+            touched = dict(self._touched)
+        for file, lane in touched.items():
+            if file.is_retired or lane in self._own:
+                with lane.lock:
+                    file.close()
+
+    def discard(self) -> None:
+        """See `PieceWriter.discard`. Whoever writes in this moment gets `SnapshotCancelledError`."""
+        self._is_discarded = True
+        errors: list[CheckpointStorageError] = []
+        for lane in self._own:
+            lane.close()
+        with self._lock:
+            written = dict(self._written)
+        for file, lane in written.items():
+            try:
+                with lane.lock:
+                    file.abandon()
+            except CheckpointStorageError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _guarded(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        if self._is_discarded:
+            raise given_up()
+        for chunk in chunks:
+            if self._is_discarded:
+                raise given_up()
+            yield chunk
+
+    def _note(self, error: CheckpointStorageError) -> None:
+        if self._sticky:
+            self._error = error
+
+    def _forget(self, files: Iterable[PieceFile]) -> None:
+        with self._lock:
+            for file in files:
+                self._touched.pop(file, None)
+
+
+class _Counted:
+    """Chunks that are hashed and counted on their way."""
+
+    def __init__(self, chunks: Iterator[bytes], hasher: Hasher) -> None:
+        self._chunks = chunks
+        self._hasher = hasher
+        self.length = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._chunks:
+            self._hasher.update(chunk)
+            self.length += len(chunk)
+            yield chunk
+
+
+def file_chunks(path: Path) -> Iterator[bytes]:
+    """Return a local file in parts."""
+    with storage_errors(str(path), "", "read"):
+        file = path.open("rb", buffering=0)
+    with file:
+        while True:
+            with storage_errors(str(path), "", "read"):
+                chunk = file.read(CHUNK_BYTES)
+            if not chunk:
+                return
+            yield chunk
+
+
+def given_up() -> SnapshotCancelledError:
+    """Return what writers of a checkpoint that nobody waits for get."""
+    return SnapshotCancelledError("the checkpoint was given up while it was written")

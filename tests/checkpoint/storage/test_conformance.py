@@ -1,0 +1,203 @@
+"""What every storage has to do: driver memory, a local directory, and fsspec's."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlayer.checkpoint.pieces import Piece, Scope
+from ftlayer.checkpoint.storage.opening import load_checkpoint, new_savepoint, pieces_directory
+from ftlayer.errors import (
+    CheckpointDamagedError,
+    CheckpointStorageError,
+    ConfigError,
+    SnapshotCancelledError,
+)
+
+LARGE = 300_000
+
+
+def test_pieces_of_all_sizes_are_read_as_they_were_written(kit: Any, made: Any, tmp_path: Path) -> None:
+    slot = kit.slot()
+    writer = slot.writer(made.barrier(1))
+    contents = [b"", b"x", b"y" * 20_480, b"z" * 20_481, secrets.token_bytes(LARGE)]
+    pieces = [
+        writer.write([content[:7], content[7:]], scope)
+        for content in contents
+        for scope in (Scope.EXCLUSIVE, Scope.SHARED)
+    ]
+    writer.sync()
+    for index, piece in enumerate(pieces):
+        content = contents[index // 2]
+        assert piece.length == len(content)
+        with slot.open(slot.location, piece) as file:
+            assert file.read() == content
+        target = tmp_path / str(index)
+        slot.fetch(slot.location, piece, target)
+        assert target.read_bytes() == content
+
+
+def test_small_pieces_are_inline(kit: Any, made: Any) -> None:
+    writer = kit.slot().writer(made.barrier(1))
+    assert writer.write([b"x" * 20_480]).inline == b"x" * 20_480
+    assert (writer.write([b"x" * 20_481]).inline is None) == (kit.config.directory is not None)
+
+
+def test_local_files_become_pieces(kit: Any, made: Any, tmp_path: Path) -> None:
+    slot = kit.slot()
+    writer = slot.writer(made.barrier(1))
+    content = secrets.token_bytes(LARGE)
+    (tmp_path / "state").write_bytes(content)
+    piece = writer.write_file(tmp_path / "state")
+    writer.close()
+    assert slot.open(slot.location, piece).read() == content
+
+
+def test_a_checkpoint_that_was_published_can_be_loaded_verified_and_discarded(kit: Any, made: Any) -> None:
+    slot, driver = kit.slot(), kit.driver()
+    writer = slot.writer(made.barrier(1))
+    large = writer.write([b"a" * LARGE])
+    small = writer.write([b"b"])
+    writer.close()
+    checkpoint = driver.publish(made.checkpoint(1, made.subtask([large, small])))
+    driver.verify(checkpoint)
+    slot.completed(1)
+    if checkpoint.location:
+        assert driver.completed(kit.job) == [checkpoint.location]
+        assert driver.load(checkpoint.location) == checkpoint
+        assert load_checkpoint(checkpoint.location) == checkpoint
+        assert load_checkpoint(checkpoint.location + "/_metadata") == checkpoint
+    assert slot.open(pieces_directory(checkpoint), large).read() == b"a" * LARGE
+    driver.discard(checkpoint, [])
+    driver.discard(checkpoint, [])
+    assert driver.completed(kit.job) == []
+    driver.close([])
+
+
+def test_savepoints_are_complete_and_relative(kit: Any, made: Any, tmp_path: Path) -> None:
+    slot, driver = kit.slot(), kit.driver()
+    location = new_savepoint(str(tmp_path / "savepoints"), kit.run)
+    writer = slot.writer(made.barrier(3, location))
+    pieces = [writer.write([b"a" * LARGE], scope) for scope in Scope]
+    writer.close()
+    savepoint = driver.publish(made.checkpoint(3, made.subtask(pieces), savepoint=True), location)
+    slot.completed(3)
+    assert savepoint.location == location
+    driver.close([])
+    moved = tmp_path / "elsewhere"
+    Path(location).rename(moved)
+    found = load_checkpoint(str(moved))
+    assert found.subtasks == savepoint.subtasks
+    reader = kit.slot(slot=1)
+    for piece in found.subtasks[0].pieces():
+        assert reader.open(pieces_directory(found), piece).read() == b"a" * LARGE
+    other = kit.driver("run-2")
+    other.verify(found)
+    other.discard(found, [])
+    assert not moved.exists()
+    other.close([])
+
+
+def test_a_savepoint_that_was_given_up_leaves_nothing(kit: Any, made: Any, tmp_path: Path) -> None:
+    slot, dead, driver = kit.slot(), kit.slot(slot=1, instance="dead"), kit.driver()
+    location = new_savepoint(str(tmp_path / "savepoints"), kit.run)
+    for storage in (slot, dead):
+        writer = storage.writer(made.barrier(3, location))
+        writer.write([b"a" * LARGE])
+        writer.sync()
+    slot.aborted(3)
+    slot.close()
+    driver.discard_parts(3, [], [], location)
+    assert not Path(location).exists()
+
+
+def test_a_chunk_that_raises_leaves_the_writer_as_it_was(kit: Any, made: Any) -> None:
+    def chunks() -> Any:
+        yield b"a" * LARGE
+        yield b"a" * 2_000_000
+        raise SnapshotCancelledError("enough")
+
+    slot = kit.slot()
+    writer = slot.writer(made.barrier(1))
+    before = writer.write([b"b" * LARGE])
+    with pytest.raises(SnapshotCancelledError, match="enough"):
+        writer.write(chunks())
+    behind = writer.write([b"c" * LARGE])
+    writer.sync()
+    assert slot.open(slot.location, before).read() == b"b" * LARGE
+    assert slot.open(slot.location, behind).read() == b"c" * LARGE
+
+
+def test_nothing_can_be_written_for_a_checkpoint_that_was_given_up(kit: Any, made: Any) -> None:
+    slot = kit.slot()
+    early = slot.writer(made.barrier(1))
+    early.write([b"a" * LARGE])
+    slot.aborted(1)
+    slot.aborted(2)
+    late = slot.writer(made.barrier(2))
+    slot.close()
+    for writer in (early, late):
+        with pytest.raises(SnapshotCancelledError):
+            writer.write([b"a"])
+        with pytest.raises(SnapshotCancelledError):
+            writer.sync()
+    if kit.config.directory is not None:
+        assert kit.paths() == set()
+
+
+def test_the_writer_of_a_checkpoint_is_one(kit: Any, made: Any) -> None:
+    slot = kit.slot()
+    assert slot.writer(made.barrier(1)) is slot.writer(made.barrier(1))
+    assert slot.writer(made.barrier(1)) is not slot.writer(made.barrier(2))
+
+
+def test_many_threads_write_at_once(kit: Any, made: Any) -> None:
+    slot = kit.slot()
+    writer = slot.writer(made.barrier(1))
+    found: dict[int, list[Piece]] = {}
+
+    def write(thread: int) -> None:
+        found[thread] = [
+            writer.write([bytes([thread]) * 30_000] * 3, Scope.SHARED if index % 2 else Scope.EXCLUSIVE)
+            for index in range(10)
+        ]
+        writer.sync()
+
+    threads = [threading.Thread(target=write, args=(thread,)) for thread in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for thread, pieces in found.items():
+        for piece in pieces:
+            assert slot.open(slot.location, piece).read() == bytes([thread]) * 90_000
+
+
+def test_a_piece_that_was_changed_is_not_opened(kit: Any, made: Any, tmp_path: Path) -> None:
+    slot = kit.slot()
+    piece = slot.writer(made.barrier(1)).write([b"good"])
+    bad = Piece(piece.digest, 4, b"evil")
+    with pytest.raises(CheckpointDamagedError, match="checksum"):
+        slot.open(slot.location, bad)
+    with pytest.raises(CheckpointDamagedError, match="checksum"):
+        slot.fetch(slot.location, bad, tmp_path / "target")
+    assert not (tmp_path / "target").exists()
+    short = Piece(piece.digest, 5, b"good")
+    with pytest.raises(CheckpointDamagedError, match="5 bytes were written, 4"):
+        slot.open(slot.location, short)
+
+
+def test_driver_memory_has_a_bound(make_kit: Any, made: Any) -> None:
+    kit = make_kit("driver", max_memory_state=1_000)
+    writer = kit.slot().writer(made.barrier(1))
+    with pytest.raises(CheckpointStorageError, match="max_memory_state"):
+        writer.write([b"a" * 600, b"b" * 600])
+    pieces = [writer.write([b"a" * 600]), writer.write([b"b" * 600])]
+    with pytest.raises(CheckpointStorageError, match=r"count\[0\].*max_memory_state"):
+        kit.driver().publish(made.checkpoint(1, made.subtask(pieces)))
+    with pytest.raises(ConfigError, match="changelog, directory"):
+        kit.slot().log_writer()
