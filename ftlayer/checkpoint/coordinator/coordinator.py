@@ -17,31 +17,37 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import Enum, auto
 
-from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
+from ftlayer.checkpoint.coordinator.barriers import Barriers
 from ftlayer.checkpoint.coordinator.completed import CompletedStore
+from ftlayer.checkpoint.coordinator.completion import Completion
 from ftlayer.checkpoint.coordinator.decisions import (
     Answer,
-    CommitSinks,
     Decision,
-    Discard,
-    DiscardParts,
     EndTasks,
     FailJob,
     JobEnd,
-    NotifyAborted,
-    NotifyCompleted,
-    Publish,
     RestoreFrom,
-    Trigger,
 )
-from ftlayer.checkpoint.coordinator.failures import AbortReason, FailureCounter
-from ftlayer.checkpoint.coordinator.pending import JobFacts, PendingCheckpoint, Stage, Subtask
+from ftlayer.checkpoint.coordinator.failures import AbortReason
+from ftlayer.checkpoint.coordinator.in_flight import InFlight
+from ftlayer.checkpoint.coordinator.pending import JobFacts, Subtask
 from ftlayer.checkpoint.coordinator.schedule import Schedule
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats, Statistics
+from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.errors import CheckpointError
 from ftlayer.layer.calls import Now
+
+FINAL_AGAIN_MS = 1_000
+"""A final checkpoint that failed is taken again after this time."""
+
+
+class _Phase(Enum):
+    DOWN = auto()  # starts or restarts
+    RUNNING = auto()
+    FAILING = auto()  # from `FailJob` to `restarting`
+    CLOSED = auto()  # is being cancelled
+    OVER = auto()
 
 
 class CheckpointCoordinator:
@@ -57,7 +63,19 @@ class CheckpointCoordinator:
         claimed: bool = True,
     ) -> None:
         """``highest``: no id up to it is used again. ``known``: see `CompletedStore`."""
-        raise NotImplementedError
+        self._config = config
+        self._facts = facts
+        self._out: list[Decision] = []
+        self._store = CompletedStore(config, known, claimed=claimed)
+        highest = max([highest, *(each.checkpoint for each in known)])
+        self._barriers = Barriers(config, facts.run, highest)
+        self._schedule = Schedule(config)
+        self._flight = InFlight(config, facts, self._out)
+        self._completion = Completion(facts, self._flight, self._store, self._schedule, self._out)
+        self._phase = _Phase.DOWN
+        self._asked: list[int] = []
+        self._requests: list[int] = []
+        self._ended: set[Subtask] = set()
 
     # ------------------------------------------------------------ the job
 
@@ -67,43 +85,65 @@ class CheckpointCoordinator:
         Everything under way is given up, and nothing begins before `running`. ``sources``: the subtasks of sources
         that begin again, None for all: what they said of their end and backlog is forgotten.
         """
-        raise NotImplementedError
+        if self._phase in (_Phase.RUNNING, _Phase.FAILING):
+            self._phase = _Phase.DOWN
+        self._schedule.stop()
+        again = self._facts.sources if sources is None else sources
+        self._ended.difference_update(again)
+        self._schedule.forget_backlogs(again)
+        self._asked.append(number)
+        self._give_up_all(AbortReason.JOB_RESTARTS, now)
+        return self._advance(now)
 
     def restored(self, checkpoint: Checkpoint | None, now: Now) -> list[Decision]:
         """This one was restored, and its sinks are committed: the one of `RestoreFrom`, or an earlier one.
 
         Those behind it do not stand any more, and are discarded.
         """
-        raise NotImplementedError
+        self._flight.restored()
+        self._completion.restored(checkpoint)
+        return self._advance(now)
 
     def running(self, now: Now) -> list[Decision]:
         """All tasks run. The first periodic checkpoint is due after an interval."""
-        raise NotImplementedError
+        if self._phase is _Phase.DOWN:
+            self._phase = _Phase.RUNNING
+            self._flight.final_failed_ms = None
+            self._schedule.start(now.mono_ms)
+        return self._advance(now)
 
     def cancel(self, now: Now) -> list[Decision]:
         """The job is being cancelled, or has failed for good: everything under way is given up, nothing begins."""
-        raise NotImplementedError
+        if self._phase is not _Phase.OVER:
+            self._close(_Phase.CLOSED, now)
+        return self._advance(now)
 
     def over(self, end: JobEnd, now: Now) -> list[Decision]:
         """The job is over: discard what is not to be retained."""
-        raise NotImplementedError
+        self._close(_Phase.OVER, now)
+        self._completion.over(end)
+        return self._advance(now)
 
     # ------------------------------------------------------------ time
 
     def tick(self, now: Now) -> list[Decision]:
         """Time has passed; early calls do no harm."""
-        raise NotImplementedError
+        return self._advance(now)
 
     @property
     def due_ms(self) -> int | None:
         """Monotone time at which `tick` has something to do; None: not foreseen."""
-        raise NotImplementedError
+        times = [self._flight.expires_ms]
+        if self._may_trigger:
+            times.append(self._final_due_ms if self._all_ended else self._schedule.due_ms)
+        return min((time for time in times if time is not None), default=None)
 
     # ------------------------------------------------------------ tasks
 
     def acked(self, checkpoint: int, part: SubtaskSnapshot, now: Now) -> list[Decision]:
         """A subtask's part is written."""
-        raise NotImplementedError
+        self._flight.acked(checkpoint, part)
+        return self._advance(now)
 
     def declined(
         self,
@@ -116,65 +156,193 @@ class CheckpointCoordinator:
         counts: bool = True,
     ) -> list[Decision]:
         """A subtask cannot take its part: see `ftlayer.runtime.messages.SubtaskDeclined`."""
-        raise NotImplementedError
+        pending = self._flight.get(checkpoint)
+        detail = f"{subtask[0]!r}, subtask {subtask[1]}: {reason}"
+        if pending is not None and pending.can_be_aborted:
+            if synchronous:
+                why = AbortReason.SYNC_FAILED
+            else:
+                why = AbortReason.DECLINED if counts else AbortReason.GIVEN_UP
+            self._flight.abort(pending, why, now, detail)
+        if synchronous:
+            self._flight.failure = f"{AbortReason.SYNC_FAILED.text}: {detail}"
+        return self._advance(now)
 
     def data_ended(self, subtask: Subtask, now: Now) -> list[Decision]:
         """A source's subtask has emitted its last record (in its present life)."""
-        raise NotImplementedError
+        self._ended.add(subtask)
+        return self._advance(now)
 
     def backlog(self, subtask: Subtask, working_off: bool, now: Now) -> list[Decision]:
         """A source's subtask begins, or ceases, to work off a backlog."""
-        raise NotImplementedError
+        self._schedule.backlog(subtask, working_off, now.mono_ms)
+        return self._advance(now)
 
     # ------------------------------------------------------------ what was decided is done
 
     def published(self, checkpoint: Checkpoint, now: Now) -> list[Decision]:
         """`Publish` is done; ``checkpoint`` is what was written, with its location."""
-        raise NotImplementedError
+        self._completion.published(checkpoint, now)
+        return self._advance(now)
 
     def publish_failed(self, checkpoint: int, reason: str, now: Now) -> list[Decision]:
         """`Publish` has failed."""
-        raise NotImplementedError
+        self._completion.publish_failed(checkpoint, reason, now)
+        return self._advance(now)
 
     def committed(self, checkpoint: int, now: Now) -> list[Decision]:
         """`CommitSinks` is done."""
-        raise NotImplementedError
+        self._completion.committed(checkpoint, now)
+        return self._advance(now)
 
     def commit_failed(self, checkpoint: int, reason: str, now: Now) -> list[Decision]:
         """`CommitSinks` has failed, wholly or in part: the job is restored from this checkpoint, and commits again."""
-        raise NotImplementedError
+        self._completion.commit_failed(checkpoint, reason, now)
+        return self._advance(now)
 
     # ------------------------------------------------------------ users
 
     def checkpoint_now(self, request: int, now: Now) -> list[Decision]:
         """Take a checkpoint beside the periodic ones: no pause holds it back, but ``max_concurrent`` does."""
-        raise NotImplementedError
+        if not self._refused(request):
+            self._requests.append(request)
+        return self._advance(now)
 
     def savepoint(self, request: int, now: Now, location: str = "") -> list[Decision]:
-        """Take a savepoint at once, in the directory ``location`` ("": in one of its own in ``savepoint_directory``)."""
-        raise NotImplementedError
+        """Take a savepoint at once, in the directory ``location`` ("": a new one in ``savepoint_directory``)."""
+        if not self._refused(request):
+            self._trigger_savepoint(request, location, now, stops=False)
+        return self._advance(now)
 
     def stop_with_savepoint(self, request: int, now: Now, location: str = "") -> list[Decision]:
         """Take a savepoint, commit it, and end the job. Where that fails, the job is restarted."""
-        raise NotImplementedError
+        if not self._refused(request):
+            self._trigger_savepoint(request, location, now, stops=True)
+        return self._advance(now)
 
     # ------------------------------------------------------------ views
 
     @property
     def completed(self) -> tuple[Checkpoint, ...]:
         """What the job may be restored from, the oldest first: what `Discard` has to leave whole."""
-        raise NotImplementedError
+        return self._store.checkpoints
 
     @property
     def in_progress(self) -> tuple[int, ...]:
         """Ids of what is under way."""
-        raise NotImplementedError
+        return tuple(pending.number for pending in self._flight.all)
 
     @property
     def counts(self) -> CheckpointCounts:
         """Totals."""
-        raise NotImplementedError
+        return self._flight.counts
 
     def history(self, now: Now) -> tuple[CheckpointStats, ...]:
         """What is under way, and the last 100 that are not; the latest first."""
-        raise NotImplementedError
+        return self._flight.history(now)
+
+    # ------------------------------------------------------------ going on
+
+    def _advance(self, now: Now) -> list[Decision]:
+        self._flight.expire(now)
+        self._completion.advance(now)
+        if self._completion.last_done:
+            self._refuse_waiting("the job has come to its end")
+        if self._flight.failure is not None:
+            self._fail_job(self._flight.failure)
+            self._flight.failure = None
+        while self._trigger_next(now):
+            pass
+        if self._asked and not self._completion.busy:
+            self._answer_restarts()
+        if self._completion.last_done and not self._flight.all and self._phase is _Phase.RUNNING:
+            self._phase = _Phase.CLOSED
+            self._out.append(EndTasks(drain=self._all_ended))
+        out = list(self._out)
+        self._out.clear()
+        return out
+
+    def _trigger_next(self, now: Now) -> bool:
+        """Trigger what is due, if anything is."""
+        if not self._may_trigger:
+            return False
+        if self._all_ended:
+            if now.mono_ms < self._final_due_ms:
+                return False
+        elif not self._requests:
+            due_ms = self._schedule.due_ms
+            if due_ms is None or now.mono_ms < due_ms:
+                return False
+            self._schedule.triggered(now.mono_ms)
+        requests, self._requests = self._requests, []
+        self._flight.begin(self._barriers.checkpoint(now.wall_ms, final=self._all_ended), now, requests)
+        return True
+
+    def _trigger_savepoint(self, request: int, location: str, now: Now, *, stops: bool) -> None:
+        try:
+            barrier = self._barriers.savepoint(now.wall_ms, location, final=stops)
+        except CheckpointError as error:
+            self._out.append(Answer(request, error=error))
+            return
+        self._flight.begin(barrier, now, [request], stops=stops)
+
+    def _answer_restarts(self) -> None:
+        if self._completion.last_done:
+            # Everything is committed: there is nothing to be restored for.
+            self._phase = _Phase.CLOSED
+            self._out.append(EndTasks(drain=False))
+        else:
+            self._out.extend(RestoreFrom(number, self._store.latest) for number in self._asked)
+        self._asked.clear()
+
+    def _give_up_all(self, reason: AbortReason, now: Now) -> None:
+        for pending in self._flight.all:
+            if pending.can_be_aborted:
+                self._flight.abort(pending, reason, now)
+        self._refuse_waiting(reason.text)
+
+    def _close(self, phase: _Phase, now: Now) -> None:
+        self._phase = phase
+        self._schedule.stop()
+        self._give_up_all(AbortReason.JOB_OVER, now)
+
+    def _fail_job(self, reason: str) -> None:
+        if self._phase is _Phase.RUNNING and not self._completion.last_done:
+            self._phase = _Phase.FAILING
+            self._schedule.stop()
+            self._out.append(FailJob(reason))
+
+    # ------------------------------------------------------------ small ones
+
+    @property
+    def _all_ended(self) -> bool:
+        return self._ended >= self._facts.sources
+
+    @property
+    def _may_trigger(self) -> bool:
+        return (
+            self._phase is _Phase.RUNNING
+            and not self._completion.last_done
+            and len(self._flight) < self._config.max_concurrent
+            and not any(pending.barrier.final for pending in self._flight.all)
+        )
+
+    @property
+    def _final_due_ms(self) -> int:
+        failed_ms = self._flight.final_failed_ms
+        return 0 if failed_ms is None else failed_ms + FINAL_AGAIN_MS
+
+    def _refused(self, request: int) -> bool:
+        if self._completion.last_done or any(pending.stops for pending in self._flight.all):
+            reason = "the job is coming to its end"
+        elif self._phase is not _Phase.RUNNING:
+            reason = "the job does not run now; ask again when it does"
+        else:
+            return False
+        self._out.append(Answer(request, error=CheckpointError(f"no checkpoint: {reason}")))
+        return True
+
+    def _refuse_waiting(self, reason: str) -> None:
+        error = CheckpointError(f"no checkpoint: {reason}")
+        self._out.extend(Answer(request, error=error) for request in self._requests)
+        self._requests.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -54,6 +53,7 @@ class PendingCheckpoint:
         stops: whether the job stops with it (a savepoint).
         requests: of users, to be answered with it.
         parts: of the subtasks that have theirs written.
+        checkpoint: as it was published.
     """
 
     barrier: Barrier
@@ -63,19 +63,7 @@ class PendingCheckpoint:
     requests: list[int] = field(default_factory=list)
     parts: dict[Subtask, SubtaskSnapshot] = field(default_factory=dict)
     stage: Stage = Stage.WRITING
-
-    @classmethod
-    def begin(
-        cls,
-        barrier: Barrier,
-        triggered_ms: int,
-        subtasks: Collection[Subtask],
-        *,
-        stops: bool = False,
-        requests: Sequence[int] = (),
-    ) -> PendingCheckpoint:
-        """Return one that waits for all subtasks."""
-        return cls(barrier, triggered_ms, set(subtasks), stops, list(requests))
+    checkpoint: Checkpoint | None = None
 
     @property
     def number(self) -> int:
@@ -102,17 +90,14 @@ class PendingCheckpoint:
         """Whether its metadata is not written yet, nor being written."""
         return self.stage in (Stage.WRITING, Stage.WRITTEN)
 
-    def acked(self, part: SubtaskSnapshot) -> bool:
-        """Take a part; returns whether that was the last one. One that is there already, or not asked for, is ignored."""
+    def acked(self, part: SubtaskSnapshot) -> None:
+        """Take a part; one that is there already, or that nobody asked for, is ignored."""
         subtask = (part.uid, part.subtask)
-        if subtask not in self.waiting:
-            return False
-        self.waiting.discard(subtask)
-        self.parts[subtask] = part
-        if self.waiting:
-            return False
-        self.stage = Stage.WRITTEN
-        return True
+        if subtask in self.waiting:
+            self.waiting.discard(subtask)
+            self.parts[subtask] = part
+            if not self.waiting:
+                self.stage = Stage.WRITTEN
 
     def assembled(self, facts: JobFacts, completed_ms: int) -> Checkpoint:
         """Return the whole. ``completed_ms``: wall clock."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 from ftlayer.checkpoint.options import CheckpointConfig
 
@@ -42,9 +42,9 @@ class Schedule:
         if self._on:
             self._plan(now_ms)
 
-    def forget_backlogs(self) -> None:
-        """Sources begin again: they will say so anew."""
-        self._backlogs.clear()
+    def forget_backlogs(self, sources: Iterable[Hashable]) -> None:
+        """These begin again: they will say so anew."""
+        self._backlogs.difference_update(sources)
 
     def triggered(self, now_ms: int) -> None:
         """A periodic checkpoint was triggered."""

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ftlayer.checkpoint.coordinator.failures import AbortReason
 from ftlayer.checkpoint.coordinator.pending import PendingCheckpoint
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 

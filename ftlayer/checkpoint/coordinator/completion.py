@@ -1,0 +1,152 @@
+"""From the last subtask's part to a completed checkpoint: one at a time is published, and its sinks are committed."""
+
+from __future__ import annotations
+
+from ftlayer.checkpoint.coordinator.completed import CompletedStore
+from ftlayer.checkpoint.coordinator.decisions import (
+    CommitSinks,
+    Decision,
+    Discard,
+    JobEnd,
+    NotifyCompleted,
+    Publish,
+)
+from ftlayer.checkpoint.coordinator.failures import AbortReason
+from ftlayer.checkpoint.coordinator.in_flight import InFlight
+from ftlayer.checkpoint.coordinator.pending import JobFacts, PendingCheckpoint, Stage
+from ftlayer.checkpoint.coordinator.schedule import Schedule
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.errors import CheckpointError, CommitFailedError
+from ftlayer.layer.calls import Now
+
+
+class Completion:
+    """Decisions are added to ``out``. Answers that nobody waits for are a `ValueError`: the owner has lost count."""
+
+    def __init__(
+        self,
+        facts: JobFacts,
+        flight: InFlight,
+        store: CompletedStore,
+        schedule: Schedule,
+        out: list[Decision],
+    ) -> None:
+        self._facts = facts
+        self._flight = flight
+        self._store = store
+        self._schedule = schedule
+        self._out = out
+        self._current: PendingCheckpoint | None = None
+        self._committed = 0
+        self._end: JobEnd | None = None
+        self.last_done = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is waited for, which says which checkpoint the job is restored from."""
+        return self._current is not None
+
+    def advance(self, now: Now) -> None:
+        """Publish the earliest that is written."""
+        for pending in self._flight.all:
+            if self._current is not None or pending.stage is not Stage.WRITTEN:
+                continue
+            if self._store.lacks_base(pending.parts.values()):
+                self._flight.abort(pending, AbortReason.BASE_GONE, now)
+                continue
+            self._current, pending.stage = pending, Stage.PUBLISHING
+            self._out.append(Publish(pending.assembled(self._facts, now.wall_ms), pending.barrier.location))
+
+    def published(self, checkpoint: Checkpoint, now: Now) -> None:
+        """The metadata is written."""
+        pending = self._answered(checkpoint.checkpoint, Stage.PUBLISHING)
+        self._flight.published(pending.number)
+        if not pending.commits:
+            self._complete(pending, checkpoint, now)
+            return
+        self._subsume_earlier(pending, now)
+        self._store.add(checkpoint)
+        pending.stage, pending.checkpoint = Stage.COMMITTING, checkpoint
+        if self._end is not None:
+            # Nothing is committed for a job that is over: whoever restores the checkpoint does that.
+            self._complete(pending, checkpoint, now)
+            self.discard(self._store.subsume() + self._store.over(self._end))
+        elif self._has_to_commit(checkpoint):
+            self._out.append(CommitSinks(checkpoint, self._committed))
+        else:
+            self._sinks_committed(pending, checkpoint, now)
+
+    def publish_failed(self, checkpoint: int, reason: str, now: Now) -> None:
+        """The metadata could not be written."""
+        pending = self._answered(checkpoint, Stage.PUBLISHING)
+        self._current = None
+        self._flight.abort(pending, AbortReason.STORAGE, now, reason)
+
+    def committed(self, checkpoint: int, now: Now) -> None:
+        """The sinks are committed."""
+        pending = self._answered(checkpoint, Stage.COMMITTING)
+        assert pending.checkpoint is not None
+        self._sinks_committed(pending, pending.checkpoint, now)
+
+    def commit_failed(self, checkpoint: int, reason: str, now: Now) -> None:
+        """The sinks are not committed, or not all of them. It is complete all the same, and restored from."""
+        pending = self._answered(checkpoint, Stage.COMMITTING)
+        assert pending.checkpoint is not None
+        text = f"checkpoint {checkpoint} is complete, but its sinks could not be committed: {reason}"
+        self._complete(pending, pending.checkpoint, now, CommitFailedError(text))
+        self._flight.failure = text
+
+    def restored(self, checkpoint: Checkpoint | None) -> None:
+        """Tasks begin with this one, whose sinks are committed."""
+        if checkpoint is not None:
+            self._committed = max(self._committed, checkpoint.checkpoint)
+        self.discard(self._store.restored(checkpoint))
+
+    def over(self, end: JobEnd) -> None:
+        """The job is over."""
+        self._end = end
+        self.discard(self._store.over(end))
+
+    def discard(self, checkpoints: list[Checkpoint]) -> None:
+        """Have them removed."""
+        self._out.extend(Discard(checkpoint) for checkpoint in checkpoints)
+
+    def _has_to_commit(self, checkpoint: Checkpoint) -> bool:
+        return any(
+            committable.checkpoint > self._committed
+            for part in checkpoint.subtasks
+            for committable in part.committables
+        )
+
+    def _subsume_earlier(self, pending: PendingCheckpoint, now: Now) -> None:
+        for earlier in self._flight.all:
+            if earlier.number < pending.number and earlier.can_be_aborted and not earlier.is_savepoint:
+                # Who asked for a checkpoint has got one.
+                pending.requests += earlier.requests
+                earlier.requests = []
+                self._flight.abort(earlier, AbortReason.SUBSUMED, now)
+
+    def _sinks_committed(self, pending: PendingCheckpoint, checkpoint: Checkpoint, now: Now) -> None:
+        self._committed = max(self._committed, pending.number)
+        self._out.append(NotifyCompleted(pending.number))
+        self.discard(self._store.subsume())
+        self._complete(pending, checkpoint, now)
+        if pending.barrier.final:
+            self.last_done = True
+
+    def _complete(
+        self,
+        pending: PendingCheckpoint,
+        checkpoint: Checkpoint,
+        now: Now,
+        error: CheckpointError | None = None,
+    ) -> None:
+        self._current = None
+        self._flight.complete(pending, checkpoint, now, error)
+        self._schedule.completed(now.mono_ms)
+
+    def _answered(self, checkpoint: int, stage: Stage) -> PendingCheckpoint:
+        pending = self._current
+        if pending is None or pending.number != checkpoint or pending.stage is not stage:
+            raise ValueError(f"checkpoint {checkpoint} is not one that waits for this answer")
+        return pending

@@ -1,0 +1,100 @@
+"""A coordinator with a manual clock, and slots and a storage that do as they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from ftlayer.checkpoint.coordinator.decisions import Decision, Trigger
+from ftlayer.checkpoint.coordinator.pending import JobFacts
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.snapshots import Checkpoint, Committable, OperatorInfo, SubtaskSnapshot
+from ftlayer.layer.calls import Now
+
+SUBTASKS = (("source", 0), ("source", 1), ("count", 0), ("count", 1))
+WALL_MS = 1_700_000_000_000
+
+
+class Desk:
+    """Calls the coordinator; `said` gathers its decisions, `call` returns those of one event."""
+
+    def __init__(self, config: CheckpointConfig, **options: Any) -> None:
+        facts = JobFacts(
+            "job",
+            "run",
+            128,
+            (OperatorInfo("source", "source", "Source", 2), OperatorInfo("count", "count", "Reduce", 2)),
+            frozenset(SUBTASKS),
+            frozenset(subtask for subtask in SUBTASKS if subtask[0] == "source"),
+        )
+        self.facts = facts
+        self.coordinator = CheckpointCoordinator(config, facts, **options)
+        self.mono_ms = 1_000
+        self.said: list[Decision] = []
+
+    @property
+    def now(self) -> Now:
+        return Now(self.mono_ms, WALL_MS + self.mono_ms)
+
+    def call(self, event: str, *args: Any, **options: Any) -> list[Decision]:
+        decisions: list[Decision] = getattr(self.coordinator, event)(*args, now=self.now, **options)
+        self.said += decisions
+        return decisions
+
+    def wait(self, ms: int) -> list[Decision]:
+        """Let time pass, tick by tick as the coordinator foresees."""
+        end, decided = self.mono_ms + ms, []
+        while self.mono_ms < end:
+            due = self.coordinator.due_ms
+            self.mono_ms = end if due is None else min(max(due, self.mono_ms + 1), end)
+            decided += self.call("tick")
+        return decided
+
+    def begin(self) -> Desk:
+        """Start the job, from nothing."""
+        self.call("restarting", 1)
+        self.call("restored", None)
+        self.call("running")
+        return self
+
+    def trigger(self) -> int:
+        """Have a checkpoint of the schedule triggered; returns its id."""
+        due = self.coordinator.due_ms
+        assert due is not None, "no checkpoint is planned"
+        for decision in self.wait(max(1, due - self.mono_ms)):
+            if isinstance(decision, Trigger):
+                return decision.barrier.checkpoint
+        raise AssertionError("no checkpoint was triggered")
+
+    def ack_all(self, checkpoint: int, committables: bool = False) -> list[Decision]:
+        decided: list[Decision] = []
+        for uid, subtask in SUBTASKS:
+            written = (Committable(uid, b"rows", checkpoint),) if committables and uid == "count" else ()
+            part = SubtaskSnapshot(uid, subtask, committables=written, written_bytes=10, state_bytes=100)
+            decided += self.call("acked", checkpoint, part)
+        return decided
+
+    def publish(self, checkpoint: Checkpoint, location: str = "") -> list[Decision]:
+        return self.call("published", replace(checkpoint, location=location))
+
+    def complete(self, checkpoint: int) -> list[Decision]:
+        """All subtasks ack, and it is published: without committables that is all."""
+        (publish,) = self.ack_all(checkpoint)
+        return self.publish(publish.checkpoint, publish.location)  # type: ignore[union-attr]
+
+    def kinds(self) -> list[str]:
+        return [type(decision).__name__ for decision in self.said]
+
+
+@pytest.fixture
+def desk() -> Callable[..., Desk]:
+    """Make a coordinator of `CheckpointConfig` options; further ones in ``_``."""
+
+    def make(_: dict[str, Any] | None = None, **options: Any) -> Desk:
+        return Desk(CheckpointConfig(**options), **(_ or {}))
+
+    return make
