@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import cast
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.handlers.contract import (
     AllBarriers,
-    BarrierHandler,
     Block,
     Decision,
     GiveUp,
@@ -21,80 +20,26 @@ from ftlayer.checkpoint.handlers.contract import (
     TakeSnapshot,
     Unblock,
 )
-from ftlayer.checkpoint.handlers.making import make_handler
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.layer.calls import Now
 from ftlayer.runtime.actions import Action
-from ftlayer.runtime.elements import Batch, CancelMarker, Element, EndOfStream
+from ftlayer.runtime.elements import CancelMarker, Element, EndOfStream
 from ftlayer.runtime.slot.capture import CapturedChannel
+from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Snapshots
 from ftlayer.runtime.slot.seat import Seat, Seating
+from ftlayer.runtime.slot.seat_barriers import SeatBarriers, Underway
 from ftlayer.runtime.slot.wire import ElementCodec
-from ftlayer.runtime.task.contract import CheckpointedSource, CheckpointedTask, PendingSnapshot
+from ftlayer.runtime.task.contract import CheckpointedSource, PendingSnapshot
 from ftlayer.stream.job_graph import Channel, JobGraph
-
-
-class Running(Protocol):
-    """What the core does for barriers."""
-
-    def run(self, seat: Seat, work: Callable[[], list[Action]], now: Now) -> None:
-        """Run a part of a task, and do what it decides."""
-
-    def give_back(self, channel: Channel, credit: int, now_ms: int) -> None:
-        """Count credit of a channel as used up by a task."""
-
-
-@dataclass(slots=True)
-class _Underway:
-    """A snapshot that was begun, and whose records in flight are not all known.
-
-    ``inputs``: those of the inputs are not; ``outputs``: nor those of these channels.
-    """
-
-    inputs: bool
-    outputs: set[Channel]
-    captured: list[CapturedChannel]
-    start_delay_ms: int
-    alignment_ms: int
-    sync_ms: float
-    unaligned: bool
-
-
-@dataclass(slots=True, eq=False)
-class _SeatBarriers:
-    """The barriers of one task. Sources have no handler.
-
-    Attributes:
-        seat: the task's.
-        handler: knows input channels by their place in ``channels``, which ``numbers`` has the other way round.
-        captures: by channel, the batches that belong to the checkpoint whose barriers have not all come.
-        underway: by checkpoint.
-        snapshots, alignment_ms, start_delay_ms, in_flight: totals; the last one counts records.
-    """
-
-    seat: Seat
-    handler: BarrierHandler | None
-    channels: tuple[Channel, ...]
-    numbers: dict[Channel, int]
-    captures: dict[Channel, list[Batch]] = field(default_factory=dict)
-    underway: dict[int, _Underway] = field(default_factory=dict)
-    snapshots: int = 0
-    alignment_ms: int = 0
-    start_delay_ms: int = 0
-    in_flight: int = 0
-
-    @property
-    def task(self) -> CheckpointedTask:
-        """The task."""
-        return cast(CheckpointedTask, self.seat.task)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrived:
-    mine: _SeatBarriers
+    mine: SeatBarriers
     channel: Channel
     barrier: Barrier
     credit: int
@@ -114,16 +59,18 @@ class Barriers:
         codec: ElementCodec,
         config: CheckpointConfig,
         outgoing: Outgoing,
+        credit: Crediting,
         snapshots: Snapshots,
-        running: Running,
+        run: Callable[[Seat, Callable[[], list[Action]], Now], None],
     ) -> None:
-        """``seating`` has a `CheckpointedTask` in each seat."""
+        """``seating`` has a `CheckpointedTask` in each seat; ``run`` runs a part of one and does what it decides."""
         self._graph = graph
         self._codec = codec
         self._outgoing = outgoing
         self._snapshots = snapshots
-        self._running = running
-        self._all = [_of(seat, config) for seat in seating.seats.values()]
+        self._credit = credit
+        self._run = run
+        self._all = [SeatBarriers.of(seat, config) for seat in seating.seats.values()]
         self._of_seat = {mine.seat.key: mine for mine in self._all}
         self._receivers = {channel: self._of_seat[seat.key] for channel, seat in seating.receivers.items()}
         self._arrived: deque[_Arrived] = deque()
@@ -163,7 +110,7 @@ class Barriers:
         for mine in self._all:
             if mine.seat.is_source and not mine.seat.ended:
                 source = cast(CheckpointedSource, mine.seat.task)
-                self._running.run(mine.seat, lambda source=source: source.end_stream(now), now)  # type: ignore[misc]
+                self._run(mine.seat, lambda source=source: source.end_stream(now), now)  # type: ignore[misc]
 
     # ------------------------------------------------------------ elements
 
@@ -182,7 +129,7 @@ class Barriers:
             if barrier.alignment is Alignment.UNALIGNED:
                 mine.seat.inbox.take_out(channel, barrier)
                 if here.credit:
-                    self._running.give_back(channel, here.credit, now.mono_ms)
+                    self._credit.give_back(channel, here.credit, now.mono_ms)
         for departed in self._outgoing.take_departed():
             channel = departed.channel
             edge = self._graph.edges[channel.edge]
@@ -257,7 +204,7 @@ class Barriers:
 
     # ------------------------------------------------------------ decisions
 
-    def _carry_out(self, mine: _SeatBarriers, decisions: list[Decision], now: Now) -> None:
+    def _carry_out(self, mine: SeatBarriers, decisions: list[Decision], now: Now) -> None:
         inbox = mine.seat.inbox
         for decision in decisions:
             match decision:
@@ -275,7 +222,7 @@ class Barriers:
                     self._give_up(mine, checkpoint, reason, now)
         self._look_at_clocks(now)
 
-    def _take_snapshot(self, mine: _SeatBarriers, decision: TakeSnapshot, now: Now) -> None:
+    def _take_snapshot(self, mine: SeatBarriers, decision: TakeSnapshot, now: Now) -> None:
         barrier, seat = decision.barrier, mine.seat
         pending: list[PendingSnapshot] = []
 
@@ -285,12 +232,12 @@ class Barriers:
             return actions
 
         began_ms = self._snapshots.stopwatch_ms()
-        self._running.run(seat, work, now)
+        self._run(seat, work, now)
         for number in decision.capture:
             channel = mine.channels[number]
             mine.captures[channel] = seat.inbox.capture(channel, barrier.checkpoint)
         unaligned = barrier.alignment is Alignment.UNALIGNED
-        underway = _Underway(
+        underway = Underway(
             inputs=unaligned and mine.handler is not None,
             outputs=set(),
             captured=[],
@@ -305,7 +252,7 @@ class Barriers:
         self._snapshots.begin(seat.key, barrier, pending[0])
         self._look(mine, barrier.checkpoint)
 
-    def _send_on(self, seat: Seat, barrier: Barrier, underway: _Underway, now: Now) -> None:
+    def _send_on(self, seat: Seat, barrier: Barrier, underway: Underway, now: Now) -> None:
         for channel, output in seat.outputs.items():
             if isinstance(output, RemoteOutput):
                 overtaken = self._outgoing.send_barrier(output, barrier, now)
@@ -317,7 +264,7 @@ class Barriers:
                 output.send(barrier, now.mono_ms)
                 self.arrived(channel, barrier, 0)
 
-    def _give_up(self, mine: _SeatBarriers, checkpoint: int, reason: str, now: Now) -> None:
+    def _give_up(self, mine: SeatBarriers, checkpoint: int, reason: str, now: Now) -> None:
         self._forget(mine, checkpoint)
         self._snapshots.give_up(mine.seat.key, checkpoint, reason)
         for output in mine.seat.outputs.values():
@@ -326,14 +273,14 @@ class Barriers:
             else:
                 output.send(CancelMarker(checkpoint), now.mono_ms)
 
-    def _forget(self, mine: _SeatBarriers, checkpoint: int) -> None:
+    def _forget(self, mine: SeatBarriers, checkpoint: int) -> None:
         underway = mine.underway.pop(checkpoint, None)
         if underway is not None and underway.inputs:
             self._stop_captures(mine)
 
     # ------------------------------------------------------------ records in flight
 
-    def _complete_inputs(self, mine: _SeatBarriers, checkpoint: int, alignment_ms: int) -> None:
+    def _complete_inputs(self, mine: SeatBarriers, checkpoint: int, alignment_ms: int) -> None:
         underway = mine.underway.get(checkpoint)
         if underway is None or not underway.inputs:
             return
@@ -346,18 +293,18 @@ class Barriers:
         underway.inputs, underway.alignment_ms = False, alignment_ms
         self._look(mine, checkpoint)
 
-    def _stop_captures(self, mine: _SeatBarriers) -> None:
+    def _stop_captures(self, mine: SeatBarriers) -> None:
         for channel in mine.captures:
             mine.seat.inbox.stop_capture(channel)
         mine.captures = {}
 
-    def _add_outgoing(self, underway: _Underway, channel: Channel, frames: tuple[bytes, ...]) -> None:
+    def _add_outgoing(self, underway: Underway, channel: Channel, frames: tuple[bytes, ...]) -> None:
         if frames:
             edge = self._graph.edges[channel.edge]
             underway.captured.append(CapturedChannel(edge, channel, True, frames, self._codec))
             underway.unaligned = True
 
-    def _look(self, mine: _SeatBarriers, checkpoint: int) -> None:
+    def _look(self, mine: SeatBarriers, checkpoint: int) -> None:
         """Hand over what is in flight if all of it is known."""
         underway = mine.underway.get(checkpoint)
         if underway is None or underway.inputs or underway.outputs:
@@ -375,9 +322,3 @@ class Barriers:
             unaligned=underway.unaligned,
         )
         self._snapshots.captured(mine.seat.key, checkpoint, captured, times)
-
-
-def _of(seat: Seat, config: CheckpointConfig) -> _SeatBarriers:
-    channels = seat.inbox.channels
-    handler = make_handler(config.mode, config.unaligned, len(channels)) if channels else None
-    return _SeatBarriers(seat, handler, channels, {channel: i for i, channel in enumerate(channels)})

@@ -35,13 +35,14 @@ from ftlayer.runtime.actions import (
 from ftlayer.runtime.elements import Batch, Element
 from ftlayer.runtime.slot.acks import AckBuffer
 from ftlayer.runtime.slot.barriers import Barriers
-from ftlayer.runtime.slot.credit import GrantBook
+from ftlayer.runtime.slot.crediting import Crediting
+from ftlayer.runtime.slot.debloat import Debloater
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
 from ftlayer.runtime.slot.restoring import put_in_flight
 from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, seat_tasks
-from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants
+from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, is_limits
 from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
 from ftlayer.stream.job_graph import Channel, JobGraph
 
@@ -82,7 +83,7 @@ class SlotCore:
         self._next = 0
         self._outgoing = Outgoing(self._seating.remote, links, options.batch_age_ms)
         self._acks = AckBuffer()
-        self._grants: GrantBook[Channel] = GrantBook(options.channel_bytes)
+        self._credit = Crediting(links, self._seating.senders, options.channel_bytes)
         self._totals = dict.fromkeys(("persisted", "replayed", "failed", "dropped"), 0)
         self._paused = False
         self._away: set[int] = set()
@@ -92,8 +93,17 @@ class SlotCore:
         self._barriers: Barriers | None = None
         if checkpoints is not None and snapshots is not None:
             self._barriers = Barriers(
-                graph, self._seating, self._codec, checkpoints, self._outgoing, snapshots, self
+                graph,
+                self._seating,
+                self._codec,
+                checkpoints,
+                self._outgoing,
+                self._credit,
+                snapshots,
+                self._run,
             )
+            if checkpoints.debloating:
+                self._debloat(checkpoints.debloat_target_ms)
 
     # ------------------------------------------------------------ events
 
@@ -114,9 +124,10 @@ class SlotCore:
             self._checkpoints().arrived(channel, element, data.size)
 
     def granted(self, data: bytes) -> None:
-        """Credit has come back."""
+        """Credit has come back, or receivers say how much they want in flight."""
+        tell = self._outgoing.limited if is_limits(data) else self._outgoing.granted
         for channel, size in decode_grants(data):
-            self._outgoing.granted(channel, size)
+            tell(channel, size)
 
     def accepted(self, key: TaskKey, ticket: int, now: Now) -> None:
         """What a task asked to be persisted is."""
@@ -251,7 +262,7 @@ class SlotCore:
             if sender == slot:
                 seat = self._seating.receivers[channel]
                 self._totals["dropped"] += seat.inbox.drop(channel)
-                self._grants.take(channel)
+                self._credit.forget(channel)
                 task = cast(InputTask, seat.task)
                 self._run(seat, lambda task=task, channel=channel: task.reset(channel, now), now)  # type: ignore[misc]
 
@@ -292,6 +303,8 @@ class SlotCore:
         if self._barriers is not None:
             self._barriers.on_time(now)
         for seat in self._seats:
+            if seat.debloater is not None and not seat.inbox and seat.debloater.rested(now.mono_ms):
+                self._limit_in_flight(seat)
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
                 self._run(seat, lambda seat=seat: seat.task.on_time(now), now, counts=False)  # type: ignore[misc]
@@ -303,7 +316,7 @@ class SlotCore:
     def due_ms(self) -> int | None:
         """When `on_time` or `idle` has something to do (monotone, ms); None: not until something happens."""
         dues = [seat.wake_ms for seat in self._seats]
-        dues += (self._acks.due_ms, self._grants.due_ms)
+        dues += (self._acks.due_ms, self._credit.due_ms)
         if self._barriers is not None:
             dues.append(self._barriers.due_ms)
         return min((due for due in dues if due is not None), default=None)
@@ -351,7 +364,7 @@ class SlotCore:
     @property
     def has_ended(self) -> bool:
         """Whether all tasks have ended and everything they sent was taken and told."""
-        return self._all_ended() and self.is_quiet and self._grants.due_ms is None
+        return self._all_ended() and self.is_quiet and self._credit.due_ms is None
 
     def counters(self) -> dict[str, int]:
         """Return totals by name; may be called by any thread.
@@ -385,24 +398,17 @@ class SlotCore:
 
     # ------------------------------------------------------------ doing
 
-    def run(self, seat: Seat, work: Callable[[], list[Action]], now: Now) -> None:
-        """Run a part of a task, and do what it decides."""
-        self._run(seat, work, now)
-
-    def give_back(self, channel: Channel, credit: int, now_ms: int) -> None:
-        """Count credit of a channel as used up by its task."""
-        if self._grants.taken(channel, credit, now_ms):
-            self._send_grants({channel: self._grants.take(channel)})
-
     def _run_input(self, seat: Seat, now: Now) -> None:
         taken = seat.inbox.take()
         channel, element = taken.channel, taken.element
         lineage = None
         if taken.credit:
-            self.give_back(channel, taken.credit, now.mono_ms)
+            self._credit.give_back(channel, taken.credit, now.mono_ms)
         if isinstance(element, Batch):
             seat.records_in += element.num_rows
             lineage = element.lineage
+            if seat.debloater is not None and seat.debloater.taken(taken.credit or taken.size, now.mono_ms):
+                self._limit_in_flight(seat)
         elif self._barriers is not None and self._barriers.took(seat, channel, element, now):
             return
         task = cast(InputTask, seat.task)
@@ -465,22 +471,29 @@ class SlotCore:
     def _send_due(self, now_ms: int) -> None:
         if self._acks.is_due(now_ms):
             self._send_acks()
-        due = self._grants.due_ms
+        due = self._credit.due_ms
         if due is not None and (due <= now_ms or self._all_ended()):
-            self._send_grants(self._grants.take_all())
+            self._credit.send_all()
 
     def _send_acks(self) -> None:
         self._tracking().xor(self._acks.take())
 
-    def _send_grants(self, grants: dict[Channel, int]) -> None:
-        by_slot: dict[int, dict[Channel, int]] = {}
-        for channel, size in grants.items():
-            by_slot.setdefault(self._seating.senders[channel], {})[channel] = size
-        for slot, its in by_slot.items():
-            self._links.grant(slot, encode_grants(its))
-
     def _all_ended(self) -> bool:
         return all(seat.ended for seat in self._seats)
+
+    def _debloat(self, target_ms: int) -> None:
+        for seat in self._seats:
+            if seat.inbox.channels:
+                channels = len(seat.inbox.channels)
+                seat.debloater = Debloater(target_ms, channels, self._options.channel_bytes)
+
+    def _limit_in_flight(self, seat: Seat) -> None:
+        """Tell a task's senders how much it wants in flight, in this slot and in others."""
+        assert seat.debloater is not None
+        seat.inbox.limit_bytes = limit = seat.debloater.limit
+        here = self._seating.slot
+        outside = [channel for channel in seat.inbox.channels if self._seating.senders[channel] != here]
+        self._credit.limit(dict.fromkeys(outside, limit))
 
     def _checkpoints(self) -> Barriers:
         if self._barriers is None:

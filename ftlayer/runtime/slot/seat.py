@@ -8,6 +8,7 @@ from typing import TypeAlias
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import AskReplays
+from ftlayer.runtime.slot.debloat import Debloater
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
 from ftlayer.runtime.slot.wire import ElementCodec
@@ -35,6 +36,7 @@ class Seat:
         unaccepted: the roots of `PersistRoots` that have no answer, by ticket; replaced, never changed.
         asked: it wants replays, and waits for room.
         wake_ms: when its `on_time` is to be called; None: not at all.
+        debloater: measures how much should be in flight towards it; None: as much as channels allow.
         records_in, records_out: counts of records.
     """
 
@@ -51,6 +53,7 @@ class Seat:
     unaccepted: dict[int, U64Array] = field(default_factory=dict)
     asked: AskReplays | None = None
     wake_ms: int | None = None
+    debloater: Debloater | None = None
     records_in: int = 0
     records_out: int = 0
 
@@ -67,12 +70,13 @@ class Seat:
 
 @dataclass(frozen=True)
 class Seating:
-    """All tasks of a slot and the channels between them and to other slots.
+    """All tasks of a ``slot`` and the channels between them and to other slots.
 
     ``seats`` are ordered from sinks to sources. ``remote`` are the channels to other slots, ``senders`` says
     which slot the elements of a channel come from that leads into this one.
     """
 
+    slot: int
     seats: dict[TaskKey, Seat]
     remote: dict[Channel, RemoteOutput]
     receivers: dict[Channel, Seat]
@@ -114,7 +118,7 @@ def seat_tasks(
                 else:
                     output = RemoteOutput(channel, target, codec, options)
                     seat.outputs[channel] = remote[channel] = output
-    return Seating(seats, remote, receivers, senders)
+    return Seating(slot, seats, remote, receivers, senders)
 
 
 def _seat(vertex: JobVertex, subtask: int, task: AnyTask, inbox: Inbox, graph: JobGraph) -> Seat:

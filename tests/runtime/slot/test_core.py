@@ -76,7 +76,7 @@ class World:
         frames = [f for slot in self.slots for queue in slot.links.frames.values() for f in queue]
         receiver = self.slots[channel.receiver].core
         waiting = len(receiver._seating.receivers[channel].inbox._queues[channel].items)
-        unpaid = receiver._grants._owed.get(channel, 0) > 0
+        unpaid = receiver._credit._grants._owed.get(channel, 0) > 0
         paid = sum(
             any(its == channel for its, _ in decode_grants(data))
             for slot in self.slots
