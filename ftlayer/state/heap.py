@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from ftlayer.errors import ConfigError
 from ftlayer.functions.keyed import Key
+from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.timers import TimerService
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
@@ -107,11 +108,12 @@ _KINDS: dict[type, str] = {dict: "value", HeapList: "list", HeapMap: "map"}
 
 
 class HeapBackend:
-    """State and timers of every operator of a subtask: `ftlayer.functions.keyed.Backend`."""
+    """State and timers of every operator of a subtask, without checkpoints: `ftlayer.functions.keyed.Backend`."""
 
     def __init__(self) -> None:
         self._states: dict[str, HeapState] = {}
         self._timers: dict[str, TimerService] = {}
+        self._operators: dict[str, SubtaskOperatorStates] = {}
 
     def state(self, uid: str) -> HeapState:
         """Return the state of an operator, the same at every call."""
@@ -120,3 +122,7 @@ class HeapBackend:
     def timers(self, uid: str) -> TimerService:
         """Return the timers of an operator, the same at every call."""
         return self._timers.setdefault(uid, TimerService())
+
+    def operators(self, uid: str) -> SubtaskOperatorStates:
+        """Return the operator state of an operator, the same at every call."""
+        return self._operators.setdefault(uid, SubtaskOperatorStates(uid))

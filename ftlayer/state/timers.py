@@ -65,15 +65,44 @@ class TimerService:
         """Number of processing timers."""
         return self._processing.count
 
+    def freeze(self) -> tuple[Buckets, Buckets]:
+        """Return the timers of event and of processing time as they are now, not to be changed.
+
+        Takes time by the number of different times; a bucket is copied when it is changed. Until `thaw`.
+        """
+        return self._event.freeze(), self._processing.freeze()
+
+    def thaw(self) -> None:
+        """Nobody reads what `freeze` returned any more."""
+        self._event.thaw()
+        self._processing.thaw()
+
+
+Buckets = dict[int, dict[Key, None]]
+"""The keys of each time, in the order of setting: a dict serves as a set that keeps its order."""
+
 
 class _Queue:
     """Timers of one kind."""
 
     def __init__(self) -> None:
         self.count = 0
-        # A dict serves as a set that keeps its order.
-        self._buckets: dict[int, dict[Key, None]] = {}
+        self._buckets: Buckets = {}
         self._times: list[int] = []
+        # The buckets of the last snapshot that is still read: those that are still the same are not to be changed.
+        self._frozen: Buckets = {}
+
+    def freeze(self) -> Buckets:
+        self._frozen = self._buckets.copy()
+        return self._frozen
+
+    def thaw(self) -> None:
+        self._frozen = {}
+
+    def _private(self, time_ms: int, bucket: dict[Key, None]) -> dict[Key, None]:
+        if self._frozen and self._frozen.get(time_ms) is bucket:
+            bucket = self._buckets[time_ms] = bucket.copy()
+        return bucket
 
     def add(self, key: Key, time_ms: int) -> None:
         bucket = self._buckets.get(time_ms)
@@ -83,13 +112,14 @@ class _Queue:
         elif key in bucket:
             return
         else:
-            bucket[key] = None
+            self._private(time_ms, bucket)[key] = None
         self.count += 1
 
     def delete(self, key: Key, time_ms: int) -> None:
         bucket = self._buckets.get(time_ms)
         if bucket is None or key not in bucket:
             return
+        bucket = self._private(time_ms, bucket)
         del bucket[key]
         self.count -= 1
         if not bucket:

@@ -1,0 +1,235 @@
+"""The state backend of a subtask that takes part in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.pieces import Scope
+from ftlayer.checkpoint.snapshots import KeyedSnapshot, StatePiece, TableInfo
+from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.errors import ConfigError
+from ftlayer.state import serializer
+from ftlayer.state.contract import BackendSpec, Frozen
+from ftlayer.state.frozen import FrozenState, StateView, StateWriter, StoreView
+from ftlayer.state.groups import KeyGroups
+from ftlayer.state.keyed import TIMERS, OperatorTables
+from ftlayer.state.layers import Layer, LayeredTable, Sharing, Store
+from ftlayer.state.lineage import Lineage, Plan, Written
+from ftlayer.state.merging import Merger
+from ftlayer.state.operators import SubtaskOperatorStates
+from ftlayer.state.pace import Pace
+from ftlayer.state.timers import TimerService
+from ftlayer.state.view import TableView, TimersView
+
+MAX_FRONT = 100_000
+"""Keys that are touched before they become a layer without a barrier: what a barrier has to move stays small."""
+
+MAX_KEPT = 2_000_000
+"""Entries of layers that are kept for the next incremental snapshot."""
+
+
+class Spilling(Protocol):
+    """What keeps the stores below the tables, and moves into them what is too much for memory."""
+
+    def store(self, info: TableInfo, groups: KeyGroups) -> Store:
+        """Return the store of a new table."""
+
+    def view(self, tables: Sequence[TableView]) -> StoreView:
+        """Return what is in the stores, for a snapshot; called in its thread."""
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever moved into a store."""
+
+    def spill(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]]) -> None:
+        """Move entries of bases into the stores, if they are too many. Called while nobody reads either."""
+
+    def close(self) -> None:
+        """Remove the stores."""
+
+
+class LayeredBackend:
+    """State in memory, and below it in a store if there is one: `ftlayer.state.contract.CheckpointedBackend`."""
+
+    def __init__(self, config: CheckpointConfig, spec: BackendSpec, spilling: Spilling | None = None) -> None:
+        self._spec = spec
+        self._spilling = spilling
+        self._sharing = Sharing()
+        self._states: dict[str, OperatorTables] = {}
+        self._timers: dict[str, tuple[TableInfo, TimerService]] = {}
+        self._operators: dict[str, SubtaskOperatorStates] = {}
+        self._groups: dict[str, KeyGroups] = {}
+        self._tables: list[tuple[TableInfo, KeyGroups, LayeredTable]] = []
+        self._mergers: list[Merger] = []
+        self._next_number = 0
+        self._freezes = 0
+        self._lineage = Lineage(config.max_space_amplification, MAX_KEPT) if config.incremental else None
+        self._serializer = serializer.Serializer()
+        self._timer_readers = 0
+
+    # ------------------------------------------------------------ what operators use
+
+    def state(self, uid: str) -> OperatorTables:
+        """Return the keyed state of an operator, the same at every call; ConfigError for one without keys."""
+        found = self._states.get(uid)
+        if found is None:
+            self._key_groups(uid)
+            found = self._states[uid] = OperatorTables(uid, lambda name, kind: self._create(uid, name, kind))
+        return found
+
+    def timers(self, uid: str) -> TimerService:
+        """Return the timers of an operator, the same at every call; ConfigError for one without keys."""
+        found = self._timers.get(uid)
+        if found is None:
+            self._key_groups(uid)
+            found = self._timers[uid] = self._info(uid, TIMERS, TIMERS), TimerService()
+        return found[1]
+
+    def operators(self, uid: str) -> SubtaskOperatorStates:
+        """Return the operator state of an operator, the same at every call."""
+        return self._operators.setdefault(uid, SubtaskOperatorStates(uid))
+
+    def _create(self, uid: str, name: str, kind: str) -> LayeredTable:
+        info, groups = self._info(uid, name, kind), self._key_groups(uid)
+        store = None if self._spilling is None else self._spilling.store(info, groups)
+        table = LayeredTable(f"operator {uid!r}, table {name!r}", self._sharing, store)
+        self._tables.append((info, groups, table))
+        self._mergers.append(Merger(table, self._sharing))
+        return table
+
+    def _info(self, uid: str, name: str, kind: str) -> TableInfo:
+        number = self._next_number
+        self._next_number += 1
+        return TableInfo(number, uid, name, kind, serializer.NAME, serializer.VERSION)
+
+    def _key_groups(self, uid: str) -> KeyGroups:
+        found = self._groups.get(uid)
+        if found is None:
+            try:
+                keys = self._spec.keys[uid]
+            except KeyError:
+                raise ConfigError(f"{uid!r} asks for keyed state and has no key columns") from None
+            found = self._groups[uid] = KeyGroups(uid, keys, self._spec.max_parallelism)
+        return found
+
+    # ------------------------------------------------------------ restoring
+
+    def restored_table(self, info: TableInfo) -> tuple[KeyGroups, LayeredTable]:
+        """Return the table for what a checkpoint holds of one; its base may be filled as long as nobody uses it."""
+        table = self.state(info.operator).restored(info.name, info.kind)
+        return self._key_groups(info.operator), table
+
+    def restored_timers(self, info: TableInfo) -> tuple[KeyGroups, TimerService]:
+        """Return the timers of an operator, to be filled."""
+        service = self.timers(info.operator)
+        return self._key_groups(info.operator), service
+
+    # ------------------------------------------------------------ snapshots
+
+    def freeze(self, barrier: Barrier) -> Frozen:
+        """Freeze the state for a snapshot: keyed state in layers, operator state as bytes.
+
+        `StateSerializationError` for operator state that cannot be written.
+        """
+        operators = tuple(
+            [saved for states in self._operators.values() for saved in states.snapshot(self._serializer)]
+        )
+        self._push()
+        view = self._view()
+        checkpoint, plan = barrier.checkpoint, None
+        if self._lineage is not None and barrier.kind is SnapshotKind.CHECKPOINT:
+            plan = self._lineage.plan(self._freezes, checkpoint)
+        tables = {info.number: (info, groups) for info, groups, _ in self._tables}
+
+        def write(writer: PieceWriter, pace: Pace) -> KeyedSnapshot | None:
+            if plan is not None:
+                return view.snapshot(self._write_planned(plan, view, tables, checkpoint, writer, pace))
+            out = StateWriter(writer, checkpoint, Scope.EXCLUSIVE, pace)
+            if view.store is None or barrier.kind is SnapshotKind.SAVEPOINT:
+                return view.snapshot(out.portable(view))
+            return view.snapshot([*out.full(view), *out.timers(view)])
+
+        self._sharing.readers += 1
+        self._sharing.base_readers += 1
+        self._timer_readers += 1
+        return FrozenState(checkpoint, write, operators, self._release)
+
+    def _write_planned(
+        self,
+        plan: Plan,
+        view: StateView,
+        tables: dict[int, tuple[TableInfo, KeyGroups]],
+        checkpoint: int,
+        writer: PieceWriter,
+        pace: Pace,
+    ) -> list[StatePiece]:
+        assert self._lineage is not None
+        out = StateWriter(writer, checkpoint, Scope.SHARED, pace)
+        if plan.base is None:
+            pieces = out.full(view)
+        else:
+            pieces = [*plan.base.pieces, *out.changes(plan.layers, tables)]
+        self._lineage.wrote(checkpoint, Written(plan.freeze, tuple(pieces)))
+        return [*pieces, *StateWriter(writer, checkpoint, Scope.EXCLUSIVE, pace).timers(view)]
+
+    def _push(self) -> None:
+        """Move all fronts into layers."""
+        self._freezes += 1
+        layers: dict[int, Layer] = {}
+        for info, _, table in self._tables:
+            layer = table.freeze()
+            if layer is not None:
+                layers[info.number] = layer
+        if self._lineage is not None and layers:
+            self._lineage.pushed(self._freezes, layers)
+
+    def _view(self) -> StateView:
+        spilling = self._spilling
+        return StateView(
+            self._spec.first_group,
+            self._spec.end_group,
+            tuple([TableView(info, groups, t.layers, t.base) for info, groups, t in self._tables]),
+            tuple(
+                [
+                    TimersView(info, self._groups[info.operator], *service.freeze())
+                    for info, service in self._timers.values()
+                ]
+            ),
+            None if spilling is None or spilling.is_empty() else spilling.view,
+        )
+
+    def _release(self) -> None:
+        self._sharing.readers -= 1
+        self._sharing.base_readers -= 1
+        self._timer_readers -= 1
+        if not self._timer_readers:
+            for _, service in self._timers.values():
+                service.thaw()
+
+    def completed(self, checkpoint: int) -> None:
+        """Build on this checkpoint from now on."""
+        if self._lineage is not None:
+            self._lineage.completed(checkpoint)
+
+    def aborted(self, checkpoint: int) -> None:
+        """Never build on this checkpoint."""
+        if self._lineage is not None:
+            self._lineage.aborted(checkpoint)
+
+    # ------------------------------------------------------------ between batches
+
+    def tend(self, now_ms: int) -> None:
+        """Do a bit of what keeps layers few and memory small; a few milliseconds at most."""
+        if sum(table.touched() for _, _, table in self._tables) > MAX_FRONT:
+            self._push()
+        for merger in self._mergers:
+            merger.step()
+        if self._spilling is not None and not self._sharing.base_readers:
+            self._spilling.spill(self._tables)
+
+    def close(self) -> None:
+        """Give everything up."""
+        if self._spilling is not None:
+            self._spilling.close()

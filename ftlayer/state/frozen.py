@@ -1,0 +1,154 @@
+"""Writes keyed state as it was at a freeze: in full, as what has changed, or on top of what is written already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ftlayer.checkpoint.pieces import Scope
+from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, StatePiece, TableInfo
+from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.state import entries
+from ftlayer.state.contract import BackendSnapshot
+from ftlayer.state.entries import Block, EntriesWriter, TableEncoder
+from ftlayer.state.groups import KeyGroups
+from ftlayer.state.layers import Layer
+from ftlayer.state.pace import Pace
+from ftlayer.state.serializer import Serializer
+from ftlayer.state.view import TableView, TimersView, newest_of
+
+
+class StoreView(Protocol):
+    """What lies below the tables' bases; nobody writes there while it is read."""
+
+    def blocks(self, pace: Callable[[], None]) -> Iterator[Block]:
+        """Return what no base or layer knows of."""
+
+    def copy(
+        self, writer: PieceWriter, scope: Scope, checkpoint: int, pace: Callable[[], None]
+    ) -> StatePiece:
+        """Write all of it as one piece in its own format."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """All keyed state and timers of a backend at a freeze."""
+
+    first_group: int
+    end_group: int
+    tables: tuple[TableView, ...]
+    timers: tuple[TimersView, ...]
+    store: Callable[[Sequence[TableView]], StoreView] | None = None
+
+    @property
+    def infos(self) -> tuple[TableInfo, ...]:
+        """What the pieces hold."""
+        return (*(table.info for table in self.tables), *(timers.info for timers in self.timers))
+
+    def snapshot(self, pieces: Sequence[StatePiece]) -> KeyedSnapshot | None:
+        """Return the snapshot that these pieces are; None without any table."""
+        if not self.infos:
+            return None
+        return KeyedSnapshot(self.first_group, self.end_group, self.infos, tuple(pieces))
+
+
+class StateWriter:
+    """Writes views for one checkpoint. Every method returns pieces, none of them empty."""
+
+    def __init__(self, writer: PieceWriter, checkpoint: int, scope: Scope, pace: Pace) -> None:
+        self._writer = writer
+        self._checkpoint = checkpoint
+        self._scope = scope
+        self._pace = pace
+        self._serializer = Serializer()
+
+    def portable(self, view: StateView) -> list[StatePiece]:
+        """Write everything, timers included, as one piece that every backend can read."""
+        return self._piece(self._portable_blocks(view))
+
+    def full(self, view: StateView) -> list[StatePiece]:
+        """Write everything but timers; what is in a store in the store's own format."""
+        if view.store is None:
+            return self._piece(self._memory_blocks(view, deletions=False))
+        store = view.store(view.tables)
+        below = store.copy(self._writer, self._scope, self._checkpoint, self._pace)
+        return [below, *self._piece(self._memory_blocks(view, deletions=True))]
+
+    def changes(
+        self, layers: Mapping[int, Sequence[Layer]], tables: Mapping[int, tuple[TableInfo, KeyGroups]]
+    ) -> list[StatePiece]:
+        """Write what the layers of each table, the newest first, have changed."""
+        return self._piece(self._change_blocks(layers, tables))
+
+    def timers(self, view: StateView) -> list[StatePiece]:
+        """Write the timers, which have to be in the last piece of a snapshot."""
+        return self._piece(self._timer_blocks(view))
+
+    # ------------------------------------------------------------ blocks
+
+    def _portable_blocks(self, view: StateView) -> Iterator[Block]:
+        yield from self._memory_blocks(view, deletions=False)
+        if view.store is not None:
+            yield from view.store(view.tables).blocks(self._pace)
+        yield from self._timer_blocks(view)
+
+    def _memory_blocks(self, view: StateView, *, deletions: bool) -> Iterator[Block]:
+        for table in view.tables:
+            encoder = TableEncoder(table.info, table.groups, self._serializer)
+            yield from encoder.blocks(table.parts(deletions=deletions), self._pace)
+
+    def _timer_blocks(self, view: StateView) -> Iterator[Block]:
+        for timers in view.timers:
+            encoder = TableEncoder(timers.info, timers.groups, self._serializer)
+            yield from encoder.blocks(timers.parts(), self._pace)
+
+    def _change_blocks(
+        self, layers: Mapping[int, Sequence[Layer]], tables: Mapping[int, tuple[TableInfo, KeyGroups]]
+    ) -> Iterator[Block]:
+        for number, own in layers.items():
+            info, groups = tables[number]
+            encoder = TableEncoder(info, groups, self._serializer)
+            yield from encoder.blocks(newest_of([layer.changes() for layer in own]), self._pace)
+
+    def _piece(self, blocks: Iterator[Block]) -> list[StatePiece]:
+        first = next(blocks, None)
+        if first is None:
+            return []
+        out = EntriesWriter()
+
+        def chunks() -> Iterator[bytes]:
+            yield out.block(first)
+            for block in blocks:
+                yield out.block(block)
+            yield out.end()
+
+        piece = self._writer.write(chunks(), self._scope)
+        return [StatePiece(entries.FORMAT, piece, out.entries, self._checkpoint)]
+
+
+class FrozenState:
+    """State at a barrier: `ftlayer.state.contract.Frozen`."""
+
+    def __init__(
+        self,
+        checkpoint: int,
+        write: Callable[[PieceWriter, Pace], KeyedSnapshot | None],
+        operators: tuple[OperatorState, ...],
+        release: Callable[[], None],
+    ) -> None:
+        """``write`` is called by `write`, ``release`` once by `release`."""
+        self.checkpoint = checkpoint
+        self._write = write
+        self._operators = operators
+        self._release = release
+
+    def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> BackendSnapshot:
+        """Write the snapshot. See the contract; the pieces are to be synced by the writer's owner."""
+        pace = Pace(cancelled)
+        pace()
+        return BackendSnapshot(self._write(writer, pace), self._operators)
+
+    def release(self) -> None:
+        """Give up what is kept for it."""
+        self._release()

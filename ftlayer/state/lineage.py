@@ -1,0 +1,116 @@
+"""Which pieces the next incremental snapshot can build on, and which layers it has to write itself.
+
+Freezes are numbered; a layer has the number of the freeze that made it. A snapshot of freeze n on top of a completed
+checkpoint of freeze m refers to that one's pieces and writes one more, of the layers m < number <= n. What was
+written for a checkpoint that did not complete is never built on: its layers are written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ftlayer.checkpoint.snapshots import StatePiece
+from ftlayer.state.layers import Layer
+
+MAX_PIECES = 50
+"""Pieces of a snapshot: each has to be found and opened when it is restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The pieces that hold the state at a freeze."""
+
+    freeze: int
+    pieces: tuple[StatePiece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to write for the freeze ``freeze``: the layers of each table, the newest first, behind ``base``'s pieces.
+
+    ``base`` None: everything.
+    """
+
+    freeze: int
+    base: Written | None
+    layers: Mapping[int, tuple[Layer, ...]]
+
+
+class Lineage:
+    """Belongs to the task's thread, save `wrote`."""
+
+    def __init__(self, max_space_amplification: float, max_kept: int) -> None:
+        """Set limits.
+
+        ``max_space_amplification``: bytes of all pieces ÷ bytes of the full one, at most; 0: no bound.
+        ``max_kept``: entries of layers that are kept for the next snapshot; if it needs more it is a full one.
+        """
+        self._amplification = max_space_amplification
+        self._max_kept = max_kept
+        self._layers: list[tuple[int, dict[int, Layer]]] = []
+        self._kept = 0
+        self._written: dict[int, Written] = {}
+        self._full: set[int] = set()
+        self._completed: tuple[int, Written] | None = None
+
+    def pushed(self, freeze: int, layers: dict[int, Layer]) -> None:
+        """Layers were frozen, by table."""
+        if self._completed is None and not self._written:
+            # Nothing to build on is under way: the next snapshot is full anyway.
+            return
+        self._layers.append((freeze, layers))
+        self._kept += sum(map(len, layers.values()))
+        if self._kept > self._max_kept:
+            self._forget()
+
+    def plan(self, freeze: int, checkpoint: int) -> Plan:
+        """Return how the freeze is written for ``checkpoint``."""
+        base = None if self._completed is None else self._completed[1]
+        # A full one that is under way may have completed, unknown to us; then nobody keeps the older pieces.
+        if base is not None and (self._full or self._is_too_much(base.pieces)):
+            base = None
+        # From now on layers are kept, for whoever builds on this one.
+        self._written[checkpoint] = Written(freeze, ())
+        if base is None:
+            self._full.add(checkpoint)
+            return Plan(freeze, None, {})
+        newer = [tables for number, tables in reversed(self._layers) if base.freeze < number <= freeze]
+        tables = {table for layers in newer for table in layers}
+        return Plan(
+            freeze, base, {t: tuple([layers[t] for layers in newer if t in layers]) for t in sorted(tables)}
+        )
+
+    def wrote(self, checkpoint: int, written: Written) -> None:
+        """The snapshot was written. In any thread."""
+        if checkpoint in self._written:
+            self._written[checkpoint] = written
+
+    def completed(self, checkpoint: int) -> None:
+        """Later snapshots build on this checkpoint."""
+        written = self._written.pop(checkpoint, None)
+        if written is None or not written.pieces or (self._completed and self._completed[0] > checkpoint):
+            return
+        self._completed = (checkpoint, written)
+        for older in [number for number in self._written if number < checkpoint]:
+            self.aborted(older)
+        self._full.discard(checkpoint)
+        while self._layers and self._layers[0][0] <= written.freeze:
+            self._kept -= sum(map(len, self._layers.pop(0)[1].values()))
+
+    def aborted(self, checkpoint: int) -> None:
+        """Nothing builds on this checkpoint."""
+        self._written.pop(checkpoint, None)
+        self._full.discard(checkpoint)
+
+    def _is_too_much(self, pieces: tuple[StatePiece, ...]) -> bool:
+        total = sum(part.piece.length for part in pieces)
+        grown = self._amplification and total > self._amplification * pieces[0].piece.length
+        return bool(grown) or len(pieces) >= MAX_PIECES
+
+    def _forget(self) -> None:
+        self._layers = []
+        self._kept = 0
+        self._completed = None
+        self._written = {}
+        self._full = set()

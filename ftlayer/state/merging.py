@@ -1,0 +1,74 @@
+"""Keeps the layers of a table few: merges them into the base while nobody reads that, else into one another.
+
+Each call does a bit of the work, and takes a few milliseconds at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ftlayer.functions.keyed import Key
+from ftlayer.state.layers import DELETED, Layer, LayeredTable, Sharing, merged, sliced
+
+SLICE = 5_000
+"""Entries that are moved into a base in one call: about a millisecond."""
+
+MAX_LAYERS = 6
+"""Layers of a table while its base is read. Each of them makes looking a key up slower."""
+
+
+class Merger:
+    """Merges the layers of one table."""
+
+    def __init__(self, table: LayeredTable, sharing: Sharing) -> None:
+        self._table = table
+        self._sharing = sharing
+        self._moving: tuple[Layer, Iterator[list[tuple[Key, Any]]]] | None = None
+
+    def step(self) -> bool:
+        """Do a bit of the work; False if there is none."""
+        layers = self._table.layers
+        if not layers:
+            return False
+        if not self._sharing.base_readers:
+            self._into_base(layers[-1])
+            return True
+        if len(layers) > MAX_LAYERS:
+            self._join_two()
+            return True
+        return False
+
+    def _into_base(self, oldest: Layer) -> None:
+        base = self._table.base
+        has_store = self._table.store is not None
+        if self._moving is None or self._moving[0] is not oldest:
+            if not has_store and len(oldest) <= SLICE:
+                base.update(oldest.values)
+                for key in oldest.deleted:
+                    if key not in oldest.values:
+                        base.pop(key, None)
+                self._done(oldest)
+                return
+            # Begun anew if the layer was joined with another meanwhile: what was moved is moved again.
+            self._moving = oldest, sliced(oldest.changes(), SLICE)
+        part = next(self._moving[1], None)
+        if part is None:
+            self._done(oldest)
+        else:
+            base.update(part)
+            if not has_store:
+                for key in [key for key, value in part if value is DELETED]:
+                    del base[key]
+
+    def _done(self, layer: Layer) -> None:
+        self._moving = None
+        self._table.replace_layers([layer], [])
+
+    def _join_two(self) -> None:
+        layers = self._table.layers
+        # The smallest neighbours; the oldest layer stays alone while it is moved.
+        last = len(layers) - 1 if self._moving is None else len(layers) - 2
+        at = min(range(last), key=lambda place: len(layers[place]) + len(layers[place + 1]))
+        newer, older = layers[at], layers[at + 1]
+        self._table.replace_layers([newer, older], [merged(older, newer)])

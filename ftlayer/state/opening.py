@@ -1,0 +1,106 @@
+"""Opens the state backend that a job's options ask for, with the state that it begins with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore, TableInfo
+from ftlayer.checkpoint.storage.contract import SlotStorage
+from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.state import entries
+from ftlayer.state.backend import LayeredBackend
+from ftlayer.state.contract import BackendSpec, CheckpointedBackend
+from ftlayer.state.entries import Block
+from ftlayer.state.keyed import TIMERS
+from ftlayer.state.layers import LayeredTable
+from ftlayer.state.restoring import (
+    BlocksOf,
+    TimersRestored,
+    blocks_of_entries,
+    claimed,
+    decoded,
+    own_part,
+    wanted_blocks,
+)
+
+
+def open_backend(
+    config: CheckpointConfig,
+    spec: BackendSpec,
+    restore: SubtaskRestore | None,
+    storage: SlotStorage,
+    location: str,
+) -> CheckpointedBackend:
+    """Return a backend that holds what ``restore`` has of the subtask's key groups and operators.
+
+    ``location`` is the directory that the pieces' paths are relative to. State of operators that are not in
+    ``spec.keys`` is passed over (operator state is taken as it is).
+
+    Raises `IncompatibleCheckpointError` for state that cannot be read here, and what the storage raises.
+    """
+    backend = LayeredBackend(config, spec)
+    try:
+        if restore is not None:
+            _Restoring(backend, spec, storage, location).run(restore)
+    except BaseException:
+        backend.close()
+        raise
+    return backend
+
+
+class _Restoring:
+    def __init__(
+        self, backend: LayeredBackend, spec: BackendSpec, storage: SlotStorage, location: str
+    ) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._readers: dict[str, BlocksOf] = {entries.FORMAT: blocks_of_entries(storage, location)}
+        self._timers: dict[str, TimersRestored] = {}
+
+    def run(self, restore: SubtaskRestore) -> None:
+        for snapshot in restore.keyed:
+            self._keyed(snapshot)
+        for timers in self._timers.values():
+            timers.set()
+        by_operator: dict[str, list[OperatorState]] = defaultdict(list)
+        for state in restore.operators:
+            by_operator[state.operator].append(state)
+        for uid, states in by_operator.items():
+            self._backend.operators(uid).restore(states)
+
+    def _keyed(self, snapshot: KeyedSnapshot) -> None:
+        tables = claimed(snapshot, self._spec)
+        for info in tables.values():
+            if info.kind == TIMERS:
+                self._backend.restored_timers(info)
+            else:
+                self._backend.restored_table(info)
+        for place, piece in enumerate(snapshot.pieces):
+            read = self._readers.get(piece.format)
+            if read is None:
+                raise IncompatibleCheckpointError(
+                    f"a piece of state has the format {piece.format!r}, which this version of ftlayer cannot read"
+                )
+            for block in read(piece, wanted_blocks(snapshot, self._spec, place, tables)):
+                own = own_part(block, self._spec)
+                if own is not None:
+                    self._fill(own, tables[block.table])
+
+    def _fill(self, block: Block, info: TableInfo) -> None:
+        if info.kind == TIMERS:
+            groups, service = self._backend.restored_timers(info)
+            keys, values = decoded(block, info, groups)
+            self._timers.setdefault(info.operator, TimersRestored(service)).add(keys, values or [])
+            return
+        groups, table = self._backend.restored_table(info)
+        keys, values = decoded(block, info, groups)
+        _put(table, keys, values)
+
+
+def _put(table: LayeredTable, keys: list[object], values: list[object] | None) -> None:
+    if values is not None:
+        table.base.update(zip(keys, values, strict=True))
+    else:
+        for key in keys:
+            table.base.pop(key, None)

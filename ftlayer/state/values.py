@@ -1,0 +1,67 @@
+"""Which values a user cannot change in place, and copies of those that can be."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pyarrow as pa
+
+ATOMS = frozenset({int, float, str, bytes, bool, type(None)})
+"""Types of the values that nothing can change, tested first: nearly all state is made of them."""
+
+_IMMUTABLE = ATOMS | {
+    complex,
+    range,
+    Decimal,
+    UUID,
+    dt.datetime,
+    dt.date,
+    dt.time,
+    dt.timedelta,
+    dt.timezone,
+    type(Ellipsis),
+}
+_IMMUTABLE_BASES = (
+    Enum,
+    np.generic,
+    pa.RecordBatch,
+    pa.Table,
+    pa.Array,
+    pa.ChunkedArray,
+    pa.Scalar,
+    pa.Schema,
+)
+_STRUCTURED = np.void
+
+
+def is_immutable(value: Any) -> bool:
+    """Return whether nothing in ``value`` can be changed in place. (Objects of users' classes are not trusted.)"""
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return True
+    if kind is tuple or kind is frozenset:
+        return all(type(item) in ATOMS or is_immutable(item) for item in value)
+    return isinstance(value, _IMMUTABLE_BASES) and not isinstance(value, _STRUCTURED)
+
+
+def private_copy(value: Any) -> Any:
+    """Return a value that shares nothing with ``value`` that can be changed."""
+    kind = type(value)
+    if kind is list and _all_immutable(value):
+        return value.copy()
+    if kind is dict and _all_immutable(value.values()):
+        return value.copy()
+    if kind is set:
+        # What can be hashed may be an object of the user's; sets of those are rare.
+        return value.copy() if _all_immutable(value) else copy.deepcopy(value)
+    return value if is_immutable(value) else copy.deepcopy(value)
+
+
+def _all_immutable(values: Any) -> bool:
+    return ATOMS.issuperset(map(type, values)) or all(map(is_immutable, values))
