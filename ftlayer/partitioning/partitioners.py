@@ -152,6 +152,10 @@ class Global:
         return None
 
 
+REFUSED = -1
+"""What `Custom.route` gives in place of a channel for a row for which the function raised."""
+
+
 @dataclass(frozen=True)
 class Custom:
     """A function of the user's decides from the key.
@@ -168,14 +172,42 @@ class Custom:
     def select(self, rows: Outgoing, channels: int) -> I32Array:
         """Return what the function returns for each row; ConfigError if that is no channel of the edge."""
         check_channels(channels)
-        columns = [key_column(rows.payload, name).to_pylist() for name in self.selector.columns]
-        keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        return self._chosen(self._keys(rows.payload), channels)
+
+    def route(self, payload: pa.RecordBatch, channels: int) -> tuple[I32Array, list[tuple[int, Exception]]]:
+        """Return what `select` does, with `REFUSED` for rows that it raises for, and what it raises for each.
+
+        The function is called again for all rows then. `MemoryError`, and what is no `Exception`, goes up.
+        """
+        check_channels(channels)
+        keys = self._keys(payload)
+        try:
+            return self._chosen(keys, channels), []
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - whatever a user's function raises is found again, row by row
+            chosen = np.full(len(keys), REFUSED, np.int32)
+        refused: list[tuple[int, Exception]] = []
+        for row, key in enumerate(keys):
+            try:
+                chosen[row] = self._chosen([key], channels)[0]
+            except MemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - as above
+                refused.append((row, error))
+        return chosen, refused
+
+    def _keys(self, payload: pa.RecordBatch) -> list[Any]:
+        columns = [key_column(payload, name).to_pylist() for name in self.selector.columns]
+        return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+    def _chosen(self, keys: list[Any], channels: int) -> I32Array:
         chosen = [self.function(key, channels) for key in keys]
-        for row, channel in enumerate(chosen):
+        for key, channel in zip(keys, chosen, strict=True):
             if not isinstance(channel, int | np.integer) or not 0 <= channel < channels:
                 name = getattr(self.function, "__qualname__", repr(self.function))
                 raise ConfigError(
-                    f"the partitioner function {name} returned {channel!r} for key {keys[row]!r}; "
+                    f"the partitioner function {name} returned {channel!r} for key {key!r}; "
                     f"it must return an int in 0..{channels - 1}"
                 )
         return np.array(chosen, np.int32)

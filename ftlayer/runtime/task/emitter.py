@@ -8,23 +8,33 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import CodecError
+from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.children import Children
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import EventIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.actions import Send
-from ftlayer.runtime.elements import EndOfStream, Idle, Watermark
-from ftlayer.runtime.task.selection import OutEdge
+from ftlayer.runtime.elements import Batch, EndOfStream, Idle, Watermark
+from ftlayer.runtime.task.routes import Routes, SecondAsking, ask, asked
+from ftlayer.runtime.task.selection import OutEdge, taken
 from ftlayer.stream.job_graph import JobGraph
+from ftlayer.stream.operators import Replay
 
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """``owed``: uint64[m] aligned with the anchors' roots, the XOR of all copies' ids under each; empty when off."""
+    """What `Emitter` emitted.
+
+    Attributes:
+        sends: the batches.
+        owed: uint64[m] aligned with the anchors' roots, the XOR of all copies' ids under each; empty when off.
+        failures: records that are not in ``sends``, because a partitioner function raised.
+    """
 
     sends: list[Send]
     owed: U64Array
+    failures: tuple[RowFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +55,15 @@ class RootEmission:
         values: uint64[n], the XOR of all copies' ids of each row; empty when off.
         key_hashes: int32[n, k], what the replay twins of the edges need; None where none needs anything.
         ids: for a vertex with the exact tracker.
+        failures: rows that are not in ``sends``, because a partitioner function raised: to be failed once they are
+            accepted. Where a channel would be stored with them is `REFUSED`.
     """
 
     sends: list[Send]
     values: U64Array
     key_hashes: I32Array | None
     ids: EventIds | None
+    failures: tuple[RowFailure, ...] = ()
 
 
 class Emitter:
@@ -66,6 +79,19 @@ class Emitter:
         self._by_tag: dict[str, tuple[OutEdge, ...]] = {}
         for out in self._edges:
             self._by_tag[out.edge.tag] = (*self._by_tag.get(out.edge.tag, ()), out)
+        self._asked = {tag: edges for tag, outs in self._by_tag.items() if (edges := asked(outs))}
+        last = graph.vertex(uid).operators[-1]
+        self._operator = last.uid
+        self._second_asking = SecondAsking(graph, last) if isinstance(last, Replay) else None
+
+    def ask(self, tag: str, payload: pa.RecordBatch) -> Routes | None:
+        """Ask the user's partitioner functions where rows of an output go; None if there is none to be asked.
+
+        `derived` and `pairs` take the answer, without the rows that fail. They ask by themselves without it, and raise
+        what a function raises.
+        """
+        edges = self._asked.get(tag)
+        return None if edges is None or not payload.num_rows else ask(edges, self._operator, payload)
 
     def derived(
         self,
@@ -74,6 +100,7 @@ class Emitter:
         anchors: Lineage | None,
         parents: I64Array,
         times: I64Array | None = None,
+        routes: Routes | None = None,
     ) -> Emission:
         """Emit rows that derive from records of one batch.
 
@@ -84,12 +111,13 @@ class Emitter:
                 invocation: pass the element's own lineage, not a copy of it.
             parents: int64[k], the record of ``anchors`` that each row derives from, in any order.
             times: int64[k], or None.
+            routes: what `ask` has given for them.
 
         Raises:
             ConfigError: a custom partitioner returned no channel of its edge.
         """
         children = self._handler.anchor.derive(anchors, parents, tag)
-        return Emission(self._send(tag, payload, children, times), children.owed)
+        return Emission(self._send(tag, payload, children, times, routes), children.owed)
 
     def pairs(
         self,
@@ -99,6 +127,7 @@ class Emitter:
         right: Lineage | None,
         right_rows: I64Array,
         times: I64Array | None = None,
+        routes: Routes | None = None,
     ) -> PairEmission:
         """Emit rows that derive from two records each, neither of them acknowledged yet, to the main output.
 
@@ -106,14 +135,21 @@ class Emitter:
         Raises as `derived`.
         """
         children = self._handler.anchor.pair(left, left_rows, right, right_rows)
-        sends = self._send("", payload, children, times)
+        sends = self._send("", payload, children, times, routes)
         return PairEmission(sends, children.owed_left, children.owed_right)
 
     def roots(
         self, payload: pa.RecordBatch, roots: U64Array | None, times: I64Array | None = None, tag: str = ""
     ) -> RootEmission:
-        """Make the batches of rows that are new roots (uint64[n], None when off). Raises as `derived`."""
+        """Make the batches of rows that are new roots (uint64[n], None when off).
+
+        With fault tolerance off: raises `JobError` for what a partitioner function raises.
+        """
         anchor = self._handler.anchor
+        routes = self.ask(tag, payload)
+        failures = () if routes is None else routes.failures
+        if failures and roots is None:
+            self._handler.xor.fail(None, failures)
         children = anchor.of_roots(roots, payload.num_rows)
         columns: dict[int, I32Array] = {}
         sends: list[Send] = []
@@ -123,22 +159,30 @@ class Emitter:
                 selection = out.select(payload, children)
             else:
                 if column not in columns:
-                    columns[column] = out.routing(payload, children)
+                    chosen = None if routes is None else routes.selections.get(out.edge.number)
+                    columns[column] = out.routing(payload, children) if chosen is None else chosen
                 # By the twin: the original goes where its replay will, and the key is hashed once.
                 selection = out.select_stored(children, columns[column])
             if payload.num_rows:
                 sends.extend(out.send(payload, children, times, selection))
         key_hashes = np.stack([columns[column] for column in sorted(columns)], axis=1) if columns else None
-        return RootEmission(sends, children.owed, key_hashes, anchor.event_ids(roots))
+        if failures and roots is not None:
+            # They owe copies like all others, which nobody is to acknowledge.
+            sends = _without(sends, roots[[failure.row for failure in failures]])
+        return RootEmission(sends, children.owed, key_hashes, anchor.event_ids(roots), failures)
 
     def replayed(
         self, payload: pa.RecordBatch, anchors: Lineage | None, key_hashes: I32Array | None
     ) -> Emission:
         """Emit stored rows, each from the record of ``anchors`` beside it, where the replay twins say.
 
-        ``key_hashes`` are int32[n] or int32[n, k], as they were stored. For a `Replay`'s edges alone.
+        ``key_hashes`` are int32[n] or int32[n, k], as they were stored. For a `Replay`'s edges alone. A partitioner
+        function that raised when a record came from its source is asked again.
         Raises `CodecError` if an edge's routing values were not stored.
         """
+        failures: tuple[RowFailure, ...] = ()
+        if self._second_asking is not None:
+            key_hashes, failures = self._second_asking.ask(payload, key_hashes)
         rows = np.arange(payload.num_rows, dtype=np.int64)
         children = self._handler.anchor.derive(anchors, rows)
         sends: list[Send] = []
@@ -148,22 +192,43 @@ class Emitter:
             selection = out.select_stored(children, routing)
             if payload.num_rows:
                 sends.extend(out.send(payload, children, None, selection))
-        return Emission(sends, children.owed)
+        if failures and anchors is not None:
+            sends = _without(sends, anchors.roots[[failure.row for failure in failures]])
+        return Emission(sends, children.owed, failures)
 
     def mark(self, element: Watermark | Idle | EndOfStream) -> list[Send]:
         """Send a mark to all channels of all edges."""
         return [Send(channel, element) for out in self._edges for channel in out.channels]
 
     def _send(
-        self, tag: str, payload: pa.RecordBatch, children: Children, times: I64Array | None
+        self,
+        tag: str,
+        payload: pa.RecordBatch,
+        children: Children,
+        times: I64Array | None,
+        routes: Routes | None,
     ) -> list[Send]:
         if not payload.num_rows:
             return []
-        return [
-            send
-            for out in self._by_tag.get(tag, ())
-            for send in out.send(payload, children, times, out.select(payload, children))
-        ]
+        sends: list[Send] = []
+        for out in self._by_tag.get(tag, ()):
+            chosen = None if routes is None else routes.selections.get(out.edge.number)
+            selection = out.select(payload, children) if chosen is None else chosen
+            sends.extend(out.send(payload, children, times, selection))
+        return sends
+
+
+def _without(sends: list[Send], roots: U64Array) -> list[Send]:
+    """Leave out the rows of some roots. Rows of one root each, that is."""
+    kept: list[Send] = []
+    for send in sends:
+        batch = send.element
+        assert isinstance(batch, Batch)
+        assert batch.lineage is not None
+        rows = np.flatnonzero(~np.isin(batch.lineage.roots, roots))
+        if len(rows):
+            kept.append(send if len(rows) == batch.num_rows else Send(send.channel, taken(batch, rows)))
+    return kept
 
 
 def columns_of(key_hashes: I32Array) -> int:

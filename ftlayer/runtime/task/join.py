@@ -32,7 +32,7 @@ from ftlayer.runtime.task.join_buffer import (
     shifted,
 )
 from ftlayer.runtime.task.join_found import Found
-from ftlayer.runtime.task.join_pairs import Calls, pair_up
+from ftlayer.runtime.task.join_pairs import Calls, pair_up, without
 from ftlayer.runtime.task.join_past import PastRows
 from ftlayer.runtime.task.lineages import BoolArray, replayed
 from ftlayer.runtime.task.reports import reports
@@ -274,13 +274,18 @@ class JoinTask:
         their_records = records_in_form(others.payload, VALUES)
         calls = self._calls
         self._running = mine, calls.begun
-        if side == 0:
-            paired = pair_up(self._operator, my_records, my_places, their_records, theirs, calls)
-            mine_failed, theirs_failed = paired.failed_left, paired.failed_right
-        else:
-            paired = pair_up(self._operator, their_records, theirs, my_records, my_places, calls)
-            mine_failed, theirs_failed = paired.failed_right, paired.failed_left
+        lefts, lefts_of, rights, rights_of = my_records, my_places, their_records, theirs
+        if side == 1:
+            lefts, lefts_of, rights, rights_of = their_records, theirs, my_records, my_places
+        paired = pair_up(self._operator, lefts, lefts_of, rights, rights_of, calls)
         self._running = None
+        routes = self._emitter.ask("", paired.payload)
+        if routes is not None and routes.failures:
+            paired, kept = without(paired, lefts_of, rights_of, routes.failures)
+            routes = routes.keep(kept)
+        mine_failed, theirs_failed = paired.failed_left, paired.failed_right
+        if side == 1:
+            mine_failed, theirs_failed = theirs_failed, mine_failed
         for place, failure in mine_failed.items():
             row = int(my_rows[place])
             failures[row] = replace(failure, row=row)
@@ -293,15 +298,19 @@ class JoinTask:
         mine, theirs = mine[paired.pairs], theirs[paired.pairs]
         times = np.maximum(rows.times[mine], others.times[theirs])
         if past:
-            children = self._emitter.derived("", paired.payload, rows.lineage, mine, times)
+            children = self._emitter.derived("", paired.payload, rows.lineage, mine, times, routes)
             if rows.owed is not None:
                 np.bitwise_xor(rows.owed, children.owed, out=rows.owed)
             return list(children.sends)
         if side == 0:
-            emission = self._emitter.pairs(paired.payload, rows.lineage, mine, others.lineage, theirs, times)
+            emission = self._emitter.pairs(
+                paired.payload, rows.lineage, mine, others.lineage, theirs, times, routes
+            )
             owed, owed_by_others = emission.owed_left, emission.owed_right
         else:
-            emission = self._emitter.pairs(paired.payload, others.lineage, theirs, rows.lineage, mine, times)
+            emission = self._emitter.pairs(
+                paired.payload, others.lineage, theirs, rows.lineage, mine, times, routes
+            )
             owed, owed_by_others = emission.owed_right, emission.owed_left
         if rows.owed is not None:
             np.bitwise_xor(rows.owed, owed, out=rows.owed)

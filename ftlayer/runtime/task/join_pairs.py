@@ -113,5 +113,19 @@ def pair_up(
     return Paired(payload, kept, failed_left, failed_right)
 
 
+def without(
+    paired: Paired, left_of: I64Array, right_of: I64Array, failures: Sequence[RowFailure]
+) -> tuple[Paired, BoolArray]:
+    """Fail both records of some results (``row`` counts in them); return also which results are left."""
+    failed_left, failed_right = dict(paired.failed_left), dict(paired.failed_right)
+    for failure in failures:
+        pair = paired.pairs[failure.row]
+        failed_left.setdefault(int(left_of[pair]), failure)
+        failed_right.setdefault(int(right_of[pair]), failure)
+    kept = ~(_among(left_of[paired.pairs], failed_left) | _among(right_of[paired.pairs], failed_right))
+    payload = paired.payload.filter(pa.array(kept))
+    return Paired(payload, paired.pairs[kept], failed_left, failed_right), kept
+
+
 def _among(places: I64Array, failed: dict[int, RowFailure]) -> BoolArray:
     return np.isin(places, np.fromiter(failed, np.int64, len(failed)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +18,7 @@ from ftlayer.runtime.elements import EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.pipeline import Passed, Rows
+from ftlayer.runtime.task.routes import Routes
 from ftlayer.runtime.task.settle import NO_ROOTS, Done, SettleQueue
 from ftlayer.runtime.task.timer_roots import TimerRoots
 
@@ -69,16 +72,34 @@ class ChannelOutlet:
     def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
         xor = self._handler.xor
-        if passed.failures:
-            xor.fail(lineage, passed.failures)
+        outputs, failures = self._routed(passed)
+        if failures:
+            xor.fail(lineage, failures)
         actions: list[Action] = []
         owed = _NOTHING_OWED
-        for tag, rows in passed.outputs.items():
-            emission = self._emitter.derived(tag, rows.payload, lineage, rows.parents, rows.times)
+        for tag, (rows, routes) in outputs.items():
+            emission = self._emitter.derived(
+                tag, rows.payload, lineage, rows.parents, rows.times, routes=routes
+            )
             actions.extend(emission.sends)
             owed = owed ^ emission.owed
-        xor.settle(lineage, owed, unharmed(records, passed.failures))
+        xor.settle(lineage, owed, unharmed(records, failures))
         return actions
+
+    def _routed(self, passed: Passed) -> tuple[dict[str, tuple[Rows, Routes | None]], list[RowFailure]]:
+        """Ask where rows go, if users' functions say so; rows of a record for which one raises are left out."""
+        outputs = {tag: (rows, self._emitter.ask(tag, rows.payload)) for tag, rows in passed.outputs.items()}
+        refused: dict[int, RowFailure] = {}
+        for rows, routes in outputs.values():
+            for failure in () if routes is None else routes.failures:
+                record = int(rows.parents[failure.row])
+                refused.setdefault(record, replace(failure, row=record))
+        if not refused:
+            return outputs, passed.failures
+        for tag, (rows, routes) in outputs.items():
+            keep = ~np.isin(rows.parents, list(refused))
+            outputs[tag] = rows.keep(keep), None if routes is None else routes.keep(keep)
+        return outputs, [*passed.failures, *refused.values()]
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
         """See `Outlet.take_fired`."""
@@ -204,7 +225,7 @@ class SinkOutlet:
             self._handler.xor.settle(done.lineage, done.owed, done.records)
 
 
-def unharmed(records: int, failures: list[RowFailure]) -> I64Array | None:
+def unharmed(records: int, failures: Sequence[RowFailure]) -> I64Array | None:
     """Return which of so many records have no failure; None for all of them."""
     if not failures:
         return None

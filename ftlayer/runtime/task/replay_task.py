@@ -14,7 +14,6 @@ from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import Failure, Now, Records
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import (
-    Acknowledge,
     Action,
     AskReplays,
     FailRoots,
@@ -24,6 +23,8 @@ from ftlayer.runtime.actions import (
 )
 from ftlayer.runtime.elements import EndOfStream
 from ftlayer.runtime.task.emitter import Emitter, columns_of
+from ftlayer.runtime.task.outlet import unharmed
+from ftlayer.runtime.task.reports import reports
 from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.operators import Replay
 
@@ -165,10 +166,12 @@ class ReplayTask:
             lineage = Lineage(batch.roots, batch.roots, None, batch.origins)
             emission = self._emitter.replayed(batch.payload, lineage, batch.key_hashes)
             actions.extend(emission.sends)
-            self._handler.xor.settle(lineage, emission.owed)
-        events = self._handler.xor.events()
-        if events is not None:
-            actions.append(Acknowledge(events.roots, events.values, events.ids))
+            if emission.failures:
+                self._handler.xor.fail(lineage, emission.failures)
+            self._handler.xor.settle(
+                lineage, emission.owed, unharmed(batch.payload.num_rows, emission.failures)
+            )
+        actions.extend(reports(self._handler.xor))
         if failures:
             actions.append(FailRoots(tuple(failures)))
         return actions

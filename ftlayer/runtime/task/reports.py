@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.xor import XorHandler
+from ftlayer.layer.calls import Failure
+from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Acknowledge, Action, FailRoots
 
 
@@ -16,3 +21,10 @@ def reports(xor: XorHandler) -> list[Action]:
     if events is not None:
         actions.append(Acknowledge(events.roots, events.values, events.ids))
     return actions
+
+
+def failures_of(roots: U64Array, failures: Iterable[RowFailure]) -> tuple[Failure, ...]:
+    """Return failures of new roots; ``row`` counts in ``roots``."""
+    return tuple(
+        Failure(int(roots[it.row]), it.reason, it.operator, it.traceback, it.fatal) for it in failures
+    )

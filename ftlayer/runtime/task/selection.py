@@ -29,6 +29,7 @@ class OutEdge:
         edge: what it is in the graph.
         channels: those of this subtask, by receiver. A forward edge has one, to the subtask of the same number.
         selects: whether different rows go to different channels, so that a selection is needed.
+        receivers: the subtasks that the edge leads to.
     """
 
     def __init__(self, graph: JobGraph, edge: JobEdge, subtask: int) -> None:
@@ -38,7 +39,7 @@ class OutEdge:
         everywhere = isinstance(edge.partitioner, Broadcast | ReplayEverywhere)
         self.selects = len(self.channels) > 1 and not everywhere
         self._is_replay = isinstance(graph.vertex(edge.source).operators[0], Replay)
-        self._receivers = graph.vertex(edge.target).parallelism
+        self.receivers = graph.vertex(edge.target).parallelism
         self._subtask = subtask
         self._sent = 0
 
@@ -46,11 +47,11 @@ class OutEdge:
         """Ask the partitioner for the selection; None if it takes none."""
         if not self.selects:
             return None
-        return self._partitioner.select(self._outgoing(payload, children), self._receivers)
+        return self._partitioner.select(self._outgoing(payload, children), self.receivers)
 
     def routing(self, payload: pa.RecordBatch, children: Children) -> I32Array:
         """Return what is stored with each row for the partitioner's twin: int32[n]."""
-        numbers = self._partitioner.routing(self._outgoing(payload, children), self._receivers)
+        numbers = self._partitioner.routing(self._outgoing(payload, children), self.receivers)
         if numbers is None:
             raise ProtocolError(
                 f"edge {self.edge.number} has a routing column, and {self._partitioner} stores nothing"
@@ -62,7 +63,7 @@ class OutEdge:
         if not self.selects:
             return None
         stored = StoredRows(children.names(self.edge.number), routing)
-        return self._twin.select(stored, self._receivers)
+        return self._twin.select(stored, self.receivers)
 
     def send(
         self, payload: pa.RecordBatch, children: Children, times: I64Array | None, selection: I32Array | None
@@ -84,9 +85,9 @@ class OutEdge:
             return
         lineage = children.copies(edge.number, edge.target, selection)
         whole = Batch(payload, lineage, times)
-        for channel, rows in zip(self.channels, split_rows(selection, self._receivers), strict=True):
+        for channel, rows in zip(self.channels, split_rows(selection, self.receivers), strict=True):
             if len(rows):
-                yield Send(channel, whole if len(rows) == whole.num_rows else _taken(whole, rows))
+                yield Send(channel, whole if len(rows) == whole.num_rows else taken(whole, rows))
 
     def _outgoing(self, payload: pa.RecordBatch, children: Children) -> Outgoing:
         return Outgoing(payload, children.names(self.edge.number), self._subtask, self._sent)
@@ -113,7 +114,8 @@ def split_rows(selection: I32Array, channels: int) -> list[I64Array]:
     return [order[start:end] for start, end in pairwise(bounds)]
 
 
-def _taken(batch: Batch, rows: I64Array) -> Batch:
+def taken(batch: Batch, rows: I64Array) -> Batch:
+    """Return some of a batch's rows."""
     return Batch(
         pc.take(batch.payload, pa.array(rows), boundscheck=False),
         None if batch.lineage is None else batch.lineage.take(rows),

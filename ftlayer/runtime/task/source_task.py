@@ -9,12 +9,13 @@ import numpy as np
 
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.handler import Handler
-from ftlayer.layer.calls import Now
+from ftlayer.layer.calls import Failure, Now
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import Action, PersistRoots, Send, TaskEnded
+from ftlayer.runtime.actions import Action, FailRoots, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.elements import EndOfStream
 from ftlayer.runtime.task.contract import SourceRows
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.reports import failures_of
 from ftlayer.stream.job_graph import JobGraph
 
 
@@ -24,6 +25,7 @@ class _Unsent:
 
     roots: U64Array
     sends: list[Send]
+    failures: tuple[Failure, ...]
     accepted: bool = False
 
 
@@ -70,7 +72,7 @@ class SourceTask:
             position=rows.position,
             ids=emission.ids,
         )
-        self._unsent.append(_Unsent(roots, emission.sends))
+        self._unsent.append(_Unsent(roots, emission.sends, failures_of(roots, emission.failures)))
         self._publish()
         return [PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]
 
@@ -85,7 +87,10 @@ class SourceTask:
         self._unsent[place].accepted = True
         actions: list[Action] = []
         while self._unsent and self._unsent[0].accepted:
-            actions.extend(self._unsent.popleft().sends)
+            unsent = self._unsent.popleft()
+            actions.extend(unsent.sends)
+            if unsent.failures:
+                actions.append(FailRoots(unsent.failures))
             self._first_ticket += 1
         self._publish()
         return actions + self._ended()

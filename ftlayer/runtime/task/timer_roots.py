@@ -10,10 +10,12 @@ import pyarrow as pa
 
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.handler import Handler
+from ftlayer.layer.calls import Failure
 from ftlayer.records.ids import I64Array, U64Array
-from ftlayer.runtime.actions import Action, PersistRoots, Send
+from ftlayer.runtime.actions import Action, FailRoots, PersistRoots, Send
 from ftlayer.runtime.elements import EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.reports import failures_of
 from ftlayer.stream.job_graph import JobGraph
 
 Mark = Watermark | Idle | EndOfStream
@@ -24,6 +26,7 @@ class _Ticket:
     number: int
     roots: U64Array
     sends: list[Send]
+    failures: tuple[Failure, ...]
     accepted: bool = False
 
 
@@ -80,7 +83,7 @@ class TimerRoots:
             stream, payload, roots, emission.values, key_hashes=emission.key_hashes, ids=emission.ids
         )
         self._tickets += 1
-        ticket = _Ticket(self._tickets, roots, emission.sends)
+        ticket = _Ticket(self._tickets, roots, emission.sends, failures_of(roots, emission.failures))
         self._queue.append(ticket)
         self._out[ticket.number] = ticket
         self._publish()
@@ -106,6 +109,8 @@ class TimerRoots:
         ticket.accepted = True
         self._publish()
         actions: list[Action] = [*ticket.sends]
+        if ticket.failures:
+            actions.append(FailRoots(ticket.failures))
         while self._queue:
             head = self._queue[0]
             if isinstance(head, _Ticket):
