@@ -1,0 +1,98 @@
+"""Whether a checkpoint can be restored into a graph, and what of it no operator claims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ftlayer.checkpoint.snapshots import Checkpoint, OperatorInfo
+from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.runtime.task.key_schemas import key_schemas
+from ftlayer.stream.facts import inputs_of
+from ftlayer.stream.job_graph import JobGraph, JobVertex
+
+
+def operator_infos(graph: JobGraph) -> tuple[OperatorInfo, ...]:
+    """Describe all operators, chain by chain, each in the order in which records pass through it."""
+    return tuple(
+        OperatorInfo(
+            uid=operator.uid,
+            chain=vertex.uid,
+            kind=type(operator).__name__,
+            parallelism=vertex.parallelism,
+            keys=tuple(str(field.type) for field in keys.get(operator.uid, ())),
+        )
+        for vertex in graph.vertices
+        for keys in [key_schemas(vertex.operators, _inputs(graph, vertex))]
+        for operator in vertex.operators
+    )
+
+
+def check_fits(checkpoint: Checkpoint, graph: JobGraph) -> None:
+    """Raise `IncompatibleCheckpointError` for other key groups, too many subtasks, or keys of other types."""
+    name = named(checkpoint)
+    if checkpoint.max_parallelism != graph.max_parallelism:
+        raise IncompatibleCheckpointError(
+            f"{name} has {checkpoint.max_parallelism} key groups, and the job has {graph.max_parallelism}; "
+            f"set max_parallelism={checkpoint.max_parallelism}: it cannot change during a job's life"
+        )
+    for vertex in graph.vertices:
+        if vertex.parallelism > checkpoint.max_parallelism:
+            raise IncompatibleCheckpointError(
+                f"{vertex.uid!r} has parallelism {vertex.parallelism}, and {name} has "
+                f"{checkpoint.max_parallelism} key groups; lower the parallelism"
+            )
+    _check_keys(checkpoint, graph)
+
+
+def unclaimed(checkpoint: Checkpoint, graph: JobGraph) -> tuple[str, ...]:
+    """Say what belongs to operators that the graph has no more: one text for each kind of thing and operator."""
+    known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
+    found = {text: None for uid, text in _belongings(checkpoint) if uid not in known}
+    return tuple(found)
+
+
+def named(checkpoint: Checkpoint) -> str:
+    """Return the checkpoint's name for messages."""
+    where = f" at {checkpoint.location}" if checkpoint.location else ""
+    return f"{checkpoint.kind} {checkpoint.checkpoint}{where}"
+
+
+def _check_keys(checkpoint: Checkpoint, graph: JobGraph) -> None:
+    stateful = {
+        table.operator
+        for part in checkpoint.subtasks
+        if part.keyed is not None
+        for table in part.keyed.tables
+    }
+    before = {info.uid: info.keys for info in checkpoint.operators}
+    for info in operator_infos(graph):
+        keys = before.get(info.uid, info.keys)
+        if info.uid in stateful and keys != info.keys:
+            raise IncompatibleCheckpointError(
+                f"operator {info.uid!r} has state by a key of ({', '.join(keys)}) in {named(checkpoint)}, and its key "
+                f"is ({', '.join(info.keys) or 'none'}) now; state cannot move between keys: go back to the key it "
+                "had, or give the operator another uid and allow_unclaimed_state=True"
+            )
+
+
+def _belongings(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    """Yield (operator, what it has) for everything in the checkpoint."""
+    for part in checkpoint.subtasks:
+        for table in () if part.keyed is None else part.keyed.tables:
+            yield table.operator, f"keyed state {table.name!r} of operator {table.operator!r}"
+        for state in part.operators:
+            yield state.operator, f"operator state {state.name!r} of operator {state.operator!r}"
+        if part.positions:
+            yield part.uid, f"positions of source {part.uid!r}"
+        for committable in part.committables:
+            yield committable.sink, f"uncommitted rows of sink {committable.sink!r}"
+        for channel in part.channels:
+            # What is on its way belongs to who receives it.
+            yield channel.target, f"records on their way to operator {channel.target!r}"
+
+
+def _inputs(graph: JobGraph, vertex: JobVertex) -> list[pa.Schema]:
+    schemas = {edge.input: edge.schema for edge in graph.edges_into(vertex.uid)}
+    return [schemas[number] for number in range(inputs_of(vertex.operators[0]))]

@@ -1,0 +1,106 @@
+"""Records that an unaligned checkpoint has overtaken: which new subtask works them off, and on which channel."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from ftlayer.checkpoint.snapshots import ChannelState, Checkpoint, InFlight
+from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.partitioning.key_groups import HashByKeyGroup
+from ftlayer.partitioning.partitioners import Global, Rebalance, Shuffle
+from ftlayer.runtime.coordinator.compatibility import named
+from ftlayer.stream.job_graph import JobEdge, JobGraph
+
+KEEP_GROUPS = "groups"
+"""`InFlight.keep` for rows of the task's key groups alone."""
+
+
+class InFlightDealer:
+    """Deals them out. ``incoming[uid, subtask]`` and ``outgoing[uid, subtask]`` are in the order of each channel."""
+
+    def __init__(self, checkpoint: Checkpoint, graph: JobGraph) -> None:
+        """Raises `IncompatibleCheckpointError` naming the edge whose records cannot be dealt out.
+
+        Records for operators that the graph has no more are left out.
+        """
+        self.incoming: dict[tuple[str, int], list[InFlight]] = defaultdict(list)
+        self.outgoing: dict[tuple[str, int], list[InFlight]] = defaultdict(list)
+        self._checkpoint = checkpoint
+        self._graph = graph
+        self._parallelism = {info.chain: info.parallelism for info in checkpoint.operators}
+        # Records leave a chain from its last operator, to the first one of another.
+        self._last_of = {info.chain: info.uid for info in checkpoint.operators}
+        self._known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
+        for states in self._by_edge():
+            self._deal(states)
+
+    def _by_edge(self) -> Iterator[list[ChannelState]]:
+        """Yield the states of each edge: on each channel what had left its sender first."""
+        edges: dict[tuple[str, str, str, int], list[ChannelState]] = defaultdict(list)
+        for part in self._checkpoint.subtasks:
+            for state in part.channels:
+                edges[state.source, state.tag, state.target, state.input].append(state)
+        for states in edges.values():
+            yield sorted(states, key=lambda state: (state.sender, state.receiver, state.outgoing))
+
+    def _deal(self, states: Sequence[ChannelState]) -> None:
+        first = states[0]
+        if first.target not in self._known:
+            return
+        edge = self._edge_of(first)
+        senders = self._graph.vertex(edge.source).parallelism
+        receivers = self._graph.vertex(edge.target).parallelism
+        same_receivers = self._parallelism[first.target] == receivers
+        if same_receivers and self._parallelism[first.source] == senders:
+            self._as_they_were(edge, states)
+        elif same_receivers:
+            # Who sends has changed, not who receives.
+            for state in states:
+                self._put(edge, state, state.receiver)
+        elif isinstance(edge.partitioner, HashByKeyGroup):
+            for state in states:
+                for receiver in range(receivers):
+                    self._put(edge, state, receiver, KEEP_GROUPS)
+        elif isinstance(edge.partitioner, Global):
+            for state in states:
+                self._put(edge, state, 0)
+        elif isinstance(edge.partitioner, Rebalance | Shuffle):
+            channels = {(state.sender, state.receiver): None for state in states}
+            turn = {channel: number for number, channel in enumerate(channels)}
+            for state in states:
+                self._put(edge, state, turn[state.sender, state.receiver] % receivers)
+        else:
+            raise self._refusal(
+                first,
+                f"their channels ({type(edge.partitioner).__name__.lower()}) mean nothing at parallelism {receivers} "
+                f"instead of {self._parallelism[first.target]}",
+            )
+
+    def _as_they_were(self, edge: JobEdge, states: Sequence[ChannelState]) -> None:
+        for state in states:
+            part = InFlight(edge.number, state.sender, state)
+            if state.outgoing:
+                self.outgoing[edge.source, state.sender].append(part)
+            else:
+                self.incoming[edge.target, state.receiver].append(part)
+
+    def _put(self, edge: JobEdge, state: ChannelState, receiver: int, keep: str = "") -> None:
+        sender = state.sender % self._graph.vertex(edge.source).parallelism
+        self.incoming[edge.target, receiver].append(InFlight(edge.number, sender, state, keep))
+
+    def _edge_of(self, state: ChannelState) -> JobEdge:
+        """Return the edge between the same operators, which may be in chains that are cut otherwise."""
+        sender = self._last_of[state.source]
+        for edge in self._graph.edges:
+            last = self._graph.vertex(edge.source).operators[-1].uid
+            if (last, edge.tag, edge.target, edge.input) == (sender, state.tag, state.target, state.input):
+                return edge
+        raise self._refusal(state, "the job has no such stream between chains any more")
+
+    def _refusal(self, state: ChannelState, reason: str) -> IncompatibleCheckpointError:
+        return IncompatibleCheckpointError(
+            f"{named(self._checkpoint)} is unaligned, and holds records on their way from {state.source!r} to "
+            f"{state.target!r}: {reason}. Restore the job as it was, take a savepoint (which is aligned, and holds no "
+            "such records), and restore from that"
+        )

@@ -1,0 +1,140 @@
+"""What each slot begins with when a checkpoint is restored, at whatever parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ftlayer.checkpoint.snapshots import (
+    Checkpoint,
+    KeyedSnapshot,
+    OperatorState,
+    Redistribution,
+    Restore,
+    SubtaskRestore,
+)
+from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
+from ftlayer.partitioning.key_groups import groups_of
+from ftlayer.runtime.coordinator.compatibility import check_fits, named, unclaimed
+from ftlayer.runtime.coordinator.compatibility import operator_infos as operator_infos
+from ftlayer.runtime.coordinator.in_flight import InFlightDealer
+from ftlayer.stream.job_graph import JobGraph, JobVertex
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What is restored.
+
+    Attributes:
+        by_slot: for every slot, with every subtask in it.
+        dropped: what no operator claims, as texts; () unless that is allowed.
+    """
+
+    by_slot: dict[int, Restore]
+    dropped: tuple[str, ...]
+
+
+def restores(checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool) -> Assignment:
+    """Deal a checkpoint out to the slots of a graph with checkpoints.
+
+    Keyed state goes to whoever has its key group, by the uid of its operator; snapshots hold more than that, and are
+    to be filtered by group and operator. Of operator state each subtask gets its own where the parallelism is the
+    same; otherwise SPLIT items are dealt out round-robin, in their order.
+
+    Raises `IncompatibleCheckpointError`: see `check_fits` and `InFlightDealer`, and for state that no operator claims
+    unless ``allow_unclaimed``. `CheckpointDamagedError` if two subtasks differ about a source's position.
+    """
+    check_fits(checkpoint, graph)
+    dropped = unclaimed(checkpoint, graph)
+    if dropped and not allow_unclaimed:
+        raise IncompatibleCheckpointError(
+            f"{named(checkpoint)} holds what no operator of the job claims: {', '.join(dropped)}. Give the operators "
+            "the uids they had, or drop it with allow_unclaimed_state=True"
+        )
+    in_flight = InFlightDealer(checkpoint, graph)
+    subtasks = {
+        (vertex.uid, subtask): SubtaskRestore(
+            uid=vertex.uid,
+            subtask=subtask,
+            keyed=_keyed(checkpoint, graph, vertex, subtask),
+            operators=_operator_states(checkpoint, vertex, subtask),
+            positions=_positions(checkpoint, vertex),
+            in_flight=tuple(in_flight.incoming[vertex.uid, subtask]),
+            outgoing=tuple(in_flight.outgoing[vertex.uid, subtask]),
+        )
+        for vertex in graph.vertices
+        for subtask in range(vertex.parallelism)
+    }
+    by_slot = {
+        slot: Restore(
+            checkpoint.checkpoint,
+            checkpoint.location,
+            tuple(subtasks[each] for each in graph.subtasks_in(slot)),
+        )
+        for slot in range(graph.slots)
+    }
+    return Assignment(by_slot, dropped)
+
+
+def _keyed(
+    checkpoint: Checkpoint, graph: JobGraph, vertex: JobVertex, subtask: int
+) -> tuple[KeyedSnapshot, ...]:
+    groups = groups_of(subtask, vertex.parallelism, graph.max_parallelism)
+    uids = {operator.uid for operator in vertex.operators}
+    return tuple(
+        part.keyed
+        for part in checkpoint.subtasks
+        if part.keyed is not None
+        and part.keyed.first_group < groups.stop
+        and part.keyed.end_group > groups.start
+        and any(table.operator in uids for table in part.keyed.tables)
+    )
+
+
+def _operator_states(checkpoint: Checkpoint, vertex: JobVertex, subtask: int) -> tuple[OperatorState, ...]:
+    """Return what the subtask gets of the operator state of its chain's operators, by operator and name."""
+    found: dict[tuple[str, str], dict[int, OperatorState]] = {}
+    for part in checkpoint.subtasks:
+        for state in part.operators:
+            found.setdefault((state.operator, state.name), {})[part.subtask] = state
+    before = {info.uid: info.parallelism for info in checkpoint.operators}
+    return tuple(
+        mine
+        for operator in vertex.operators
+        for (uid, _), states in sorted(found.items())
+        if uid == operator.uid
+        for mine in [_share(states, before.get(uid), subtask, vertex.parallelism)]
+        if mine.items
+    )
+
+
+def _share(states: dict[int, OperatorState], before: int | None, subtask: int, parallelism: int) -> OperatorState:
+    """Return one subtask's share of a state that ``before`` subtasks had."""
+    in_order = [states[number] for number in sorted(states)]
+    like = in_order[0]
+    items: Sequence[bytes]
+    if like.redistribution is Redistribution.BROADCAST:
+        # All have the same.
+        items = in_order[subtask % len(in_order)].items
+    elif like.redistribution is Redistribution.UNION:
+        items = [item for state in in_order for item in state.items]
+    elif before == parallelism:
+        items = states[subtask].items if subtask in states else ()
+    else:
+        items = [item for state in in_order for item in state.items][subtask::parallelism]
+    return OperatorState(like.operator, like.name, like.redistribution, tuple(items))
+
+
+def _positions(checkpoint: Checkpoint, vertex: JobVertex) -> dict[str, bytes]:
+    """Return the positions of all partitions of a chain that is a source."""
+    merged: dict[str, bytes] = {}
+    for part in checkpoint.subtasks:
+        if part.uid != vertex.uid:
+            continue
+        for partition, position in part.positions.items():
+            if merged.setdefault(partition, position) != position:
+                raise CheckpointDamagedError(
+                    f"{named(checkpoint)}: two subtasks of source {vertex.uid!r} say otherwise of where partition "
+                    f"{partition!r} is"
+                )
+    return merged
