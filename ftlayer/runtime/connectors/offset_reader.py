@@ -53,6 +53,13 @@ class SimpleSplit:
     rows: list[Any] | None
 
 
+def without_rows(split: Any) -> Any:
+    """Return what a split is kept as: rows that were read ahead are read again."""
+    if isinstance(split, SimpleSplit) and split.rows is not None:
+        return SimpleSplit(split.start, split.end, None)
+    return split
+
+
 def offset_reader(source: str, reader: Any) -> OffsetReader:
     """Return the face of ``reader``; `ConfigError` if it is no stream reader."""
     from pyspark.sql.datasource import DataSourceStreamReader, SimpleDataSourceStreamReader

@@ -6,10 +6,12 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
+from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
+from ftlayer.runtime.coordinator.checkpointed_planner import CheckpointedReaderPlanner
 from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
 from ftlayer.runtime.coordinator.reader_planner import ReaderPlanner
 from ftlayer.runtime.messages import AssignSplits, SplitDone
@@ -20,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class Planners:
-    """One `ReaderPlanner` for each reader source of a graph. Methods return at once, save `close`."""
+    """One `ReaderPlanner` for each reader source of a graph. Methods return at once, save `close`.
+
+    In a graph with checkpoints nothing is planned before `restore`.
+    """
 
     def __init__(
         self,
@@ -33,22 +38,37 @@ class Planners:
         failed: Callable[[FTLayerError], None],
         stop_at_latest: bool = False,
     ) -> None:
-        """``failed`` is told of the error of a reader that the strategy has given up."""
+        """``failed`` is told of the error of a reader that the strategy has given up.
+
+        ``key`` is the job's; in a graph with checkpoints `CheckpointPlan.key`, which slots have to open splits with.
+        """
         self._failed = failed
         self._closed = threading.Event()
         self._parallelism: dict[str, int] = {}
         self._planners: dict[str, ReaderPlanner] = {}
         self._restarts: dict[str, RestartStrategy] = {}
+        self._checkpointed: dict[str, CheckpointedReaderPlanner] = {}
         for source in graph.sources():
-            if isinstance(source.connector, ReaderSource):
-                stream = graph.stream_of(source.uid)
-                self._parallelism[source.uid] = graph.vertex(source.uid).parallelism
-                self._restarts[source.uid] = copy.deepcopy(restart)
-                self._planners[source.uid] = ReaderPlanner(
+            if not isinstance(source.connector, ReaderSource):
+                continue
+            uid = source.uid
+            parallelism = self._parallelism[uid] = graph.vertex(uid).parallelism
+            self._restarts[uid] = copy.deepcopy(restart)
+            if graph.checkpointed:
+                self._planners[uid] = self._checkpointed[uid] = CheckpointedReaderPlanner(
                     source,
-                    self._parallelism[source.uid],
+                    parallelism,
                     key=key,
-                    positions=_positions(vertex, stream),
+                    send=send,
+                    failed=self._reader_failed,
+                    stop_at_latest=stop_at_latest,
+                )
+            else:
+                self._planners[uid] = ReaderPlanner(
+                    source,
+                    parallelism,
+                    key=key,
+                    positions=_positions(vertex, graph.stream_of(uid)),
                     send=send,
                     failed=self._reader_failed,
                     stop_at_latest=stop_at_latest,
@@ -88,6 +108,42 @@ class Planners:
         for planner in self._planners.values():
             planner.close()
 
+    # ------------------------------------------------------------ checkpoints
+
+    def restore(self, checkpoint: Checkpoint | None, slots: Collection[int]) -> None:
+        """Go back to a checkpoint (None: to the begin) with the sources of a region of ``slots``.
+
+        To be called behind `slot_down` of all of them, and before the event that leads to their deployment is in the
+        coordinator's queue: what was sent before may lie there still, and must find them down.
+        """
+        for uid, planner in self._checkpointed.items():
+            if not slots or min(slots) >= self._parallelism[uid]:
+                continue
+            if checkpoint is None:
+                planner.restore({}, None)
+            else:
+                planner.restore(_positions_in(checkpoint.subtasks, uid), checkpoint.sources.get(uid))
+
+    def under_way(self, checkpoints: Collection[int]) -> None:
+        """These checkpoints are under way: to be told with every change, before a new one's barrier is sent.
+
+        From these on it is known what none of them needs any more; nothing is forgotten before the first call.
+        """
+        for planner in self._checkpointed.values():
+            planner.under_way(checkpoints)
+
+    def capture(self, subtasks: Iterable[SubtaskSnapshot]) -> dict[str, bytes]:
+        """Return `Checkpoint.sources` for a checkpoint that is under way, and has these parts."""
+        parts = tuple(subtasks)
+        return {
+            uid: planner.capture(_positions_in(parts, uid)) for uid, planner in self._checkpointed.items()
+        }
+
+    def completed(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is complete, and what the job would be restored from: readers may forget what it has read."""
+        for uid, planner in self._checkpointed.items():
+            planner.completed(checkpoint.sources.get(uid))
+
     def _reader_failed(self, uid: str, error: FTLayerError) -> None:
         """Called by the planner's thread, its last deed."""
         pause_ms = self._restarts[uid].on_failure(time.monotonic_ns() // 1_000_000)
@@ -97,6 +153,15 @@ class Planners:
         logger.warning("%s; it is started again in %d ms", error, pause_ms)
         if not self._closed.wait(pause_ms / 1_000):
             self._planners[uid].start()
+
+
+def _positions_in(parts: Iterable[SubtaskSnapshot], uid: str) -> dict[str, bytes]:
+    return {
+        partition: position
+        for part in parts
+        if part.uid == uid
+        for partition, position in part.positions.items()
+    }
 
 
 def _positions(vertex: JobVertexCalls | None, stream: str) -> Callable[[], dict[str, bytes]]:

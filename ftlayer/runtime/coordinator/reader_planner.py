@@ -50,7 +50,11 @@ class _Close:
     pass
 
 
-_Event = _SlotUp | _SlotDown | SplitDone | _Drain | _Close
+class PlannerEvent:
+    """What a planner of another kind is told beside all this."""
+
+
+_Event = _SlotUp | _SlotDown | SplitDone | _Drain | _Close | PlannerEvent
 
 
 class ReaderPlanner:
@@ -108,8 +112,10 @@ class ReaderPlanner:
         self._number = 0
         self._at: str | None = None
         self._target: str | None = None
+        self._knows_target = False
         self._uncommitted = False
-        self._over = False
+        self._draining = False
+        self._ended = False
         self._closed = False
         self._pause_ms = 0
         # Kept until it is handled: a failure on the way must not lose it.
@@ -183,13 +189,20 @@ class ReaderPlanner:
             self._begin(self._reader)
         elif self._core.reading:
             self._handle_next(None)
-        elif self._uncommitted:
-            self._reader.commit(self._at)
-            self._uncommitted = False
-        elif self._over:
+        elif self._does_more(self._reader, self._at):
+            pass
+        elif self._draining or self._ended:
             self._handle_next(None)
         elif not self._handle_next(self._pause_ms):
             self._plan_next(self._reader)
+
+    def _does_more(self, reader: OffsetReader, at: str) -> bool:
+        """Do what is to be done first when a range is complete; return whether there was anything."""
+        if not self._uncommitted:
+            return False
+        reader.commit(at)
+        self._uncommitted = False
+        return True
 
     def _handle_next(self, wait_ms: int | None) -> bool:
         """Handle the next event; return False if none comes within ``wait_ms`` (None: wait for one)."""
@@ -207,11 +220,11 @@ class ReaderPlanner:
             case SplitDone():
                 self._core.split_done(event)
             case _SlotUp(subtask):
-                self._send_all(self._core.slot_up(subtask, self._progress()))
+                self._send_all(self._core.slot_up(subtask, self._progress_now()))
             case _SlotDown(subtask):
                 self._core.slot_down(subtask)
             case _Drain():
-                self._over = True
+                self._draining = True
             case _Close():
                 self._closed = True
 
@@ -225,8 +238,7 @@ class ReaderPlanner:
         else:
             at = progress.end
             reopened = None if progress.complete else self._reopened(reader, progress)
-        if self._stop_at_latest and not reader.prepare_to_stop():
-            self._target = reader.latest(at, all_of_it=True)
+        self._find_target(reader, at)
         self._at = at
         self._pause_ms = 0
         self._number = 0 if progress is None else progress.number
@@ -234,6 +246,13 @@ class ReaderPlanner:
         if reopened is not None:
             self._number = reopened.number
             self._send_all(self._core.open(reopened, progress))
+
+    def _find_target(self, reader: OffsetReader, at: str) -> None:
+        """Find out where the source ends, the first time alone."""
+        if self._stop_at_latest and not self._knows_target:
+            if not reader.prepare_to_stop():
+                self._target = reader.latest(at, all_of_it=True)
+            self._knows_target = True
 
     def _reopened(self, reader: OffsetReader, progress: RangeProgress) -> PlannedRange:
         """Plan the open range again."""
@@ -263,18 +282,30 @@ class ReaderPlanner:
             planned = self._planned(self._number + 1, start, end, splits, digest_of(splits))
             self._number = planned.number
             self._pause_ms = 0
-            self._uncommitted = True
+            self._opened(planned, splits)
             self._send_all(self._core.open(planned, None))
         elif self._stop_at_latest and end == start:
             self._send_all(self._core.end())
-            self._over = True
+            self._ended = True
         else:
             self._pause_ms = min(MAX_POLL_MS, max(POLL_MS, 2 * self._pause_ms))
+            self._moved(end)
         self._at = end
+
+    def _opened(self, planned: PlannedRange, splits: list[Any]) -> None:
+        """A range with these splits is going to be read."""
+        self._uncommitted = True
+
+    def _moved(self, end: str) -> None:
+        """There is nothing to read up to ``end``."""
 
     def _planned(self, number: int, start: str, end: str, splits: list[Any], digest: bytes) -> PlannedRange:
         payloads = tuple(seal(split, self._key) for split in splits)
         return PlannedRange(number, start, end, digest, payloads)
+
+    def _progress_now(self) -> RangeProgress | None:
+        """Return how far the open range was read by instances that are gone."""
+        return self._progress()
 
     def _progress(self) -> RangeProgress | None:
         return progress_of(self._uid, self._positions())

@@ -41,6 +41,21 @@ class SplitPlanner:
         """Whether a range is open and not all of its splits are done."""
         return self._range is not None and len(self._done) < len(self._range.payloads)
 
+    @property
+    def range(self) -> PlannedRange | None:
+        """The range that was opened last; None for none yet."""
+        return self._range
+
+    def is_up(self, split: int) -> bool:
+        """Whether the subtask runs that reads the splits of this number."""
+        return split % self._parallelism in self._up
+
+    def restart(self) -> None:
+        """Forget the ranges and their end. The subtasks stay as they are: down, if they start again."""
+        self._range = None
+        self._done = set()
+        self._ended = False
+
     def open(self, planned: PlannedRange, progress: RangeProgress | None) -> list[AssignSplits]:
         """Open a range, the one before being complete; ``progress`` is what the vertex knows of it."""
         assert not self.reading, f"range {self._range} of {self._source!r} is still read"
