@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import FailException, FTLayerError
 from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LAST_WATERMARK_MS",
+    "CheckpointConfig",
+    "CheckpointingMode",
     "CoProcessFunction",
     "Context",
     "ExponentialDelay",
@@ -34,6 +37,7 @@ __all__ = [
     "NoRestart",
     "ProcessFunction",
     "PushSource",
+    "Retention",
     "StreamEnvironment",
     "StreamOptions",
     "TopologyOptions",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import FTStatus, TopologyOptions, is_loopback
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.layer.calls import StreamOptions
@@ -18,6 +19,7 @@ from ftlayer.restart import ExponentialDelay, RestartStrategy
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.job import Job, JobParts
 from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
+from ftlayer.runtime.coordinator.opening import LATEST, open_checkpoints
 from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.coordinator.progress import follow
 from ftlayer.runtime.coordinator.spark_checks import (
@@ -29,7 +31,7 @@ from ftlayer.runtime.coordinator.spark_checks import (
     taken_task_slots,
 )
 from ftlayer.runtime.coordinator.submit import SlotRunner, SlotSubmitter
-from ftlayer.runtime.order import Door, SlotOrder
+from ftlayer.runtime.order import CheckpointPlan, Door, SlotOrder
 from ftlayer.runtime.sealed import KEY_BYTES
 from ftlayer.service.client import VertexClient
 from ftlayer.stream.builder import GraphBuilder
@@ -52,7 +54,7 @@ def default_restart() -> RestartStrategy:
 
 
 class StreamEnvironment:
-    """A topology of long-lived Python operators in a Spark session, tracked by an `FTLayer`.
+    """A topology of long-lived Python operators in a Spark session, tracked by an `FTLayer` or with checkpoints.
 
     Several environments may run in one session at a time, beside ordinary jobs. Their names have to differ: a
     topology's records and positions are filed under its name in the vertex, and the next start of the same name
@@ -62,32 +64,41 @@ class StreamEnvironment:
     def __init__(
         self,
         spark: Any,
-        layer: FTLayer,
+        layer: FTLayer | None = None,
         *,
         name: str,
         parallelism: int = 1,
         restart: RestartStrategy | None = None,
         options: TopologyOptions | None = None,
+        checkpointing: CheckpointConfig | None = None,
     ) -> None:
         """Begin an empty topology; starts nothing.
 
         Args:
             spark: the session that its slots run in, classic or Spark Connect.
-            layer: the vertex that tracks its records; with `FTStatus.OFF` nothing is tracked, and the loss of a
-                slot ends the job.
+            layer: acker mode: the vertex that tracks its records; with `FTStatus.OFF` nothing is tracked, and the
+                loss of a slot ends the job.
             name: of the topology; keep it over restarts.
             parallelism: of operators that have none of their own. The highest one is the number of task slots that
                 the job holds.
             restart: what becomes of a slot that is lost; see `default_restart`.
             options: batching, credits, heartbeats.
+            checkpointing: barrier mode: its options. Either this or ``layer``.
 
         Raises `ConfigError`.
         """
+        if (layer is None) == (checkpointing is None):
+            raise ConfigError(
+                "layer, checkpointing: give one of them: layer=FTLayer.embedded(…) follows every record (acker mode), "
+                "checkpointing=CheckpointConfig(…) takes snapshots of all state (barrier mode)"
+            )
         self._spark = spark
         self._layer = layer
+        self._checkpointing = checkpointing
         self._restart = restart
         self._options = TopologyOptions() if options is None else options
-        self._builder = GraphBuilder(name, parallelism=parallelism, status=layer.status)
+        status = FTStatus.OFF if layer is None else layer.status
+        self._builder = GraphBuilder(name, parallelism=parallelism, status=status)
 
     @property
     def name(self) -> str:
@@ -113,7 +124,11 @@ class StreamEnvironment:
 
     def job_graph(self) -> JobGraph:
         """Return what will run; raises where the topology could not be tracked, naming the operators."""
-        return job_graph(self._builder.build(), self._layer.status, self._layer.stream_options)
+        graph = self._builder.build()
+        if self._checkpointing is not None:
+            return job_graph(graph, max_parallelism=self._checkpointing.max_parallelism)
+        assert self._layer is not None
+        return job_graph(graph, self._layer.status, self._layer.stream_options)
 
     def explain(self) -> str:
         """Return the topology in words: its chains, how records get from one to the next, where the vertex comes in."""
@@ -129,44 +144,56 @@ class StreamEnvironment:
 
     # ------------------------------------------------------------ running it
 
-    def execute(self, *, stop_at_latest: bool = False) -> Job:
+    def execute(self, *, stop_at_latest: bool = False, restore_from: str | None = None) -> Job:
         """Run the topology to its end, with a line of progress; Ctrl-C cancels it.
 
         Arguments and errors as `execute_async`; also raises what the job fails with.
         """
-        return follow(self.execute_async(stop_at_latest=stop_at_latest))
+        return follow(self.execute_async(stop_at_latest=stop_at_latest, restore_from=restore_from))
 
-    def execute_async(self, *, stop_at_latest: bool = False) -> Job:
+    def execute_async(self, *, stop_at_latest: bool = False, restore_from: str | None = None) -> Job:
         """Start the topology and return its handle; it runs in threads of this process and slots of the session.
 
-        What an earlier run of the same name left pending is replayed first.
+        In acker mode, what an earlier run of the same name left pending is replayed first.
 
         Args:
             stop_at_latest: readers end at the offset that is their latest now, so that the job ends.
+            restore_from: barrier mode: begin with this checkpoint or savepoint, the path or URL of its directory;
+                `LATEST`: with the latest one of this topology in ``directory``, if there is any. It is left as it
+                is, whatever becomes of the job.
 
         Raises:
             InvalidTopologyError: the topology cannot be tracked, or cannot be sent to the slots; names the operator.
             ConfigError: the session cannot run slots, or a topology of this name runs already.
             JobStartError: there are too few task slots, or the driver cannot be reached.
             VertexError: the vertex does not answer.
+            CheckpointError: there is nothing to restore from there, it is damaged, or it does not fit the topology.
         """
+        if restore_from is not None and self._checkpointing is None:
+            raise ConfigError(
+                "restore_from: there are checkpoints in barrier mode alone; give checkpointing=…"
+            )
         graph = self.job_graph()
         check_session(self._spark)
         taken = taken_task_slots()
         taken.take(graph.name, graph.slots)
         try:
-            return self._start(graph, stop_at_latest)
+            return self._start(graph, stop_at_latest, restore_from)
         except BaseException:
             taken.give_back(graph.name)
             raise
 
-    def _start(self, graph: JobGraph, stop_at_latest: bool) -> Job:
+    def _start(self, graph: JobGraph, stop_at_latest: bool, restore_from: str | None) -> Job:
         check_task_slots(self._spark, graph.slots, graph.name)
         place = place_of(self._spark)
-        client = self._layer.client_for(self._spark) if self._layer.status is FTStatus.ON else None
+        tracked = self._layer is not None and self._layer.status is FTStatus.ON
+        client = self._layer.client_for(self._spark) if self._layer is not None and tracked else None
         vertex = None if client is None else JobVertexCalls(client, dict(graph.options))
         job = Job(f"{graph.name}-{uuid.uuid4().hex[:12]}")
-        server, order = self._open_door(job, graph, place, client)
+        checkpoints = plan = None
+        if self._checkpointing is not None:
+            checkpoints, plan = open_checkpoints(graph, self._checkpointing, job.job, restore_from)
+        server, order = self._open_door(job, graph, place, client, plan)
         try:
             runner = SlotRunner(pickled_order(order))
             if vertex is not None:
@@ -179,7 +206,7 @@ class StreamEnvironment:
         planners = Planners(
             graph,
             vertex,
-            order.key,
+            order.key if plan is None else plan.key,
             restart,
             send=job.send_splits,
             failed=job.broken,
@@ -195,12 +222,18 @@ class StreamEnvironment:
                 vertex,
                 planners,
                 on_over=lambda: taken_task_slots().give_back(graph.name),
+                checkpoints=checkpoints,
             )
         )
         return job
 
     def _open_door(
-        self, job: Job, graph: JobGraph, place: Place, client: VertexClient | None
+        self,
+        job: Job,
+        graph: JobGraph,
+        place: Place,
+        client: VertexClient | None,
+        checkpoints: CheckpointPlan | None,
     ) -> tuple[ControlServer, SlotOrder]:
         """Listen for slots, and return what the first one has to know."""
         token = secrets.token_urlsafe(32)
@@ -245,6 +278,7 @@ class StreamEnvironment:
             tls_cert=None if certificate is None else certificate[0],
             tls_key=None if certificate is None else certificate[1],
             key=os.urandom(KEY_BYTES),
+            checkpoints=checkpoints,
         )
 
 
@@ -258,4 +292,4 @@ def _check_reachable(place: Place, client: VertexClient) -> None:
         )
 
 
-__all__ = ["StreamEnvironment", "default_restart"]
+__all__ = ["LATEST", "StreamEnvironment", "default_restart"]

@@ -30,5 +30,13 @@ def unseal(sealed: bytes, key: bytes) -> Any:
     return cloudpickle.loads(pickled)
 
 
+def reseal(sealed: bytes, old: bytes, new: bytes) -> bytes:
+    """Return what was sealed with ``old`` as sealed with ``new``; `UnauthorizedError` if it was not."""
+    mac, pickled = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
+    if not hmac.compare_digest(mac, _mac(pickled, old)):
+        raise UnauthorizedError("a message of a checkpoint was not sealed by the key of its job")
+    return _mac(pickled, new) + pickled
+
+
 def _mac(pickled: bytes, key: bytes) -> bytes:
     return hmac.new(key, pickled, hashlib.sha256).digest()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FTLayerError, SlotLostError
+from ftlayer.errors import FTLayerError, SlotLostError, error_for_code
 from ftlayer.restart import FixedDelay, RestartStrategy
 from ftlayer.runtime.coordinator.crew import Crew
 from ftlayer.runtime.coordinator.events import (
@@ -197,6 +197,8 @@ class BarrierJobCore:
         match message:
             case Heartbeat():
                 slot.heartbeat = message
+            case SlotFailed(code=code) if code:
+                self._fail(error_for_code(code)(message.reason), now_ms)
             case SlotFailed(lasting=True) if self.restarts == 0:
                 self._fail(never_works(slot.number, message), now_ms)
             case SlotFailed():

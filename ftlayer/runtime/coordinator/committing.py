@@ -7,14 +7,32 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import Checkpoint, Committable, SubtaskSnapshot
 from ftlayer.errors import CommitFailedError, IncompatibleCheckpointError, UnauthorizedError
 from ftlayer.functions.conversion import text_of
-from ftlayer.runtime.sealed import unseal
+from ftlayer.runtime.coordinator.range_log import reseal_captured
+from ftlayer.runtime.sealed import reseal, unseal
 from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.operators import Sink, WriterSink
 
 logger = logging.getLogger(__name__)
+
+
+def resealed(checkpoint: Checkpoint, old: bytes, new: bytes) -> Checkpoint:
+    """Return a checkpoint that was taken with the key ``old`` as one of a job whose key is ``new``.
+
+    Raises `UnauthorizedError` for a message, or a split of a source, that was not sealed with the old one.
+    """
+
+    def with_new(part: SubtaskSnapshot) -> SubtaskSnapshot:
+        messages = (replace(each, message=reseal(each.message, old, new)) for each in part.committables)
+        return replace(part, committables=tuple(messages))
+
+    return replace(
+        checkpoint,
+        subtasks=tuple(map(with_new, checkpoint.subtasks)),
+        sources={uid: reseal_captured(packed, old, new) for uid, packed in checkpoint.sources.items()},
+    )
 
 
 class Committer:
@@ -23,8 +41,9 @@ class Committer:
     A writer's ``commit(messages, checkpoint)`` is called once a checkpoint is complete, with the messages of all
     subtasks, subtask by subtask, and not at all if there are none. It is called again, with the same messages and the
     same id, if it raised, and on every restore of that checkpoint, since nobody knows whether it had come to its end.
-    So it has to be idempotent: by the messages (a name or number in each that is unique), or by the id, which belongs
-    to one checkpoint of a job and of what was restored from it, but begins at 1 again for a job that is started afresh.
+    So it has to be idempotent: best by the messages (something unique in each). By the id alone will do where a job
+    always goes on from its latest checkpoint: ids begin at 1 again for one that is started afresh, and what a savepoint
+    holds is committed under another id if the job goes on behind it.
 
     A message is in two checkpoints if the second one was begun before the first one was committed. That it is
     committed under one id alone takes an order: checkpoint n is committed, then n+1 goes through `uncommitted`, and
@@ -46,15 +65,19 @@ class Committer:
         }
         self._writers: dict[str, Any] = {}
         self._committed = 0
+        # In what was published, or may have been, and not committed: a savepoint has messages that others go on with.
+        self._held: set[Committable] = set()
 
     def uncommitted(self, subtasks: Iterable[SubtaskSnapshot]) -> tuple[SubtaskSnapshot, ...]:
-        """Return the snapshots without the messages that `commit` has committed; see the class."""
-        return tuple(
+        """Return the snapshots without the messages that `commit` has committed, to be published; see the class."""
+        found = tuple(
             replace(subtask, committables=tuple(filter(self._is_open, subtask.committables)))
             if subtask.committables
             else subtask
             for subtask in subtasks
         )
+        self._held.update(committable for subtask in found for committable in subtask.committables)
+        return found
 
     def commit(self, checkpoint: int, subtasks: Iterable[SubtaskSnapshot]) -> None:
         """Commit what a completed (or restored) checkpoint holds, but for what this object has committed before.
@@ -82,18 +105,22 @@ class Committer:
                     f"{type(error).__name__}: {text_of(error)}"
                 ) from error
         self._committed = max(self._committed, checkpoint)
+        self._held = set(filter(self._is_open, self._held))
 
     def abort(self, subtasks: Iterable[SubtaskSnapshot]) -> None:
         """Abort what no checkpoint holds, and none will: parts of checkpoints that were under way at a restart.
 
-        (What was written for one that was given up goes into the next one, unless its subtask starts again.) The
-        subtask may have aborted it itself. What a writer raises is logged.
+        (What was written for one that was given up goes into the next one, unless its subtask starts again.) What
+        went through `uncommitted` is left alone, and what is committed. The subtask may have aborted it itself. What a
+        writer raises is logged.
         """
         for sink, committables in self._by_sink(subtasks).items():
             if sink not in self._connectors:
                 continue
             by_checkpoint: dict[int, list[bytes]] = {}
             for committable in committables:
+                if committable in self._held:
+                    continue
                 by_checkpoint.setdefault(committable.checkpoint, []).append(committable.message)
             for checkpoint, sealed in by_checkpoint.items():
                 try:

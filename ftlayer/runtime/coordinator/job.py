@@ -7,12 +7,20 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
+from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from ftlayer.checkpoint.coordinator.decisions import Decision as CheckpointDecision
+from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
+from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FTLayerError, JobError, VertexError
-from ftlayer.layer.calls import StreamStatus, StreamStatusCall
+from ftlayer.errors import CheckpointError, ConfigError, FTLayerError, JobError, VertexError
+from ftlayer.layer.calls import Now, StreamStatus, StreamStatusCall
 from ftlayer.restart import RestartStrategy
+from ftlayer.runtime.coordinator.barrier_core import BarrierJobCore
+from ftlayer.runtime.coordinator.checkpointing import CheckpointParts, JobCheckpoints
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.core import CoordinatorCore
 from ftlayer.runtime.coordinator.events import (
@@ -28,8 +36,10 @@ from ftlayer.runtime.coordinator.events import (
     Event,
     JobState,
     Over,
+    PrepareRestore,
     RecallDone,
     RecallStreams,
+    RegionDeployed,
     Said,
     SendTo,
     SlotDown,
@@ -44,9 +54,18 @@ from ftlayer.runtime.coordinator.job_status import ChainStatus, JobStatus, SlotS
 from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
 from ftlayer.runtime.coordinator.meter import Meter
 from ftlayer.runtime.coordinator.planners import Planners
+from ftlayer.runtime.coordinator.regions import regions_of
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 from ftlayer.runtime.coordinator.submit import SlotSubmitter
-from ftlayer.runtime.messages import AssignSplits, FromSlot, Heartbeat, SlotEnded, SplitDone
+from ftlayer.runtime.messages import (
+    AssignSplits,
+    FromSlot,
+    Heartbeat,
+    SlotEnded,
+    SlotFailed,
+    SplitDone,
+    ToSlot,
+)
 from ftlayer.stream.job_graph import JobGraph
 
 # How long the coordinator waits for an event before it looks at the time.
@@ -54,6 +73,15 @@ TICK_S = 0.05
 STATUS_DEADLINE_MS = 5_000
 
 logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Later:
+    """Something to be done in the job's thread."""
+
+    work: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -72,6 +100,7 @@ class JobParts:
     vertex: JobVertexCalls | None
     planners: Planners
     on_over: Callable[[], None]
+    checkpoints: CheckpointParts | None = None
 
 
 class Job:
@@ -79,11 +108,12 @@ class Job:
 
     def __init__(self, job: str) -> None:
         self.job = job
-        self._events: queue.SimpleQueue[Event | AssignSplits] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | AssignSplits | _Later] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards core and meter
         self._over = threading.Event()
         self._verdict: Over | None = None
         self._meter = Meter()
+        self._checkpoints: JobCheckpoints | None = None
 
     # ------------------------------------------------------------ for the user
 
@@ -119,7 +149,76 @@ class Job:
                 restarts=core.restarts,
                 isolation=core.isolation,
                 last_failure=core.last_failure,
+                checkpoints=None if self._checkpoints is None else self._checkpoints.counts,
             )
+
+    def checkpoints(self) -> tuple[CheckpointStats, ...]:
+        """Return the checkpoints and savepoints under way, and the last 100 others, the latest first."""
+        return self._in_thread(lambda checkpoints: checkpoints.history())
+
+    def checkpoint(self, timeout: float | None = None) -> Checkpoint:
+        """Take a checkpoint now, and wait for it; raises `CheckpointError` if it fails."""
+        return self._requested(lambda rules, number, now: rules.checkpoint_now(number, now), timeout)
+
+    def savepoint(self, directory: str = "", timeout: float | None = None) -> str:
+        """Take a savepoint and wait for it; return where it lies.
+
+        It is complete and self-contained, may be moved, and belongs to the caller: the job neither deletes it nor
+        goes back to it. What sinks have written for it is committed with the next checkpoint, or by a job that is
+        restored from it.
+
+        Args:
+            directory: what its own new directory is made in; by default ``savepoint_directory``.
+            timeout: seconds, None for ever.
+
+        Raises `CheckpointError` if it fails.
+        """
+        location = self._with_checkpoints().savepoint_location(directory)
+        taken = self._requested(lambda rules, number, now: rules.savepoint(number, now, location), timeout)
+        return taken.location
+
+    def stop_with_savepoint(self, directory: str = "", timeout: float | None = None) -> str:
+        """Take a savepoint, commit it, and end the job; return where it lies. See `savepoint`.
+
+        Sources emit nothing behind the savepoint. If it fails the job goes on from its last checkpoint.
+        """
+        location = self._with_checkpoints().savepoint_location(directory)
+        taken = self._requested(
+            lambda rules, number, now: rules.stop_with_savepoint(number, now, location), timeout
+        )
+        self._over.wait()
+        return taken.location
+
+    def _requested(
+        self,
+        ask: Callable[[CheckpointCoordinator, int, Now], list[CheckpointDecision]],
+        timeout: float | None,
+    ) -> Checkpoint:
+        answer: Future[Checkpoint] = Future()
+        checkpoints = self._with_checkpoints()
+        self._events.put(_Later(lambda: checkpoints.request(ask, answer)))
+        if self._over.is_set() and not answer.done():
+            raise CheckpointError(f"the job is {self.state}")
+        return answer.result(timeout)
+
+    def _in_thread(self, work: Callable[[JobCheckpoints], _T]) -> _T:
+        """Have something done in the job's thread (in this one if the job is over), and return what it returned."""
+        checkpoints = self._with_checkpoints()
+        answer: Future[_T] = Future()
+        self._events.put(_Later(lambda: answer.set_result(work(checkpoints))))
+        while not self._over.is_set():
+            try:
+                return answer.result(TICK_S)
+            except TimeoutError:
+                continue
+        return work(checkpoints)
+
+    def _with_checkpoints(self) -> JobCheckpoints:
+        if self._checkpoints is None:
+            raise ConfigError(
+                f"{self.name!r} runs without checkpoints; give StreamEnvironment checkpointing=CheckpointConfig(…)"
+            )
+        return self._checkpoints
 
     def cancel(self, timeout: float | None = 30.0) -> bool:
         """End the job now; what is pending stays in the vertex for the next start of the same topology.
@@ -186,7 +285,26 @@ class Job:
     def start(self, parts: JobParts) -> None:
         """Begin to run."""
         self._parts = parts
-        self._core = CoordinatorCore(
+        self._core: CoordinatorCore | BarrierJobCore
+        if parts.checkpoints is None:
+            self._core = self._acker_core(parts)
+        else:
+            self._core = BarrierJobCore(
+                regions=regions_of(parts.graph), run=self.job, options=parts.options, restart=parts.restart
+            )
+            self._checkpoints = JobCheckpoints(
+                parts.checkpoints,
+                parts.planners,
+                happened=self._events.put,
+                later=lambda work: self._events.put(_Later(work)),
+                tell_all=self._tell_all,
+                tell_slot=self._tell_slot,
+            )
+        self._started_ms, self._ended_ms = _now_ms(), 0
+        threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
+
+    def _acker_core(self, parts: JobParts) -> CoordinatorCore:
+        return CoordinatorCore(
             slots=parts.graph.slots,
             tracked=parts.graph.tracked,
             run=self.job,
@@ -195,8 +313,6 @@ class Job:
             replays=[ReplayInput(uid, parts.graph.slot_of(uid, 0)) for uid in parts.graph.replays],
             timeout_ms=min((options.timeout_ms for _, options in parts.graph.options), default=0),
         )
-        self._started_ms, self._ended_ms = _now_ms(), 0
-        threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
 
     # ------------------------------------------------------------ the coordinator's thread
 
@@ -221,6 +337,9 @@ class Job:
         if isinstance(event, AssignSplits):
             self._send_splits(event)
             return
+        if isinstance(event, _Later):
+            event.work()
+            return
         now_ms = _now_ms()
         if isinstance(event, SparkJobEnded) and event.error and self._parts.submitter.session_stopped():
             event = Broken(JobError("the Spark session was stopped while the job ran"))
@@ -231,11 +350,27 @@ class Job:
         if isinstance(event, DrainRequested):
             self._parts.planners.drain()
         self._do_all(decisions)
+        if self._checkpoints is not None:
+            self._checkpoint(event, self._checkpoints)
+
+    def _checkpoint(self, event: Event, checkpoints: JobCheckpoints) -> None:
+        """Let an event have its effect on checkpoints, behind that on the job."""
+        if self._end_is_near():
+            checkpoints.cancel()
+        elif isinstance(event, Said) and self._core.slots[event.slot].is_instance(event.instance):
+            checkpoints.said(event.message)
+        checkpoints.tick()
+
+    def _end_is_near(self) -> bool:
+        state = self._core.state
+        return state.is_final or state is JobState.STOPPING
 
     def _note(self, said: Said, now_ms: int) -> None:
         match said.message:
             case Heartbeat(counters=counters) | SlotEnded(counters=counters):
                 self._meter.update(said.instance, counters, now_ms)
+            case SlotFailed(damaged=damaged) if damaged and self._checkpoints is not None:
+                self._checkpoints.damaged(damaged)
             case SplitDone() as done if self._core.slots[said.slot].is_instance(said.instance):
                 self._parts.planners.split_done(done)
 
@@ -271,11 +406,36 @@ class Job:
                 parts.planners.slot_up(slot)
             case SlotDown(slot):
                 parts.planners.slot_down(slot)
+            case PrepareRestore() if self._checkpoints is not None:
+                self._checkpoints.prepare(decision)
+            case RegionDeployed() if self._checkpoints is not None:
+                self._checkpoints.deployed(decision)
             case Over():
                 self._verdict = decision
 
+    def _tell_all(self, message: ToSlot) -> None:
+        for slot in self._core.slots:
+            self._tell_slot(slot.number, message)
+
+    def _tell_slot(self, number: int, message: ToSlot) -> None:
+        slot = self._core.slots[number]
+        if slot.running and slot.hello is not None:
+            self._parts.server.send(slot.hello.instance, message)
+
+    def _take_later(self) -> None:
+        """Do what was put off; other events come too late."""
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, _Later):
+                event.work()
+
     def _finish(self) -> None:
         self._ended_ms = _now_ms()
+        if self._checkpoints is not None and self._verdict is not None:
+            self._checkpoints.close(self._verdict.state, self._take_later)
         self._parts.planners.close()
         self._parts.server.close()
         if self._parts.vertex is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.layer.calls import StreamStatus
 from ftlayer.runtime.coordinator.events import JobState
 from ftlayer.runtime.coordinator.isolation import IsolationStatus
@@ -50,6 +51,7 @@ class JobStatus:
             are replayed count again; what an instance did between its last heartbeat and its loss is not in them.
         rates: the same per second, over the last few seconds.
         vertex: what is pending, due, waiting and dead; None with FTStatus.OFF, or where the vertex gave no answer.
+        checkpoints: totals in barrier mode, None in acker mode.
         isolation: how far the search for a record that ends processes is; None while there is none.
         restarts: instances that were lost while they ran.
         last_failure: why the last one was.
@@ -66,6 +68,7 @@ class JobStatus:
     rates: dict[str, float] = field(default_factory=dict)
     vertex: StreamStatus | None = None
     isolation: IsolationStatus | None = None
+    checkpoints: CheckpointCounts | None = None
     restarts: int = 0
     last_failure: str = ""
 
@@ -81,6 +84,9 @@ class JobStatus:
                 f"{self.vertex.pending + self.vertex.due:,} pending, {self.vertex.waiting:,} waiting, "
                 f"{self.vertex.dead:,} dead"
             )
+        if self.checkpoints is not None:
+            failed = f", {self.checkpoints.failed} failed" if self.checkpoints.failed else ""
+            parts.append(f"{self.checkpoints.completed} checkpoints{failed}")
         if self.isolation is not None:
             parts.append(
                 f"{self.isolation.group:,} let out, {self.isolation.suspects:,} suspects, {self.isolation.found} found"

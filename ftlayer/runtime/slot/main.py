@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
 import threading
 import traceback
 import uuid
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import NoReturn, cast
 
+from ftlayer.checkpoint.pieces import Piece
+from ftlayer.checkpoint.snapshots import Restore
+from ftlayer.checkpoint.storage.contract import SlotStorage
+from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.config import split_address
-from ftlayer.errors import FTLayerError, JobError, PeerUnreachableError, SourceError
+from ftlayer.errors import CheckpointDamagedError, FTLayerError, JobError, PeerUnreachableError, SourceError, SourceRowError
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.lane import BatchLimits
@@ -19,7 +25,7 @@ from ftlayer.runtime.connectors.opening import open_reader
 from ftlayer.runtime.coordinator.control_client import ControlClient
 from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
 from ftlayer.runtime.order import SlotOrder
-from ftlayer.runtime.slot.assembly import build_tasks
+from ftlayer.runtime.slot.assembly import build_tasks, restores_of
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, PartFailed, Wake
 from ftlayer.runtime.slot.interpreter import tuned_interpreter
@@ -29,13 +35,18 @@ from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pandas_later import leave_pandas_to_others
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
+from ftlayer.runtime.slot.seat import AnyTask
 from ftlayer.runtime.slot.server import ChannelServer
+from ftlayer.runtime.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.slot.vertex_port import OpenedStream, VertexPort
+from ftlayer.runtime.task.contract import CheckpointedTask
 from ftlayer.stream.operators import Source
 
 HARD_EXIT_S = 5.0
 """A slot that has lost its coordinator and does not come out of a user's function by then ends its process."""
+
+ANY_CHECKPOINT = 2**63 - 1
 
 logger = logging.getLogger(__name__)
 
@@ -44,14 +55,23 @@ def run_slot(order: SlotOrder) -> None:
     """Run the tasks of a slot until they end, the job is cancelled, or the coordinator is lost.
 
     What the slot fails with goes to the coordinator (`SlotFailed`) and is not raised: the coordinator decides
-    whether the slot is started again. Must not be called in a process forked from one that has used gRPC.
+    whether the slot is started again. With checkpoints it begins again in this very process, as an instance of
+    another name: when it is told to (`ResetTasks`), and when a task of it has failed. Must not be called in a
+    process forked from one that has used gRPC.
     """
     leave_pandas_to_others()
-    slot = _Slot(order)
+    while _run_instance(_Slot(order)):
+        # What the last instance held is gone before the next one restores as much again.
+        gc.collect()
+
+
+def _run_instance(slot: _Slot) -> bool:
+    """Run one instance of a slot; whether another one is to follow in this process."""
     try:
-        slot.run()
+        return slot.run()
     except (Exception, MemoryError) as error:  # noqa: BLE001 - told to the coordinator, who judges it
         slot.fail(error)
+        return slot.outlives(error)
     finally:
         slot.close()
 
@@ -73,10 +93,15 @@ class _Slot:
         self._sources: Sources | None = None
         self._core: SlotCore | None = None
         self._pulse: Pulse | None = None
+        self._snapshots: SnapshotRunner | None = None
+        self._tasks: list[AnyTask] = []
+        self._restored = 0
+        # The checkpoint that stands, once the coordinator has said: till then any that was begun may be it.
+        self._stands = ANY_CHECKPOINT
         self._closed = threading.Event()
 
-    def run(self) -> None:
-        """Register, wait to be deployed, and run the tasks."""
+    def run(self) -> bool:
+        """Register, wait to be deployed, and run the tasks; return whether to begin again."""
         order = self._order
         # First: what fails from here on has to be told.
         self._control.start(lambda message: self._mailbox.put(CoordinatorSaid(message)), self._lost)
@@ -97,8 +122,15 @@ class _Slot:
         self._control.send(Hello(order.slot, self._instance, address, socket.gethostname(), os.getpid()))
         self._pulse.start()
         deploy = self._wait_for_deploy()
-        if deploy is not None:
-            self._run_tasks(deploy, self._pulse, self._links)
+        return deploy is not None and self._run_tasks(deploy, self._pulse, self._links)
+
+    def outlives(self, error: BaseException) -> bool:
+        """Whether the process is good for another instance after this error: where only a task has failed."""
+        return (
+            self._order.checkpoints is not None
+            and self._core is not None
+            and not isinstance(error, MemoryError | PeerUnreachableError)
+        )
 
     def fail(self, error: BaseException) -> None:
         """Tell the coordinator why this slot ends."""
@@ -106,7 +138,9 @@ class _Slot:
         reason = str(error) if isinstance(error, FTLayerError) else f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
         lasting = isinstance(error, PeerUnreachableError)
-        self._control.send(SlotFailed(reason, self._blamed(error), trace, lasting))
+        damaged = self._restored if isinstance(error, CheckpointDamagedError) else 0
+        code = error.code if isinstance(error, SourceRowError) else ""
+        self._control.send(SlotFailed(reason, self._blamed(error), trace, lasting, damaged, code))
 
     def _blamed(self, error: BaseException) -> str:
         """Return the uid of the chain that was at work, "" for none."""
@@ -119,6 +153,10 @@ class _Slot:
         """End all threads and streams of this instance."""
         if self._sources is not None:
             self._sources.stop()
+        if self._snapshots is not None:
+            self._snapshots.close()
+        for task in self._tasks:
+            cast(CheckpointedTask, task).discard(self._stands)
         if self._pulse is not None:
             self._pulse.stop()
         if self._links is not None:
@@ -168,16 +206,15 @@ class _Slot:
 
     # ------------------------------------------------------------ deployed
 
-    def _run_tasks(self, deploy: Deploy, pulse: Pulse, links: SlotLinks) -> None:
+    def _run_tasks(self, deploy: Deploy, pulse: Pulse, links: SlotLinks) -> bool:
         order = self._order
         opened: dict[str, OpenedStream] = {}
         if order.vertex is not None:
             self._port = VertexPort(order.vertex, order.graph.options, self._mailbox.put)
             opened = self._port.open()
-        tasks = build_tasks(order, f"{deploy.run}/{self._instance}", opened)
-        core = SlotCore(order.graph, order.slot, tasks, order.options, links, self._port)
+        core = self._build_core(deploy, links, opened)
         self._core = core
-        self._sources = self._open_sources(core, opened)
+        self._sources = self._open_sources(core, opened, deploy.restore)
         pulse.watch(core)
         loop = SlotLoop(
             core,
@@ -187,14 +224,47 @@ class _Slot:
             pulse,
             self._control.send,
             order.options.heartbeat_timeout_ms,
+            self._snapshots,
         )
         with tuned_interpreter():
             loop.run(deploy)
+        if loop.reset is not None:
+            self._stands = loop.reset.restored
+        return loop.reset is not None
 
-    def _open_sources(self, core: SlotCore, opened: dict[str, OpenedStream]) -> Sources:
+    def _build_core(self, deploy: Deploy, links: SlotLinks, opened: dict[str, OpenedStream]) -> SlotCore:
+        order, plan, restore = self._order, self._order.checkpoints, deploy.restore
+        run = f"{deploy.run}/{self._instance}"
+        if plan is None:
+            tasks = build_tasks(order, run, opened)
+            return SlotCore(order.graph, order.slot, tasks, order.options, links, self._port)
+        self._restored = 0 if restore is None else restore.checkpoint
+        storage = slot_storage(
+            plan.config,
+            order.graph.name,
+            plan.run,
+            slot=order.slot,
+            epoch=deploy.epoch,
+            instance=self._instance,
+            key=plan.key,
+        )
+        tasks = build_tasks(order, run, opened, restore, storage)
+        self._tasks = list(tasks.values())
+        self._snapshots = SnapshotRunner(storage, len(tasks), self._control.send, self._mailbox.put)
+        core = SlotCore(
+            order.graph, order.slot, tasks, order.options, links, None, plan.config, self._snapshots
+        )
+        if restore is not None:
+            core.restore_in_flight(restore, lambda piece: _read(storage, restore.location, piece))
+        return core
+
+    def _open_sources(
+        self, core: SlotCore, opened: dict[str, OpenedStream], restore: Restore | None
+    ) -> Sources:
         order, graph = self._order, self._order.graph
         options = dict(graph.options)
-        sources = Sources(core, self._control.send)
+        restored = restores_of(restore)
+        sources = Sources(core, self._control.send, checkpointed=graph.checkpointed)
         for uid, subtask in graph.subtasks_in(order.slot):
             source = graph.vertex(uid).operators[0]
             if not isinstance(source, Source):
@@ -203,13 +273,18 @@ class _Slot:
             max_pending = options.get(stream, StreamOptions()).max_pending
             limits = BatchLimits(min(order.options.batch_rows, max_pending), order.options.batch_age_ms)
             signal = Signal(lambda: self._mailbox.put(Wake()))
+            positions: Mapping[str, bytes] = {}
+            if stream in opened:
+                positions = opened[stream].positions
+            elif (uid, subtask) in restored:
+                positions = restored[uid, subtask].positions
             reader = open_reader(
                 source,
                 subtask,
                 graph.vertex(uid).parallelism,
-                positions=opened[stream].positions if stream in opened else {},
+                positions=positions,
                 limits=limits,
-                key=order.key,
+                key=order.key if order.checkpoints is None else order.checkpoints.key,
                 wake=signal,
             )
             sources.add((uid, subtask), reader, signal)
@@ -243,6 +318,11 @@ class _Slot:
     def _exit_late(self) -> None:
         if not self._closed.wait(HARD_EXIT_S):
             _exit_now()
+
+
+def _read(storage: SlotStorage, location: str, piece: Piece) -> bytes:
+    with storage.open(location, piece) as file:
+        return file.read()
 
 
 def _exit_now() -> NoReturn:

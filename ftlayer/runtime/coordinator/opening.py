@@ -1,0 +1,116 @@
+"""What a job's checkpoints are made of, at its start: the key, the storage, and what it is restored from."""
+
+from __future__ import annotations
+
+import logging
+
+from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from ftlayer.checkpoint.coordinator.pending import JobFacts
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.contract import DriverStorage
+from ftlayer.checkpoint.storage.layout import checkpoint_number, last_name
+from ftlayer.checkpoint.storage.opening import (
+    absolute,
+    driver_storage,
+    key_of,
+    load_checkpoint,
+    pieces_directory,
+    storage_key,
+)
+from ftlayer.errors import CheckpointDamagedError, ConfigError
+from ftlayer.runtime.coordinator.checkpointing import CheckpointParts
+from ftlayer.runtime.coordinator.committing import Committer, resealed
+from ftlayer.runtime.coordinator.restoring import operator_infos, restores
+from ftlayer.runtime.order import CheckpointPlan
+from ftlayer.stream.job_graph import JobGraph
+from ftlayer.stream.operators import Source
+
+LATEST = "latest"
+"""``restore_from``: the latest checkpoint of the topology in its directory."""
+
+SPARE = 3
+"""With `LATEST`, so many older checkpoints are read too: one of them may be needed if the latest is damaged."""
+
+logger = logging.getLogger(__name__)
+
+
+def open_checkpoints(
+    graph: JobGraph, config: CheckpointConfig, run: str, restore_from: str | None
+) -> tuple[CheckpointParts, CheckpointPlan]:
+    """Open the storage, and read what is to be restored.
+
+    Args:
+        graph: what will run.
+        config: as the user gave it.
+        run: names this execution; its checkpoints lie in a directory of that name.
+        restore_from: URL of a checkpoint or savepoint, `LATEST`, or None.
+
+    Raises:
+        ConfigError: `LATEST` without a directory.
+        CheckpointStorageError: the directory cannot be used, or has no such checkpoint.
+        CheckpointDamagedError: it cannot be read.
+        IncompatibleCheckpointError: it does not fit the graph; says what is in the way.
+    """
+    config = absolute(config)
+    key = storage_key(config, graph.name)
+    storage = driver_storage(config, graph.name, run, key)
+    locations = storage.completed(graph.name)
+    known: list[Checkpoint] = []
+    if restore_from == LATEST:
+        if config.directory is None:
+            raise ConfigError("restore_from='latest', directory: there is no directory to look in; give one")
+        known = _latest(storage, locations)
+    elif restore_from is not None:
+        known = [_loaded(restore_from, config, key)]
+    if known:
+        # What does not fit is said here, before anything runs.
+        latest = max(known, key=lambda each: each.checkpoint)
+        restores(latest, graph, allow_unclaimed=config.allow_unclaimed_state)
+    taken = [checkpoint_number(last_name(location)) or 0 for location in locations]
+    rules = CheckpointCoordinator(
+        config,
+        _facts(graph, run),
+        highest=max([*taken, *(each.checkpoint for each in known)], default=0),
+        known=known,
+        claimed=False,
+    )
+    committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
+    parts = CheckpointParts(graph, config, run, rules, storage, committer)
+    return parts, CheckpointPlan(config, run, key)
+
+
+def _latest(storage: DriverStorage, locations: list[str]) -> list[Checkpoint]:
+    """Return the latest checkpoints that can be read; [] where there has never been one."""
+    found: list[Checkpoint] = []
+    damage: CheckpointDamagedError | None = None
+    for location in locations:
+        try:
+            found.append(storage.load(location))
+        except CheckpointDamagedError as error:
+            logger.error("%s; an older checkpoint is looked for", error)
+            damage = error
+        if len(found) > SPARE:
+            break
+    if not found and damage is not None:
+        raise damage
+    return found
+
+
+def _loaded(url: str, config: CheckpointConfig, key: bytes) -> Checkpoint:
+    checkpoint = load_checkpoint(url, config.key)
+    taken_with = key_of(pieces_directory(checkpoint), config.key)
+    return checkpoint if taken_with == key else resealed(checkpoint, taken_with, key)
+
+
+def _facts(graph: JobGraph, run: str) -> JobFacts:
+    subtasks = {(vertex.uid, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)}
+    sources = {vertex.uid for vertex in graph.vertices if isinstance(vertex.operators[0], Source)}
+    return JobFacts(
+        graph.name,
+        run,
+        graph.max_parallelism,
+        operator_infos(graph),
+        frozenset(subtasks),
+        frozenset(subtask for subtask in subtasks if subtask[0] in sources),
+    )
