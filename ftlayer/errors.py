@@ -225,6 +225,15 @@ class SourceError(FTLayerError):
     code = "SOURCE"
 
 
+class SourceRowError(SourceError):
+    """A source gave a row that does not fit its schema; names source, row and schema, and ends the topology.
+
+    Read again it would give the same row.
+    """
+
+    code = "SOURCE_ROW"
+
+
 class TimerFailedError(FTLayerError):
     """A function's ``on_timer``, or an operator behind it, raised: there is no record to blame, so the slot ends.
 

@@ -70,6 +70,7 @@ class SlotFailed:
 
     ``lasting``: it lies in how the machines are set up; if it has been so from the beginning, it stays so.
     ``damaged``: the checkpoint that it could not read, 0 for none.
+    ``code``: of the error by which the whole job is to end, "" where the slot may be started again.
     """
 
     reason: str
@@ -77,6 +78,7 @@ class SlotFailed:
     traceback: str = ""
     lasting: bool = False
     damaged: int = 0
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

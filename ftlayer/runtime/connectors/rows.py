@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import SourceRowError
 from ftlayer.functions.conversion import check_whole, schema_text, text_of
 from ftlayer.functions.plain import plain_columns
 
@@ -23,7 +23,7 @@ _END = object()
 
 
 class RowMaker:
-    """Makes record batches of a source's ``schema``; what does not fit is a `SourceError` that shows the row.
+    """Makes record batches of a source's ``schema``; what does not fit is a `SourceRowError` that shows the row.
 
     Records come as the functions of a topology take them: the bare value where the schema has one column, a
     tuple in column order where it has several, or a pyspark `Row` with the schema's names.
@@ -53,14 +53,14 @@ class RowMaker:
                     raise ValueError(f"its columns are {', '.join(batch.schema.names)}")
                 columns = [batch.column(field.name).cast(field.type) for field in schema]
             except (ValueError, pa.ArrowException) as error:
-                raise SourceError(
+                raise SourceRowError(
                     f"source {self._source!r} gave a record batch that does not fit its schema "
                     f"({schema_text(schema)}): {bounded(text_of(error))}"
                 ) from None
             batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         for field, column in zip(schema, batch.columns, strict=True):
             if not field.nullable and column.null_count:
-                raise SourceError(
+                raise SourceRowError(
                     f"source {self._source!r} gave a record batch with nulls in column {field.name!r}, "
                     "which its schema says has none"
                 )
@@ -119,7 +119,7 @@ class RowMaker:
 
     # ------------------------------------------------------------ errors
 
-    def _misfit(self, rows: Sequence[Any], error: Exception) -> SourceError:
+    def _misfit(self, rows: Sequence[Any], error: Exception) -> SourceRowError:
         """Find the first row that does not fit by itself, and say so."""
         found: Any = rows
         for row in rows:
@@ -135,7 +135,7 @@ class RowMaker:
             if self._bare
             else f"a tuple of {', '.join(self._schema.names)}"
         )
-        return SourceError(
+        return SourceRowError(
             f"source {self._source!r} gave {shown(found)}, which does not fit its schema "
             f"({schema_text(self._schema)}): {bounded(text_of(error))}. A record is {form}, or a Row with these "
             "names; a source gives records, or nothing but pyarrow.RecordBatches"

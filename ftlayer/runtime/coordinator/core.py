@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FTLayerError
+from ftlayer.errors import FTLayerError, error_for_code
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.crew import Crew, Recalls
@@ -211,6 +211,8 @@ class CoordinatorCore:
                     self._detection.heartbeat(slot.number, message)
             case PeersDropped():
                 slot.dropped_epoch = max(slot.dropped_epoch, message.epoch)
+            case SlotFailed(code=code) if code:
+                self._fail(error_for_code(code)(message.reason), now_ms)
             case SlotFailed(lasting=True) if self.epoch == 1:
                 self._fail(never_works(slot.number, message), now_ms)
             case SlotFailed():

@@ -17,7 +17,14 @@ from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.config import split_address
-from ftlayer.errors import CheckpointDamagedError, FTLayerError, JobError, PeerUnreachableError, SourceError, SourceRowError
+from ftlayer.errors import (
+    CheckpointDamagedError,
+    FTLayerError,
+    JobError,
+    PeerUnreachableError,
+    SourceError,
+    SourceRowError,
+)
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.lane import BatchLimits

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import JobError, JobStartError, SlotLostError
+from ftlayer.errors import JobError, JobStartError, SlotLostError, SourceRowError
 from ftlayer.layer.calls import StreamStatus
 from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.coordinator.core import CoordinatorCore
@@ -311,6 +311,18 @@ def test_what_another_attempt_would_not_mend_ends_a_job_that_has_never_worked() 
     end = over(rig.said("0a", SlotFailed("slot 1 cannot be reached", lasting=True)))
     assert isinstance(end.error, JobStartError)
     assert "slot 1 cannot be reached" in str(end.error)
+
+
+def test_a_row_that_does_not_fit_ends_the_job() -> None:
+    rig = Rig()
+    rig.up()
+    rig.said("1a", SlotFailed("source 'numbers' gave 'x'", "numbers", "trace", code=SourceRowError.code))
+    rig.tell(SparkJobEnded(1, 1, None))
+    end = over(rig.tell(SparkJobEnded(0, 1, None)))
+    assert end.state is JobState.FAILED
+    assert isinstance(end.error, SourceRowError)
+    assert str(end.error) == "source 'numbers' gave 'x'"
+    assert rig.core.restarts == 0
 
 
 def test_one_that_has_worked_is_repaired_from_it() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ftlayer import JobState
-from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError
+from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, SourceRowError
 from ftlayer.runtime import environment as environment_module
 from ftlayer.runtime.coordinator.job import Job
 from ftlayer.runtime.messages import Hello
@@ -125,3 +125,13 @@ def test_a_slot_that_others_do_not_reach(environment: Any, monkeypatch: pytest.M
     job = env.execute_async()
     with pytest.raises(JobStartError, match=r"slot 1 at grpc://127.0.0.1:9 cannot be reached"):
         job.wait(60)
+
+
+def test_a_source_that_gives_what_does_not_fit_its_schema(environment: Any) -> None:
+    env = environment(name="misfit")
+    env.source([1, 2, "three", 4], "id bigint", uid="numbers").map(lambda it: it).sink(print)
+    job = env.execute_async()
+    with pytest.raises(SourceRowError, match=r"source 'numbers' gave 'three'.*\(id int64\)"):
+        job.wait(WITHIN_S)
+    assert job.state is JobState.FAILED
+    assert job.status().restarts == 0
