@@ -75,9 +75,10 @@ def read_batches(data: bytes, edge: JobEdge, codec: ElementCodec) -> list[Batch]
         raise CheckpointDamagedError("a piece of records in flight is empty")
     try:
         written = pa.ipc.read_schema(schema)
-    except (pa.ArrowException, OSError) as error:
+        fits = written.names == edge.schema.names and written.types == edge.schema.types
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CheckpointDamagedError(f"a piece of records in flight has no schema ({error})") from error
-    if written.names != edge.schema.names or written.types != edge.schema.types:
+    if not fits:
         raise IncompatibleCheckpointError(
             f"records in flight from {edge.source!r} to {edge.target!r} have the columns {_described(written)}, "
             f"and the stream has {_described(edge.schema)} now; restore from a savepoint, which holds no "

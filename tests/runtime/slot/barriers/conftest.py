@@ -1,3 +1,5 @@
+"""Two or more slots of a checkpointed graph in one thread, with tasks that remember what they were given."""
+
 from __future__ import annotations
 
 import random
@@ -8,8 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
@@ -26,6 +26,7 @@ from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element, EndOfStream, W
 from ftlayer.runtime.slot.capture import CapturedChannel, read_batches
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.seat import TaskKey
+from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.runtime.task.contract import SourceRows
 from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.stream.operators import FunctionSink, IterableSource, Sink, Source
@@ -354,50 +355,126 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.randoms(use_true_random=False), st.integers(1, 3))
-def test_every_checkpoint_is_what_came_before_its_barriers(
-    tools: Any, mode: str, draw: random.Random, slots: int
-) -> None:
-    config, alignment, timeout_ms = MODES[mode]
-    world = World(tools, config, slots)
-    left = [
-        [(place * 1_000_000 + i * 100, draw.randrange(1, 60)) for i in range(12)] for place in range(slots)
-    ]
-    sent = [n for parts in left for first, rows in parts for n in range(first, first + rows)]
-    reading = set(range(slots))
-    checkpoint, ended, aborted = 0, False, set()
-    for _ in range(20_000):
-        for place, slot in enumerate(world.slots):
+class Story:
+    """Sources with something to read, and a coordinator that lets slots hear of checkpoints one after another."""
+
+    def __init__(self, world: World, draw: random.Random, batches: int = 8) -> None:
+        self.world, self.draw = world, draw
+        slots = len(world.slots)
+        self.left = [
+            [(place * 1_000_000 + i * 100, draw.randrange(1, 60)) for i in range(batches)]
+            for place in range(slots)
+        ]
+        self.sent = [n for parts in self.left for first, rows in parts for n in range(first, first + rows)]
+        self.reading = set(range(slots))
+        self.untold: list[list[Barrier]] = [[] for _ in range(slots)]
+        self.checkpoints: list[Barrier] = []
+        self.aborted: set[int] = set()
+
+    @property
+    def under_way(self) -> list[int]:
+        return [
+            barrier.checkpoint
+            for barrier in self.checkpoints
+            if not self.world.complete(barrier.checkpoint) and barrier.checkpoint not in self.aborted
+        ]
+
+    def trigger(self, alignment: Alignment, timeout_ms: int | None) -> None:
+        barrier = self.world.barrier(len(self.checkpoints) + 1, alignment, timeout_ms)
+        self.checkpoints.append(barrier)
+        for untold in self.untold:
+            untold.append(barrier)
+
+    def abort(self, checkpoint: int) -> None:
+        """The coordinator has told all slots of the checkpoint, or tells those it has not that it is over."""
+        self.aborted.add(checkpoint)
+        for place, slot in enumerate(self.world.slots):
+            self.tell(place)
+            slot.core.checkpoint_aborted(checkpoint, self.world.now)
+
+    def tell(self, place: int) -> None:
+        for barrier in self.untold[place]:
+            self.world.slots[place].core.trigger(barrier, self.world.now)
+        self.untold[place].clear()
+
+    def read(self) -> None:
+        for place, slot in enumerate(self.world.slots):
             key = ("source", place)
-            if left[place] and slot.core.may_read(key) and draw.random() < 0.3:
-                slot.core.rows(key, tools.source_rows(*left[place].pop(0)), world.now)
-            elif not left[place] and place in reading:
-                reading.remove(place)
-                slot.core.source_ended(key, world.now)
-        under_way = checkpoint and not world.complete(checkpoint) and checkpoint not in aborted
-        if not under_way and checkpoint < 6 and draw.random() < 0.1:
-            checkpoint += 1
-            world.trigger(world.barrier(checkpoint, alignment, timeout_ms))
-        elif under_way and draw.random() < 0.01:
-            aborted.add(checkpoint)
-            for slot in world.slots:
-                slot.core.checkpoint_aborted(checkpoint, world.now)
-        moved = world.step(draw)
-        if not moved and not reading and not under_way and checkpoint == 6 and not ended:
-            ended = True
-            for slot in world.slots:
-                slot.core.end_tasks(world.now)
-        elif not moved and ended:
-            break
-    assert all(slot.core.has_ended for slot in world.slots), "nothing is stuck"
-    taken = [n for place in range(slots) for n in world.task("sink", place).taken]
-    assert sorted(taken) == sorted(sent)
-    assert not any(slot.shelf.given_up for slot in world.slots)
-    for number in set(range(1, 7)) - aborted:
-        assert world.complete(number)
-        if mode == "at-least-once":
-            assert set(world.held(number, "sink")) >= set(world.held(number, "source"))
-        else:
-            world.check_exact(number)
+            if self.left[place] and slot.core.may_read(key) and self.draw.random() < 0.3:
+                slot.core.rows(key, self.world.tools.source_rows(*self.left[place].pop(0)), self.world.now)
+            elif not self.left[place] and place in self.reading:
+                self.reading.remove(place)
+                slot.core.source_ended(key, self.world.now)
+            if self.draw.random() < 0.2:
+                self.tell(place)
+
+    def go_on(self) -> bool:
+        """Do something; False when everything is at rest."""
+        self.read()
+        moved = self.world.step(self.draw)
+        return moved or bool(self.reading or any(self.untold))
+
+    def end(self) -> None:
+        for slot in self.world.slots:
+            slot.core.end_tasks(self.world.now)
+        self.world.run_out(self.draw)
+        assert all(slot.core.has_ended for slot in self.world.slots), "nothing is stuck"
+        taken = [n for place in range(len(self.world.slots)) for n in self.world.task("sink", place).taken]
+        assert sorted(taken) == sorted(self.sent)
+
+
+def full_of_records(tools: Any, config: CheckpointConfig, slots: int = 2) -> World:
+    """Return a world in which nobody can send any more, since the sinks never take anything."""
+    world = World(tools, config, slots)
+    for place, slot in enumerate(world.slots):
+        first = place * 1_000_000
+        for _ in range(25):
+            slot.core.rows(("source", place), tools.source_rows(first, 50), world.now)
+            first += 50
+    return world
+
+
+def pass_on(world: World, steps: int = 100) -> int:
+    """Let everything move but the tasks, until nothing moves; returns in how many rounds."""
+    for round in range(steps):
+        for slot in world.slots:
+            slot.core.on_time(world.now)
+        moved = [move() for move in world.moves(runs=False)]
+        if not any(moved):
+            return round
+    raise AssertionError("it does not come to rest")
+
+
+def one_of_two(tools: Any, config: CheckpointConfig, **options: int) -> tuple[World, Slot]:
+    world = World(tools, config, 2, **options)
+    return world, world.slots[0]
+
+
+def frame(world: World, channel: Channel, element: Element) -> pa.Buffer:
+    return pa.py_buffer(ElementCodec(world.graph.edges).encode(channel, element))
+
+
+FROM_0, FROM_1 = Channel(0, 0, 0), Channel(0, 1, 0)
+
+
+class Kit:
+    """What the tests of barriers build things with."""
+
+    world = World
+    story = Story
+    modes = MODES
+    aligned = ALIGNED
+    unaligned = UNALIGNED
+    turning = TURNING
+    schema = SCHEMA
+    from_0 = FROM_0
+    from_1 = FROM_1
+    full_of_records = staticmethod(full_of_records)
+    pass_on = staticmethod(pass_on)
+    one_of_two = staticmethod(one_of_two)
+    frame = staticmethod(frame)
+
+
+@pytest.fixture(scope="session")
+def kit() -> type[Kit]:
+    return Kit

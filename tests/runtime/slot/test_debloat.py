@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftlayer.runtime.slot.credit import SendWindow
+from ftlayer.runtime.slot.debloat import LEAST_BYTES, WINDOW_MS, Debloater
+
+MOST = 2 << 20
+TARGET_MS = 1_000
+
+
+@dataclass
+class Model:
+    """A task with several channels whose senders always have more, and a clock of its own.
+
+    Frames are at most ``frame`` bytes, and as small as limits ask for.
+    """
+
+    channels: int
+    frame: int
+    now_ms: float = 0.0
+    windows: list[SendWindow] = field(default_factory=list)
+    inbox: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self.windows = [SendWindow(MOST) for _ in range(self.channels)]
+        self.debloater = Debloater(TARGET_MS, self.channels, MOST)
+
+    @property
+    def in_flight(self) -> int:
+        return sum(window.in_flight for window in self.windows)
+
+    def send(self) -> None:
+        for number, window in enumerate(self.windows):
+            while True:
+                if window.has_room:
+                    window.put(bytes(min(self.frame, window.limit)))
+                sent = window.take()
+                if sent is None:
+                    break
+                self.inbox.append((number, len(sent)))
+
+    def work(self, bytes_a_ms: float) -> int:
+        """Take one frame, and be busy with it; returns its bytes."""
+        self.send()
+        assert self.inbox, "there is always room for one batch"
+        number, size = self.inbox.popleft()
+        if self.debloater.taken(size, int(self.now_ms)):
+            for window in self.windows:
+                window.limit = self.debloater.limit
+        self.windows[number].granted(size)
+        self.now_ms += size / bytes_a_ms
+        return size
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(1, 8),
+    st.integers(2_000, 300_000),
+    st.lists(st.floats(1, 1_000), min_size=1, max_size=4),
+)
+def test_what_is_in_flight_follows_the_speed(channels: int, frame: int, speeds: list[float]) -> None:
+    model = Model(channels, frame)
+    for speed in speeds:
+        began, frames = model.now_ms, 0
+        while model.now_ms - began < 12 * WINDOW_MS or frames < 12:
+            model.work(speed)
+            frames += 1
+        # What was let in at an earlier speed has to be worked off.
+        while model.in_flight > model.channels * model.debloater.limit:
+            model.work(speed)
+        # A frame on each channel may have been made for an earlier limit.
+        for _ in range(3 * channels):
+            model.work(speed)
+        model.send()
+        wanted = speed * TARGET_MS
+        least = channels * LEAST_BYTES
+        assert model.in_flight <= max(1.5 * wanted, least)
+        assert model.debloater.limit >= min(0.6 * wanted / channels, MOST) or model.debloater.limit == MOST
+        assert LEAST_BYTES <= model.debloater.limit <= MOST
+
+
+def test_an_idle_task_keeps_its_limit_and_a_quick_one_gets_it_back() -> None:
+    debloater = Debloater(TARGET_MS, 4, MOST)
+    now = 0
+    for _ in range(4):
+        debloater.taken(1_000, now)
+        now += 1_000
+    assert debloater.limit == LEAST_BYTES
+    debloater.rested(now)
+    now += 3_600_000
+    assert not debloater.rested(now), "an hour without records is no hour of work"
+    for _ in range(20_000):
+        debloater.taken(1_000, now)
+        # Done at once, and then nothing for a while: a task that starves.
+        debloater.rested(now)
+        now += 1
+    assert debloater.limit == MOST
+
+
+def test_a_limit_is_not_told_for_little() -> None:
+    debloater = Debloater(TARGET_MS, 1, MOST)
+    changes = 0
+    now = 0
+    for i in range(200):
+        changes += debloater.taken(100_000 + (i % 2) * 10_000, now)
+        now += 1_000
+    assert changes == 1
+    assert Debloater(TARGET_MS, 1, 2_048).limit == 2_048
