@@ -46,6 +46,7 @@ class _Phase(Enum):
     DOWN = auto()  # starts or restarts
     RUNNING = auto()
     FAILING = auto()  # from `FailJob` to `restarting`
+    ENDING = auto()  # from `EndTasks` on
     CLOSED = auto()  # is being cancelled
     OVER = auto()
 
@@ -82,10 +83,14 @@ class CheckpointCoordinator:
     def restarting(self, number: int, now: Now, sources: Collection[Subtask] | None = None) -> list[Decision]:
         """Tasks are to be restored (at the start too): `RestoreFrom` with this number answers, now or later.
 
+        `EndTasks` answers where there is nothing left to be done, and nothing does once the job is cancelled or over.
+
         Everything under way is given up, and nothing begins before `running`. ``sources``: the subtasks of sources
         that begin again, None for all: what they said of their end and backlog is forgotten.
         """
-        if self._phase in (_Phase.RUNNING, _Phase.FAILING):
+        if self._phase in (_Phase.CLOSED, _Phase.OVER):
+            return []
+        if self._phase is not _Phase.ENDING:
             self._phase = _Phase.DOWN
         self._schedule.stop()
         again = self._facts.sources if sources is None else sources
@@ -256,7 +261,7 @@ class CheckpointCoordinator:
         if self._asked and not self._completion.busy:
             self._answer_restarts()
         if self._completion.last_done and not self._flight.all and self._phase is _Phase.RUNNING:
-            self._phase = _Phase.CLOSED
+            self._phase = _Phase.ENDING
             self._out.append(EndTasks(drain=self._all_ended))
         out = list(self._out)
         self._out.clear()
@@ -289,7 +294,7 @@ class CheckpointCoordinator:
     def _answer_restarts(self) -> None:
         if self._completion.last_done:
             # Everything is committed: there is nothing to be restored for.
-            self._phase = _Phase.CLOSED
+            self._phase = _Phase.ENDING
             self._out.append(EndTasks(drain=False))
         else:
             self._out.extend(RestoreFrom(number, self._store.latest) for number in self._asked)
@@ -303,6 +308,7 @@ class CheckpointCoordinator:
 
     def _close(self, phase: _Phase, now: Now) -> None:
         self._phase = phase
+        self._asked.clear()
         self._schedule.stop()
         self._give_up_all(AbortReason.JOB_OVER, now)
 
