@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import index
 from typing import Any
 
-from ftlayer.errors import UnsupportedError
+from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.conversion import NO_RECORDS
-from ftlayer.functions.handles import ListHandle, MapHandle, ValueHandle
-from ftlayer.functions.keyed import Key, KeyedState, Timers
+from ftlayer.functions.handles import (
+    NOTHING,
+    AggregatingHandle,
+    ListHandle,
+    MapHandle,
+    ReducingHandle,
+    ValueHandle,
+)
+from ftlayer.functions.keyed import Key, KeyedState, OperatorStates, Timers
+from ftlayer.functions.ttl import StateTtl, table_name
+from ftlayer.functions.ttl_handles import ExpiringList, ExpiringMap, ExpiringValue
 
 MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 
 SideRows = tuple[list[Any], list[int]]
 """Records of a side output, and the place in its input that each was emitted at."""
+
+Items = list[Any]
 
 
 class Context:
@@ -28,7 +39,8 @@ class Context:
         uid: the operator's.
         key: the current key: the value of a single key column, a tuple of several. UnsupportedError without
             keys, and outside ``process`` and ``on_timer``.
-        timestamp: the record's or the timer's event time, milliseconds since 1970; None if it has none.
+        timestamp: the record's or the timer's event time, milliseconds since 1970; None if it has none. What
+            ``on_timer`` returns gets the timer's time; to give it another one, ``on_timer`` sets it here.
         watermark: no record older than this is expected any more (replays may come), milliseconds since 1970.
         now_ms: wall-clock time of the current batch, milliseconds since 1970.
         timers: see `KeyTimers`. UnsupportedError without keys.
@@ -37,8 +49,10 @@ class Context:
     __slots__ = (
         "_lists",
         "_maps",
+        "_operators",
         "_place",
         "_side",
+        "_stamped",
         "_state",
         "_values",
         "key",
@@ -60,13 +74,20 @@ class Context:
         timers: Timers | None = None,
         *,
         timed: bool = False,
+        operators: OperatorStates | None = None,
     ) -> None:
-        """``state`` and ``timers`` are None without keys; ``timed`` says that the function has an ``on_timer``."""
+        """``state`` and ``timers`` are None without keys; ``timed`` says that the function has an ``on_timer``.
+
+        ``operators`` is the state that belongs to no key.
+        """
         self.uid = uid
         self.timestamp: int | None = None
         self.watermark = MIN_MS
         self.now_ms = 0
         self._state = state
+        self._operators = operators
+        # Which names of keyed state have a time to live.
+        self._stamped: dict[str, bool] = {}
         self._values: dict[str, ValueHandle] = {}
         self._lists: dict[str, ListHandle] = {}
         self._maps: dict[str, MapHandle] = {}
@@ -75,26 +96,79 @@ class Context:
         if timers is not None:
             self.timers = KeyTimers(timers, self, timed)
 
-    def value(self, name: str, default: Any = None) -> ValueHandle:
-        """Return the handle of a single value; ``default`` is what it has where nothing is set."""
+    def value(self, name: str, default: Any = None, *, ttl: StateTtl | None = None) -> ValueHandle:
+        """Return the handle of a single value; ``default`` is what it has where nothing is set, or left."""
         handle = self._values.get(name)
-        if handle is None or handle.default is not default:
-            handle = self._values[name] = ValueHandle(self, self._keyed().values(name), default)
+        if handle is None or handle.default is not default or handle.ttl is not ttl:
+            table = self._keyed().values(self._table(name, ttl))
+            handle = self._values[name] = (
+                ValueHandle(self, table, default) if ttl is None else ExpiringValue(self, table, default, ttl)
+            )
         return handle
 
-    def list(self, name: str) -> ListHandle:
-        """Return the handle of a list."""
+    def list(self, name: str, *, ttl: StateTtl | None = None) -> ListHandle:
+        """Return the handle of a list; with ``ttl`` each of its values has its own time."""
         handle = self._lists.get(name)
-        if handle is None:
-            handle = self._lists[name] = ListHandle(self, self._keyed().lists(name))
+        if handle is None or handle.ttl is not ttl:
+            table = self._keyed().lists(self._table(name, ttl))
+            handle = self._lists[name] = (
+                ListHandle(self, table) if ttl is None else ExpiringList(self, table, ttl)
+            )
         return handle
 
-    def map(self, name: str) -> MapHandle:
-        """Return the handle of a mapping."""
+    def map(self, name: str, *, ttl: StateTtl | None = None) -> MapHandle:
+        """Return the handle of a mapping; with ``ttl`` each of its items has its own time."""
         handle = self._maps.get(name)
-        if handle is None:
-            handle = self._maps[name] = MapHandle(self, self._keyed().maps(name))
+        if handle is None or handle.ttl is not ttl:
+            table = self._keyed().maps(self._table(name, ttl))
+            handle = self._maps[name] = (
+                MapHandle(self, table) if ttl is None else ExpiringMap(self, table, ttl)
+            )
         return handle
+
+    def reducing(
+        self, name: str, function: Callable[[Any, Any], Any], *, ttl: StateTtl | None = None
+    ) -> ReducingHandle:
+        """Return the handle of a value that others are added to: the first one, then ``function(value, other)``.
+
+        It lies where `value` of this name does.
+        """
+        return ReducingHandle(self.value(name, NOTHING, ttl=ttl), function)
+
+    def aggregating(
+        self,
+        name: str,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        result: Callable[[Any], Any] | None = None,
+        *,
+        ttl: StateTtl | None = None,
+    ) -> AggregatingHandle:
+        """Return the handle of an aggregate: ``add(create(), value)``, then ``add(aggregate, value)``.
+
+        ``result(aggregate)`` is what its ``get`` returns, without it the aggregate. It lies where `value` of this
+        name does.
+        """
+        return AggregatingHandle(self.value(name, NOTHING, ttl=ttl), create, add, result)
+
+    def operator_list(self, name: str) -> Items:
+        """Return a list of this subtask that belongs to no key; another parallelism deals its items out.
+
+        A plain list, to be changed in place; may be asked for in ``open``, and holds there what was restored.
+        """
+        return self._unkeyed().list(name)
+
+    def union_list(self, name: str) -> Items:
+        """Return a list as `operator_list` does; a restore gives every subtask the items of all of them."""
+        return self._unkeyed().list(name, union=True)
+
+    def broadcast(self, name: str) -> dict[Any, Any]:
+        """Return a mapping of this subtask that belongs to no key, and is the same in all subtasks.
+
+        Nothing sees to it that it is: fill it from records that go to every subtask (`DataStream.broadcast`), alike
+        and from nothing else. After a restore at another parallelism each subtask has one of the copies.
+        """
+        return self._unkeyed().broadcast(name)
 
     def output(self, tag: str, record: Any) -> None:
         """Emit a record to a side output; UnsupportedError if the operator declares none of this name."""
@@ -130,6 +204,19 @@ class Context:
         if self._state is None:
             raise UnsupportedError(_WITHOUT_KEYS.format(uid=self.uid, what="state"))
         return self._state
+
+    def _table(self, name: str, ttl: StateTtl | None) -> str:
+        """Return the table of a state; ConfigError if it has a time to live here and none there."""
+        if self._stamped.setdefault(name, ttl is not None) is not (ttl is not None):
+            raise ConfigError(
+                f"{self.uid!r} uses the state {name!r} with a time to live and without; give each its own name"
+            )
+        return table_name(name, ttl)
+
+    def _unkeyed(self) -> OperatorStates:
+        if self._operators is None:
+            raise UnsupportedError(f"{self.uid!r} runs where there is no operator state")
+        return self._operators
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for what is not set: it costs nothing where it is.

@@ -83,7 +83,8 @@ class Firing:
                 results = self._call(time_ms)
                 rows += results
                 places += [len(calls)] * len(results)
-                calls.append(time_ms)
+                given = context.timestamp
+                calls.append(time_ms if given is None else given)
         if not calls:
             return None
         times: I64 = np.array(calls, dtype=np.int64)

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from typing import Any, Protocol
 
 from ftlayer.functions.keyed import Key, ListTable, MapTable
+from ftlayer.functions.ttl import StateTtl
 
 
-class HasKey(Protocol):
-    """Knows the current key."""
+class Call(Protocol):
+    """Knows the current key and processing time."""
 
     key: Any
+    now_ms: int
 
 
 class ValueHandle:
     """One value a key."""
 
-    __slots__ = ("_context", "_table", "default")
+    __slots__ = ("_context", "_table", "default", "ttl")
 
-    def __init__(self, context: HasKey, table: MutableMapping[Key, Any], default: Any) -> None:
+    def __init__(
+        self,
+        context: Call,
+        table: MutableMapping[Key, Any],
+        default: Any = None,
+        ttl: StateTtl | None = None,
+    ) -> None:
         self._context = context
         self._table = table
         self.default = default
+        self.ttl = ttl
 
     def get(self) -> Any:
         """Return the value, the default if there is none. After changing it in place, `set` it."""
@@ -40,11 +49,12 @@ class ValueHandle:
 class ListHandle:
     """A list a key."""
 
-    __slots__ = ("_context", "_table")
+    __slots__ = ("_context", "_table", "ttl")
 
-    def __init__(self, context: HasKey, table: ListTable) -> None:
+    def __init__(self, context: Call, table: ListTable, ttl: StateTtl | None = None) -> None:
         self._context = context
         self._table = table
+        self.ttl = ttl
 
     def append(self, value: Any) -> None:
         """Add a value at the end."""
@@ -66,11 +76,12 @@ class ListHandle:
 class MapHandle(MutableMapping[Any, Any]):
     """A mapping a key. After changing one of its values in place, set it again."""
 
-    __slots__ = ("_context", "_table")
+    __slots__ = ("_context", "_table", "ttl")
 
-    def __init__(self, context: HasKey, table: MapTable) -> None:
+    def __init__(self, context: Call, table: MapTable, ttl: StateTtl | None = None) -> None:
         self._context = context
         self._table = table
+        self.ttl = ttl
 
     def __getitem__(self, field: Any) -> Any:
         return self._table.items(self._context.key)[field]
@@ -90,3 +101,71 @@ class MapHandle(MutableMapping[Any, Any]):
     def clear(self) -> None:
         """Remove all items."""
         self._table.clear(self._context.key)
+
+
+class ReducingHandle:
+    """One value a key that takes others in: the first one as it is, then ``function(value, other)``."""
+
+    __slots__ = ("_function", "_value")
+
+    def __init__(self, value: ValueHandle, function: Callable[[Any, Any], Any]) -> None:
+        """``value`` has `NOTHING` where nothing was added."""
+        self._value = value
+        self._function = function
+
+    def add(self, value: Any) -> None:
+        """Take a value in."""
+        old = self._value.get()
+        self._value.set(value if old is NOTHING else self._function(old, value))
+
+    def get(self) -> Any:
+        """Return the value, None if nothing was added."""
+        value = self._value.get()
+        return None if value is NOTHING else value
+
+    def clear(self) -> None:
+        """Remove the value."""
+        self._value.clear()
+
+
+class AggregatingHandle:
+    """An aggregate a key: ``add(create(), value)``, then ``add(aggregate, value)``."""
+
+    __slots__ = ("_add", "_create", "_result", "_value")
+
+    def __init__(
+        self,
+        value: ValueHandle,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        result: Callable[[Any], Any] | None,
+    ) -> None:
+        """``value`` has `NOTHING` where nothing was added."""
+        self._value = value
+        self._create = create
+        self._add = add
+        self._result = result
+
+    def add(self, value: Any) -> None:
+        """Take a value in."""
+        old = self._value.get()
+        self._value.set(self._add(self._create() if old is NOTHING else old, value))
+
+    def get(self) -> Any:
+        """Return ``result(aggregate)``, or without ``result`` the aggregate; None if nothing was added."""
+        aggregate = self._value.get()
+        if aggregate is NOTHING:
+            return None
+        return aggregate if self._result is None else self._result(aggregate)
+
+    def clear(self) -> None:
+        """Remove the aggregate."""
+        self._value.clear()
+
+
+class _Nothing:
+    __slots__ = ()
+
+
+NOTHING: Any = _Nothing()
+"""In place of a value where there is none, and None may be one."""

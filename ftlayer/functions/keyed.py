@@ -98,6 +98,19 @@ class Timers(Protocol):
         """Number of processing timers."""
 
 
+class OperatorStates(Protocol):
+    """State of one operator in one subtask that belongs to no key. The same object at every call for a name.
+
+    A name belongs to one kind of state; ConfigError if it is asked for as another kind.
+    """
+
+    def list(self, name: str, *, union: bool = False) -> list[Any]:
+        """Return a list; another parallelism deals its items out, or (``union``) gives all items to all."""
+
+    def broadcast(self, name: str) -> dict[Any, Any]:
+        """Return a mapping that every subtask has to fill alike."""
+
+
 class Backend(Protocol):
     """Where operators get their state and timers."""
 
@@ -106,3 +119,6 @@ class Backend(Protocol):
 
     def timers(self, uid: str) -> Timers:
         """Return the timers of an operator; called once for each."""
+
+    def operators(self, uid: str) -> OperatorStates:
+        """Return the state of an operator that belongs to no key; called once for each."""

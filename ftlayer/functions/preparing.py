@@ -13,6 +13,7 @@ from ftlayer.functions.context import Context
 from ftlayer.functions.keyed import Backend, Timers
 from ftlayer.functions.prepared import KeyColumns, PreparedStep, Processing, Reducing
 from ftlayer.functions.process import uses_timers
+from ftlayer.functions.retiming import gives_times, with_time_column
 from ftlayer.functions.steps import CoProcess, Filter, FlatMap, Map, MapBatches, Process, Reduce
 
 ChainOperator = Map | FlatMap | Filter | MapBatches | Reduce | Process | CoProcess
@@ -109,12 +110,13 @@ def _prepare_process(
     timers = backend.timers(uid) if keyed else None
     state = backend.state(uid) if keyed else None
     tags = [tag for tag, _ in operator.side]
-    context = Context(uid, tags, state, timers, timed=uses_timers(function))
+    context = Context(uid, tags, state, timers, timed=uses_timers(function), operators=backend.operators(uid))
+    schema_out = with_time_column(operator.schema) if gives_times(function) else operator.schema
     steps = [
         Processing(
             uid,
             call,
-            operator.schema,
+            schema_out,
             KeyColumns.of(uid, keys, taken) if keys else None,
             context,
             operator.side,

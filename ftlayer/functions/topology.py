@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -18,10 +18,11 @@ from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.firing import Firing
 from ftlayer.functions.keyed import Backend
-from ftlayer.functions.outcome import I64, Outcome, SideOutput, failed_rows, without_rows
+from ftlayer.functions.outcome import I64, Outcome, SideOutput, failed_rows
 from ftlayer.functions.preparing import ChainOperator, prepare
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.record_segment import RecordSegment
+from ftlayer.functions.retiming import gives_times, taken_off
 from ftlayer.functions.segments import Segment, run_segments, segments_of
 
 MAIN = ""
@@ -30,10 +31,14 @@ MAIN = ""
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Records of one output, and the input row that each comes from: int64[n]."""
+    """Records of one output, and the input row that each comes from: int64[n].
+
+    ``times`` are their event times (int64[n], ms since 1970) where they have others than those rows.
+    """
 
     batch: pa.RecordBatch
     parents: I64
+    times: I64 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,10 @@ class TopologyResult:
 
 @dataclass(frozen=True, slots=True)
 class TimerOutput:
-    """Records that timers gave. ``times`` is int64[n], the event time of each one's timer; None in processing time."""
+    """Records that timers gave. ``times`` is int64[n], their event times; None in processing time.
+
+    That is the timer's time, if ``on_timer`` has set no other one.
+    """
 
     batch: pa.RecordBatch
     times: I64 | None
@@ -76,9 +84,12 @@ class TopologyChain:
         side outputs of one name, keys that a schema lacks.
         """
         prepared = prepare(operators, inputs, backend)
-        self._paths = [segments_of(path, VALUES) for path in prepared.paths]
         self._processes = prepared.processes
         path = prepared.paths[0]
+        # Where the first function gives times, what is behind it runs on its own.
+        head = 1 if any(gives_times(process.function) for process in prepared.processes) else None
+        self._paths = [segments_of(path[:head], VALUES) for path in prepared.paths]
+        self._behind = None if head is None else segments_of(path[head:], VALUES)
         self._firings = {
             process: Firing(process, process.timers, path[process.position + 1 :])
             for process in prepared.processes
@@ -89,7 +100,8 @@ class TopologyChain:
             self._schemas |= dict(process.step.side)
         tails = [firing.tail for firing in self._firings.values()]
         self._running = [_per_record(path) for path in self._paths]
-        self._counting = [s for segments in [*self._paths, *tails] for s in _per_record(segments)]
+        all_segments = [*self._paths, self._behind or [], *tails]
+        self._counting = [s for segments in all_segments for s in _per_record(segments)]
 
     def open(self) -> None:
         """Open all process functions; what one raises goes up."""
@@ -114,7 +126,7 @@ class TopologyChain:
     def row(self) -> int | None:
         """The input row that a function of one record works on now, or on what came of it. Another thread may look.
 
-        None within a function a batch at a time, a timer, and between two batches.
+        None within a function a batch at a time, a timer, behind a function that gives times, and between two batches.
         """
         rows = (segment.row for segments in self._running for segment in segments)
         return next((row for row in rows if row is not None), None)
@@ -150,21 +162,32 @@ class TopologyChain:
             process.step.context.watermark = watermark_ms
             process.step.context.now_ms = now_wall_ms
         outcome = run_segments(self._paths[input], batch, np.arange(batch.num_rows, dtype=np.int64), times)
+        outputs, failures = self._outputs(outcome), outcome.failures
+        if self._behind is not None:
+            failures = [*failures, *self._run_behind(self._behind, outputs)]
         self._leave()
-        outputs = {MAIN: Output(outcome.batch, outcome.parents)}
-        outputs |= {output.tag: Output(output.batch, output.parents) for output in outcome.side}
-        if not outcome.failures:
+        if not failures:
             return TopologyResult(outputs, [])
-        failed = failed_rows(outcome.failures)
-        outputs = {
-            tag: Output(*without_rows(output.batch, output.parents, failed))
-            for tag, output in outputs.items()
-        }
+        failed = failed_rows(failures)
+        outputs = {tag: _without(output, failed) for tag, output in outputs.items()}
         first: dict[int, RowFailure] = {}
-        for failure in outcome.failures:
+        for failure in failures:
             first.setdefault(failure.row, failure)
         kept = {tag: output for tag, output in outputs.items() if tag == MAIN or output.batch.num_rows}
         return TopologyResult(kept, [first[row] for row in sorted(first)])
+
+    def _outputs(self, outcome: Outcome) -> dict[str, Output]:
+        outputs = {MAIN: Output(outcome.batch, outcome.parents)}
+        return outputs | {side.tag: Output(side.batch, side.parents) for side in outcome.side}
+
+    def _run_behind(self, segments: Sequence[Segment], outputs: dict[str, Output]) -> list[RowFailure]:
+        """Run what a function gave that gives times too; its rows stand in for the batch's meanwhile."""
+        batch, times = taken_off(outputs[MAIN].batch)
+        rows = outputs[MAIN].parents
+        outcome = run_segments(segments, batch, np.arange(batch.num_rows, dtype=np.int64), times)
+        for tag, output in self._outputs(outcome).items():
+            outputs[tag] = Output(output.batch, rows[output.parents], times[output.parents])
+        return [replace(failure, row=int(rows[failure.row])) for failure in outcome.failures]
 
     def fire_event_timers(self, watermark_ms: int, now_wall_ms: int) -> dict[str, TimerOutput]:
         """Fire the timers that the watermark has reached, operator by operator; return what they gave, by tag.
@@ -213,6 +236,15 @@ class TopologyChain:
     def _leave(self) -> None:
         for process in self._processes:
             process.step.context.leave()
+
+
+def _without(output: Output, failed: I64) -> Output:
+    """Leave out what comes from the input rows ``failed``."""
+    keep = ~np.isin(output.parents, failed)
+    if keep.all():
+        return output
+    times = None if output.times is None else output.times[keep]
+    return Output(output.batch.filter(pa.array(keep)), output.parents[keep], times)
 
 
 def _per_record(segments: Sequence[Segment]) -> list[RecordSegment]:

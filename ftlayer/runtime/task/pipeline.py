@@ -167,7 +167,9 @@ class Pipeline:
         self._running = (stage.chain, rows.parents) if has_rows else None
         result = stage.chain.run(rows.payload, rows.times, stage.watermark_ms, now.wall_ms, input=input)
         for tag, output in result.outputs.items():
-            times = None if rows.times is None else rows.times[output.parents]
+            times = output.times
+            if times is None and rows.times is not None:
+                times = rows.times[output.parents]
             passed.outputs[tag] = Rows(output.batch, rows.parents[output.parents], times)
         passed.failures.extend(
             replace(failure, row=int(rows.parents[failure.row])) for failure in result.failures

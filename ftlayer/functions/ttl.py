@@ -1,0 +1,61 @@
+"""Keyed state that lives for a time: what is stored beside a value, and when it is over.
+
+A value with a time to live is stored as a *stamped* one: a tuple of the time at which it is over (processing time,
+milliseconds since 1970) and the value. Each item of a list or a mapping has its own. Tables of stamped values have
+names of their own, so that a program that takes the time to live off, or puts it on, never reads one as the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ftlayer.config import duration_ms
+from ftlayer.errors import ConfigError
+
+_SUFFIX = " (ttl)"
+
+Stamped = tuple[int, Any]
+"""When it is over, and the value."""
+
+
+@dataclass(frozen=True)
+class StateTtl:
+    """How long a value is there after it was written: `StateTtlConfig` in Flink.
+
+    By processing time. What is over is never returned; it is removed when its key is used the next time, and is left
+    out of snapshots by backends that look at it. ``time`` may be changed between two runs: what is stored keeps the
+    time that it was written with.
+
+    Attributes:
+        time: a duration, ``"1h"`` or milliseconds.
+        refresh_on_read: reading begins the time anew, as writing does.
+    """
+
+    time: str | int
+    refresh_on_read: bool = False
+
+    def __post_init__(self) -> None:
+        duration_ms(self.time, "StateTtl: time")
+        if not isinstance(self.refresh_on_read, bool):
+            raise ConfigError(f"StateTtl: refresh_on_read is True or False, not {self.refresh_on_read!r}")
+
+    @property
+    def time_ms(self) -> int:
+        """``time`` in ms."""
+        return duration_ms(self.time, "StateTtl: time")
+
+
+def is_expired(stamped: Stamped, now_ms: int) -> bool:
+    """Whether a stamped value is over, and may be removed by whoever meets it."""
+    return stamped[0] <= now_ms
+
+
+def table_name(name: str, ttl: StateTtl | None) -> str:
+    """Return the table of a state of this name."""
+    return name if ttl is None else name + _SUFFIX
+
+
+def holds_stamped(table: str) -> bool:
+    """Whether the values of a table of this name (or its lists' and mappings' items) are stamped."""
+    return table.endswith(_SUFFIX)

@@ -1,0 +1,92 @@
+"""What a window holds of its records, and what it emits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ftlayer.functions.context import results_of
+from ftlayer.functions.handles import NOTHING
+from ftlayer.functions.windows.assigners import Window
+
+Result = Callable[[Any, Window, Any], Any]
+"""``result(key, window, value)`` returns the record that a window emits."""
+
+
+class Content(Protocol):
+    """Puts records together; `NOTHING` is the content of a window without records."""
+
+    def added(self, content: Any, record: Any) -> Any:
+        """Return the content with one more record."""
+
+    def merged(self, content: Any, other: Any) -> Any:
+        """Return the content of two windows that have become one; ``other`` is the later one's."""
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        """Return the records that a window emits."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The first record, then ``function(reduced, record)``."""
+
+    function: Callable[[Any, Any], Any]
+    result: Result | None = None
+
+    def added(self, content: Any, record: Any) -> Any:
+        """See `Content`."""
+        return record if content is NOTHING else self.function(content, record)
+
+    def merged(self, content: Any, other: Any) -> Any:
+        """See `Content`."""
+        return self.function(content, other)
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        """See `Content`."""
+        return [content if self.result is None else self.result(key, window, content)]
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """``add(create(), record)``, then ``add(aggregate, record)``. ``merge`` is needed where windows merge."""
+
+    create: Callable[[], Any]
+    add: Callable[[Any, Any], Any]
+    merge: Callable[[Any, Any], Any] | None = None
+    result: Result | None = None
+
+    def added(self, content: Any, record: Any) -> Any:
+        """See `Content`."""
+        return self.add(self.create() if content is NOTHING else content, record)
+
+    def merged(self, content: Any, other: Any) -> Any:
+        """See `Content`."""
+        assert self.merge is not None
+        return self.merge(content, other)
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        """See `Content`."""
+        return [content if self.result is None else self.result(key, window, content)]
+
+
+@dataclass(frozen=True)
+class Collected:
+    """All records, in the order in which they came; ``function(key, window, records)`` returns what is emitted."""
+
+    function: Callable[[Any, Window, list[Any]], Iterable[Any] | None]
+
+    def added(self, content: Any, record: Any) -> Any:
+        """See `Content`."""
+        if content is NOTHING:
+            return [record]
+        content.append(record)
+        return content
+
+    def merged(self, content: Any, other: Any) -> Any:
+        """See `Content`."""
+        return content + other
+
+    def emitted(self, key: Any, window: Window, content: Any) -> Iterable[Any]:
+        """See `Content`."""
+        return results_of(self.function(key, window, list(content)))
