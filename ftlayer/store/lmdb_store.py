@@ -67,6 +67,7 @@ class LmdbStore:
         self._lock = opened.lock
         self._header = opened.header
         self._data_file = opened.data_file
+        self._data_path = opened.path / DATA_FILE
         self._durability = durability
         self._pid = os.getpid()
         self._page_size = opened.environment.stat()["psize"]
@@ -76,8 +77,8 @@ class LmdbStore:
         self._readers_changed = threading.Condition()
         self._local = threading.local()
         with self._environment.begin() as transaction:
-            trees = tree_pages(transaction, self._databases)
-        self._used_pages = trees + self._pages_beside_trees()
+            self._tree_pages = tree_pages(transaction, self._databases)
+        self._note_pages(self._tree_pages)
 
     @classmethod
     def open(
@@ -128,7 +129,7 @@ class LmdbStore:
             transaction = LmdbWriteTransaction(raw, self._databases, self._path, self._page_size)
             try:
                 yield transaction
-                used = self._check_room(transaction, intake)
+                trees = self._check_room(transaction, intake)
             except BaseException:
                 transaction.end()
                 raw.abort()
@@ -138,7 +139,7 @@ class LmdbStore:
                 raw.commit()
             except lmdb.Error as error:
                 raise translate(error, self._path) from error
-            self._used_pages = used + self._pages_beside_trees()
+            self._note_pages(trees)
 
     @contextmanager
     def read(self) -> Iterator[LmdbReadTransaction]:
@@ -234,16 +235,18 @@ class LmdbStore:
     def _pages(self, share: float) -> int:
         return int(self._header.max_bytes * share) // self._page_size
 
-    def _pages_beside_trees(self) -> int:
-        """Return the pages of both headers and the free list as of the last commit."""
-        return 2 + read_meta(self._data_file, self._path / DATA_FILE).free.pages
+    def _note_pages(self, trees: dict[str, int]) -> None:
+        """Take note of the pages in use as of the last commit: the tables', of both headers, of the free list."""
+        self._tree_pages = trees
+        self._pages_beside_trees = 2 + read_meta(self._data_file, self._data_path).free.pages
+        self._used_pages = sum(trees.values()) + self._pages_beside_trees
 
-    def _check_room(self, transaction: LmdbWriteTransaction, intake: bool) -> int:
-        """Return the pages of all tables after the change, or raise if they are too many."""
+    def _check_room(self, transaction: LmdbWriteTransaction, intake: bool) -> dict[str, int]:
+        """Return the pages of each table after the change, or raise if they are too many."""
         if transaction.failed:
             raise StoreError(f"{self._path}: this change failed before and cannot be kept")
-        trees = transaction.tree_pages()
-        used = trees + self._pages_beside_trees()
+        trees = transaction.tree_pages(self._tree_pages)
+        used = sum(trees.values()) + self._pages_beside_trees
         if intake:
             if used > self._pages(INTAKE_SHARE):
                 raise self._full(used)

@@ -138,6 +138,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         super().__init__(transaction, databases, path, page_size)
         self._next_number: int | None = None
         self._changes = 0  # a scan has to find its place again after a change
+        self._changed: set[str] = set()
         self.put_bytes = 0
         self.failed = False
 
@@ -151,7 +152,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         large = len(value) > max_inline(self._page_size)
         number = self._take_number() if large else 0
         entry = Reference(check, number, len(value)).encode(key) if large else encode_inline(check, value)
-        self._changes += 1
+        self._note_change(table)
         self.put_bytes += len(key) + len(value) + _ENTRY_OVERHEAD
         try:
             if append:
@@ -160,8 +161,9 @@ class LmdbWriteTransaction(LmdbReadTransaction):
             else:
                 self._delete_parts(key, self._transaction.replace(key, entry, db=database))
             if large:
+                self._changed.add(PARTS)
                 cursor = self._transaction.cursor(self._databases[PARTS])
-                cursor.putmulti(list(split(value, number, self._page_size)), append=True)
+                cursor.putmulti(split(value, number, self._page_size), append=True)
         except lmdb.Error as error:
             self.failed = True
             raise translate(error, self._path) from error
@@ -170,7 +172,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         """See `WriteTransaction.delete`."""
         database = self._database(table)
         check_key(key)
-        self._changes += 1
+        self._note_change(table)
         try:
             old = self._transaction.pop(key, db=database)
             self._delete_parts(key, old)
@@ -202,9 +204,14 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         except lmdb.Error as error:
             raise translate(error, self._path) from error
 
-    def tree_pages(self) -> int:
-        """Return the pages of all tables as they are now."""
-        return tree_pages(self._transaction, self._databases)
+    def tree_pages(self, before: Mapping[str, int]) -> dict[str, int]:
+        """Return the pages of each table as they are now; ``before`` are those at the transaction's start."""
+        changed = {name: self._databases[name] for name in self._changed}
+        return {**before, **tree_pages(self._transaction, changed)}
+
+    def _note_change(self, table: str) -> None:
+        self._changes += 1
+        self._changed.add(table)
 
     def _take_number(self) -> int:
         """Return a number above that of all parts, so that parts are appended."""
@@ -219,6 +226,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         """Delete what ``entry`` refers to; where it is damaged its parts cannot be found and stay."""
         stored = None if entry is None else decode(key, entry)
         if isinstance(stored, Reference):
+            self._changed.add(PARTS)
             cursor = self._transaction.cursor(self._databases[PARTS])
             prefix = parts_prefix(stored.number)
             cursor.set_range(prefix)
@@ -227,13 +235,14 @@ class LmdbWriteTransaction(LmdbReadTransaction):
                 cursor.delete()
 
 
-def tree_pages(transaction: lmdb.Transaction, databases: Mapping[str, lmdb._Database]) -> int:
-    """Return the pages of all tables, the one of their names included, as ``transaction`` sees them."""
-    pages = 0
-    for database in (None, *databases.values()):
-        stat = transaction.stat() if database is None else transaction.stat(database)
-        pages += stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
-    return pages
+def tree_pages(transaction: lmdb.Transaction, databases: Mapping[str, lmdb._Database]) -> dict[str, int]:
+    """Return the pages of each of these tables, and under "" of the one of names, as ``transaction`` sees them."""
+    stats = {name: transaction.stat(database) for name, database in databases.items()}
+    stats[""] = transaction.stat()
+    return {
+        name: stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        for name, stat in stats.items()
+    }
 
 
 def _find_end(cursor: lmdb.Cursor, start: bytes, stop: bytes | None, reverse: bool) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -113,8 +112,11 @@ def number_of(key: bytes | memoryview) -> int:
     return number
 
 
-def split(value: bytes | memoryview, number: int, page_size: int) -> Iterator[tuple[bytes, memoryview]]:
-    """Iterate over the parts of a large value with their keys."""
+def split(value: bytes | memoryview, number: int, page_size: int) -> list[tuple[bytes, memoryview]]:
+    """Return the parts of a large value with their keys."""
     view, step = memoryview(value), part_size(page_size)
-    for index, start in enumerate(range(0, len(view), step)):
-        yield part_key(number, index), view[start : start + step]
+    key = _PART_KEY.pack
+    return [
+        (key(number, index), view[start : start + step])
+        for index, start in enumerate(range(0, len(view), step))
+    ]
