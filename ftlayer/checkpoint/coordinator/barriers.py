@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode
-from ftlayer.errors import CheckpointError
 
 
 class Barriers:
     """Makes them."""
 
-    def __init__(self, config: CheckpointConfig, run: str, highest: int) -> None:
+    def __init__(self, config: CheckpointConfig, highest: int) -> None:
         self._config = config
-        self._run = run
         self._last = highest
 
     def checkpoint(self, wall_ms: int, *, final: bool) -> Barrier:
@@ -26,10 +24,7 @@ class Barriers:
         return Barrier(self._last, wall_ms, alignment, timeout_ms, final=final)
 
     def savepoint(self, wall_ms: int, location: str, *, final: bool) -> Barrier:
-        """Return the next savepoint's; `CheckpointError` if there is no directory for it."""
-        directory = self._config.savepoint_directory
-        if not location and directory is None:
-            raise CheckpointError("a savepoint needs a directory: name one, or set savepoint_directory")
+        """Return the next savepoint's."""
         self._last += 1
         return Barrier(
             self._last,
@@ -37,7 +32,7 @@ class Barriers:
             Alignment.ALIGNED,
             kind=SnapshotKind.SAVEPOINT,
             final=final,
-            location=location or f"{str(directory).rstrip('/')}/savepoint-{self._last}-{self._run}",
+            location=location,
         )
 
     def _alignment(self, final: bool) -> tuple[Alignment, int | None]:

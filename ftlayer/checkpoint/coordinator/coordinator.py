@@ -69,7 +69,7 @@ class CheckpointCoordinator:
         self._out: list[Decision] = []
         self._store = CompletedStore(config, known, claimed=claimed)
         highest = max([highest, *(each.checkpoint for each in known)])
-        self._barriers = Barriers(config, facts.run, highest)
+        self._barriers = Barriers(config, highest)
         self._schedule = Schedule(config)
         self._flight = InFlight(config, facts, self._out)
         self._completion = Completion(facts, self._flight, self._store, self._schedule, self._out)
@@ -213,16 +213,18 @@ class CheckpointCoordinator:
             self._requests.append(request)
         return self._advance(now)
 
-    def savepoint(self, request: int, now: Now, location: str = "") -> list[Decision]:
-        """Take a savepoint at once, in the directory ``location`` ("": a new one in ``savepoint_directory``)."""
+    def savepoint(self, request: int, now: Now, location: str) -> list[Decision]:
+        """Take a savepoint at once, in the new directory ``location``."""
         if not self._refused(request):
-            self._trigger_savepoint(request, location, now, stops=False)
+            barrier = self._barriers.savepoint(now.wall_ms, location, final=False)
+            self._flight.begin(barrier, now, [request])
         return self._advance(now)
 
-    def stop_with_savepoint(self, request: int, now: Now, location: str = "") -> list[Decision]:
+    def stop_with_savepoint(self, request: int, now: Now, location: str) -> list[Decision]:
         """Take a savepoint, commit it, and end the job. Where that fails, the job is restarted."""
         if not self._refused(request):
-            self._trigger_savepoint(request, location, now, stops=True)
+            barrier = self._barriers.savepoint(now.wall_ms, location, final=True)
+            self._flight.begin(barrier, now, [request], stops=True)
         return self._advance(now)
 
     # ------------------------------------------------------------ views
@@ -282,14 +284,6 @@ class CheckpointCoordinator:
         requests, self._requests = self._requests, []
         self._flight.begin(self._barriers.checkpoint(now.wall_ms, final=self._all_ended), now, requests)
         return True
-
-    def _trigger_savepoint(self, request: int, location: str, now: Now, *, stops: bool) -> None:
-        try:
-            barrier = self._barriers.savepoint(now.wall_ms, location, final=stops)
-        except CheckpointError as error:
-            self._out.append(Answer(request, error=error))
-            return
-        self._flight.begin(barrier, now, [request], stops=stops)
 
     def _answer_restarts(self) -> None:
         if self._completion.last_done:

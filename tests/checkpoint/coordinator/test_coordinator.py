@@ -556,19 +556,17 @@ def test_a_savepoint_is_never_subsumed(desk: Make) -> None:
     assert of(it.complete(1), Answer)[0].error is None
 
 
-def test_where_savepoints_go(desk: Make) -> None:
-    it = desk(savepoint_directory="s3://bucket/saves/").begin()
-    (barrier,) = triggered(it.call("savepoint", 1))
-    assert barrier.location == "s3://bucket/saves/savepoint-1-run"
-    it = desk().begin()
-    (answer,) = it.call("savepoint", 1)
-    assert "savepoint_directory" in str(answer.error)
+REQUESTS: list[tuple[str, Any]] = [
+    ("checkpoint_now", {}),
+    ("savepoint", {"location": "/save"}),
+    ("stop_with_savepoint", {"location": "/save"}),
+]
 
 
-@pytest.mark.parametrize("event", ["checkpoint_now", "savepoint", "stop_with_savepoint"])
-def test_no_request_while_the_job_does_not_run(desk: Make, event: str) -> None:
-    it = desk(savepoint_directory="/saves")
-    (answer,) = it.call(event, 1)
+@pytest.mark.parametrize(("event", "options"), REQUESTS)
+def test_no_request_while_the_job_does_not_run(desk: Make, event: str, options: Any) -> None:
+    it = desk()
+    (answer,) = it.call(event, 1, **options)
     assert "does not run" in str(answer.error)
 
 
@@ -578,8 +576,8 @@ def test_stop_with_savepoint(desk: Make) -> None:
     it.trigger()
     (barrier,) = triggered(it.call("stop_with_savepoint", 1, location="/save"))
     assert barrier.final
-    for event in ("checkpoint_now", "savepoint", "stop_with_savepoint"):
-        assert "coming to its end" in str(of(it.call(event, 2), Answer)[0].error)
+    for event, options in REQUESTS:
+        assert "coming to its end" in str(of(it.call(event, 2, **options), Answer)[0].error)
     assert not triggered(it.wait(60_000))
     (publish,) = it.ack_all(3, committables=True)
     decided = it.publish(publish.checkpoint, "/save")

@@ -49,7 +49,6 @@ configs = st.builds(
         tolerable_failures=tolerable,
         retained=retained,
         interval_during_backlog=backlog if interval else None,
-        savepoint_directory="/saves",
     ),
     st.sampled_from([None, 1_000, 3_000]),
     st.sampled_from([0, 700, 4_000]),
@@ -292,7 +291,7 @@ class Coordinated(RuleBasedStateMachine):
         self.number += 1
         self.open_requests.add(self.number)
         self.manual = self.manual or kind == "checkpoint_now"
-        self.call(kind, self.number)
+        self.call(kind, self.number, **({} if kind == "checkpoint_now" else {"location": "/save"}))
 
     @precondition(lambda self: self.running)
     @rule(subtask=st.sampled_from(SOURCES))
