@@ -486,7 +486,12 @@ def _slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
 def _chain_status(uid: str, totals: dict[str, int], rates: dict[str, float]) -> ChainStatus:
     taken, sent = f"records_in/{uid}", f"records_out/{uid}"
     return ChainStatus(
-        uid, totals.get(taken, 0), totals.get(sent, 0), rates.get(taken, 0.0), rates.get(sent, 0.0)
+        uid,
+        totals.get(taken, 0),
+        totals.get(sent, 0),
+        rates.get(taken, 0.0),
+        rates.get(sent, 0.0),
+        totals.get(f"late/{uid}", 0),
     )
 
 

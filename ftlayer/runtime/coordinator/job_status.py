@@ -32,13 +32,17 @@ class SlotStatus:
 
 @dataclass(frozen=True)
 class ChainStatus:
-    """Records that a chain took and sent, and per second over the last few; of all its subtasks."""
+    """Records that a chain took and sent, and per second over the last few; of all its subtasks.
+
+    ``late`` are those that came to a join too late to be kept.
+    """
 
     uid: str
     records_in: int
     records_out: int
     in_per_s: float
     out_per_s: float
+    late: int = 0
 
 
 @dataclass(frozen=True)

@@ -370,7 +370,8 @@ class SlotCore:
         """Return totals by name; may be called by any thread.
 
         ``records_in`` counts what sources read, ``records_out`` what chains without outputs were given, and
-        ``…/<uid>`` what a chain took and sent (a copy a channel). With checkpoints also those of `Barriers.counters`.
+        ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came to joins too late to be kept.
+        With checkpoints also those of `Barriers.counters`.
         """
         counters = dict(self._totals)
         if self._barriers is not None:
@@ -381,6 +382,13 @@ class SlotCore:
             for name, count in (("in", seat.records_in), ("out", seat.records_out)):
                 key = f"records_{name}/{seat.uid}"
                 counters[key] = counters.get(key, 0) + count
+        counters["late"] = 0
+        for seat in self._seats:
+            late: int = getattr(seat.task, "late", 0)
+            if late:
+                key = f"late/{seat.uid}"
+                counters[key] = counters.get(key, 0) + late
+                counters["late"] += late
         return counters
 
     def held_roots(self) -> list[U64Array]:

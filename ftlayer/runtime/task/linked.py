@@ -46,6 +46,11 @@ class _Linked:
         return sum(getattr(task, "progress", 0) for task in (self._first_task, self._second))
 
     @property
+    def late(self) -> int:
+        """How many records came too late to be kept."""
+        return sum(getattr(task, "late", 0) for task in (self._first_task, self._second))
+
+    @property
     def row(self) -> int | None:
         """The row of its batch that the first one works on, None while it does not, or nobody knows. For any thread."""
         return getattr(self._first_task, "row", None)

@@ -211,6 +211,9 @@ def test_a_peer_that_is_dropped_is_forgotten_and_begins_with_full_credit(tools: 
     slot.core.drop_peer(1, tools.now)
     assert {channel.sender for channel in slot.tasks["work", 0].resets} == {1}
     assert slot.core.counters()["dropped"] > 0
+    assert slot.core.counters()["late"] == 0
+    slot.tasks["work", 0].late = 3
+    assert slot.core.counters()["late"] == slot.core.counters()["late/work"] == 3
     assert not slot.core.unsent_to(1)
     before = len(slot.links.frames[1])
     slot.core.frame(1, frame_for(tools, slot, FROM_1, 0, 20))

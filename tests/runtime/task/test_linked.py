@@ -265,3 +265,7 @@ def test_a_thread_beside_sees_which_row_a_join_works_on_and_that_it_comes_forwar
         progress = [progress for at, _, progress in seen if at == name]
         assert progress == sorted(set(progress)), "it changes with each call"
     assert task.row is None
+    for channel in (LEFT, RIGHT):
+        task.input(channel, Watermark(50), NOW)
+    task.input(LEFT, batch_of(21, 1, 7), NOW)
+    assert task.late == 1
