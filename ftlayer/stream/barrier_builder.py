@@ -1,4 +1,4 @@
-"""How barrier mode gets into a graph: nothing is added, but edges by key go by key group."""
+"""How barrier mode gets into a graph: edges by key go by key group, and joins keep their state by key."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from ftlayer.errors import InvalidTopologyError
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import HashByKey
-from ftlayer.stream.job_graph import JobEdge, JobGraph
+from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.stream.join_rewrite import as_co_process
+from ftlayer.stream.operators import Join
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class BarrierBuilder:
                 )
         return replace(
             graph,
+            vertices=tuple(map(_without_joins, graph.vertices)),
             edges=tuple(self._by_group(edge) for edge in graph.edges),
             max_parallelism=self.max_parallelism,
         )
@@ -45,3 +48,8 @@ class BarrierBuilder:
         if not isinstance(edge.partitioner, HashByKey):
             return edge
         return replace(edge, partitioner=HashByKeyGroup(edge.partitioner.selector, self.max_parallelism))
+
+
+def _without_joins(vertex: JobVertex) -> JobVertex:
+    operators = tuple(as_co_process(each) if isinstance(each, Join) else each for each in vertex.operators)
+    return replace(vertex, operators=operators)
