@@ -11,6 +11,7 @@ from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 if TYPE_CHECKING:
     from ftlayer.functions.context import Context
     from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
+    from ftlayer.functions.ttl import StateTtl
     from ftlayer.layer.calls import StreamOptions
     from ftlayer.runtime.coordinator.events import JobState
     from ftlayer.runtime.coordinator.job import Job
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ftlayer.spark.facade import FTLayer
     from ftlayer.stream.connectors import partitions
     from ftlayer.stream.operators import PushSource
+    from ftlayer.stream.windows import session, sliding, tumbling
 
 __all__ = [
     "LAST_WATERMARK_MS",
@@ -38,10 +40,14 @@ __all__ = [
     "ProcessFunction",
     "PushSource",
     "Retention",
+    "StateTtl",
     "StreamEnvironment",
     "StreamOptions",
     "TopologyOptions",
     "partitions",
+    "session",
+    "sliding",
+    "tumbling",
 ]
 
 _MODULES = {
@@ -53,9 +59,13 @@ _MODULES = {
     "JobState": "ftlayer.runtime.coordinator.events",
     "ProcessFunction": "ftlayer.functions.process",
     "PushSource": "ftlayer.stream.operators",
+    "StateTtl": "ftlayer.functions.ttl",
     "StreamEnvironment": "ftlayer.runtime.environment",
     "StreamOptions": "ftlayer.layer.calls",
     "partitions": "ftlayer.stream.connectors",
+    "session": "ftlayer.stream.windows",
+    "sliding": "ftlayer.stream.windows",
+    "tumbling": "ftlayer.stream.windows",
 }
 
 

@@ -72,7 +72,9 @@ def emits_roots(operator: Operator) -> bool:
 
 
 def needs_watermarks(operator: Operator) -> bool:
-    """Whether it works on event time for certain. (Whether a function sets such timers cannot be known.)"""
+    """Whether it works on event time for certain. (Whether a user's function sets such timers cannot be known.)"""
+    if isinstance(operator, Process | CoProcess):
+        return bool(getattr(operator.function, "needs_event_time", False))
     return isinstance(operator, Join)
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import Process, Reduce
+from ftlayer.functions.windows.assigners import WindowKind
 from ftlayer.stream.connectors import Schema
 from ftlayer.stream.operators import CoProcess, Join
 from ftlayer.stream.spans import span_ms
@@ -16,6 +17,7 @@ from ftlayer.stream.streams import DataStream, Leg, Sides
 
 if TYPE_CHECKING:
     from ftlayer.stream.builder import GraphBuilder
+    from ftlayer.stream.windows import WindowedStream
 
 
 class KeyedStream(DataStream):
@@ -89,6 +91,19 @@ class KeyedStream(DataStream):
         ``volatile_state`` as in `reduce`.
         """
         return add_process(self, self.keys, function, schema, side, volatile_state, uid, parallelism)
+
+    def window(self, windows: WindowKind) -> WindowedStream:
+        """Cut the stream into windows of event time: `tumbling`, `sliding` or `session` say which.
+
+        The stream needs watermarks.
+        """
+        from ftlayer.stream.windows import WindowedStream
+
+        if not isinstance(windows, WindowKind):
+            raise ConfigError(
+                f"window: expected tumbling(…), sliding(…) or session(…), got a {type(windows).__name__}"
+            )
+        return WindowedStream(self, windows)
 
     def join(
         self,

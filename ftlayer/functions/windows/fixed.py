@@ -10,7 +10,7 @@ from ftlayer.functions.handles import NOTHING
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.windows.assigners import Fixed, Window
 from ftlayer.functions.windows.contents import Content
-from ftlayer.functions.windows.function import WindowFunction
+from ftlayer.functions.windows.function import WindowFunction, in_time
 
 
 class FixedWindows(WindowFunction):
@@ -37,7 +37,8 @@ class FixedWindows(WindowFunction):
 
     def _ending(self, time_ms: int) -> Iterable[tuple[Window, Any]]:
         size = self._fixed.size_ms
-        return [(Window(start, start + size), self._windows[start]) for start in self._due(time_ms, size)]
+        starts = self._due(time_ms, size)
+        return [(Window(start, in_time(start + size)), self._windows[start]) for start in starts]
 
     def _forget(self, time_ms: int) -> None:
         for start in self._due(time_ms, self._fixed.size_ms + self._lateness_ms):
