@@ -124,6 +124,9 @@ class CheckpointConfig:
         _between("max_memory_state", self.max_memory_state, 1)
         _between("max_parallelism", self.max_parallelism, 1, MAX_PARALLELISM_LIMIT)
         _between("max_file_size", self.max_file_size, 4 * KIB)
+        _bound("max_space_amplification", self.max_space_amplification)
+        for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
+            _directory(name, getattr(self, name))
         self._check_enums()
         self._check_combinations()
 
@@ -169,8 +172,6 @@ class CheckpointConfig:
             )
         if backlog and interval is not None and backlog < interval:
             raise ConfigError("interval_during_backlog, interval: expected 0 or at least the interval")
-        if self.max_space_amplification < 1 and self.max_space_amplification != 0:
-            raise ConfigError("max_space_amplification: expected at least 1, or 0 for no bound")
         if self.directory is None and self.retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS:
             raise ConfigError(
                 "retention, directory: what lies in the driver's memory is gone with it; give a directory"
@@ -227,3 +228,14 @@ def _between(option: str, value: int, least: int, most: int | None = None) -> No
     if not good or (most is not None and value > most):
         upper = "" if most is None else f" and at most {most}"
         raise ConfigError(f"{option}: expected an integer of at least {least}{upper}, got {value!r}")
+
+
+def _bound(option: str, value: float) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and (value >= 1 or value == 0)
+    if not good:
+        raise ConfigError(f"{option}: expected a number of at least 1, or 0 for no bound, got {value!r}")
+
+
+def _directory(option: str, value: str | None) -> None:
+    if value is not None and not (isinstance(value, str) and value):
+        raise ConfigError(f"{option}: expected a path or URL as text, or None, got {value!r}")
