@@ -147,7 +147,7 @@ def test_methods_of_a_layer_and_a_query_exist(name: str) -> None:
         "timers": KeyTimers,
     }
     code = "\n".join([*blocks(page(name), "python"), *re.findall(r"`([^`\n]+)`", page(name))])
-    for owner, attribute in re.findall(rf"(?<![.\w])({'|'.join(owners)})\.([A-Za-z]\w*)", code):
+    for owner, attribute in re.findall(rf"(?<![.\w-])({'|'.join(owners)})\.([A-Za-z]\w*)", code):
         names = {*dir(owners[owner]), "stream_options", "status", "strict", "max_rows", "name"}
         assert attribute in names, f"{owner}.{attribute}"
 
