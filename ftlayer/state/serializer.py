@@ -170,7 +170,7 @@ def _write_datetime(value: dt.datetime) -> msgpack.ExtType:
 
 def _read_datetime(data: bytes) -> dt.datetime:
     *fields, fold, zone = unpack(data)
-    return dt.datetime(*fields, _read_zone(zone), fold=fold)
+    return dt.datetime(*fields).replace(tzinfo=_read_zone(zone), fold=fold)
 
 
 def _write_time(value: dt.time) -> msgpack.ExtType:
@@ -184,7 +184,7 @@ def _write_time(value: dt.time) -> msgpack.ExtType:
 
 def _read_time(data: bytes) -> dt.time:
     *fields, fold, zone = unpack(data)
-    return dt.time(*fields, _read_zone(zone), fold=fold)
+    return dt.time(*fields).replace(tzinfo=_read_zone(zone), fold=fold)
 
 
 # ---------------------------------------------------------------- arrays

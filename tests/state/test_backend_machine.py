@@ -1,0 +1,453 @@
+"""Backends against plain dicts: state changes while snapshots are out, and every completed one is what was frozen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
+from ftlayer.errors import SnapshotCancelledError
+from ftlayer.functions.prepared import NAN
+from ftlayer.partitioning.key_groups import groups_of
+from ftlayer.state import backend, entries, lineage, merging, view
+from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
+from ftlayer.state.groups import KeyGroups
+from ftlayer.state.opening import open_backend
+
+GROUPS = 16
+KEYS = {
+    "one": pa.schema([("k", pa.string())]),
+    "two": pa.schema([("k", pa.int64()), ("f", pa.float64())]),
+}
+one_keys = st.sampled_from([None, "a", "f" * 600])
+two_keys = st.sampled_from([(0, NAN), (1, None)])
+places = st.tuples(st.just("one"), one_keys) | st.tuples(st.just("two"), two_keys)
+atoms = st.sampled_from([0, 1, True, 2**70, 1.5, "x", b"y", None, (1, "t")])
+values = (
+    atoms
+    | st.lists(atoms, max_size=2)
+    | st.builds(lambda v: {"in": [v]}, atoms)
+    | st.builds(lambda v: (v, [v]), atoms)
+)
+times = st.integers(0, 5)
+KINDS = ("value", "list", "map")
+
+
+def call(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+    return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
+
+
+fields = st.sampled_from(["x", 1])
+timer_kinds = st.sampled_from(["event", "processing"])
+CALLS = st.one_of(
+    call("set_value", place=places, value=values),
+    call("read_value", place=places, how=st.sampled_from(["get", "item", "in", "setdefault"])),
+    call("change_in_place", place=places, again=st.booleans()),
+    call("remove_value", place=places, how=st.sampled_from(["pop", "del"])),
+    call("extend_list", place=places, more=st.lists(values, min_size=1, max_size=2)),
+    call("change_in_list", place=places),
+    call("put_in_map", place=places, field=fields, value=values),
+    call("change_in_map", place=places, field=fields),
+    call("remove_from_map", place=places, field=fields),
+    call("clear_key", place=places, kind=st.sampled_from(["list", "map"])),
+    call("timer", place=places, time=times, kind=timer_kinds, add=st.booleans()),
+    call("take_timers", uid=st.sampled_from(["one", "two"]), kind=timer_kinds, until=times),
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_limits() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(view, "SLICE", 3)
+        patch.setattr(entries, "BLOCK_ENTRIES", 3)
+        patch.setattr(entries, "RUN_ENTRIES", 7)
+        patch.setattr(merging, "SLICE", 2)
+        patch.setattr(merging, "MAX_LAYERS", 2)
+        patch.setattr(backend, "MAX_FRONT", 5)
+        patch.setattr(backend, "MAX_KEPT", 40)
+        patch.setattr(lineage, "MAX_PIECES", 4)
+        yield
+
+
+@dataclass
+class Model:
+    """What a backend holds, in plain dicts: tables by (operator, kind), timers by (operator, kind) in order."""
+
+    tables: dict[tuple[str, str], dict[Any, Any]] = field(default_factory=dict)
+    timers: dict[tuple[str, str], list[tuple[int, Any]]] = field(default_factory=dict)
+    items: list[Any] = field(default_factory=list)
+    rules: dict[Any, Any] = field(default_factory=dict)
+
+    def table(self, uid: str, kind: str) -> dict[Any, Any]:
+        return self.tables.setdefault((uid, kind), {})
+
+
+@dataclass
+class Out:
+    """A snapshot that is under way."""
+
+    barrier: Barrier
+    frozen: Frozen | None
+    model: Model
+    written: BackendSnapshot | None = None
+    failed: bool = False
+
+
+def shown(table: Any) -> dict[str, str]:
+    """Return keys and values with their types, so that 1, 1.0 and True are told apart."""
+    return {repr(key): repr(value) for key, value in table.items()}
+
+
+def contents(found: CheckpointedBackend, uid: str, kind: str) -> dict[str, str]:
+    state = found.state(uid)
+    if kind == "value":
+        return shown(state.values("v"))
+    table: Any = state.lists("l") if kind == "list" else state.maps("m")
+    keys = list(table._table)
+    return shown({key: table.get(key) if kind == "list" else dict(table.items(key)) for key in keys})
+
+
+class BackendMachine(RuleBasedStateMachine):
+    """Everything runs in one thread; each rule is a step of the task, of the writing thread, or of the driver."""
+
+    storage_class: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storage = self.storage_class()
+        self.model = Model()
+        self.out: list[Out] = []
+        self.completed: list[Out] = []
+        self.savepoints: list[Out] = []
+        self.untold: list[int] = []
+        self.next = 0
+        self.now = 0
+        self.backend: CheckpointedBackend
+
+    @initialize(name=st.sampled_from(["heap"]), incremental=st.booleans())
+    def begin(self, name: str, incremental: bool) -> None:
+        self.config = CheckpointConfig(backend=name, incremental=incremental, directory="x")  # type: ignore[arg-type]
+        self.backend = self._open(self.config, 0, 1, None)
+
+    def teardown(self) -> None:
+        if hasattr(self, "backend"):
+            self.backend.close()
+
+    def _open(
+        self, config: CheckpointConfig, subtask: int, parallelism: int, restore: SubtaskRestore | None
+    ) -> CheckpointedBackend:
+        own = groups_of(subtask, parallelism, GROUPS)
+        spec = BackendSpec(own.start, own.stop, GROUPS, KEYS)
+        return open_backend(config, spec, restore, self.storage, "")
+
+    # ------------------------------------------------------------ the task
+
+    @rule(calls=st.lists(CALLS, min_size=1, max_size=6))
+    def work(self, calls: list[tuple[str, dict[str, Any]]]) -> None:
+        """One rule for all of them, so that snapshots are as frequent."""
+        for name, arguments in calls:
+            getattr(self, name)(**arguments)
+
+    def set_value(self, place: tuple[str, Any], value: Any) -> None:
+        uid, key = place
+        self.backend.state(uid).values("v")[key] = value
+        self.model.table(uid, "value")[key] = copy.deepcopy(value)
+
+    def read_value(self, place: tuple[str, Any], how: str) -> None:
+        uid, key = place
+        table, model = self.backend.state(uid).values("v"), self.model.table(uid, "value")
+        if how == "in":
+            assert (key in table) == (key in model)
+        elif how == "setdefault":
+            assert repr(table.setdefault(key, 7)) == repr(model.setdefault(key, 7))
+        elif how == "get" or key in model:
+            assert repr(table.get(key, "?") if how == "get" else table[key]) == repr(model.get(key, "?"))
+        else:
+            with pytest.raises(KeyError):
+                table[key]
+
+    def change_in_place(self, place: tuple[str, Any], again: bool) -> None:
+        uid, key = place
+        table, model = self.backend.state(uid).values("v"), self.model.table(uid, "value")
+        for _ in range(1 + again):
+            value = table.get(key)
+            if isinstance(value, list):
+                value.append("more")
+                model[key].append("more")
+            elif isinstance(value, dict):
+                value["in"].append("more")
+                model[key]["in"].append("more")
+            elif isinstance(value, tuple) and isinstance(value[1], list):
+                value[1].append("more")
+                model[key][1].append("more")
+            else:
+                return
+            table[key] = value
+
+    def remove_value(self, place: tuple[str, Any], how: str) -> None:
+        uid, key = place
+        table, model = self.backend.state(uid).values("v"), self.model.table(uid, "value")
+        if how == "pop":
+            assert repr(table.pop(key, None)) == repr(model.pop(key, None))
+        elif key in model:
+            del table[key], model[key]
+        else:
+            with pytest.raises(KeyError):
+                del table[key]
+
+    def extend_list(self, place: tuple[str, Any], more: list[Any]) -> None:
+        uid, key = place
+        self.backend.state(uid).lists("l").extend(key, more)
+        self.model.table(uid, "list").setdefault(key, []).extend(copy.deepcopy(more))
+
+    def change_in_list(self, place: tuple[str, Any]) -> None:
+        uid, key = place
+        table, model = self.backend.state(uid).lists("l"), self.model.table(uid, "list")
+        found = table.get(key)
+        assert repr(found) == repr(model.get(key, []))
+        if found and isinstance(found[0], list):
+            found[0].append("more")
+            model[key][0].append("more")
+            table.clear(key)
+            table.extend(key, found)
+
+    def put_in_map(self, place: tuple[str, Any], field: Any, value: Any) -> None:
+        uid, key = place
+        self.backend.state(uid).maps("m").put(key, field, value)
+        self.model.table(uid, "map").setdefault(key, {})[field] = copy.deepcopy(value)
+
+    def change_in_map(self, place: tuple[str, Any], field: Any) -> None:
+        uid, key = place
+        table, model = self.backend.state(uid).maps("m"), self.model.table(uid, "map")
+        assert repr(dict(table.items(key))) == repr(model.get(key, {}))
+        value = table.items(key).get(field)
+        if isinstance(value, list):
+            value.append("more")
+            model[key][field].append("more")
+            table.put(key, field, value)
+
+    def remove_from_map(self, place: tuple[str, Any], field: Any) -> None:
+        uid, key = place
+        table, model = self.backend.state(uid).maps("m"), self.model.table(uid, "map")
+        if field not in model.get(key, {}):
+            with pytest.raises(KeyError):
+                table.remove(key, field)
+            return
+        table.remove(key, field)
+        del model[key][field]
+        if not model[key]:
+            del model[key]
+
+    def clear_key(self, place: tuple[str, Any], kind: str) -> None:
+        uid, key = place
+        state = self.backend.state(uid)
+        (state.lists("l") if kind == "list" else state.maps("m")).clear(key)
+        self.model.table(uid, kind).pop(key, None)
+
+    def timer(self, place: tuple[str, Any], time: int, kind: str, add: bool) -> None:
+        uid, key = place
+        timers, model = self.backend.timers(uid), self.model.timers.setdefault((uid, kind), [])
+        getattr(timers, f"{'add' if add else 'delete'}_{kind}")(key, time)
+        if add and (time, key) not in model:
+            model.append((time, key))
+        elif not add and (time, key) in model:
+            model.remove((time, key))
+
+    def take_timers(self, uid: str, kind: str, until: int) -> None:
+        model = self.model.timers.get((uid, kind), [])
+        due = [timer for timer in model if timer[0] <= until]
+        taken = getattr(self.backend.timers(uid), f"due_{kind}")(until)
+        if not due:
+            assert taken is None
+            return
+        first = min(time for time, _ in due)
+        assert taken is not None
+        assert taken[0] == first
+        assert list(map(repr, taken[1])) == [repr(key) for time, key in due if time == first]
+        model[:] = [timer for timer in model if timer[0] != first]
+
+    @rule(value=values)
+    def operator_state(self, value: Any) -> None:
+        states = self.backend.operators("one")
+        states.list("items").append(value)
+        states.broadcast("rules")[repr(value)] = value
+        self.model.items.append(copy.deepcopy(value))
+        self.model.rules[repr(value)] = copy.deepcopy(value)
+
+    @rule(times=st.integers(1, 12))
+    def tend(self, times: int) -> None:
+        for _ in range(times):
+            self.now += 100
+            self.backend.tend(self.now)
+
+    @rule()
+    def everything_is_there(self) -> None:
+        for uid in KEYS:
+            for kind in KINDS:
+                assert contents(self.backend, uid, kind) == shown(self.model.table(uid, kind))
+            assert len(self.backend.state(uid).values("v")) == len(self.model.table(uid, "value"))
+
+    # ------------------------------------------------------------ snapshots
+
+    @rule(savepoint=st.sampled_from([False, False, False, True]))
+    def freeze(self, savepoint: bool) -> None:
+        self.next += 1
+        kind = SnapshotKind.SAVEPOINT if savepoint else SnapshotKind.CHECKPOINT
+        barrier = Barrier(self.next, 0, kind=kind)
+        self.out.append(Out(barrier, self.backend.freeze(barrier), copy.deepcopy(self.model)))
+
+    def _unwritten(self) -> list[Out]:
+        return [out for out in self.out if out.written is None and not out.failed and out.frozen]
+
+    @precondition(lambda self: self._unwritten())
+    @rule(data=st.data(), cancel_after=st.sampled_from([None, None, None, 0, 2, 5]), release=st.booleans())
+    def write(self, data: st.DataObject, cancel_after: int | None, release: bool) -> None:
+        out = data.draw(st.sampled_from(self._unwritten()))
+        looks = iter(range(1000 if cancel_after is None else cancel_after))
+        assert out.frozen is not None
+        with suppress(SnapshotCancelledError):
+            out.written = out.frozen.write(
+                self.storage.writer(out.barrier),
+                lambda: next(looks, None) is None and cancel_after is not None,
+            )
+        out.failed = out.written is None
+        if out.written is not None:
+            self._check_restored(out, 1 + out.barrier.checkpoint % 2, self.config)
+        if release:
+            self._release(out)
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self._release(data.draw(st.sampled_from(self.out)))
+
+    def _release(self, out: Out) -> None:
+        if out.frozen is not None:
+            out.frozen.release()
+            out.frozen = None
+
+    @precondition(lambda self: any(out.written for out in self.out))
+    @rule(data=st.data())
+    def complete(self, data: st.DataObject) -> None:
+        """The driver: older ones are given up, and what only the last completed one referred to is removed."""
+        out = data.draw(st.sampled_from([out for out in self.out if out.written]))
+        self._release(out)
+        self.out.remove(out)
+        if out.barrier.kind is SnapshotKind.SAVEPOINT:
+            self.savepoints.append(out)
+            return
+        for older in [o for o in self.out if o.barrier.checkpoint < out.barrier.checkpoint]:
+            if older.barrier.kind is not SnapshotKind.SAVEPOINT:
+                self._abort(older, told=False)
+        self._check_restored(out, 1, self.config)
+        keep = self._paths(out)
+        assert keep <= self.storage.files.keys()
+        for path in {path for old in self.completed for path in self._paths(old)} - keep:
+            del self.storage.files[path]
+        self.completed = [out]
+        self.untold.append(out.barrier.checkpoint)
+
+    @staticmethod
+    def _paths(out: Out) -> set[str]:
+        assert out.written is not None
+        return {part.piece.path for part in out.written.keyed.pieces} if out.written.keyed else set()
+
+    @precondition(lambda self: self.untold)
+    @rule()
+    def tell_completed(self) -> None:
+        self.backend.completed(self.untold.pop(0))
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self._abort(data.draw(st.sampled_from(self.out)), told=True)
+
+    def _abort(self, out: Out, *, told: bool) -> None:
+        self._release(out)
+        self.out.remove(out)
+        self.storage.aborted(out.barrier.checkpoint)
+        if told:
+            self.backend.aborted(out.barrier.checkpoint)
+
+    # ------------------------------------------------------------ restore
+
+    @precondition(lambda self: self.completed or self.savepoints)
+    @rule(data=st.data(), parallelism=st.integers(1, 4), name=st.sampled_from(["heap"]))
+    def restore_elsewhere(self, data: st.DataObject, parallelism: int, name: str) -> None:
+        out = data.draw(st.sampled_from(self.completed + self.savepoints))
+        self._check_restored(out, parallelism, CheckpointConfig(backend=name))  # type: ignore[arg-type]
+
+    def _check_restored(self, out: Out, parallelism: int, config: CheckpointConfig) -> None:
+        parts = [self._restored(out, config, i, parallelism) for i in range(parallelism)]
+        try:
+            self._check(out.model, parts)
+        finally:
+            for part in parts:
+                part.close()
+
+    @precondition(lambda self: self.completed or self.savepoints)
+    @rule(data=st.data())
+    def restart(self, data: st.DataObject) -> None:
+        out = data.draw(st.sampled_from(self.completed + self.savepoints))
+        while self.out:
+            self._abort(self.out[0], told=False)
+        self.backend.close()
+        self.untold = []
+        self.backend = self._restored(out, self.config, 0, 1)
+        self.model = copy.deepcopy(out.model)
+
+    def _restored(
+        self, out: Out, config: CheckpointConfig, subtask: int, parallelism: int
+    ) -> CheckpointedBackend:
+        assert out.written is not None
+        keyed = (out.written.keyed,) if out.written.keyed else ()
+        operators: tuple[OperatorState, ...] = out.written.operators if subtask == 0 else ()
+        restore = SubtaskRestore("chain", subtask, keyed, operators)
+        return self._open(config, subtask, parallelism, restore)
+
+    def _check(self, model: Model, parts: list[CheckpointedBackend]) -> None:
+        for uid, schema in KEYS.items():
+            groups = KeyGroups(uid, schema, GROUPS)
+            for number, part in enumerate(parts):
+                own = groups_of(number, len(parts), GROUPS)
+                for kind in KINDS:
+                    table = model.table(uid, kind)
+                    mine = {key: value for key, value in table.items() if int(groups.of([key])[0]) in own}
+                    assert contents(part, uid, kind) == shown(mine)
+                for kind in ("event", "processing"):
+                    timers = [
+                        t for t in model.timers.get((uid, kind), []) if int(groups.of([t[1]])[0]) in own
+                    ]
+                    found = []
+                    while (due := getattr(part.timers(uid), f"due_{kind}")(9)) is not None:
+                        found += [(due[0], repr(key)) for key in due[1]]
+                    timers.sort(key=lambda timer: timer[0])
+                    assert found == [(time, repr(key)) for time, key in timers]
+        states = parts[0].operators("one")
+        assert list(map(repr, states.list("items"))) == list(map(repr, model.items))
+        assert shown(states.broadcast("rules")) == shown(model.rules)
+
+
+@pytest.fixture(autouse=True)
+def _storage(make_storage: Any) -> None:
+    BackendMachine.storage_class = make_storage
+
+
+TestBackend = BackendMachine.TestCase
+TestBackend.settings = settings(
+    max_examples=100,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
