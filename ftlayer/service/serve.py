@@ -19,6 +19,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.service.heap import keep_freed_memory
 from ftlayer.service.metrics import Metrics
 from ftlayer.service.opening import open_vertex
+from ftlayer.service.polling import poll_in_place
 from ftlayer.service.server import VertexServer
 from ftlayer.service.vertex import Vertex
 
@@ -58,6 +59,7 @@ def serve(
 
     _check_free(options)
     keep_freed_memory()
+    poll_in_place()
     vertex = open_vertex(options.vertex, on_fatal)
     # What is there now stays: looking at it for garbage would stop every thread for a tenth of a second.
     gc.freeze()

@@ -48,6 +48,7 @@ from ftlayer.runtime.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.task.contract import CheckpointedTask
+from ftlayer.service.polling import poll_in_place
 from ftlayer.stream.operators import Source
 
 HARD_EXIT_S = 5.0
@@ -67,6 +68,7 @@ def run_slot(order: SlotOrder) -> None:
     process forked from one that has used gRPC.
     """
     leave_pandas_to_others()
+    poll_in_place()
     while _run_instance(_Slot(order)):
         # What the last instance held is gone before the next one restores as much again.
         gc.collect()
