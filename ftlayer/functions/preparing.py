@@ -100,7 +100,7 @@ def _prepare_process(
 ) -> tuple[ProcessOperator, list[PreparedOperator]]:
     uid, function = operator.uid, operator.function
     if isinstance(operator, Process):
-        entries = [(function.process, operator.keys, schema)] * (1 if position else len(inputs))
+        entries = [(function.process, operator.keys, schema)] * len(inputs)
     else:
         calls = (function.process_left, function.process_right)
         entries = list(zip(calls, operator.keys, inputs, strict=True))

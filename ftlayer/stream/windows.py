@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
     """Windows of one size, each beginning where the one before ends.
 
-    They begin at multiples of ``size`` since 1970 (UTC), and ``offset`` later; ``tumbling("1d", offset="-1h")`` are
+    They begin at multiples of ``size`` since 1970 (UTC), and ``offset`` later; ``tumbling("24h", offset="-1h")`` are
     days in UTC+1.
     """
     size_ms = span_ms(size, "tumbling: size", least=1)
