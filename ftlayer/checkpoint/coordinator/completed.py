@@ -12,7 +12,10 @@ from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 
 _REMEMBERED = 16
-# Of so many discarded checkpoints the files are known: a task that has missed so many completions cannot take part.
+# Of so many discarded checkpoints the pieces are known: a task that has missed so many completions cannot take part.
+
+_Place = tuple[str, int]
+"""File and offset of a piece. Files say too little: one that a discarded checkpoint was in may be written on."""
 
 
 class CompletedStore:
@@ -24,7 +27,7 @@ class CompletedStore:
         self._retention = config.retention
         self._checkpoints = sorted(known, key=lambda each: each.checkpoint)
         self._foreign = set() if claimed else {each.checkpoint for each in known}
-        self._gone: deque[frozenset[str]] = deque(maxlen=_REMEMBERED)
+        self._gone: deque[set[_Place]] = deque(maxlen=_REMEMBERED)
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
@@ -65,13 +68,13 @@ class CompletedStore:
         return [] if keep else self._forget(list(self._checkpoints))
 
     def lacks_base(self, parts: Iterable[SubtaskSnapshot]) -> bool:
-        """Whether parts of a new checkpoint refer to files that went with a discarded one.
+        """Whether parts of a new checkpoint refer to pieces that went with a discarded one.
 
         A task builds on the last checkpoint that it was told is complete. The news of the next one may reach it
         later than a barrier does, and meanwhile what it builds on may have been discarded.
         """
-        paths = _shared_paths(parts)
-        return any(not paths.isdisjoint(gone) for gone in self._gone)
+        places = _shared(parts)
+        return any(not places.isdisjoint(gone) for gone in self._gone)
 
     def _forget(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
         dropped = {each.checkpoint for each in checkpoints}
@@ -83,14 +86,14 @@ class CompletedStore:
         ]
         for each in discarded:
             kept = [part for left in self._checkpoints for part in left.subtasks]
-            self._gone.append(frozenset(_shared_paths(each.subtasks) - _shared_paths(kept)))
+            self._gone.append(_shared(each.subtasks) - _shared(kept))
         self._foreign -= dropped
         return discarded
 
 
-def _shared_paths(parts: Iterable[SubtaskSnapshot]) -> set[str]:
+def _shared(parts: Iterable[SubtaskSnapshot]) -> set[_Place]:
     return {
-        piece.path
+        (piece.path, piece.offset)
         for part in parts
         for piece in part.pieces()
         if piece.scope is Scope.SHARED and piece.inline is None

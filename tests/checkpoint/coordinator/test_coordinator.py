@@ -476,28 +476,40 @@ def test_only_some_sources_begin_again(desk: Make) -> None:
     assert triggered(it.call("data_ended", ("source", 1)))[0].final
 
 
-def test_a_checkpoint_on_a_base_that_is_gone_is_given_up(desk: Make) -> None:
-    def ack(number: int, *paths: str) -> list[Decision]:
-        pieces = [
-            ChannelState("a", "", "b", 0, 0, 0, False, Piece(b"", 1, None, path, 0, Scope.SHARED), 1)
-            for path in paths
-        ]
-        for uid, subtask in sorted(it.facts.subtasks):
-            channels = tuple(pieces) if (uid, subtask) == ("count", 0) else ()
-            decided = it.call("acked", number, SubtaskSnapshot(uid, subtask, channels=channels))
-        return decided
+def ack_pieces(it: Any, number: int, *places: tuple[str, int]) -> list[Decision]:
+    """All subtasks ack; one of them refers to these shared pieces."""
+    pieces = tuple(
+        ChannelState("a", "", "b", 0, 0, 0, False, Piece(b"", 1, None, path, offset, Scope.SHARED), 1)
+        for path, offset in places
+    )
+    for uid, subtask in sorted(it.facts.subtasks):
+        channels = pieces if (uid, subtask) == ("count", 0) else ()
+        decided: list[Decision] = it.call("acked", number, SubtaskSnapshot(uid, subtask, channels=channels))
+    return decided
 
+
+def test_a_checkpoint_on_a_base_that_is_gone_is_given_up(desk: Make) -> None:
     it = desk(interval="1s", max_concurrent=2).begin()
+    base, one, two, three = [(f"shared/{name}", 0) for name in ("base", "one", "two", "three")]
     it.wait(1_000)
-    it.publish(ack(1, "shared/base", "shared/one")[0].checkpoint)
+    it.publish(ack_pieces(it, 1, base, one)[0].checkpoint)  # type: ignore[union-attr]
     it.wait(3_000)
     assert it.coordinator.in_progress == (2, 3)
-    it.publish(ack(2, "shared/base", "shared/two")[0].checkpoint)
+    it.publish(ack_pieces(it, 2, base, two)[0].checkpoint)  # type: ignore[union-attr]
     # The news of 2 had not reached the task when the barrier of 3 did: it builds on 1, which is discarded.
-    decided = ack(3, "shared/base", "shared/one", "shared/three")
+    decided = ack_pieces(it, 3, base, one, three)
     assert ids(decided, NotifyAborted) == [3]
     assert not of(decided, FailJob)
-    assert ids(ack(4, "shared/base", "shared/two", "shared/four"), Publish) == [4]
+    assert ids(ack_pieces(it, 4, base, two), Publish) == [4]
+
+
+def test_a_file_that_is_written_on_is_no_base(desk: Make) -> None:
+    it = desk(interval="1s").begin()
+    for number, places in [(1, [("shared/one", 0)]), (2, []), (3, [("shared/one", 10)])]:
+        it.trigger()
+        (publish,) = ack_pieces(it, number, *places)
+        it.publish(publish.checkpoint)  # type: ignore[union-attr]
+    assert ids(it.said, NotifyCompleted) == [1, 2, 3]
 
 
 # ---------------------------------------------------------------- users
