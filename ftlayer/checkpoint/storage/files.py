@@ -24,6 +24,7 @@ _WAYS_OUT = {
     errno.EPERM: "permission is missing: grant it, or choose another directory",
     errno.ENOENT: "it is not there (any more): is it mounted, on the machines of driver and slots?",
     errno.ENOTDIR: "a part of the path is no directory: choose another directory",
+    errno.EEXIST: "a part of the path is no directory: choose another directory",
     errno.ESTALE: "it is not there any more: is it still mounted?",
     errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
 }

@@ -30,7 +30,7 @@ RUN_CHARS = 6
 """Of the run's name in a savepoint's: enough for a person to see which run it was."""
 
 _LOCAL = re.compile(r"(?:file|local):(?://)?(?=/)")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=:)")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://|::)")
 _CHECKPOINT = re.compile(r"chk-([0-9]+)")
 _SHARED_RANGE = re.compile(r"([0-9]+)\.([0-9]+)\.([^.]+)")
 
@@ -40,7 +40,7 @@ _SHARED_RANGE = re.compile(r"([0-9]+)\.([0-9]+)\.([^.]+)")
 
 def is_local(url: str) -> bool:
     """Whether ``url`` is a path of this machine: without a scheme, or ``file:``."""
-    return _LOCAL.match(url) is not None or not ("://" in url or "::" in url)
+    return _LOCAL.match(url) is not None or _SCHEME.match(url) is None
 
 
 def normal(url: str) -> str:

@@ -54,8 +54,9 @@ class LocalCopies:
         """Let the next instance have them, or, if the job is ``over``, remove them."""
         if over:
             _remove(self._root)
-        if self._lock is not None:
-            os.close(self._lock)
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
 
 def _lock(directory: Path) -> int | None:

@@ -232,6 +232,29 @@ def test_an_alive_slots_open_log_is_kept(make_kit: Any, made: Any) -> None:
     driver.verify(three)
 
 
+@pytest.mark.parametrize("across", [False, True])
+def test_a_checkpoint_that_is_given_up_takes_nothing_from_the_next(
+    make_kit: Any, made: Any, across: bool
+) -> None:
+    kit = make_kit("local", file_merging_across=across)
+    slot, driver = kit.slot(), kit.driver()
+    base = slot.writer(made.barrier(1)).write([LARGE], Scope.SHARED)
+    slot.writer(made.barrier(1)).sync()
+    one = driver.publish(made.checkpoint(1, made.subtask([base])))
+    slot.completed(1)
+    logged = slot.log_writer().write([LARGE], Scope.SHARED)
+    slot.log_writer().sync()
+    writer = slot.writer(made.barrier(2))
+    new = writer.write([LARGE], Scope.SHARED)
+    assert (new.path == base.path) == across
+    writer.sync()
+    slot.aborted(2)
+    driver.discard_parts(2, [made.subtask([base, logged, new])], [one])
+    assert (new.path in kit.paths()) == across
+    driver.verify(one)
+    driver.verify(driver.publish(made.checkpoint(3, made.subtask([base, logged]))))
+
+
 def test_a_checkpoint_whose_files_are_gone_is_not_published(files_kit: Any, made: Any) -> None:
     slot, driver = files_kit.slot(), files_kit.driver()
     writer = slot.writer(made.barrier(1))
