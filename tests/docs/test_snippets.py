@@ -20,7 +20,7 @@ from ftlayer import restart
 from ftlayer.cli import app
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.functions.context import Context, KeyTimers
-from ftlayer.functions.handles import ListHandle, ValueHandle
+from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.layer.calls import Now, QueryStatus, Stats, StatsReply, StreamOptions, StreamStatus
 from ftlayer.layer.layer import FTLayerCore
@@ -40,6 +40,7 @@ from ftlayer.stream.explain import explain, to_mermaid
 from ftlayer.stream.job_graph_generator import job_graph
 from ftlayer.stream.keyed import ConnectedStreams, KeyedStream
 from ftlayer.stream.streams import DataStream, IterativeStream
+from ftlayer.stream.windows import WindowedStream
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -152,7 +153,17 @@ def test_methods_of_a_layer_and_a_query_exist(name: str) -> None:
         assert attribute in names, f"{owner}.{attribute}"
 
 
-TOPOLOGY_CLASSES = (StreamEnvironment, DataStream, KeyedStream, ConnectedStreams, Job, KeyTimers, FTLayer)
+TOPOLOGY_CLASSES = (
+    StreamEnvironment,
+    DataStream,
+    KeyedStream,
+    WindowedStream,
+    ConnectedStreams,
+    Job,
+    Context,
+    KeyTimers,
+    FTLayer,
+)
 
 
 def test_arguments_in_examples_of_topologies() -> None:
@@ -245,6 +256,9 @@ DOCUMENTED = [
     KeyTimers,
     ValueHandle,
     ListHandle,
+    ReducingHandle,
+    AggregatingHandle,
+    WindowedStream,
 ]
 
 
@@ -275,6 +289,7 @@ def test_the_reference_has_every_public_name(owner: type) -> None:
         (StreamEnvironment, "## StreamEnvironment"),
         (DataStream, "## DataStream"),
         (KeyedStream, "## KeyedStream and ConnectedStreams"),
+        (WindowedStream, "## WindowedStream"),
         (Job, "## Job"),
         (ProcessFunction, "## ProcessFunction"),
     ],

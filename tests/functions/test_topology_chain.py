@@ -633,6 +633,14 @@ def test_two_inputs_share_the_state_of_a_key() -> None:
     assert rows_of(result) == [(0, ("sum", 2)), (2, ("sum", 6))]
 
 
+def test_a_process_without_keys_may_be_behind_an_operator_of_two_inputs() -> None:
+    operator = CoProcess("co", Enrich(), (("v",), ("v",)), (KV, V), V, (("kept", V),))
+    behind = [Map("m", lambda r: r[1], V), Process("p", Passing(), (), V)]
+    chain = TopologyChain([operator, *behind], [KV, V], HeapBackend())
+    chain.run(pa.record_batch({"v": [1]}, schema=V), None, 0, 0, input=1)
+    assert rows_of(run(chain, [("x", 1)], input=0)) == [(0, 2)]
+
+
 # ---------------------------------------------------------------- chains that cannot be
 
 
