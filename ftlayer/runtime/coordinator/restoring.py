@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.snapshots import (
     Checkpoint,
@@ -39,7 +39,8 @@ def restores(checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool) 
 
     Keyed state goes to whoever has its key group, by the uid of its operator; snapshots hold more than that, and are
     to be filtered by group and operator. Of operator state each subtask gets its own where the parallelism is the
-    same; otherwise SPLIT items are dealt out round-robin, in their order.
+    same; otherwise SPLIT items are dealt out round-robin, in their order. ``checkpoint.location`` has to be the directory
+    that its pieces' paths are relative to (`ftlayer.checkpoint.storage.opening.pieces_directory`).
 
     Raises `IncompatibleCheckpointError`: see `check_fits` and `InFlightDealer`, and for state that no operator claims
     unless ``allow_unclaimed``. `CheckpointDamagedError` if two subtasks differ about a source's position.
@@ -52,13 +53,15 @@ def restores(checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool) 
             "the uids they had, or drop it with allow_unclaimed_state=True"
         )
     in_flight = InFlightDealer(checkpoint, graph)
+    states = _states_of(checkpoint)
+    positions = {vertex.uid: _positions(checkpoint, vertex) for vertex in graph.vertices}
     subtasks = {
         (vertex.uid, subtask): SubtaskRestore(
             uid=vertex.uid,
             subtask=subtask,
             keyed=_keyed(checkpoint, graph, vertex, subtask),
-            operators=_operator_states(checkpoint, vertex, subtask),
-            positions=_positions(checkpoint, vertex),
+            operators=_shares(states, vertex, subtask),
+            positions=positions[vertex.uid],
             in_flight=tuple(in_flight.incoming[vertex.uid, subtask]),
             outgoing=tuple(in_flight.outgoing[vertex.uid, subtask]),
         )
@@ -91,26 +94,40 @@ def _keyed(
     )
 
 
-def _operator_states(checkpoint: Checkpoint, vertex: JobVertex, subtask: int) -> tuple[OperatorState, ...]:
-    """Return what the subtask gets of the operator state of its chain's operators, by operator and name."""
-    found: dict[tuple[str, str], dict[int, OperatorState]] = {}
+@dataclass(frozen=True)
+class _Whole:
+    """An operator's state of one name: what each of ``parallelism`` subtasks had."""
+
+    parallelism: int
+    parts: dict[int, OperatorState] = field(default_factory=dict)
+
+
+def _states_of(checkpoint: Checkpoint) -> dict[str, dict[str, _Whole]]:
+    """Return operator state by operator and name."""
+    parallelism = {info.uid: info.parallelism for info in checkpoint.operators}
+    found: dict[str, dict[str, _Whole]] = {}
     for part in checkpoint.subtasks:
         for state in part.operators:
-            found.setdefault((state.operator, state.name), {})[part.subtask] = state
-    before = {info.uid: info.parallelism for info in checkpoint.operators}
-    return tuple(
-        mine
+            whole = _Whole(parallelism.get(state.operator, 0))
+            names = found.setdefault(state.operator, {})
+            names.setdefault(state.name, whole).parts[part.subtask] = state
+    return found
+
+
+def _shares(
+    states: dict[str, dict[str, _Whole]], vertex: JobVertex, subtask: int
+) -> tuple[OperatorState, ...]:
+    """Return what the subtask gets of the operator state of its chain's operators."""
+    shares = [
+        _share(whole, subtask, vertex.parallelism)
         for operator in vertex.operators
-        for (uid, _), states in sorted(found.items())
-        if uid == operator.uid
-        for mine in [_share(states, before.get(uid), subtask, vertex.parallelism)]
-        if mine.items
-    )
+        for _, whole in sorted(states.get(operator.uid, {}).items())
+    ]
+    return tuple(share for share in shares if share.items)
 
 
-def _share(states: dict[int, OperatorState], before: int | None, subtask: int, parallelism: int) -> OperatorState:
-    """Return one subtask's share of a state that ``before`` subtasks had."""
-    in_order = [states[number] for number in sorted(states)]
+def _share(whole: _Whole, subtask: int, parallelism: int) -> OperatorState:
+    in_order = [whole.parts[number] for number in sorted(whole.parts)]
     like = in_order[0]
     items: Sequence[bytes]
     if like.redistribution is Redistribution.BROADCAST:
@@ -118,8 +135,8 @@ def _share(states: dict[int, OperatorState], before: int | None, subtask: int, p
         items = in_order[subtask % len(in_order)].items
     elif like.redistribution is Redistribution.UNION:
         items = [item for state in in_order for item in state.items]
-    elif before == parallelism:
-        items = states[subtask].items if subtask in states else ()
+    elif whole.parallelism == parallelism:
+        items = whole.parts[subtask].items if subtask in whole.parts else ()
     else:
         items = [item for state in in_order for item in state.items][subtask::parallelism]
     return OperatorState(like.operator, like.name, like.redistribution, tuple(items))

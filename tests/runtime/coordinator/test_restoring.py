@@ -208,7 +208,7 @@ def test_every_key_group_goes_to_the_subtask_that_has_it(before: int, after: int
     check_groups(line(2, before), line(2, after))
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(before=st.integers(1, GROUPS), after=st.integers(1, GROUPS))
 def test_key_groups_at_any_parallelism(before: int, after: int) -> None:
     check_groups(line(1, before), line(1, after))
@@ -225,6 +225,7 @@ def cut(places: set[int], parallelisms: Iterable[int]) -> JobGraph:
     return graph((1, (source(),)), *((next(sizes), chain) for chain in chains))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_chains_that_are_cut_otherwise(data: st.DataObject) -> None:
     places = st.sets(st.integers(1, len(STEPS) - 1))
@@ -250,6 +251,7 @@ def test_operator_state_at_another_parallelism() -> None:
     assert dealt(got, "count", 3, Redistribution.BROADCAST) == [["0a", "0b"], ["1a", "1b"], ["0a", "0b"]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 9))
 def test_no_item_of_a_split_list_is_lost_or_doubled(sizes: list[int], after: int) -> None:
     before = line(1, len(sizes))
@@ -338,6 +340,7 @@ def test_other_senders_and_the_same_receivers(partitioner: Any) -> None:
     assert not got["source", 0].outgoing
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 6), st.integers(1, 6))
 def test_where_any_receiver_will_do_each_frame_goes_to_one(s0: int, r0: int, s1: int, r1: int) -> None:
     for partitioner in (Rebalance(), Shuffle()):
