@@ -316,7 +316,7 @@ class CoordinatorCore:
             self._bring_up(now_ms)
             self._look_for_end(now_ms)
         if self._end is not None and self._end.advance(now_ms):
-            if self._tracked:
+            if self._tracked and self._end.verdict.state is not JobState.ENDED:
                 # For the next start, which may be long after their timeout.
                 self._recalls.at_the_end()
             self._out.append(self._end.verdict)

@@ -95,6 +95,34 @@ def test_slots_are_killed(start: Any) -> None:
     assert run.job.status().restarts >= 1
 
 
+def paced(records: int) -> Any:
+    for number in range(records):
+        time.sleep(0.002)
+        yield number
+
+
+def test_a_slot_that_stays_away_for_longer_than_the_timeout(
+    environment: Any, connect: Any, logs_kit: ModuleType, tmp_path: Path
+) -> None:
+    """What it held waits for it, and has its one attempt still."""
+    layer = connect(timeout="2s", max_attempts=1)
+    before = layer.stats()
+    env = environment(layer, restart=FixedDelay(attempts=3, delay="6s"))
+    numbers = env.source(lambda: paced(3_000), "id bigint").key_by("id")
+    numbers.map(lambda it: it, "id bigint").rebalance().sink(logs_kit.Journal(tmp_path))
+    job = env.execute_async()
+    out = logs_kit.Notes(tmp_path, "out")
+    logs_kit.until(job, lambda: len(out.rows()) > 300)
+    victim = next(slot for slot in job.status().slots if slot.pid)
+    os.kill(victim.pid, signal.SIGKILL)
+    assert job.wait(logs_kit.WAIT_S), job.status()
+    assert job.status().restarts == 1
+    assert {row[0] for row in out.rows()} == set(range(3_000))
+    grown = {name: value - before[name] for name, value in layer.stats().items() if name in before}
+    assert grown["recalled"] > 0
+    assert grown["timed_out"] == grown["dead"] == 0
+
+
 def test_the_vertex_is_killed(start: Any) -> None:
     run = start(2, shards=2)
     run.pause(0.5)
