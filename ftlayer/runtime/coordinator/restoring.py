@@ -39,8 +39,8 @@ def restores(checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool) 
 
     Keyed state goes to whoever has its key group, by the uid of its operator; snapshots hold more than that, and are
     to be filtered by group and operator. Of operator state each subtask gets its own where the parallelism is the
-    same; otherwise SPLIT items are dealt out round-robin, in their order. ``checkpoint.location`` has to be the directory
-    that its pieces' paths are relative to (`ftlayer.checkpoint.storage.opening.pieces_directory`).
+    same; otherwise SPLIT items are dealt out round-robin, in their order. ``checkpoint.location`` has to be the
+    directory that its pieces' paths are relative to (`ftlayer.checkpoint.storage.opening.pieces_directory`).
 
     Raises `IncompatibleCheckpointError`: see `check_fits` and `InFlightDealer`, and for state that no operator claims
     unless ``allow_unclaimed``. `CheckpointDamagedError` if two subtasks differ about a source's position.
