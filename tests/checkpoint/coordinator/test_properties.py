@@ -160,7 +160,6 @@ class Coordinated(RuleBasedStateMachine):
                 ]
                 assert (None if found is None else found.checkpoint) == max(standing, default=None)
                 self.to_restore.remove(number)
-                self.restore_to = found
             case Answer(request, answer, error):
                 assert request in self.open_requests
                 assert (answer is None) != (error is None)
@@ -315,13 +314,18 @@ class Coordinated(RuleBasedStateMachine):
     @precondition(
         lambda self: not self.running and not self.to_restore and not self.end_said and not self.over
     )
-    @rule()
-    def the_job_runs_again(self) -> None:
-        found = self.restore_to
+    @rule(damaged=st.sampled_from([0, 0, 0, 1, 2]))
+    def the_job_runs_again(self, damaged: int) -> None:
+        """So many of the latest checkpoints cannot be read."""
+        kept = self.coordinator.completed
+        found = kept[max(0, len(kept) - 1 - damaged)] if kept else None
         if found is not None:
             self.committed |= self.numbers(found)
             self.restored_at = max(self.barriers)
         self.call("restored", found)
+        assert self.coordinator.completed == tuple(
+            each for each in kept if found and each.checkpoint <= found.checkpoint
+        )
         self.running = True
         self.call("running")
 
@@ -382,7 +386,7 @@ class Coordinated(RuleBasedStateMachine):
             if self.failing and not self.over:
                 self.restart()
             if not self.running and not self.to_restore and not self.end_said and not self.over:
-                self.the_job_runs_again()
+                self.the_job_runs_again(damaged=0)
         assert not self.open_requests
         assert not self.to_restore
         # What is in flight now was triggered by the last tick.
