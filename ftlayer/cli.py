@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from ftlayer import cli_checkpoints
 from ftlayer.demo.kills import Kill
 from ftlayer.errors import ConfigError, FTLayerError
 
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 dead = typer.Typer(no_args_is_help=True, help="Dead letters of a running vertex: list, show, requeue, purge.")
 app.add_typer(dead, name="dead")
+app.add_typer(cli_checkpoints.app, name="checkpoints")
 
 
 class State(StrEnum):

@@ -8,10 +8,9 @@ from dataclasses import replace
 
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.deleting import Crew, raise_together
-from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.layout import (
     KEY,
     METADATA,
@@ -20,10 +19,7 @@ from ftlayer.checkpoint.storage.layout import (
     checkpoint_number,
     job_directory,
     join,
-    last_name,
     normal,
-    parent,
-    parse_file_name,
     pieces_directory,
     run_directory,
 )
@@ -38,8 +34,13 @@ from ftlayer.checkpoint.storage.loading import (
 from ftlayer.checkpoint.storage.memory import too_large
 from ftlayer.checkpoint.storage.metadata import encode
 from ftlayer.checkpoint.storage.orphans import is_bound, is_settled, orphans
+from ftlayer.checkpoint.storage.removing import (
+    delete_directory,
+    delete_savepoint,
+    discard_checkpoint,
+    shared_paths,
+)
 from ftlayer.checkpoint.storage.signing import Signer
-from ftlayer.errors import CheckpointStorageError
 
 
 class DriverStorageBase:
@@ -259,53 +260,3 @@ class MemoryDriverStorage(DriverStorageBase):
                 name = f"the snapshot of {subtask.uid}[{subtask.subtask}]"
                 raise too_large(name, length, self._config.max_memory_state)
         return replace(checkpoint, location="")
-
-
-# ---------------------------------------------------------------- removing
-
-
-def discard_checkpoint(checkpoint: Checkpoint, keep: Iterable[Checkpoint], crew: Crew) -> None:
-    """Remove a checkpoint of a run that is over, or a savepoint; errors as `DriverStorage.discard`."""
-    location = checkpoint.location
-    if checkpoint.kind == SnapshotKind.SAVEPOINT:
-        raise_together(delete_savepoint(open_files(location), crew), location)
-        return
-    base = pieces_directory(checkpoint)
-    files = open_files(base)
-    used = {path for one in keep if pieces_directory(one) == base for path in paths_of(all_pieces(one))}
-    shared = shared_paths(all_pieces(checkpoint)) - used
-    errors = delete_directory(files, last_name(location), crew)
-    errors += crew.delete(files, shared)
-    files.delete_empty(SHARED)
-    files.delete_empty("")
-    raise_together(errors, location)
-
-
-def delete_directory(files: Files, name: str, crew: Crew) -> list[CheckpointStorageError]:
-    """Remove a checkpoint's own directory, its metadata first; returns what could not be removed."""
-    errors = crew.delete(files, (join(name, METADATA),))
-    try:
-        errors += crew.delete(files, (entry.path for entry in files.walk(name)))
-        files.delete_empty(name)
-    except CheckpointStorageError as error:
-        errors.append(error)
-    return errors
-
-
-def delete_savepoint(files: Files, crew: Crew) -> list[CheckpointStorageError]:
-    """Remove a savepoint's directory, as far as the files in it are a savepoint's."""
-    errors = crew.delete(files, (METADATA,))
-    try:
-        names = [entry.path for entry in files.walk()]
-        ours = [name for name in names if name == KEY or name[:1] == "." or parse_file_name(name) is not None]
-        errors += crew.delete(files, ours)
-        if len(ours) == len(names):
-            files.delete_empty("")
-    except CheckpointStorageError as error:
-        errors.append(error)
-    return errors
-
-
-def shared_paths(pieces: Iterable[Piece]) -> set[str]:
-    """Return the shared files among those that pieces lie in."""
-    return {path for path in paths_of(pieces) if parent(path) == SHARED}

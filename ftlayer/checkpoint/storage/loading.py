@@ -34,7 +34,7 @@ def load_checkpoint(url: str, key: bytes | None = None) -> Checkpoint:
     location = located(url)
     files = open_files(location)
     if files.size(METADATA) is None:
-        raise CheckpointStorageError(_not_there(location))
+        raise CheckpointStorageError(not_there(location))
     base = location if checkpoint_number(last_name(location)) is None else parent(location)
     return decode(files.read(METADATA), location, Signer(key_of(base, key)))
 
@@ -127,7 +127,8 @@ def _distinct(checkpoint: Checkpoint) -> list[Piece]:
     return list(dict.fromkeys(all_pieces(checkpoint)))
 
 
-def _not_there(location: str) -> str:
+def not_there(location: str) -> str:
+    """Return what to say of a directory without metadata."""
     below = find_checkpoints(location)
     if not below:
         return f"{location}: there is no checkpoint or savepoint here, nor below"

@@ -1,0 +1,140 @@
+"""Removing checkpoints and savepoints: metadata first, so that a half-removed one is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ftlayer.checkpoint.barrier import SnapshotKind
+from ftlayer.checkpoint.pieces import Piece
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.deleting import Crew, raise_together
+from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.layout import (
+    KEY,
+    METADATA,
+    SHARED,
+    checkpoint_number,
+    join,
+    last_name,
+    parent,
+    parse_file_name,
+    pieces_directory,
+)
+from ftlayer.checkpoint.storage.loading import (
+    all_pieces,
+    find_checkpoints,
+    load_checkpoint,
+    located,
+    not_there,
+    paths_of,
+)
+from ftlayer.checkpoint.storage.orphans import orphans
+from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError
+
+NEVER = 1 << 62
+"""Behind every checkpoint's number."""
+
+
+def delete_checkpoint(url: str, key: bytes | None = None) -> str:
+    """Remove a checkpoint of a run that is over, damaged or not, and what nobody refers to then; returns where it was.
+
+    Raises `ConfigError` for a savepoint, `CheckpointStorageError` if there is no checkpoint or something cannot be
+    removed, `CheckpointDamagedError` if another checkpoint of the run cannot be read: nobody knows what it needs.
+    ``key``: as for `load_checkpoint`.
+    """
+    location = _checked(url, is_savepoint=False)
+    base, number = parent(location), checkpoint_number(last_name(location))
+    others = []
+    for other in find_checkpoints(base):
+        if other != location:
+            try:
+                others.append(load_checkpoint(other, key))
+            except CheckpointDamagedError as error:
+                raise CheckpointDamagedError(
+                    f"{location} is kept, as it cannot be known which files {other} shares with it; delete that one "
+                    f"first: {error}"
+                ) from error
+    files, crew = open_files(base), Crew()
+    try:
+        errors = delete_directory(files, last_name(location), crew)
+        used = {path for one in others for path in paths_of(all_pieces(one))}
+        completed = {one.checkpoint for one in others} - {number}
+        paths = [entry.path for entry in files.walk()]
+        left = orphans(paths, used, completed, NEVER, lambda _instance: False)
+        errors += crew.delete(files, left)
+    finally:
+        crew.close()
+    for name in (*sorted({parent(path) for path in left}), SHARED, ""):
+        files.delete_empty(name)
+    raise_together(errors, location)
+    return location
+
+
+def dispose_savepoint(url: str) -> str:
+    """Remove a savepoint, damaged or not; returns where it was.
+
+    Raises `ConfigError` for a checkpoint, `CheckpointStorageError` if there is none or something cannot be removed.
+    """
+    location = _checked(url, is_savepoint=True)
+    crew = Crew()
+    try:
+        raise_together(delete_savepoint(open_files(location), crew), location)
+    finally:
+        crew.close()
+    return location
+
+
+def discard_checkpoint(checkpoint: Checkpoint, keep: Iterable[Checkpoint], crew: Crew) -> None:
+    """Remove a checkpoint of a run that is over, or a savepoint; errors as `DriverStorage.discard`."""
+    location = checkpoint.location
+    if checkpoint.kind == SnapshotKind.SAVEPOINT:
+        raise_together(delete_savepoint(open_files(location), crew), location)
+        return
+    base = pieces_directory(checkpoint)
+    files = open_files(base)
+    used = {path for one in keep if pieces_directory(one) == base for path in paths_of(all_pieces(one))}
+    errors = delete_directory(files, last_name(location), crew)
+    errors += crew.delete(files, shared_paths(all_pieces(checkpoint)) - used)
+    files.delete_empty(SHARED)
+    files.delete_empty("")
+    raise_together(errors, location)
+
+
+def delete_directory(files: Files, name: str, crew: Crew) -> list[CheckpointStorageError]:
+    """Remove a checkpoint's own directory; returns what could not be removed."""
+    errors = crew.delete(files, (join(name, METADATA),))
+    try:
+        errors += crew.delete(files, (entry.path for entry in files.walk(name)))
+        files.delete_empty(name)
+    except CheckpointStorageError as error:
+        errors.append(error)
+    return errors
+
+
+def delete_savepoint(files: Files, crew: Crew) -> list[CheckpointStorageError]:
+    """Remove a savepoint's directory, as far as the files in it are a savepoint's."""
+    errors = crew.delete(files, (METADATA,))
+    try:
+        names = [entry.path for entry in files.walk()]
+        ours = [name for name in names if name == KEY or name[:1] == "." or parse_file_name(name) is not None]
+        errors += crew.delete(files, ours)
+        if len(ours) == len(names):
+            files.delete_empty("")
+    except CheckpointStorageError as error:
+        errors.append(error)
+    return errors
+
+
+def shared_paths(pieces: Iterable[Piece]) -> set[str]:
+    """Return the shared files among those that pieces lie in."""
+    return {path for path in paths_of(pieces) if parent(path) == SHARED}
+
+
+def _checked(url: str, *, is_savepoint: bool) -> str:
+    location = located(url)
+    if open_files(location).size(METADATA) is None:
+        raise CheckpointStorageError(not_there(location))
+    if (checkpoint_number(last_name(location)) is None) != is_savepoint:
+        kind, command = ("checkpoint", "delete") if is_savepoint else ("savepoint", "dispose")
+        raise ConfigError(f"{location} is a {kind}: use `ftlayer checkpoints {command}`")
+    return location

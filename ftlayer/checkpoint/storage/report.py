@@ -1,0 +1,131 @@
+"""What can be said of a checkpoint, as plain values for people and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgpack
+
+from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+
+Facts = dict[str, Any]
+
+
+def summary(checkpoint: Checkpoint) -> Facts:
+    """Return one line of a list: bytes, milliseconds, wall clock in ms since 1970."""
+    return {
+        "location": checkpoint.location,
+        "checkpoint": checkpoint.checkpoint,
+        "kind": str(checkpoint.kind),
+        "job": checkpoint.job,
+        "run": checkpoint.run,
+        "completed_ms": checkpoint.completed_ms,
+        "duration_ms": checkpoint.completed_ms - checkpoint.started_ms,
+        "state_bytes": _state_bytes(checkpoint.subtasks),
+        "written_bytes": sum(part.written_bytes for part in checkpoint.subtasks),
+        "unaligned": checkpoint.unaligned,
+    }
+
+
+def details(checkpoint: Checkpoint) -> Facts:
+    """Return everything: the summary, sizes by operator, durations by subtask, positions of the sources."""
+    return {
+        **summary(checkpoint),
+        "started_ms": checkpoint.started_ms,
+        "max_parallelism": checkpoint.max_parallelism,
+        "operators": [
+            {
+                "uid": operator.uid,
+                "chain": operator.chain,
+                "kind": operator.kind,
+                "parallelism": operator.parallelism,
+                "keys": list(operator.keys),
+            }
+            for operator in checkpoint.operators
+        ],
+        "sizes": [_sizes(uid, parts) for uid, parts in _by_chain(checkpoint.subtasks).items()],
+        "subtasks": [_durations(part) for part in checkpoint.subtasks],
+        "positions": [
+            {
+                "source": part.uid,
+                "subtask": part.subtask,
+                "partition": partition,
+                "position": _readable(position),
+            }
+            for part in checkpoint.subtasks
+            for partition, position in sorted(part.positions.items())
+        ],
+        "uncommitted": [
+            {"sink": one.sink, "subtask": part.subtask, "checkpoint": one.checkpoint}
+            for part in checkpoint.subtasks
+            for one in part.committables
+        ],
+    }
+
+
+def _sizes(chain: str, parts: list[SubtaskSnapshot]) -> Facts:
+    """Return sizes of a chain. Keyed state of its operators lies in the same pieces, so it has one size."""
+    keyed = [part.keyed for part in parts if part.keyed is not None]
+    states: dict[str, int] = {}
+    for part in parts:
+        for state in part.operators:
+            states[state.operator] = states.get(state.operator, 0) + sum(map(len, state.items))
+    return {
+        "chain": chain,
+        "keyed_operators": sorted({table.operator for snapshot in keyed for table in snapshot.tables}),
+        "keyed_tables": sorted({f"{table.operator}.{table.name}" for one in keyed for table in one.tables}),
+        "keyed_bytes": sum(state.piece.length for snapshot in keyed for state in snapshot.pieces),
+        "keyed_entries": sum(state.entries for snapshot in keyed for state in snapshot.pieces),
+        "operator_state_bytes": states,
+        "in_flight_bytes": sum(channel.frames.length for part in parts for channel in part.channels),
+        "in_flight_records": sum(channel.count for part in parts for channel in part.channels),
+        "written_bytes": sum(part.written_bytes for part in parts),
+    }
+
+
+def _durations(part: SubtaskSnapshot) -> Facts:
+    times = part.times
+    return {
+        "chain": part.uid,
+        "subtask": part.subtask,
+        "start_delay_ms": times.start_delay_ms,
+        "alignment_ms": times.alignment_ms,
+        "sync_ms": times.sync_ms,
+        "async_ms": times.async_ms,
+        "in_flight_bytes": times.in_flight_bytes,
+        "unaligned": times.unaligned,
+    }
+
+
+def _by_chain(parts: Iterable[SubtaskSnapshot]) -> dict[str, list[SubtaskSnapshot]]:
+    found: dict[str, list[SubtaskSnapshot]] = {}
+    for part in parts:
+        found.setdefault(part.uid, []).append(part)
+    return found
+
+
+def _state_bytes(parts: Iterable[SubtaskSnapshot]) -> int:
+    return sum(
+        sum(piece.length for piece in part.pieces())
+        + sum(len(item) for state in part.operators for item in state.items)
+        for part in parts
+    )
+
+
+def _readable(position: bytes) -> Any:
+    """Return a position as its source has packed it; in hexadecimal digits where that is not known."""
+    try:
+        return _plain(msgpack.unpackb(position))
+    except (ValueError, msgpack.UnpackException):
+        return position.hex()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value

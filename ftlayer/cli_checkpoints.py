@@ -1,0 +1,266 @@
+"""The commands ``ftlayer checkpoints``: look at, check and remove what checkpointing has left in a directory."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ftlayer.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ftlayer.checkpoint.storage.report import Facts
+
+EXIT_DAMAGED = 1
+
+
+class _ListsByDefault(TyperGroup):
+    """``ftlayer checkpoints PATH`` is short for ``ftlayer checkpoints list PATH``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_ListsByDefault,
+    no_args_is_help=True,
+    help="Checkpoints and savepoints: list, show, verify, delete, dispose. PATH is a path or any URL of fsspec's.",
+)
+
+Place = Annotated[
+    str, typer.Argument(metavar="PATH", help="A directory with checkpoints somewhere below it.")
+]
+One = Annotated[str, typer.Argument(metavar="PATH", help="A checkpoint's or savepoint's directory.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: bytes, milliseconds, wall clock since 1970.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the bytes of CheckpointConfig.key, if the job had one; else the kept key is used."
+    ),
+]
+
+
+@app.command("list")
+def list_checkpoints(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None:
+    """List the checkpoints and savepoints below PATH, the latest first."""
+    from ftlayer.checkpoint.storage.loading import find_checkpoints, load_checkpoint
+    from ftlayer.checkpoint.storage.report import summary
+
+    key = _key(key_file)
+    rows: list[Facts] = []
+    for location in find_checkpoints(path):
+        try:
+            rows.append(summary(load_checkpoint(location, key)))
+        except CheckpointError as error:
+            rows.append({"location": location, "error": str(error)})
+    if as_json:
+        _print_json(rows)
+    else:
+        _print_list(path, rows)
+
+
+@app.command()
+def show(path: One, as_json: Json = False, key_file: KeyFile = None) -> None:
+    """Show one: sizes by operator, durations by subtask, positions of the sources."""
+    from ftlayer.checkpoint.storage.loading import load_checkpoint
+    from ftlayer.checkpoint.storage.report import details
+
+    facts = details(load_checkpoint(path, _key(key_file)))
+    if as_json:
+        _print_json(facts)
+    else:
+        _print_details(facts)
+
+
+@app.command()
+def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None:
+    """Read everything that the checkpoints at or below PATH refer to. Exit code 1: something is damaged."""
+    from ftlayer.checkpoint.storage.deleting import Crew
+    from ftlayer.checkpoint.storage.loading import (
+        find_checkpoints,
+        load_checkpoint,
+        located,
+        not_there,
+        verify_checkpoint,
+    )
+
+    key = _key(key_file)
+    found = find_checkpoints(located(path))
+    if not found:
+        # Else nobody would notice a mistyped path.
+        raise ConfigError(not_there(located(path)))
+    results: list[Facts] = []
+    crew = Crew()
+    for location in found:
+        try:
+            verify_checkpoint(load_checkpoint(location, key), key, crew)
+            results.append({"location": location, "error": None})
+        except CheckpointError as error:
+            results.append({"location": location, "error": str(error)})
+    crew.close()
+    if as_json:
+        _print_json(results)
+    else:
+        for result in results:
+            typer.echo(f"{result['location']}: {result['error'] or 'good'}")
+    if any(result["error"] for result in results):
+        raise typer.Exit(EXIT_DAMAGED)
+
+
+@app.command()
+def delete(path: One, yes: Yes = False, key_file: KeyFile = None) -> None:
+    """Delete a checkpoint of a job that is not running, with the files that no other one needs."""
+    from ftlayer.checkpoint.storage.removing import delete_checkpoint
+
+    if not yes:
+        typer.confirm(f"Delete {path} for ever? The job must not be running.", abort=True)
+    typer.echo(f"deleted {delete_checkpoint(path, _key(key_file))}")
+
+
+@app.command()
+def dispose(path: One, yes: Yes = False) -> None:
+    """Delete a savepoint."""
+    from ftlayer.checkpoint.storage.removing import dispose_savepoint
+
+    if not yes:
+        typer.confirm(f"Delete the savepoint {path} for ever?", abort=True)
+    typer.echo(f"disposed of {dispose_savepoint(path)}")
+
+
+def _key(key_file: Path | None) -> bytes | None:
+    if key_file is None:
+        return None
+    try:
+        return key_file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--key-file: {key_file} cannot be read: {error.strerror}") from error
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _print_json(facts: Any) -> None:
+    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+
+
+def _print_list(path: str, rows: list[Facts]) -> None:
+    console = _console()
+    if not rows:
+        console.print(f"{path}: no checkpoints or savepoints", soft_wrap=True)
+        return
+    table = _table("checkpoint", "kind", "job", "completed", "took", "state", "written", "location")
+    for row in rows:
+        if "error" in row:
+            table.add_row("", "unreadable", "", "", "", "", "", row["location"], style="red")
+            continue
+        table.add_row(
+            str(row["checkpoint"]),
+            row["kind"] + (", unaligned" if row["unaligned"] else ""),
+            row["job"],
+            _time(row["completed_ms"]),
+            f"{row['duration_ms']:,} ms",
+            _bytes(row["state_bytes"]),
+            _bytes(row["written_bytes"]),
+            row["location"],
+        )
+    console.print(table)
+    for row in rows:
+        if "error" in row:
+            console.print(row["error"], style="red", soft_wrap=True)
+
+
+def _print_details(facts: Facts) -> None:
+    console = _console()
+    console.print(f"{facts['kind']} {facts['checkpoint']} of {facts['job']}", style="bold")
+    lines = {
+        "location": facts["location"],
+        "run": facts["run"],
+        "completed": f"{_time(facts['completed_ms'])}, after {facts['duration_ms']:,} ms",
+        "state": f"{_bytes(facts['state_bytes'])}, {_bytes(facts['written_bytes'])} of it written anew",
+        "key groups": str(facts["max_parallelism"]),
+    }
+    for name, value in lines.items():
+        console.print(f"  {name:11}{value}", soft_wrap=True)
+    _print_rows(console, "operators", facts["operators"])
+    sizes = [
+        {
+            "chain": size["chain"],
+            "keyed operators": ", ".join(size["keyed_operators"]),
+            "keyed state": _bytes(size["keyed_bytes"]),
+            "entries": f"{size['keyed_entries']:,}",
+            "operator state": ", ".join(
+                f"{uid} {_bytes(n)}" for uid, n in size["operator_state_bytes"].items()
+            ),
+            "in flight": f"{size['in_flight_records']:,} ({_bytes(size['in_flight_bytes'])})",
+        }
+        for size in facts["sizes"]
+    ]
+    _print_rows(console, "sizes", sizes)
+    durations = [
+        {
+            "subtask": f"{row['chain']}[{row['subtask']}]",
+            "start delay": f"{row['start_delay_ms']:,} ms",
+            "alignment": f"{row['alignment_ms']:,} ms",
+            "sync": f"{row['sync_ms']:,.1f} ms",
+            "async": f"{row['async_ms']:,.1f} ms",
+            "in flight": _bytes(row["in_flight_bytes"]),
+            "unaligned": "yes" if row["unaligned"] else "",
+        }
+        for row in facts["subtasks"]
+    ]
+    _print_rows(console, "durations", durations)
+    _print_rows(console, "positions", facts["positions"])
+    _print_rows(console, "to be committed", facts["uncommitted"])
+
+
+def _print_rows(console: Console, title: str, rows: list[Facts]) -> None:
+    if not rows:
+        return
+    console.print(title, style="bold")
+    table = _table(*rows[0])
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    # Names may have brackets in them.
+    return Console(markup=False, highlight=False)
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def _time(wall_ms: int) -> str:
+    return datetime.fromtimestamp(wall_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")

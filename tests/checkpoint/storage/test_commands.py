@@ -1,0 +1,187 @@
+"""``ftlayer checkpoints`` …"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from typer.testing import CliRunner
+
+from ftlayer.checkpoint.pieces import Scope
+from ftlayer.checkpoint.snapshots import (
+    ChannelState,
+    Committable,
+    KeyedSnapshot,
+    OperatorInfo,
+    OperatorState,
+    Redistribution,
+    SnapshotTimes,
+    StatePiece,
+    TableInfo,
+)
+from ftlayer.checkpoint.storage.opening import new_savepoint
+from ftlayer.cli import app
+
+LARGE = b"x" * 300_000
+
+
+def ftlayer(*arguments: object, answer: str | None = None) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["checkpoints", *map(str, arguments)], input=answer)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+@dataclasses.dataclass
+class Left:
+    """What a job has left: checkpoints 1 and 2 share a file, 3 is a savepoint."""
+
+    kit: Any
+    one: str
+    two: str
+    savepoint: str
+    shared: str
+
+
+@pytest.fixture
+def left(make_kit: Any, made: Any, tmp_path: Path) -> Left:
+    kit = make_kit("local")
+    slot, driver = kit.slot(), kit.driver()
+
+    def published(number: int, location: str, base: Any) -> Any:
+        writer = slot.writer(made.barrier(number, location))
+        own = writer.write([LARGE])
+        shared = base or writer.write([LARGE], Scope.SHARED)
+        writer.close()
+        tables = (TableInfo(0, "count", "seen", "value", "msgpack", 1),)
+        pieces = (StatePiece("entries", own, 7, number), StatePiece("entries", shared, 5, number))
+        part = dataclasses.replace(
+            made.subtask([]),
+            keyed=KeyedSnapshot(0, 128, tables, pieces),
+            operators=(OperatorState("buffer", "rows", Redistribution.SPLIT, (b"12", b"345")),),
+            positions={"p0": msgpack.packb([1, "{}", b"\xab"])},
+            committables=(Committable("sink", b"m", number),),
+            channels=(ChannelState("a", "", "b", 0, 0, 1, False, own, 11),),
+            times=SnapshotTimes(1, 2, 3.5, 4.25, 6, True),
+            written_bytes=600_000,
+        )
+        checkpoint = made.checkpoint(number, part, savepoint=bool(location))
+        info = OperatorInfo("count", "count", "process", 1, ("bigint",))
+        return driver.publish(dataclasses.replace(checkpoint, operators=(info,)), location), shared
+
+    one, shared = published(1, "", None)
+    two, _ = published(2, "", shared)
+    savepoint, _ = published(3, new_savepoint(str(tmp_path / "savepoints"), kit.run), None)
+    slot.close()
+    return Left(kit, one.location, two.location, savepoint.location, shared.path)
+
+
+def test_a_path_is_listed(left: Left, tmp_path: Path) -> None:
+    code, output = ftlayer(tmp_path)
+    assert code == 0
+    places = [output.index(location) for location in (left.savepoint, left.two, left.one)]
+    assert places == sorted(places)
+    assert (code, output) == ftlayer("list", tmp_path)
+    code, output = ftlayer(tmp_path, "--json")
+    rows = json.loads(output)
+    assert [row["checkpoint"] for row in rows] == [3, 2, 1]
+    assert rows[1]["duration_ms"] == 5
+    assert rows[1]["state_bytes"] == 900_005
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    assert ftlayer(tmp_path) == (0, f"{tmp_path}: no checkpoints or savepoints\n")
+    assert ftlayer(tmp_path, "--json") == (0, "[]\n")
+    code, output = ftlayer("verify", tmp_path)
+    assert code == 2
+    assert "no checkpoint or savepoint here" in output
+
+
+def test_a_checkpoint_is_shown(left: Left) -> None:
+    code, output = ftlayer("show", left.two)
+    assert code == 0
+    for expected in ("bigint", "585.9 KiB", "buffer 5 B", "3.5 ms", '[1, "{}", "ab"]', "11 (293.0 KiB)"):
+        assert expected in output, output
+    facts = json.loads(ftlayer("show", left.savepoint + "/_metadata", "--json")[1])
+    assert facts["kind"] == "savepoint"
+    assert facts["sizes"][0]["keyed_entries"] == 12
+    assert facts["uncommitted"] == [{"sink": "sink", "subtask": 0, "checkpoint": 3}]
+
+
+def test_what_is_no_checkpoint_names_those_below(left: Left, tmp_path: Path) -> None:
+    for command in ("show", "delete", "dispose"):
+        code, output = ftlayer(command, tmp_path / "checkpoints", *(["--yes"] if command != "show" else []))
+        assert code == 1
+        assert left.two in output
+
+
+def test_damage_is_found(left: Left, tmp_path: Path) -> None:
+    assert ftlayer("verify", tmp_path)[0] == 0
+    file = Path(left.two).parent / left.shared
+    file.write_bytes(LARGE[:-1] + b"y")
+    code, output = ftlayer("verify", tmp_path)
+    assert code == 1
+    assert f"{left.one}: {left.one} is damaged" in output
+    assert f"{left.savepoint}: good" in output
+    results = json.loads(ftlayer("verify", left.savepoint, "--json")[1])
+    assert results == [{"location": left.savepoint, "error": None}]
+
+
+def test_unreadable_metadata_is_listed(left: Left, tmp_path: Path) -> None:
+    Path(left.two, "_metadata").write_bytes(b"FTLCHKPT?")
+    code, output = ftlayer(tmp_path)
+    assert code == 0
+    assert "unreadable" in output
+    assert "cut off" in output
+    assert any("error" in row for row in json.loads(ftlayer(tmp_path, "--json")[1]))
+
+
+def test_deleting_leaves_what_others_need(left: Left) -> None:
+    run = Path(left.one).parent
+    assert ftlayer("delete", left.one, answer="n\n")[0] == 1
+    assert ftlayer("verify", left.one)[0] == 0
+    assert ftlayer("delete", left.one, "--yes") == (0, f"deleted {left.one}\n")
+    assert ftlayer("verify", left.two)[0] == 0
+    assert ftlayer("delete", left.two, answer="y\n")[0] == 0
+    assert not run.exists()
+    assert ftlayer("delete", left.two, "--yes")[0] == 1
+
+
+def test_a_damaged_one_can_be_deleted_and_is_deleted_first(left: Left) -> None:
+    Path(left.two, "_metadata").write_bytes(b"nonsense")
+    code, output = ftlayer("delete", left.one, "--yes")
+    assert code == 1
+    assert f"which files {left.two} shares" in output
+    assert ftlayer("delete", left.two, "--yes")[0] == 0
+    assert ftlayer("verify", left.one)[0] == 0
+
+
+def test_savepoints_are_disposed_of(left: Left) -> None:
+    code, output = ftlayer("delete", left.savepoint, "--yes")
+    assert code == 2
+    assert "use `ftlayer checkpoints dispose`" in output
+    code, output = ftlayer("dispose", left.one, "--yes")
+    assert code == 2
+    assert "use `ftlayer checkpoints delete`" in output
+    Path(left.savepoint, "notes.txt").write_text("mine")
+    assert ftlayer("dispose", left.savepoint, "--yes")[0] == 0
+    assert [path.name for path in Path(left.savepoint).iterdir()] == ["notes.txt"]
+
+
+def test_a_jobs_own_key_is_asked_for(make_kit: Any, made: Any, tmp_path: Path) -> None:
+    kit = make_kit("local", key=b"k" * 32)
+    location = kit.driver().publish(made.checkpoint(1, made.subtask([]))).location
+    code, output = ftlayer("show", location)
+    assert code == 1
+    assert "CheckpointConfig(key" in output
+    (tmp_path / "key").write_bytes(b"k" * 32)
+    assert ftlayer("show", location, "--key-file", tmp_path / "key")[0] == 0
+    assert ftlayer("show", location, "--key-file", tmp_path / "none")[0] == 2
