@@ -63,6 +63,7 @@ class LayeredBackend:
         self._groups: dict[str, KeyGroups] = {}
         self._tables: list[tuple[TableInfo, KeyGroups, LayeredTable]] = []
         self._mergers: list[Merger] = []
+        self._numbers: dict[tuple[str, str, bool], int] = {}
         self._next_number = 0
         self._freezes = 0
         self._lineage = Lineage(config.max_space_amplification, MAX_KEPT) if config.incremental else None
@@ -100,8 +101,10 @@ class LayeredBackend:
         return table
 
     def _info(self, uid: str, name: str, kind: str) -> TableInfo:
-        number = self._next_number
-        self._next_number += 1
+        number = self._numbers.get((uid, name, kind == TIMERS))
+        if number is None:
+            number = self._next_number
+            self._next_number += 1
         return TableInfo(number, uid, name, kind, serializer.NAME, serializer.VERSION)
 
     def _key_groups(self, uid: str) -> KeyGroups:
@@ -116,10 +119,20 @@ class LayeredBackend:
 
     # ------------------------------------------------------------ restoring
 
+    def number_as(self, tables: Sequence[TableInfo]) -> None:
+        """Give tables that are yet to come the numbers that they had in a snapshot."""
+        self._numbers = {(i.operator, i.name, i.kind == TIMERS): i.number for i in tables}
+        self._next_number = max((info.number + 1 for info in tables), default=0)
+
     def restored_table(self, info: TableInfo) -> tuple[KeyGroups, LayeredTable]:
         """Return the table for what a checkpoint holds of one; its base may be filled as long as nobody uses it."""
         table = self.state(info.operator).restored(info.name, info.kind)
         return self._key_groups(info.operator), table
+
+    def make_room(self) -> None:
+        """Move what is too much for memory into stores, while the backend is filled."""
+        if self._spilling is not None:
+            self._spilling.spill(self._tables)
 
     def restored_timers(self, info: TableInfo) -> tuple[KeyGroups, TimerService]:
         """Return the timers of an operator, to be filled."""

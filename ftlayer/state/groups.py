@@ -22,13 +22,13 @@ KEYS_AT_ONCE = 1_000
 
 
 class KeyGroups:
-    """The key groups of one operator's keys."""
+    """The key groups of one operator's keys, of ``max_parallelism``."""
 
     def __init__(self, uid: str, keys: pa.Schema, max_parallelism: int) -> None:
         """``keys``: the key columns' types, in order."""
         self._uid = uid
         self._types = [field.type for field in keys]
-        self._max_parallelism = max_parallelism
+        self.max_parallelism = max_parallelism
         self._floats = [place for place, kind in enumerate(self._types) if pa.types.is_floating(kind)]
 
     def of(self, keys: Sequence[Key]) -> U16Array:
@@ -36,7 +36,7 @@ class KeyGroups:
         groups = np.empty(len(keys), np.uint16)
         for first in range(0, len(keys), KEYS_AT_ONCE):
             part = keys[first : first + KEYS_AT_ONCE]
-            groups[first : first + len(part)] = key_groups(self._hashes(part), self._max_parallelism)
+            groups[first : first + len(part)] = key_groups(self._hashes(part), self.max_parallelism)
         return groups
 
     def _hashes(self, keys: Sequence[Any]) -> npt.NDArray[np.int32]:
@@ -51,6 +51,14 @@ class KeyGroups:
                 f"operator {self._uid!r} has state for keys that are not of its key columns' types ({types}): "
                 f"{error}; use ctx.key as it is"
             ) from error
+
+    def canonical(self, key: Any) -> Any:
+        """Return the same for all keys that are equal: 0.0 for -0.0."""
+        if not self._floats:
+            return key
+        if len(self._types) == 1:
+            return 0.0 if key == 0 else key
+        return tuple([0.0 if place in self._floats and part == 0 else part for place, part in enumerate(key)])
 
     def found_again(self, keys: list[Any]) -> list[Any]:
         """Return keys that were read, such that a dict finds them: there is only one not-a-number among keys."""

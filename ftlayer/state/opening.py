@@ -8,12 +8,14 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore, TableInfo
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.errors import IncompatibleCheckpointError
-from ftlayer.state import entries
+from ftlayer.state import entries, lmdb, serializer
 from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.entries import Block
 from ftlayer.state.keyed import TIMERS
-from ftlayer.state.layers import LayeredTable
+from ftlayer.state.layers import DELETED, LayeredTable
+from ftlayer.state.lmdb import LmdbStores
+from ftlayer.state.lmdb_copy import blocks_of_copies
 from ftlayer.state.restoring import (
     BlocksOf,
     TimersRestored,
@@ -39,10 +41,24 @@ def open_backend(
 
     Raises `IncompatibleCheckpointError` for state that cannot be read here, and what the storage raises.
     """
-    backend = LayeredBackend(config, spec)
+    directory = spec.directory or config.state_directory
+    stores = LmdbStores(directory) if config.backend == "lmdb" else None
+    backend = LayeredBackend(config, spec, stores)
     try:
         if restore is not None:
-            _Restoring(backend, spec, storage, location).run(restore)
+            readers = {
+                entries.FORMAT: blocks_of_entries(storage, location),
+                lmdb.FORMAT: blocks_of_copies(storage, location, directory),
+            }
+            restoring = _Restoring(backend, spec, readers)
+            if stores is not None and restoring.can_adopt(restore):
+                copy = restore.keyed[0].pieces[0].piece
+                storage.fetch(location, copy, stores.local_path() / lmdb.DATA)
+                stores.adopt()
+                backend.number_as(restore.keyed[0].tables)
+                restoring.run(restore, adopted=1)
+            else:
+                restoring.run(restore)
     except BaseException:
         backend.close()
         raise
@@ -50,17 +66,30 @@ def open_backend(
 
 
 class _Restoring:
-    def __init__(
-        self, backend: LayeredBackend, spec: BackendSpec, storage: SlotStorage, location: str
-    ) -> None:
+    def __init__(self, backend: LayeredBackend, spec: BackendSpec, readers: dict[str, BlocksOf]) -> None:
         self._backend = backend
         self._spec = spec
-        self._readers: dict[str, BlocksOf] = {entries.FORMAT: blocks_of_entries(storage, location)}
+        self._readers = readers
         self._timers: dict[str, TimersRestored] = {}
 
-    def run(self, restore: SubtaskRestore) -> None:
+    def can_adopt(self, restore: SubtaskRestore) -> bool:
+        """Whether a copied environment has just what the subtask is to have, so that it can go on with the file."""
+        if len(restore.keyed) != 1:
+            return False
+        (snapshot,) = restore.keyed
+        groups = (self._spec.first_group, self._spec.end_group)
+        return bool(
+            snapshot.pieces
+            and snapshot.pieces[0].format == lmdb.FORMAT
+            and (snapshot.first_group, snapshot.end_group) == groups
+            and len(claimed(snapshot, self._spec)) == len(snapshot.tables)
+            and all(info.version == serializer.VERSION for info in snapshot.tables)
+        )
+
+    def run(self, restore: SubtaskRestore, adopted: int = 0) -> None:
+        """Fill the backend; it has the first ``adopted`` pieces already."""
         for snapshot in restore.keyed:
-            self._keyed(snapshot)
+            self._keyed(snapshot, adopted)
         for timers in self._timers.values():
             timers.set()
         by_operator: dict[str, list[OperatorState]] = defaultdict(list)
@@ -69,14 +98,14 @@ class _Restoring:
         for uid, states in by_operator.items():
             self._backend.operators(uid).restore(states)
 
-    def _keyed(self, snapshot: KeyedSnapshot) -> None:
+    def _keyed(self, snapshot: KeyedSnapshot, adopted: int) -> None:
         tables = claimed(snapshot, self._spec)
         for info in tables.values():
             if info.kind == TIMERS:
                 self._backend.restored_timers(info)
             else:
                 self._backend.restored_table(info)
-        for place, piece in enumerate(snapshot.pieces):
+        for place, piece in list(enumerate(snapshot.pieces))[adopted:]:
             read = self._readers.get(piece.format)
             if read is None:
                 raise IncompatibleCheckpointError(
@@ -86,6 +115,7 @@ class _Restoring:
                 own = own_part(block, self._spec)
                 if own is not None:
                     self._fill(own, tables[block.table])
+                    self._backend.make_room()
 
     def _fill(self, block: Block, info: TableInfo) -> None:
         if info.kind == TIMERS:
@@ -103,4 +133,7 @@ def _put(table: LayeredTable, keys: list[object], values: list[object] | None) -
         table.base.update(zip(keys, values, strict=True))
     else:
         for key in keys:
-            table.base.pop(key, None)
+            if table.store is None:
+                table.base.pop(key, None)
+            else:
+                table.base[key] = DELETED

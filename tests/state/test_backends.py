@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
@@ -20,7 +19,7 @@ from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.functions.prepared import NAN
 from ftlayer.partitioning.key_groups import groups_of
-from ftlayer.state import backend, entries, lineage, merging, view
+from ftlayer.state import backend, entries, lineage, lmdb, lmdb_copy, merging, view
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.opening import open_backend
@@ -44,13 +43,14 @@ times = st.integers(0, 5)
 KINDS = ("value", "list", "map")
 
 
-def call(name: str, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
+def call(name: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
     return st.tuples(st.just(name), st.fixed_dictionaries(arguments))
 
 
+backends = st.sampled_from(["heap", "lmdb"])
 fields = st.sampled_from(["x", 1])
 timer_kinds = st.sampled_from(["event", "processing"])
-CALLS = st.one_of(
+WORK = [
     call("set_value", place=places, value=values),
     call("read_value", place=places, how=st.sampled_from(["get", "item", "in", "setdefault"])),
     call("change_in_place", place=places, again=st.booleans()),
@@ -63,7 +63,27 @@ CALLS = st.one_of(
     call("clear_key", place=places, kind=st.sampled_from(["list", "map"])),
     call("timer", place=places, time=times, kind=timer_kinds, add=st.booleans()),
     call("take_timers", uid=st.sampled_from(["one", "two"]), kind=timer_kinds, until=times),
-)
+    call("operator_state", value=values),
+]
+picks = st.integers(0, 7)
+SNAPSHOTS = [
+    call("freeze", savepoint=st.sampled_from([False, False, False, True])),
+    call("freeze", savepoint=st.just(False)),
+    call(
+        "write", pick=picks, cancel_after=st.sampled_from([None, None, None, 0, 2, 5]), release=st.booleans()
+    ),
+    call("write", pick=picks, cancel_after=st.none(), release=st.booleans()),
+    call("complete", pick=picks),
+    call("complete", pick=picks),
+    call("tell_completed"),
+    call("abort", pick=picks),
+    call("restore_elsewhere", pick=picks, parallelism=st.integers(1, 4), name=backends),
+    call("restart", pick=picks),
+    call("tend", times=st.integers(1, 12)),
+    call("tend", times=st.integers(1, 12)),
+    call("everything_is_there"),
+]
+STEPS = st.lists(st.one_of(*WORK) | st.one_of(*SNAPSHOTS), min_size=40, max_size=120)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -77,6 +97,10 @@ def _small_limits() -> Iterator[None]:
         patch.setattr(backend, "MAX_FRONT", 5)
         patch.setattr(backend, "MAX_KEPT", 40)
         patch.setattr(lineage, "MAX_PIECES", 4)
+        patch.setattr(lmdb, "MAX_ENTRIES", 2)
+        patch.setattr(lmdb, "SLICE", 1)
+        patch.setattr(lmdb, "FIRST_MAP_BYTES", 32 << 10)
+        patch.setattr(lmdb_copy, "BLOCK_ENTRIES", 3)
         yield
 
 
@@ -118,14 +142,11 @@ def contents(found: CheckpointedBackend, uid: str, kind: str) -> dict[str, str]:
     return shown({key: table.get(key) if kind == "list" else dict(table.items(key)) for key in keys})
 
 
-class BackendMachine(RuleBasedStateMachine):
+class Run:
     """Everything runs in one thread; each rule is a step of the task, of the writing thread, or of the driver."""
 
-    storage_class: Any
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.storage = self.storage_class()
+    def __init__(self, storage: Any, name: str, incremental: bool) -> None:
+        self.storage = storage
         self.model = Model()
         self.out: list[Out] = []
         self.completed: list[Out] = []
@@ -133,16 +154,8 @@ class BackendMachine(RuleBasedStateMachine):
         self.untold: list[int] = []
         self.next = 0
         self.now = 0
-        self.backend: CheckpointedBackend
-
-    @initialize(name=st.sampled_from(["heap"]), incremental=st.booleans())
-    def begin(self, name: str, incremental: bool) -> None:
         self.config = CheckpointConfig(backend=name, incremental=incremental, directory="x")  # type: ignore[arg-type]
         self.backend = self._open(self.config, 0, 1, None)
-
-    def teardown(self) -> None:
-        if hasattr(self, "backend"):
-            self.backend.close()
 
     def _open(
         self, config: CheckpointConfig, subtask: int, parallelism: int, restore: SubtaskRestore | None
@@ -152,12 +165,6 @@ class BackendMachine(RuleBasedStateMachine):
         return open_backend(config, spec, restore, self.storage, "")
 
     # ------------------------------------------------------------ the task
-
-    @rule(calls=st.lists(CALLS, min_size=1, max_size=6))
-    def work(self, calls: list[tuple[str, dict[str, Any]]]) -> None:
-        """One rule for all of them, so that snapshots are as frequent."""
-        for name, arguments in calls:
-            getattr(self, name)(**arguments)
 
     def set_value(self, place: tuple[str, Any], value: Any) -> None:
         uid, key = place
@@ -277,7 +284,6 @@ class BackendMachine(RuleBasedStateMachine):
         assert list(map(repr, taken[1])) == [repr(key) for time, key in due if time == first]
         model[:] = [timer for timer in model if timer[0] != first]
 
-    @rule(value=values)
     def operator_state(self, value: Any) -> None:
         states = self.backend.operators("one")
         states.list("items").append(value)
@@ -285,13 +291,11 @@ class BackendMachine(RuleBasedStateMachine):
         self.model.items.append(copy.deepcopy(value))
         self.model.rules[repr(value)] = copy.deepcopy(value)
 
-    @rule(times=st.integers(1, 12))
     def tend(self, times: int) -> None:
         for _ in range(times):
             self.now += 100
             self.backend.tend(self.now)
 
-    @rule()
     def everything_is_there(self) -> None:
         for uid in KEYS:
             for kind in KINDS:
@@ -300,7 +304,6 @@ class BackendMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ snapshots
 
-    @rule(savepoint=st.sampled_from([False, False, False, True]))
     def freeze(self, savepoint: bool) -> None:
         self.next += 1
         kind = SnapshotKind.SAVEPOINT if savepoint else SnapshotKind.CHECKPOINT
@@ -310,10 +313,11 @@ class BackendMachine(RuleBasedStateMachine):
     def _unwritten(self) -> list[Out]:
         return [out for out in self.out if out.written is None and not out.failed and out.frozen]
 
-    @precondition(lambda self: self._unwritten())
-    @rule(data=st.data(), cancel_after=st.sampled_from([None, None, None, 0, 2, 5]), release=st.booleans())
-    def write(self, data: st.DataObject, cancel_after: int | None, release: bool) -> None:
-        out = data.draw(st.sampled_from(self._unwritten()))
+    def write(self, pick: int, cancel_after: int | None, release: bool) -> None:
+        found = self._unwritten()
+        if not found:
+            return
+        out = found[pick % len(found)]
         looks = iter(range(1000 if cancel_after is None else cancel_after))
         assert out.frozen is not None
         with suppress(SnapshotCancelledError):
@@ -327,21 +331,17 @@ class BackendMachine(RuleBasedStateMachine):
         if release:
             self._release(out)
 
-    @precondition(lambda self: self.out)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        self._release(data.draw(st.sampled_from(self.out)))
-
     def _release(self, out: Out) -> None:
         if out.frozen is not None:
             out.frozen.release()
             out.frozen = None
 
-    @precondition(lambda self: any(out.written for out in self.out))
-    @rule(data=st.data())
-    def complete(self, data: st.DataObject) -> None:
+    def complete(self, pick: int) -> None:
         """The driver: older ones are given up, and what only the last completed one referred to is removed."""
-        out = data.draw(st.sampled_from([out for out in self.out if out.written]))
+        found = [out for out in self.out if out.written]
+        if not found:
+            return
+        out = found[pick % len(found)]
         self._release(out)
         self.out.remove(out)
         if out.barrier.kind is SnapshotKind.SAVEPOINT:
@@ -363,15 +363,13 @@ class BackendMachine(RuleBasedStateMachine):
         assert out.written is not None
         return {part.piece.path for part in out.written.keyed.pieces} if out.written.keyed else set()
 
-    @precondition(lambda self: self.untold)
-    @rule()
     def tell_completed(self) -> None:
-        self.backend.completed(self.untold.pop(0))
+        if self.untold:
+            self.backend.completed(self.untold.pop(0))
 
-    @precondition(lambda self: self.out)
-    @rule(data=st.data())
-    def abort(self, data: st.DataObject) -> None:
-        self._abort(data.draw(st.sampled_from(self.out)), told=True)
+    def abort(self, pick: int) -> None:
+        if self.out:
+            self._abort(self.out[pick % len(self.out)], told=True)
 
     def _abort(self, out: Out, *, told: bool) -> None:
         self._release(out)
@@ -382,10 +380,11 @@ class BackendMachine(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ restore
 
-    @precondition(lambda self: self.completed or self.savepoints)
-    @rule(data=st.data(), parallelism=st.integers(1, 4), name=st.sampled_from(["heap"]))
-    def restore_elsewhere(self, data: st.DataObject, parallelism: int, name: str) -> None:
-        out = data.draw(st.sampled_from(self.completed + self.savepoints))
+    def restore_elsewhere(self, pick: int, parallelism: int, name: str) -> None:
+        found = self.completed + self.savepoints
+        if not found:
+            return
+        out = found[pick % len(found)]
         self._check_restored(out, parallelism, CheckpointConfig(backend=name))  # type: ignore[arg-type]
 
     def _check_restored(self, out: Out, parallelism: int, config: CheckpointConfig) -> None:
@@ -396,10 +395,11 @@ class BackendMachine(RuleBasedStateMachine):
             for part in parts:
                 part.close()
 
-    @precondition(lambda self: self.completed or self.savepoints)
-    @rule(data=st.data())
-    def restart(self, data: st.DataObject) -> None:
-        out = data.draw(st.sampled_from(self.completed + self.savepoints))
+    def restart(self, pick: int) -> None:
+        found = self.completed + self.savepoints
+        if not found:
+            return
+        out = found[pick % len(found)]
         while self.out:
             self._abort(self.out[0], told=False)
         self.backend.close()
@@ -439,15 +439,14 @@ class BackendMachine(RuleBasedStateMachine):
         assert shown(states.broadcast("rules")) == shown(model.rules)
 
 
-@pytest.fixture(autouse=True)
-def _storage(make_storage: Any) -> None:
-    BackendMachine.storage_class = make_storage
-
-
-TestBackend = BackendMachine.TestCase
-TestBackend.settings = settings(
-    max_examples=100,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=backends, incremental=st.booleans(), steps=STEPS)
+def test_what_is_restored_is_what_was_there_at_the_barrier(
+    make_storage: Any, name: str, incremental: bool, steps: list[tuple[str, dict[str, Any]]]
+) -> None:
+    run = Run(make_storage(), name, incremental)
+    try:
+        for step, arguments in steps:
+            getattr(run, step)(**arguments)
+    finally:
+        run.backend.close()

@@ -1,0 +1,309 @@
+"""State larger than memory: an LMDB environment below the tables, which is never written while a snapshot reads it.
+
+What a reader of LMDB holds on to cannot be used again by writers, so that a snapshot that takes seconds would make
+the file grow and updates slow. So entries are moved here only between snapshots, when memory holds too many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from threading import Condition
+from typing import Any
+
+import lmdb
+
+from ftlayer.checkpoint.pieces import Scope
+from ftlayer.checkpoint.snapshots import StatePiece, TableInfo
+from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.config import MIB
+from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError, StateSerializationError
+from ftlayer.functions.keyed import Key
+from ftlayer.state.entries import Block
+from ftlayer.state.groups import KeyGroups
+from ftlayer.state.layers import DELETED, NOTHING, LayeredTable
+from ftlayer.state.lmdb_copy import copied, grouped_blocks
+from ftlayer.state.lmdb_layout import TABLE, entry_of, stored_key, stored_value, value_of
+from ftlayer.state.local_directory import LocalDirectory
+from ftlayer.state.serializer import Serializer, unpack
+from ftlayer.state.view import TableView
+
+FIRST_MAP_BYTES = 64 * MIB
+"""Size of the map to begin with; doubled when it is full."""
+
+MAX_ENTRIES = 200_000
+"""Entries that bases keep in memory."""
+
+MAX_BYTES = 64 * MIB
+"""Bytes that they would take up packed, as far as a few of them tell."""
+
+SLICE = 500
+"""Entries that are moved in one go, at least: a few milliseconds."""
+
+_CATCH_UP = 16
+"""Of what is too much this part is moved in one go, so that memory stays bounded however fast keys come."""
+
+_SAMPLE = 20
+
+DATA = "data.mdb"
+
+FORMAT = "lmdb"
+
+
+class LmdbStores:
+    """The environment of one backend: `ftlayer.state.backend.Spilling`. Made on disk when it is first needed."""
+
+    def __init__(self, directory: str | None) -> None:
+        """``directory``: where its own directory is made; None: where temporary files are."""
+        self._parent = directory
+        self._directory: LocalDirectory | None = None
+        self._env: Any = None
+        self._map_bytes = FIRST_MAP_BYTES
+        self._txn: Any = None
+        self._serializer = Serializer()
+        self._entry_bytes = 0.0
+        self._sampled_at = 0
+        self._readers = 0
+        self._closed = False
+        self._changed = Condition()
+
+    # ------------------------------------------------------------ the environment
+
+    def local_path(self) -> Path:
+        """Return its directory."""
+        if self._directory is None:
+            try:
+                self._directory = LocalDirectory(self._parent)
+            except OSError as error:
+                raise CheckpointStorageError(
+                    f"the LMDB backend cannot make its directory in {self._parent or 'the temporary directory'}: "
+                    f"{error}; name another one as state_directory"
+                ) from error
+        return self._directory.path
+
+    def adopt(self) -> None:
+        """Go on with the file `DATA` that was put into `local_path`."""
+        path = self.local_path() / DATA
+        while self._map_bytes < 2 * path.stat().st_size:
+            self._map_bytes *= 2
+        self._open()
+
+    def _open(self) -> Any:
+        if self._env is None:
+            with self._explained():
+                # Locking and syncing are for others that open it, and for crashes: it has neither.
+                self._env = lmdb.open(
+                    str(self.local_path()),
+                    map_size=self._map_bytes,
+                    lock=False,
+                    sync=False,
+                    metasync=False,
+                    readahead=False,
+                    meminit=False,
+                    mode=0o600,
+                )
+        return self._env
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except lmdb.Error as error:
+            raise CheckpointStorageError(
+                f"the state in {self.local_path()} cannot be read or written: {error}; is its disk full?"
+            ) from error
+
+    def is_empty(self) -> bool:
+        """Whether nothing was ever moved into it."""
+        return self._env is None or not self._env.stat()["entries"]
+
+    def found(self, key: bytes) -> Any:
+        """Return the value of an LMDB key; NOTHING without one."""
+        if self._env is None:
+            return NOTHING
+        if self._txn is None:
+            self._txn = self._env.begin(buffers=True)
+        value = self._txn.get(key)
+        return NOTHING if value is None else unpack(value_of(key, value))
+
+    def _stop_reading(self) -> None:
+        if self._txn is not None:
+            self._txn.abort()
+            self._txn = None
+
+    def items(self, table: int | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Return LMDB keys and values, of one table or all; in any thread, while nothing is written."""
+        if self._env is None:
+            return
+        prefix = b"" if table is None else TABLE.pack(table)
+        with self._explained(), self._env.begin() as txn, txn.cursor() as cursor:
+            if cursor.set_range(prefix):
+                for key, value in cursor.iternext():
+                    if not key.startswith(prefix):
+                        break
+                    yield key, value
+
+    # ------------------------------------------------------------ what `Spilling` asks for
+
+    def store(self, info: TableInfo, groups: KeyGroups) -> LmdbStore:
+        """Return the store of a new table."""
+        return LmdbStore(self, info, groups)
+
+    def spill(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]]) -> None:
+        """Move a bit of the largest base, if memory holds too much."""
+        total = sum(len(table.base) for _, _, table in tables)
+        if total <= SLICE:
+            return
+        info, groups, table = max(tables, key=lambda each: len(each[2].base))
+        if total > 1.5 * self._sampled_at or self._sampled_at > 1.5 * total:
+            self._entry_bytes = self._mean_size(table)
+            self._sampled_at = total
+        over = total - min(MAX_ENTRIES, int(MAX_BYTES / max(self._entry_bytes, 1.0)))
+        if over > 0:
+            self._move(info, groups, table, max(SLICE, over // _CATCH_UP))
+
+    def _mean_size(self, table: LayeredTable) -> float:
+        sample = list(islice(table.base.items(), _SAMPLE))
+        pack = self._serializer.pack
+        sizes = [len(pack(key)) + (0 if value is DELETED else len(pack(value))) for key, value in sample]
+        return sum(sizes) / max(len(sizes), 1)
+
+    def _move(self, info: TableInfo, groups: KeyGroups, table: LayeredTable, count: int) -> None:
+        base = table.base
+        moved = list(islice(base.items(), count))
+        deleted = [key for key, value in moved if value is DELETED]
+        kept = [(key, value) for key, value in moved if value is not DELETED]
+        number = TABLE.pack(info.number)
+        puts: list[tuple[bytes, bytes]] = []
+        for (key, value), group in zip(kept, groups.of([key for key, _ in kept]).tolist(), strict=True):
+            packed = self.packed_key(groups, key)
+            puts.append(
+                (stored_key(number, packed), stored_value(group, packed, self._packed(info, key, value)))
+            )
+        puts.sort()
+        gone = [stored_key(number, self.packed_key(groups, key)) for key in deleted]
+        self._write(puts, gone)
+        for key, _ in moved:
+            del base[key]
+
+    def packed_key(self, groups: KeyGroups, key: Key) -> bytes:
+        """Return a key's bytes, the same for keys that are equal."""
+        return self._serializer.pack(groups.canonical(key))
+
+    def _packed(self, info: TableInfo, key: Key, value: Any) -> bytes:
+        try:
+            return self._serializer.pack(value)
+        except Exception as error:
+            raise StateSerializationError(
+                f"operator {info.operator!r}, table {info.name!r}, key {key!r:.100}: "
+                f"a {type(value).__qualname__} cannot be written ({type(error).__name__}: {error})"
+            ) from error
+
+    def _write(self, puts: list[tuple[bytes, bytes]], gone: list[bytes]) -> None:
+        self._stop_reading()
+        env = self._open()
+        with self._explained():
+            while True:
+                try:
+                    with env.begin(write=True) as txn:
+                        with txn.cursor() as cursor:
+                            cursor.putmulti(puts)
+                        for key in gone:
+                            txn.delete(key)
+                    return
+                except lmdb.MapFullError:
+                    self._map_bytes *= 2
+                    env.set_mapsize(self._map_bytes)
+
+    def view(self, tables: Sequence[TableView]) -> LmdbView:
+        """Return what is in it, for a snapshot."""
+        return LmdbView(self, tables)
+
+    @contextmanager
+    def reading(self, pace: Callable[[], None]) -> Iterator[Callable[[], None]]:
+        """Keep it open for a snapshot in another thread; gives what to call in place of ``pace``."""
+
+        def checked() -> None:
+            if self._closed:
+                raise SnapshotCancelledError("the state was given up while its snapshot was written")
+            pace()
+
+        with self._changed:
+            checked()
+            self._readers += 1
+        try:
+            yield checked
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    def copy(self, writer: PieceWriter, scope: Scope, pace: Callable[[], None]) -> tuple[Any, int]:
+        """Write a compacted copy as one piece; returns the piece and the number of entries."""
+        with self._explained(), self.reading(pace) as checked:
+            return writer.write(copied(self._env, checked), scope), self._env.stat()["entries"]
+
+    def close(self) -> None:
+        """Remove it; snapshots that still read it are given up, and waited for."""
+        with self._changed:
+            self._closed = True
+            self._changed.wait_for(lambda: not self._readers)
+        self._stop_reading()
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+        if self._directory is not None:
+            self._directory.close()
+            self._directory = None
+
+
+class LmdbStore:
+    """What of one table is in the environment: `ftlayer.state.layers.Store`."""
+
+    def __init__(self, stores: LmdbStores, info: TableInfo, groups: KeyGroups) -> None:
+        self._stores = stores
+        self._number = info.number
+        self._table = TABLE.pack(info.number)
+        self._groups = groups
+
+    def get(self, key: Key) -> Any:
+        """Return the value, read anew at each call; NOTHING without one."""
+        return self._stores.found(stored_key(self._table, self._stores.packed_key(self._groups, key)))
+
+    def all_keys(self) -> Iterator[Key]:
+        """Return all keys."""
+        keys = [unpack(entry_of(key, value).key) for key, value in self._stores.items(self._number)]
+        return iter(self._groups.found_again(keys))
+
+
+class LmdbView:
+    """The environment as a snapshot reads it: `ftlayer.state.frozen.StoreView`."""
+
+    def __init__(self, stores: LmdbStores, tables: Sequence[TableView]) -> None:
+        self._stores = stores
+        self._tables = tables
+
+    def blocks(self, pace: Callable[[], None]) -> Iterator[Block]:
+        """Return the entries that memory does not know better."""
+        with self._stores.reading(pace) as checked:
+            serializer = Serializer()
+            for table in self._tables:
+                number = TABLE.pack(table.info.number)
+                better = set()
+                for part in table.parts(deletions=True):
+                    better |= {
+                        stored_key(number, serializer.pack(table.groups.canonical(key))) for key, _ in part
+                    }
+                    checked()
+                items = self._stores.items(table.info.number)
+                own = (entry_of(key, value) for key, value in items if key not in better)
+                yield from grouped_blocks(own, table.groups.max_parallelism, checked)
+
+    def copy(
+        self, writer: PieceWriter, scope: Scope, checkpoint: int, pace: Callable[[], None]
+    ) -> StatePiece:
+        """Write a copy of the environment, what memory knows better included."""
+        piece, entries = self._stores.copy(writer, scope, pace)
+        return StatePiece(FORMAT, piece, entries, checkpoint)
