@@ -15,6 +15,7 @@ import msgpack
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.runtime.connectors.positions import RangeProgress, SplitPosition, partition_key, unpack_split
 from ftlayer.runtime.coordinator.splits import PlannedRange
+from ftlayer.runtime.sealed import reseal
 
 Positions = Mapping[str, SplitPosition]
 """By partition: the last split that was read under its number, and how far."""
@@ -64,6 +65,21 @@ def unpack_captured(packed: bytes) -> Captured:
             for number, start, end, digest, payloads in ranges
         ),
     )
+
+
+def reseal_captured(packed: bytes, old: bytes, new: bytes) -> bytes:
+    """Return what `Captured.pack` wrote, its splits sealed with ``new`` in place of ``old``.
+
+    Raises `UnauthorizedError` for one that was not sealed with the old key.
+    """
+    captured = unpack_captured(packed) if packed else None
+    if captured is None:
+        return b""
+    ranges = (
+        replace(one, payloads=tuple(reseal(payload, old, new) for payload in one.payloads))
+        for one in captured.ranges
+    )
+    return replace(captured, ranges=tuple(ranges)).pack()
 
 
 class RangeLog:

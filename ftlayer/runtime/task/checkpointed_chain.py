@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.errors import SnapshotCancelledError
@@ -53,6 +53,7 @@ class CheckpointedChainTask(ChainTask):
         self._backend = backend
         self._sink = sink
         self._last_barrier: int | None = None
+        self._savepoints: set[int] = set()
         self._opened = False
 
     def start(self, now: Now) -> list[Action]:
@@ -82,6 +83,8 @@ class CheckpointedChainTask(ChainTask):
         self._outlet.flush(now, force=True)
         if barrier.final:
             self._last_barrier = barrier.checkpoint
+        if barrier.kind is SnapshotKind.SAVEPOINT:
+            self._savepoints.add(barrier.checkpoint)
         frozen = None if self._backend is None else self._backend.freeze(barrier)
         precommitted = None if self._sink is None else self._sink.precommit(barrier.checkpoint)
         return [], ChainSnapshot(self.uid, self.subtask, barrier.checkpoint, frozen, precommitted)
@@ -90,6 +93,7 @@ class CheckpointedChainTask(ChainTask):
         """See `CheckpointedTask.completed`; also behind the task's end."""
         if self._backend is not None and not self._backend.closed:
             self._backend.backend.completed(checkpoint)
+        self._savepoints = {savepoint for savepoint in self._savepoints if savepoint > checkpoint}
         if self._sink is not None:
             self._sink.completed(checkpoint)
 
@@ -97,6 +101,7 @@ class CheckpointedChainTask(ChainTask):
         """See `CheckpointedTask.aborted`. What a sink has written goes into the next one by itself."""
         if checkpoint == self._last_barrier:
             self._last_barrier = None
+        self._savepoints.discard(checkpoint)
         if self._backend is not None and not self._backend.closed:
             self._backend.backend.aborted(checkpoint)
 
@@ -110,7 +115,8 @@ class CheckpointedChainTask(ChainTask):
         if self._backend is not None:
             self._backend.close()
         if self._sink is not None:
-            self._sink.discard(restored)
+            # A savepoint is a user's: what it holds of the sink stays, whether the job goes on from there or not.
+            self._sink.discard(max([restored, *self._savepoints]))
 
     def _close(self, now: Now) -> list[Action]:
         actions = super()._close(now)

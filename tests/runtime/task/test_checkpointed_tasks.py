@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import (
     Committable,
@@ -402,6 +402,22 @@ def test_a_function_that_does_not_close_does_not_hinder_the_others(caplog: pytes
     assert "'p' does not close cleanly" in caplog.text
     assert backend.said == ["closed"]
     assert sink.said == [("discard", 3)]
+
+
+def test_what_a_savepoint_may_hold_is_not_aborted() -> None:
+    def snapshot(task: Any, number: int, kind: SnapshotKind) -> None:
+        task.snapshot(Barrier(number, 0, kind=kind), now(0))
+
+    for what, kept in (("nothing", 3), ("aborted", 1)):
+        sink = ModelSink()
+        task = build(graph(Sink("out", WriterSink(None, 1, 1), ROW)), "out", sink=sink)
+        task.start(now(0))
+        snapshot(task, 3, SnapshotKind.SAVEPOINT)
+        snapshot(task, 4, SnapshotKind.CHECKPOINT)
+        if what == "aborted":
+            task.aborted(3, now(0))
+        task.discard(1)
+        assert sink.said == [("discard", kept)]
 
 
 def test_functions_are_closed_if_they_were_opened() -> None:
