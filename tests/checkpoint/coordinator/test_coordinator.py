@@ -666,6 +666,12 @@ def test_after_a_restart_the_sources_end_again(desk: Make) -> None:
     it.call("restarting", 2)
     it.call("restored", None)
     it.call("data_ended", ("source", 0))
+    # The other one has more to say this time.
+    assert triggered(it.call("running")) == []
+    assert not triggered(it.wait(10_000))[0].final
+    it.call("restarting", 3)
+    it.call("restored", None)
+    it.call("data_ended", ("source", 0))
     it.call("data_ended", ("source", 1))
     # Before all tasks run: the barrier is for all of them.
     assert triggered(it.call("running"))[0].final
