@@ -36,7 +36,7 @@ from ftlayer.runtime.elements import Batch, Element
 from ftlayer.runtime.slot.acks import AckBuffer
 from ftlayer.runtime.slot.barriers import Barriers
 from ftlayer.runtime.slot.crediting import Crediting
-from ftlayer.runtime.slot.debloat import Debloater
+from ftlayer.runtime.slot.debloating import Debloating
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
@@ -91,6 +91,7 @@ class SlotCore:
         self.activity = 0
         self.working: Working | None = None
         self._barriers: Barriers | None = None
+        self._debloating: Debloating | None = None
         if checkpoints is not None and snapshots is not None:
             self._barriers = Barriers(
                 graph,
@@ -103,7 +104,9 @@ class SlotCore:
                 self._run,
             )
             if checkpoints.debloating:
-                self._debloat(checkpoints.debloat_target_ms)
+                self._debloating = Debloating(
+                    self._seating, self._credit, checkpoints.debloat_target_ms, options.channel_bytes
+                )
 
     # ------------------------------------------------------------ events
 
@@ -302,9 +305,9 @@ class SlotCore:
         """
         if self._barriers is not None:
             self._barriers.on_time(now)
+        if self._debloating is not None:
+            self._debloating.look(now.mono_ms)
         for seat in self._seats:
-            if seat.debloater is not None and not seat.inbox and seat.debloater.rested(now.mono_ms):
-                self._limit_in_flight(seat)
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
                 self._run(seat, lambda seat=seat: seat.task.on_time(now), now, counts=False)  # type: ignore[misc]
@@ -415,8 +418,8 @@ class SlotCore:
         if isinstance(element, Batch):
             seat.records_in += element.num_rows
             lineage = element.lineage
-            if seat.debloater is not None and seat.debloater.taken(taken.credit or taken.size, now.mono_ms):
-                self._limit_in_flight(seat)
+            if self._debloating is not None:
+                self._debloating.taken(seat, taken.credit or taken.size, now.mono_ms)
         elif self._barriers is not None and self._barriers.took(seat, channel, element, now):
             return
         task = cast(InputTask, seat.task)
@@ -488,20 +491,6 @@ class SlotCore:
 
     def _all_ended(self) -> bool:
         return all(seat.ended for seat in self._seats)
-
-    def _debloat(self, target_ms: int) -> None:
-        for seat in self._seats:
-            if seat.inbox.channels:
-                channels = len(seat.inbox.channels)
-                seat.debloater = Debloater(target_ms, channels, self._options.channel_bytes)
-
-    def _limit_in_flight(self, seat: Seat) -> None:
-        """Tell a task's senders how much it wants in flight, in this slot and in others."""
-        assert seat.debloater is not None
-        seat.inbox.limit_bytes = limit = seat.debloater.limit
-        here = self._seating.slot
-        outside = [channel for channel in seat.inbox.channels if self._seating.senders[channel] != here]
-        self._credit.limit(dict.fromkeys(outside, limit))
 
     def _checkpoints(self) -> Barriers:
         if self._barriers is None:

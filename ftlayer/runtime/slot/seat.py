@@ -8,7 +8,6 @@ from typing import TypeAlias
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import AskReplays
-from ftlayer.runtime.slot.debloat import Debloater
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
 from ftlayer.runtime.slot.wire import ElementCodec
@@ -36,7 +35,6 @@ class Seat:
         unaccepted: the roots of `PersistRoots` that have no answer, by ticket; replaced, never changed.
         asked: it wants replays, and waits for room.
         wake_ms: when its `on_time` is to be called; None: not at all.
-        debloater: measures how much should be in flight towards it; None: as much as channels allow.
         records_in, records_out: counts of records.
     """
 
@@ -53,7 +51,6 @@ class Seat:
     unaccepted: dict[int, U64Array] = field(default_factory=dict)
     asked: AskReplays | None = None
     wake_ms: int | None = None
-    debloater: Debloater | None = None
     records_in: int = 0
     records_out: int = 0
 

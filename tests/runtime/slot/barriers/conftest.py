@@ -211,6 +211,7 @@ class World:
         self.options = TopologyOptions(**defaults | options)  # type: ignore[arg-type]
         self.slots: list[Slot] = []
         self.clock = 0
+        self.burst = 1
         for slot in range(slots):
             tasks = {key: Task(self.graph, *key) for key in self.graph.subtasks_in(slot)}
             links, shelf = tools.links(), Shelf()
@@ -258,6 +259,7 @@ class World:
 
     def step(self, draw: random.Random) -> bool:
         self.clock += 1
+        self.burst = draw.choice((1, 1, 3, 9))
         moves = self.moves()
         draw.shuffle(moves)
         for slot in self.slots:
@@ -277,7 +279,9 @@ class World:
     def deliver(self, frames: Any, sender: int, receiver: int) -> bool:
         if not frames:
             return False
-        self.slots[receiver].core.frame(sender, pa.py_buffer(frames.popleft()))
+        # As many as a loop finds in its mailbox before it looks at anything else.
+        for _ in range(min(self.burst, len(frames))):
+            self.slots[receiver].core.frame(sender, pa.py_buffer(frames.popleft()))
         return True
 
     def give(self, grants: Any, to: int) -> bool:

@@ -199,10 +199,8 @@ def test_a_slow_task_is_sent_less(kit: Any, tools: Any) -> None:
             world.clock += len(slot.tasks["sink", place].taken) - before[place]
         if world.clock > 400_000:
             break
-    limits = {
-        name: world.slots[1].core._seating.seats[name, 1].debloater.limit  # type: ignore[union-attr]
-        for name in ("work", "sink")
-    }
+    measured = world.slots[1].core._debloating._tasks
+    limits = {name: measured[name, 1][1].limit for name in ("work", "sink")}
     assert limits["sink"] < 1 << 16
     to_sink = world.slots[0].core._seating.remote[Channel(1, 0, 1)]
     assert to_sink._window.limit == limits["sink"]
