@@ -54,6 +54,7 @@ class CheckpointedChainTask(ChainTask):
         self._sink = sink
         self._last_barrier: int | None = None
         self._savepoints: set[int] = set()
+        self._given_up: set[int] = set()
         self._opened = False
 
     def start(self, now: Now) -> list[Action]:
@@ -83,7 +84,8 @@ class CheckpointedChainTask(ChainTask):
         self._outlet.flush(now, force=True)
         if barrier.final:
             self._last_barrier = barrier.checkpoint
-        if barrier.kind is SnapshotKind.SAVEPOINT:
+        # That it was given up may be known before its barrier has come.
+        if barrier.kind is SnapshotKind.SAVEPOINT and barrier.checkpoint not in self._given_up:
             self._savepoints.add(barrier.checkpoint)
         frozen = None if self._backend is None else self._backend.freeze(barrier)
         precommitted = None if self._sink is None else self._sink.precommit(barrier.checkpoint)
@@ -94,6 +96,7 @@ class CheckpointedChainTask(ChainTask):
         if self._backend is not None and not self._backend.closed:
             self._backend.backend.completed(checkpoint)
         self._savepoints = {savepoint for savepoint in self._savepoints if savepoint > checkpoint}
+        self._given_up = {other for other in self._given_up if other > checkpoint}
         if self._sink is not None:
             self._sink.completed(checkpoint)
 
@@ -102,6 +105,7 @@ class CheckpointedChainTask(ChainTask):
         if checkpoint == self._last_barrier:
             self._last_barrier = None
         self._savepoints.discard(checkpoint)
+        self._given_up.add(checkpoint)
         if self._backend is not None and not self._backend.closed:
             self._backend.backend.aborted(checkpoint)
 
