@@ -109,12 +109,17 @@ def build(
     pace_s: float = 0.0,
     function: Callable[[Any], Any] = lambda record: record,
     process: ProcessFunction | None = None,
+    passing: int | None = None,
 ) -> None:
-    """Build the topology in an environment."""
+    """Build the topology in an environment.
+
+    ``passing``: parallelism of the map, which has to be the source's: records of a partition keep their order only
+    where none is dealt out.
+    """
     made = [partial(numbers, partition, count, keys, pace_s) for partition in range(sources)]
     (
         env.source(partitions(*made), NUMBERED, uid="numbers")
-        .map(function, NUMBERED, uid="passing")
+        .map(function, NUMBERED, uid="passing", parallelism=passing)
         .key_by("key")
         .process(process or Counting(), COUNTED, uid="counting")
         .sink(StagingWriter(directory), uid="staging")

@@ -1,0 +1,251 @@
+"""Barrier mode on Spark: state and sink are exact, whatever fails; and what users do with checkpoints."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ftlayer import CheckpointConfig, FixedDelay, JobState, Retention, StreamEnvironment
+from ftlayer.checkpoint.storage.opening import load_checkpoint
+from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, SlotLostError
+from ftlayer.runtime.environment import LATEST
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+RETAIN = Retention.RETAIN_ON_CANCELLATION
+
+
+@pytest.fixture(scope="module")
+def kit(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("barrier_job")
+
+
+@pytest.fixture
+def environment(spark: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Make an environment in barrier mode; what still runs at the end of a test is cancelled."""
+    jobs = []
+
+    class Environment(StreamEnvironment):
+        def execute_async(self, **options: Any) -> Any:
+            jobs.append(super().execute_async(**options))
+            return jobs[-1]
+
+    def make(*, name: str = "", parallelism: int = 2, restart: Any = None, **config: Any) -> Any:
+        config = {"interval": "200ms", "directory": str(tmp_path / "checkpoints"), **config}
+        return Environment(
+            spark,
+            name=name or request.node.name.replace("[", "-").replace("]", ""),
+            parallelism=parallelism,
+            restart=restart or FixedDelay(attempts=100, delay="10ms"),
+            checkpointing=CheckpointConfig(**config),
+        )
+
+    yield make
+    for job in jobs:
+        assert job.cancel(), job.status()
+
+
+def until(job: Any, holds: Callable[[], Any]) -> Any:
+    """Wait for a condition; a job that is over meanwhile says why."""
+    while not (found := holds()):
+        if job.over(0.02):
+            job.wait()
+            raise AssertionError(f"the job is over: {job.status()}")
+    return found
+
+
+def completed(job: Any) -> int:
+    return int(job.status().checkpoints.completed)
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_bounded_job_ends_with_a_checkpoint_that_commits_everything(
+    environment: Any, kit: ModuleType, tmp_path: Path, parallelism: int
+) -> None:
+    env = environment(parallelism=parallelism)
+    kit.build(env, tmp_path, pace_s=0.02)
+    job = env.execute_async()
+    assert job.wait(60)
+    ledger = kit.Ledger(tmp_path)
+    ledger.check()
+    assert job.state is JobState.ENDED
+    assert ledger.commits() == sorted(set(ledger.commits()))
+    assert job.checkpoints()[0].final
+    # A job that came to its end well leaves nothing.
+    assert [name for name in files(tmp_path / "checkpoints") if not name.endswith("_key")] == []
+    assert not list((tmp_path / "staged").iterdir())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"backend": "lmdb"},
+        {"incremental": True},
+        {"unaligned": True},
+        {"unaligned": True, "aligned_timeout": "20ms", "backend": "lmdb", "incremental": True},
+        {"directory": None},
+        {"changelog": True},
+        {"max_concurrent": 3, "interval": "50ms"},
+    ],
+    ids=lambda config: "-".join(map(str, config)) or "heap",
+)
+def test_a_function_that_fails_once_leaves_no_trace(
+    environment: Any, kit: ModuleType, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    env = environment(name="fails-once", **config)
+    kit.build(env, tmp_path, pace_s=0.04, function=kit.FailOnce(tmp_path / "failed", 2_000))
+    job = env.execute_async()
+    before = until(job, lambda: [slot.pid for slot in job.status().slots if slot.pid])
+    assert job.wait(60)
+    kit.Ledger(tmp_path).check()
+    status = job.status()
+    assert status.restarts == 1
+    assert "meant to fail once" in status.last_failure
+    assert status.checkpoints is not None
+    assert status.checkpoints.restored == 2
+    # In place: the processes are the same.
+    assert set(before) <= {slot.pid for slot in status.slots}
+
+
+@pytest.mark.parametrize("config", [{}, {"unaligned": True, "backend": "lmdb", "incremental": True}])
+def test_slots_are_killed(environment: Any, kit: ModuleType, tmp_path: Path, config: dict[str, Any]) -> None:
+    draw = random.Random(7)
+    env = environment(name="killed", **config)
+    kit.build(env, tmp_path, count=6_000, pace_s=0.08)
+    job = env.execute_async()
+    for _ in range(2):
+        before = completed(job)
+        until(job, lambda seen=before: completed(job) > seen)  # type: ignore[misc]
+        victim = draw.choice([slot for slot in job.status().slots if slot.pid])
+        os.kill(victim.pid, signal.SIGKILL)
+        until(job, lambda gone=victim: job.status().slots[gone.slot].pid not in (0, gone.pid))  # type: ignore[misc]
+    assert job.wait(120)
+    kit.Ledger(tmp_path, count=6_000).check()
+    assert job.status().restarts >= 2
+
+
+def test_all_slots_are_killed_at_once(environment: Any, kit: ModuleType, tmp_path: Path) -> None:
+    env = environment()
+    kit.build(env, tmp_path, count=4_000, pace_s=0.05)
+    job = env.execute_async()
+    until(job, lambda: completed(job) >= 2)
+    for slot in job.status().slots:
+        os.kill(slot.pid, signal.SIGKILL)
+    assert job.wait(120)
+    kit.Ledger(tmp_path, count=4_000).check()
+
+
+def test_a_savepoint_is_moved_and_restored_at_other_parallelisms(tmp_path: Path) -> None:
+    """2 → 3 → 1 → 4 subtasks, in a process of its own: this one's session has two task slots."""
+    script = Path(__file__).with_name("rescaling.py")
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-1] == "exact"
+
+
+def test_a_savepoint_of_a_job_that_goes_on_disturbs_nothing(
+    environment: Any, kit: ModuleType, tmp_path: Path
+) -> None:
+    env = environment()
+    kit.build(env, tmp_path, count=4_000, pace_s=0.04)
+    job = env.execute_async()
+    until(job, lambda: completed(job) >= 1)
+    location = job.savepoint(str(tmp_path / "savepoints"))
+    assert load_checkpoint(location).kind == "savepoint"
+    job.checkpoint()
+    assert job.wait(60)
+    kit.Ledger(tmp_path, count=4_000).check()
+    assert load_checkpoint(location).kind == "savepoint"
+
+
+def test_a_cancelled_job_goes_on_from_its_latest_checkpoint(
+    environment: Any, kit: ModuleType, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        env = environment(name="retained", retention=RETAIN)
+        kit.build(env, tmp_path, count=4_000, pace_s=0.08)
+        job = env.execute_async(restore_from=LATEST)
+        until(job, lambda running=job: completed(running) >= 3)  # type: ignore[misc]
+        job.cancel()
+    env = environment(name="retained", retention=RETAIN)
+    kit.build(env, tmp_path, count=4_000)
+    env.execute_async(restore_from=LATEST).wait()
+    kit.Ledger(tmp_path, count=4_000).check()
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    environment: Any, kit: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = {"name": "damaged", "retention": RETAIN, "retained": 3, "memory_threshold": 0}
+    env = environment(**options)
+    kit.build(env, tmp_path, count=4_000, pace_s=0.08)
+    job = env.execute_async()
+    until(job, lambda: completed(job) >= 4)
+    job.cancel()
+    latest = max(
+        (path for path in (tmp_path / "checkpoints").rglob("chk-*")), key=lambda path: int(path.name[4:])
+    )
+    for path in latest.iterdir():
+        if path.name != "_metadata":
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+    env = environment(**options)
+    kit.build(env, tmp_path, count=4_000)
+    job = env.execute_async(restore_from=LATEST)
+    assert job.wait(60)
+    assert "is damaged" in caplog.text
+    # Rows that the damaged checkpoint had committed are committed again: nothing is lost, which is all there is.
+    rows = {(row["key"], row["partition"], row["number"]) for row in kit.Ledger(tmp_path).rows()}
+    assert rows == kit.Ledger(tmp_path, count=4_000).expected
+
+
+def test_a_storage_that_cannot_be_written_fails_checkpoints_and_then_the_job(
+    environment: Any, kit: ModuleType, tmp_path: Path
+) -> None:
+    env = environment(memory_threshold=0, tolerable_failures=1, restart=FixedDelay(attempts=2, delay="10ms"))
+    kit.build(env, tmp_path, count=100_000, pace_s=0.05)
+    job = env.execute_async()
+    until(job, lambda: completed(job) >= 1)
+    runs = [path for path in (tmp_path / "checkpoints").glob("*/*") if path.is_dir()]
+    for run in runs:
+        shutil.rmtree(run)
+        run.touch()  # a file in the directory's place: nobody can write there
+    with pytest.raises(SlotLostError, match="restart strategy has given up"):
+        job.wait(60)
+    assert job.status().checkpoints.failed >= 2
+
+
+def test_what_cannot_be_restored_is_said_before_anything_runs(
+    environment: Any, kit: ModuleType, tmp_path: Path
+) -> None:
+    env = environment()
+    kit.build(env, tmp_path)
+    with pytest.raises(CheckpointStorageError, match="nowhere"):
+        env.execute_async(restore_from=str(tmp_path / "nowhere"))
+    (tmp_path / "_key").write_bytes(os.urandom(32))
+    broken = tmp_path / "chk-1"
+    broken.mkdir()
+    (broken / "_metadata").write_bytes(b"not at all")
+    with pytest.raises(CheckpointDamagedError):
+        env.execute_async(restore_from=str(broken))
+
+
+def test_one_of_the_two_modes_has_to_be_chosen(spark: Any) -> None:
+    with pytest.raises(ConfigError, match="checkpointing"):
+        StreamEnvironment(spark, name="neither")
