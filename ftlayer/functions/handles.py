@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, ValuesView
 from typing import Any, Protocol
 
 from ftlayer.functions.keyed import Key, ListTable, MapTable
@@ -85,6 +85,21 @@ class MapHandle(MutableMapping[Any, Any]):
 
     def __getitem__(self, field: Any) -> Any:
         return self._table.items(self._context.key)[field]
+
+    def __contains__(self, field: object) -> bool:
+        return field in self._table.items(self._context.key)
+
+    def get(self, field: Any, default: Any = None) -> Any:
+        """Return an item's value, or ``default``."""
+        return self._table.items(self._context.key).get(field, default)
+
+    def items(self) -> ItemsView[Any, Any]:
+        """Return the current key's items, as they are until the next change."""
+        return self._table.items(self._context.key).items()
+
+    def values(self) -> ValuesView[Any]:
+        """Return the current key's values, as they are until the next change."""
+        return self._table.items(self._context.key).values()
 
     def __setitem__(self, field: Any, value: Any) -> None:
         self._table.put(self._context.key, field, value)

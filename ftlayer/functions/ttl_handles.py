@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, ValuesView
 from typing import Any
 
 from ftlayer.functions.handles import NOTHING, Call, ListHandle, MapHandle, ValueHandle
@@ -87,6 +87,24 @@ class ExpiringMap(MapHandle):
         if self._refreshes:
             self._table.put(key, field, self._stamp(stamped[1]))
         return stamped[1]
+
+    def __contains__(self, field: object) -> bool:
+        return self.get(field, NOTHING) is not NOTHING
+
+    def get(self, field: Any, default: Any = None) -> Any:
+        """Return an item's value, or ``default`` if there is none or it is over."""
+        try:
+            return self[field]
+        except KeyError:
+            return default
+
+    def items(self) -> ItemsView[Any, Any]:
+        """Return a view of the items that are not over."""
+        return ItemsView(self)
+
+    def values(self) -> ValuesView[Any]:
+        """Return a view of the values that are not over."""
+        return ValuesView(self)
 
     def __setitem__(self, field: Any, value: Any) -> None:
         self._table.put(self._context.key, field, self._stamp(value))

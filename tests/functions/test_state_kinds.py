@@ -213,6 +213,7 @@ class Living(RuleBasedStateMachine):
         entry = self.maps.get(self.ctx.key, {}).get(field)
         there = entry is not None and not self.over(entry)
         assert self.map.get(field, "none") == (self.read(entry) if there else "none")
+        assert (field in self.map) is there
 
     @rule(field=st.integers(0, 3))
     def remove(self, field: int) -> None:
@@ -228,6 +229,9 @@ class Living(RuleBasedStateMachine):
         live = {f for f, entry in self.maps.get(self.ctx.key, {}).items() if not self.over(entry)}
         assert set(self.map) == live
         assert len(self.map) == len(live)
+        model = self.maps.get(self.ctx.key, {})
+        assert dict(self.map.items()) == {f: self.read(model[f]) for f in live}
+        assert sorted(self.map.values()) == sorted(model[f][1] for f in live)
 
     @rule()
     def clear(self) -> None:

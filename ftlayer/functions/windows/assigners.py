@@ -27,6 +27,8 @@ class Fixed:
     def starts(self, time_ms: int) -> list[int]:
         """Return the starts of the windows that a time lies in, ascending."""
         last = time_ms - (time_ms - self.offset_ms) % self.every_ms
+        if self.every_ms == self.size_ms:
+            return [last]
         first = last - (self.size_ms - 1 - (time_ms - last)) // self.every_ms * self.every_ms
         return list(range(first, last + 1, self.every_ms))
 

@@ -24,14 +24,18 @@ class FixedWindows(WindowFunction):
         self._fixed = windows
 
     def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:
+        windows, content, watermark = self._windows, self._content, ctx.watermark
         starts = self._fixed.starts(time_ms)
         taken = not starts
         for start in starts:
             end = start + self._fixed.size_ms
-            if self._over_ms(end) <= ctx.watermark:
+            is_late = end <= watermark
+            if is_late and self._over_ms(end) <= watermark:
                 continue
-            self._windows[start] = self._content.added(self._windows.get(start, NOTHING), record)
-            self._set_timers(end, ctx)
+            held = windows.get(start, NOTHING)
+            windows[start] = content.added(held, record)
+            if held is NOTHING or is_late:
+                ctx.timers.event(in_time(end))
             taken = True
         return taken
 
@@ -40,7 +44,7 @@ class FixedWindows(WindowFunction):
         starts = self._due(time_ms, size)
         return [(Window(start, in_time(start + size)), self._windows[start]) for start in starts]
 
-    def _forget(self, time_ms: int) -> None:
+    def _tidy(self, time_ms: int, ctx: Context) -> None:
         for start in self._due(time_ms, self._fixed.size_ms + self._lateness_ms):
             del self._windows[start]
 

@@ -51,8 +51,11 @@ class WindowFunction(ProcessFunction):
         """See `ProcessFunction.on_timer`."""
         for window, content in self._ending(time_ms):
             yield from self._content.emitted(ctx.key, window, content)
+            over_ms = self._over_ms(window.end_ms)
+            if over_ms > time_ms:
+                ctx.timers.event(over_ms)
         ctx.timestamp = time_ms - 1
-        self._forget(time_ms)
+        self._tidy(time_ms, ctx)
 
     def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:
         """Put a record into its windows; return False if it is too late for all of them."""
@@ -62,19 +65,13 @@ class WindowFunction(ProcessFunction):
         """Return the key's windows that end at a time (those that end later, at the last time of all)."""
         raise NotImplementedError
 
-    def _forget(self, time_ms: int) -> None:
-        """Remove the key's windows for which no late record is allowed from a time on."""
+    def _tidy(self, time_ms: int, ctx: Context) -> None:
+        """Remove the key's windows that are over from a time on."""
         raise NotImplementedError
 
     def _over_ms(self, end_ms: int) -> int:
         """Return the watermark from which on a window is over."""
         return in_time(end_ms + self._lateness_ms)
-
-    def _set_timers(self, end_ms: int, ctx: Context) -> None:
-        """Have a window emitted, at once if its end is behind the watermark, and forgotten in time."""
-        ctx.timers.event(in_time(end_ms))
-        if self._lateness_ms:
-            ctx.timers.event(self._over_ms(end_ms))
 
 
 def in_time(time_ms: int) -> int:

@@ -16,7 +16,8 @@ class SessionWindows(WindowFunction):
     """Windows that end when no record came for a while. State of a key: start → (end, content).
 
     A record begins a window from its time to ``gap_ms`` later; windows that overlap, or touch, are one. Sessions of a
-    key so never have a time in common.
+    key so never have a time in common. A session has one timer, which stays where it is while the session grows: when
+    it fires too early it is set again.
     """
 
     def __init__(
@@ -27,47 +28,35 @@ class SessionWindows(WindowFunction):
         self._gap_ms = windows.gap_ms
 
     def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:
+        windows = self._windows
         start, end = time_ms, in_time(time_ms + self._gap_ms)
-        touching = self._touching(start, end)
+        touching = [begun for begun, (until, _) in windows.items() if begun <= end and start <= until]
         if not touching and self._over_ms(end) <= ctx.watermark:
             return False
         content: Any = NOTHING
-        for window, held in touching:
+        has_timer = False
+        for begun in sorted(touching):
+            until, held = windows[begun]
             content = held if content is NOTHING else self._content.merged(content, held)
-            start, end = min(start, window.start_ms), max(end, window.end_ms)
-        added = self._content.added(content, record)
-        for window, _ in touching:
-            if window.start_ms != start:
-                del self._windows[window.start_ms]
-        self._windows[start] = (end, added)
-        for window, _ in touching:
-            if window.end_ms != end:
-                self._take_timers_back(window.end_ms, ctx)
-        self._set_timers(end, ctx)
+            start, end = min(start, begun), max(end, until)
+            # One that ends behind the watermark was emitted, and its timer is gone.
+            has_timer = has_timer or until > ctx.watermark
+        content = self._content.added(content, record)
+        for begun in touching:
+            if begun != start:
+                del windows[begun]
+        windows[start] = (end, content)
+        if not has_timer:
+            ctx.timers.event(end)
         return True
 
-    def _touching(self, start_ms: int, end_ms: int) -> list[tuple[Window, Any]]:
-        """Return the sessions that overlap or touch a span of time, in their order."""
-        found = [
-            (Window(start, end), content)
-            for start, (end, content) in self._windows.items()
-            if start <= end_ms and start_ms <= end
-        ]
-        return sorted(found, key=lambda session: session[0].start_ms)
-
-    def _take_timers_back(self, end_ms: int, ctx: Context) -> None:
-        """Take the timers of a session that has another end now back, save those that others need."""
-        needed = {time for end, _ in self._windows.values() for time in (end, self._over_ms(end))}
-        for time_ms in {end_ms, self._over_ms(end_ms)} - needed:
-            ctx.timers.delete_event(time_ms)
-
     def _ending(self, time_ms: int) -> Iterable[tuple[Window, Any]]:
-        return [
-            (Window(start, end), content)
-            for start, (end, content) in sorted(self._windows.items(), key=lambda item: item[0])
-            if end == time_ms
-        ]
+        ending = [start for start, (end, _) in self._windows.items() if end == time_ms]
+        return [(Window(start, time_ms), self._windows[start][1]) for start in ending]
 
-    def _forget(self, time_ms: int) -> None:
-        for start in [start for start, (end, _) in self._windows.items() if self._over_ms(end) == time_ms]:
-            del self._windows[start]
+    def _tidy(self, time_ms: int, ctx: Context) -> None:
+        for start, (end, _) in list(self._windows.items()):
+            if self._over_ms(end) == time_ms:
+                del self._windows[start]
+            elif start < time_ms < end:
+                ctx.timers.event(end)
