@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.debloat import Debloater
+from ftlayer.runtime.slot.outputs import LIMIT_FRAMES
 from ftlayer.runtime.slot.seat import Seat, Seating
 from ftlayer.stream.job_graph import Channel
 
@@ -39,7 +40,7 @@ class Debloating:
                 self._tell(seat, debloater.limit, outside)
 
     def _tell(self, seat: Seat, limit: int, outside: Iterable[Channel]) -> None:
-        seat.inbox.limit_bytes = limit
+        seat.inbox.limit(limit, limit // LIMIT_FRAMES)
         self._credit.limit(dict.fromkeys(outside, limit))
 
 

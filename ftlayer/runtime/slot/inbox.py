@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -74,19 +75,16 @@ class _ChannelQueue:
 
 
 class Inbox:
-    """Elements of one channel come out in their order; channels take turns, save those that are blocked.
-
-    Attributes:
-        limit_bytes: see `has_room`; may be changed at any time.
-    """
+    """Elements of one channel come out in their order; channels take turns, save those that are blocked."""
 
     def __init__(self, channels: Iterable[Channel], batch_rows: int, limit_bytes: int) -> None:
-        """``batch_rows``: how far batches that wait are joined."""
+        """``batch_rows``: how far batches that wait are joined; ``limit_bytes``: see `has_room`."""
         self._queues = {channel: _ChannelQueue(channel) for channel in channels}
         self._turn: deque[_ChannelQueue] = deque()  # those with elements that are not blocked
         self._blocked: set[_ChannelQueue] = set()
         self._batch_rows = batch_rows
-        self.limit_bytes = limit_bytes
+        self._limit_bytes = limit_bytes
+        self._join_bytes = sys.maxsize
 
     def __bool__(self) -> bool:
         """Whether there is something to `take`."""
@@ -121,12 +119,12 @@ class Inbox:
                 if not isinstance(behind, Batch) or not can_join(element, behind):
                     break
                 rows += behind.num_rows
-                if rows > self._batch_rows:
+                size += queue.items[0].size
+                if rows > self._batch_rows or size > self._join_bytes:
+                    size -= queue.items[0].size
                     break
                 batches.append(behind)
-                item = queue.pop()
-                credit += item.credit
-                size += item.size
+                credit += queue.pop().credit
             element = joined(batches)
         if queue.items:
             self._turn.append(queue)
@@ -135,7 +133,11 @@ class Inbox:
     def has_room(self, channel: Channel) -> bool:
         """Whether a sender in the same slot should produce more for this channel."""
         queue = self._queues[channel]
-        return not queue.items or (queue.rows < 2 * self._batch_rows and queue.bytes < self.limit_bytes)
+        return not queue.items or (queue.rows < 2 * self._batch_rows and queue.bytes < self._limit_bytes)
+
+    def limit(self, limit_bytes: int, join_bytes: int) -> None:
+        """From now on see `has_room` for ``limit_bytes``, and join batches up to ``join_bytes``."""
+        self._limit_bytes, self._join_bytes = limit_bytes, join_bytes
 
     def drop(self, channel: Channel) -> int:
         """Forget what waits of a channel; returns how many records."""

@@ -17,6 +17,10 @@ from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.wire import ElementCodec, roots_in, rows_in
 from ftlayer.stream.job_graph import Channel
 
+LIMIT_FRAMES = 4
+"""What a slow receiver lets be in flight is at least so many frames: a task runs for a whole frame at a time, and all
+that comes of it is in flight, on top of the limit."""
+
 
 class Output(Protocol):
     """One channel of a task."""
@@ -71,7 +75,7 @@ class RemoteOutput:
         self.late: deque[LateBarrier] = deque()
         self._codec = codec
         self._batch_rows = options.batch_rows
-        self._full = self._limit = options.channel_bytes
+        self._frame_bytes = self._full = options.channel_bytes
         self._window = SendWindow(options.channel_bytes)
         self._small: tuple[Batch, ...] = ()  # replaced, never changed: another thread looks at it
         self._small_rows = self._small_bytes = 0
@@ -101,7 +105,7 @@ class RemoteOutput:
             self._small += (part,)
             self._small_rows += part.num_rows
             self._small_bytes += size_of(part)
-            if self._small_rows >= self._batch_rows or self._small_bytes >= self._limit:
+            if self._small_rows >= self._batch_rows or self._small_bytes >= self._frame_bytes:
                 self.flush()
             elif self.waiting_since_ms is None:
                 self.waiting_since_ms = now_ms
@@ -117,8 +121,9 @@ class RemoteOutput:
         return self._window.take()
 
     def limit(self, size: int) -> None:
-        """From now on at most ``size`` bytes may be on their way."""
-        self._window.limit = self._limit = size
+        """From now on at most ``size`` bytes may be on their way, in frames that are much smaller if it is little."""
+        self._window.limit = size
+        self._frame_bytes = size if size >= self._full else size // LIMIT_FRAMES
 
     def send_barrier(self, barrier: Barrier, due_ms: int | None) -> None:
         """Take a barrier that goes behind everything; it overtakes it at ``due_ms`` (see `overtake_late`)."""
@@ -165,12 +170,12 @@ class RemoteOutput:
         return small + [roots_in(frame) for frame in self._window.waiting()]
 
     def _rows_at_most(self, batch: Batch) -> int:
-        """Return where to cut: frames should be as small as a limit that was lowered."""
-        if self._limit >= self._full:
+        """Return where to cut, so that frames are as small as a limit that was lowered wants them."""
+        size = int(batch.payload.nbytes)
+        if self._frame_bytes >= self._full or not size:
             return self._batch_rows
-        rows, size = batch.num_rows, int(batch.payload.nbytes)
-        # What is cut has up to twice as many rows.
-        return max(1, min(self._batch_rows, rows * self._limit // (2 * size))) if size else self._batch_rows
+        # Only what has more than twice as many rows is cut.
+        return max(1, min(self._batch_rows, batch.num_rows * self._frame_bytes // (2 * size)))
 
     def _forget_small(self) -> None:
         self._small = ()

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.errors import CodecError
 from ftlayer.runtime.slot.credit import GrantBook, SendWindow
 from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.wire import ElementCodec
+from ftlayer.stream.job_graph import Channel
 
 
 @given(
@@ -38,6 +41,36 @@ def test_on_the_way_is_the_credit_or_one_frame(limit: int, moves: list[tuple[str
         assert window.has_room == (not model and sum(under_way) < limit)
         assert window.is_empty == (not model and not under_way)
         assert [len(frame) for frame in window.waiting()] == list(model)
+
+
+BARRIER = ElementCodec([]).encode(Channel(0, 0, 0), Barrier(1, 0))
+
+
+def test_a_barrier_needs_no_credit_and_gives_back_what_it_used() -> None:
+    window = SendWindow(10)
+    for frame in (bytes(8), BARRIER, bytes(9)):
+        window.put(frame)
+    assert window.take() == bytes(8)
+    assert window.take() == BARRIER
+    assert window.take() is None
+    assert window.in_flight == 8 + len(BARRIER)
+    window.granted(8)
+    assert window.take() is None
+    window.granted(len(BARRIER))
+    assert window.take() == bytes(9)
+
+
+def test_a_barrier_goes_ahead_of_all_but_other_barriers() -> None:
+    window = SendWindow(10)
+    window.put(bytes(3))
+    window.put(BARRIER)
+    window.put(bytes(4))
+    earlier, later = bytes([*BARRIER[:-1], 1]), bytes([*BARRIER[:-1], 2])
+    window.put_first(earlier)
+    window.put_first(later)
+    assert window.waiting() == [earlier, later, bytes(3), BARRIER, bytes(4)]
+    assert window.pull(BARRIER) == [earlier, later, bytes(3)]
+    assert window.waiting() == [earlier, later, bytes(3), bytes(4)]
 
 
 def test_credit_nobody_used_is_an_error() -> None:

@@ -14,7 +14,15 @@ from ftlayer.errors import CodecError
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.runtime.elements import Barrier, Batch, CancelMarker, EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.slot.batching import can_join, cut, joined, rows_of
-from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants, is_barrier, roots_in
+from ftlayer.runtime.slot.wire import (
+    ElementCodec,
+    decode_grants,
+    encode_grants,
+    encode_limits,
+    is_barrier,
+    is_limits,
+    roots_in,
+)
 from ftlayer.stream.job_graph import Channel, JobEdge
 
 NESTED = pa.schema(
@@ -217,6 +225,12 @@ def test_grants() -> None:
     assert decode_grants(encode_grants(grants)) == list(grants.items())
     with pytest.raises(CodecError, match="negative"):
         decode_grants(encode_grants({CHANNEL: -1}))
+    limits = encode_limits({CHANNEL: 1 << 14})
+    assert is_limits(limits)
+    assert not is_limits(encode_grants(grants))
+    assert decode_grants(limits) == [(CHANNEL, 1 << 14)]
+    with pytest.raises(CodecError, match="behind one byte"):
+        decode_grants(b"\x02" + limits[1:])
 
 
 @settings(deadline=None)
