@@ -8,12 +8,12 @@ from ftlayer.layer.calls import EventIds
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Acknowledge
 
-CALL_ROOTS = 8_192
+CALL_ROOTS = 32_768
 """Events of one call: enough that the call itself costs nothing an event."""
 
-MAX_WAIT_MS = 10
+MAX_WAIT_MS = 25
 """An event waits no longer for others: the vertex learns a little later that a record is done, and nobody waits
-for that. A busy loop runs a batch in about half of it."""
+for that. A busy loop runs a few batches in it."""
 
 
 class AckBuffer:

@@ -13,6 +13,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.layer.calls import Now, Records
 from ftlayer.runtime.elements import Batch, EndOfStream, Watermark
+from ftlayer.runtime.slot.acks import CALL_ROOTS, MAX_WAIT_MS
 from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants
 from ftlayer.stream.job_graph import Channel
 
@@ -281,19 +282,20 @@ def test_a_source_waits_for_the_vertex_and_for_room(tools: Any) -> None:
 def test_acknowledgements_travel_together(tools: Any) -> None:
     slot = one_of_two(tools, tracked=True, batch_rows=4_096, channel_bytes=1 << 22)
     slot.core.peer_up(1)
-    for i in range(10):
+    for i in range(30):
         slot.core.frame(1, frame_for(tools, slot, FROM_1, 2_000 * i, 2_000))
         slot.core.run_next(Now(0, 0))
-    assert all(len(event.roots) >= 8_192 for event in slot.vertex.xors)
     while slot.core.run_next(Now(0, 0)):
         pass
-    slot.core.idle(9)
+    assert slot.vertex.xors
+    assert all(len(event.roots) >= CALL_ROOTS for event in slot.vertex.xors)
+    slot.core.idle(MAX_WAIT_MS - 1)
     told = len(slot.vertex.xors)
-    slot.core.idle(10)
+    slot.core.idle(MAX_WAIT_MS)
     assert len(slot.vertex.xors) == told + 1
     roots = np.concatenate([event.roots for event in slot.vertex.xors])
     # The sink's own half of the rows is acknowledged here, too.
-    assert len(roots) == 20_000 + 10_000
+    assert len(roots) == 60_000 + 30_000
 
 
 def test_replays_are_asked_for_where_there_is_room(tools: Any) -> None:
