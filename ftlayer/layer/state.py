@@ -134,7 +134,7 @@ class State:
         """Raise `MalformedRequestError` unless ``roots`` are ids of this shard."""
         if not len(roots):
             return
-        if not roots.all():
+        if np.count_nonzero(roots) != roots.size:
             raise MalformedRequestError(
                 f"{what}: item {int(np.flatnonzero(roots == 0)[0])} is 0, never an id"
             )

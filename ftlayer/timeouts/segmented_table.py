@@ -79,7 +79,7 @@ def as_u64(values: npt.ArrayLike, what: str, length: int | None = None) -> U64:
 
 def no_zeros(keys: U64, what: str) -> U64:
     """Return ``keys``; `ConfigError` if one of them is 0, which is never an id."""
-    if not keys.all():
+    if np.count_nonzero(keys) != keys.size:
         position = int(np.flatnonzero(keys == 0)[0])
         raise ConfigError(f"{what}: item {position} is 0, and 0 is never an id")
     return keys
