@@ -159,8 +159,8 @@ class StreamEnvironment:
         Args:
             stop_at_latest: readers end at the offset that is their latest now, so that the job ends.
             restore_from: barrier mode: begin with this checkpoint or savepoint, the path or URL of its directory;
-                `LATEST`: with the latest one of this topology in ``directory``, if there is any. It is left as it
-                is, whatever becomes of the job.
+                whatever becomes of the job, it is left as it is. `LATEST`: with the latest one of this topology in
+                ``directory``, if there is any; it is subsumed by the job's own ones.
 
         Raises:
             InvalidTopologyError: the topology cannot be tracked, or cannot be sent to the slots; names the operator.

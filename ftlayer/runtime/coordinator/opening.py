@@ -73,7 +73,8 @@ def open_checkpoints(
         _facts(graph, run),
         highest=max([*taken, *(each.checkpoint for each in known)], default=0),
         known=known,
-        claimed=False,
+        # A checkpoint that a user names is the user's.
+        claimed=restore_from == LATEST,
     )
     committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
     parts = CheckpointParts(graph, config, run, rules, storage, committer)

@@ -86,6 +86,7 @@ class SlotCore:
         self._credit = Crediting(links, self._seating.senders, options.channel_bytes)
         self._totals = dict.fromkeys(("persisted", "replayed", "failed", "dropped"), 0)
         self._paused = False
+        self._final: int | None = None  # the checkpoint that the job ends with
         self._away: set[int] = set()
         self._reports: list[ReplaysOut] = []
         self.activity = 0
@@ -225,6 +226,9 @@ class SlotCore:
     def trigger(self, barrier: Barrier, now: Now) -> None:
         """Let the sources take their snapshots, and send ``barrier``."""
         self.activity += 1
+        if barrier.final:
+            # What came behind it would be in no checkpoint.
+            self._final = barrier.checkpoint
         self._checkpoints().trigger(barrier, now)
 
     def checkpoint_completed(self, checkpoint: int, now: Now) -> None:
@@ -234,6 +238,8 @@ class SlotCore:
     def checkpoint_aborted(self, checkpoint: int, now: Now) -> None:
         """See `ftlayer.runtime.messages.CheckpointAborted`."""
         self.activity += 1
+        if checkpoint == self._final:
+            self._final = None
         self._checkpoints().aborted(checkpoint, now)
 
     def end_tasks(self, now: Now) -> None:
@@ -337,6 +343,7 @@ class SlotCore:
         seat = self._seating.seats[key]
         if (
             self._paused
+            or self._final is not None
             or not seat.reading
             or not seat.has_room
             or len(seat.unaccepted) >= PERSISTS_IN_FLIGHT
