@@ -18,33 +18,51 @@ NAN = float("nan")
 
 
 @dataclass(frozen=True)
-class KeyColumns:
-    """Where the key lies in a record of the form VALUES."""
+class KeyColumn:
+    """Where a part of the key lies in a record of the form VALUES: in a column, or in a field of a struct."""
 
-    positions: tuple[int, ...]
-    floats: frozenset[int]
+    position: int
+    fields: tuple[str, ...]
+    is_float: bool
+
+    @classmethod
+    def of(cls, uid: str, name: str, schema: pa.Schema) -> KeyColumn:
+        """Find a column by its whole name, else by the path that the name spells; InvalidTopologyError."""
+        column, *fields = [name] if name in schema.names else name.split(".")
+        kind: Any = schema.field(column).type if column in schema.names else None
+        for field in fields:
+            found = kind is not None and pa.types.is_struct(kind) and kind.get_field_index(field) >= 0
+            kind = kind.field(field).type if found else None
+        if kind is None:
+            raise InvalidTopologyError(
+                f"{uid!r} has the key {name!r}, which its input lacks ({', '.join(schema.names)})"
+            )
+        return cls(schema.names.index(column), tuple(fields), pa.types.is_floating(kind))
+
+    def source(self, record: str, width: int) -> str:
+        """Return the Python expression of it; the field of a struct that is null is null."""
+        value = record if width == 1 else f"{record}[{self.position}]"
+        for field in self.fields:
+            value = f"(None if (part := {value}) is None else part[{field!r}])"
+        return f"(NAN if (part := {value}) != part else part)" if self.is_float else value
+
+
+@dataclass(frozen=True)
+class KeyColumns:
+    """Where the key lies in a record of ``width`` columns."""
+
+    columns: tuple[KeyColumn, ...]
     width: int
 
     @classmethod
     def of(cls, uid: str, keys: Sequence[str], schema: pa.Schema) -> KeyColumns:
         """Find the columns; InvalidTopologyError if one is missing."""
-        for name in keys:
-            if name not in schema.names:
-                raise InvalidTopologyError(
-                    f"{uid!r} has the key {name!r}, which its input lacks ({', '.join(schema.names)})"
-                )
-        positions = tuple(schema.names.index(name) for name in keys)
-        floats = frozenset(place for place in positions if pa.types.is_floating(schema.field(place).type))
-        return cls(positions, floats, len(schema))
+        return cls(tuple(KeyColumn.of(uid, name, schema) for name in keys), len(schema))
 
     def source(self, record: str) -> str:
         """Return the Python expression of the key of ``record``; it speaks of `NAN` by that name."""
-        parts = [self._part(record, place) for place in self.positions]
+        parts = [column.source(record, self.width) for column in self.columns]
         return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
-
-    def _part(self, record: str, place: int) -> str:
-        value = record if self.width == 1 else f"{record}[{place}]"
-        return f"(NAN if {value} != {value} else {value})" if place in self.floats else value
 
 
 @dataclass(frozen=True)

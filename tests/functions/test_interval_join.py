@@ -16,6 +16,8 @@ from ftlayer.functions.topology import MAIN, TopologyChain
 from ftlayer.functions.windows.assigners import Fixed
 from ftlayer.functions.windows.contents import Collected
 from ftlayer.functions.windows.making import window_function
+from ftlayer.layer.calls import Now
+from ftlayer.runtime.task.pipeline import Pipeline
 from ftlayer.state.heap import HeapBackend
 from ftlayer.stream.join_rewrite import as_co_process
 from ftlayer.stream.operators import Join
@@ -151,6 +153,19 @@ def test_what_is_behind_a_join_sees_its_times_and_not_the_column() -> None:
     counts = [tuple(row.values()) for row in fired.batch.to_pylist()]
     # Of left 1: one at 5 and one at 12; of left 2: three at 25; each twice.
     assert list(zip(counts, fired.times.tolist(), strict=True)) == [((1, 2), 9), ((1, 2), 19), ((2, 6), 29)]
+
+
+def test_times_of_pairs_reach_the_end_of_a_pipeline() -> None:
+    pipeline = Pipeline(
+        [as_co_process(join(-100, 100)), Map("m", lambda pair: pair, PAIR)], [LEFT, RIGHT], HeapBackend()
+    )
+    pipeline.open(0)
+    left = pa.record_batch([["a", "a"], [5, 25], [1, 2]], schema=LEFT)
+    pipeline.run(left, np.array([5, 25]), True, 0, Now(0, 0))
+    right = pa.record_batch([[10], ["a"]], schema=RIGHT)
+    rows = pipeline.run(right, np.array([12]), True, 1, Now(0, 0)).outputs[MAIN]
+    assert rows.times is not None
+    assert (rows.times.tolist(), rows.parents.tolist()) == ([12, 25], [0, 0])
 
 
 def test_what_fails_behind_a_join_fails_the_record_that_came() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -641,6 +642,33 @@ def test_a_process_without_keys_may_be_behind_an_operator_of_two_inputs() -> Non
     assert rows_of(run(chain, [("x", 1)], input=0)) == [(0, 2)]
 
 
+def test_a_key_may_be_a_field_of_a_struct() -> None:
+    inner = pa.struct([("x", pa.float64()), ("deep", pa.struct([("y", pa.string())]))])
+    schema = pa.schema([("n", pa.int64()), ("s", inner)])
+    structs = [
+        {"x": 1.5, "deep": {"y": "a"}},
+        {"x": math.nan, "deep": None},
+        None,
+        {"x": math.nan, "deep": {"y": "a"}},
+    ]
+    batch = pa.record_batch({"n": [0, 1, 2, 3], "s": pa.array(structs, inner)}, schema=schema)
+    out = pa.schema([("key", pa.string())])
+
+    class Keys(ProcessFunction):
+        def process(self, record: Any, ctx: Any) -> Any:
+            return [str(ctx.key)]
+
+    for keys, wanted in (
+        (("s.x",), ["1.5", "nan", "None", "nan"]),
+        (("s.deep.y", "n"), ["('a', 0)", "(None, 1)", "(None, 2)", "('a', 3)"]),
+    ):
+        result = chain_of(Process("p", Keys(), keys, out), schema=schema).run(batch, None, 0, 0)
+        assert result.outputs[MAIN].batch.column("key").to_pylist() == wanted
+    lone = pa.schema([("s", inner)])
+    chain = chain_of(Process("p", Keys(), ("s.x",), out), schema=lone)
+    assert chain.run(batch.select(["s"]), None, 0, 0).outputs[MAIN].batch.num_rows == 4
+
+
 # ---------------------------------------------------------------- chains that cannot be
 
 
@@ -650,6 +678,7 @@ def test_a_process_without_keys_may_be_behind_an_operator_of_two_inputs() -> Non
         ([Reduce("r", add, (), KV)], [KV], "has no keys"),
         ([Reduce("r", add, ("x",), KV)], [KV], "the key 'x'"),
         ([Process("p", Passing(), ("x",), KV)], [KV], "the key 'x'"),
+        ([Process("p", Passing(), ("k.x",), KV)], [KV], "the key 'k.x'"),
         ([Map("m", add, KV)], [KV, KV], "takes 1 inputs got the schemas of 2"),
         (
             [Map("m", add, KV), CoProcess("c", Enrich(), ((), ()), (KV, KV), KV)],
