@@ -290,6 +290,12 @@ class CommitFailedError(CheckpointError):
     code = "COMMIT_FAILED"
 
 
+class SinkError(FTLayerError):
+    """A ready-made sink cannot write, commit or abort; names where, and what to do."""
+
+    code = "SINK"
+
+
 def error_for_code(code: str) -> type[FTLayerError]:
     """Return the class with this wire ``code``, or `FTLayerError` for one this version lacks."""
     todo: list[type[FTLayerError]] = [FTLayerError]

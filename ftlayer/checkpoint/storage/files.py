@@ -89,6 +89,15 @@ class Files(Protocol):
     def walk(self, path: str = "") -> list[Entry]:
         """Return all files below a directory; none if it is missing."""
 
+    def move(self, path: str, target: str) -> bool:
+        """Give a file another name, in a directory that is there or not; False: the file is missing.
+
+        Readers see it under the new name as a whole or not at all. To last it takes `sync_names`.
+        """
+
+    def sync_names(self, path: str) -> None:
+        """Make the names in a directory last."""
+
     def delete(self, path: str) -> None:
         """Remove a file; a missing one is fine."""
 

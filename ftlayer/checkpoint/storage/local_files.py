@@ -140,6 +140,21 @@ class LocalFiles:
                         found.append(Entry(relative, stat.st_size, stat.st_mtime_ns // 1_000_000))
         return found
 
+    def move(self, path: str, target: str) -> bool:
+        """See `Files.move`."""
+        with storage_errors(self.url, target, "written"):
+            make_directory((self._root / target).parent)
+            try:
+                (self._root / path).rename(self._root / target)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def sync_names(self, path: str) -> None:
+        """See `Files.sync_names`."""
+        with storage_errors(self.url, path, "written"):
+            sync_directory(self._root / path)
+
     def delete(self, path: str) -> None:
         """See `Files.delete`."""
         with storage_errors(self.url, path, "deleted"):

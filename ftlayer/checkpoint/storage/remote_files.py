@@ -148,6 +148,19 @@ class RemoteFiles:
                 for name, info in found.items()
             ]
 
+    def move(self, path: str, target: str) -> bool:
+        """See `Files.move`; an object is copied, and then deleted."""
+        with storage_errors(self.url, target, "written"):
+            try:
+                self._fs.makedirs(parent(self._at(target)), exist_ok=True)
+                self._fs.mv(self._at(path), self._at(target))
+            except FileNotFoundError:
+                return False
+        return True
+
+    def sync_names(self, path: str) -> None:
+        """See `Files.sync_names`; they last at once."""
+
     def delete(self, path: str) -> None:
         """See `Files.delete`."""
         with storage_errors(self.url, path, "deleted"), contextlib.suppress(FileNotFoundError):

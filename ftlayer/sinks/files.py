@@ -1,0 +1,231 @@
+"""An exactly-once sink of files: readers of the directory see committed rows, and each of them once.
+
+```
+<path>/part-<unique>.parquet                          committed
+<path>/_ftlayer-inprogress/<execution>/<unique>.part  written, and not committed
+<path>/_ftlayer-commits/…                             for queries of Spark's own: `batch_log`
+```
+
+Names that begin with ``_`` are hidden to Spark, Hive, `pyarrow.dataset` and their like.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from ftlayer.checkpoint.storage.deleting import Crew, raise_together
+from ftlayer.checkpoint.storage.files import Files, Output, open_files
+from ftlayer.checkpoint.storage.layout import join, normal, parent
+from ftlayer.errors import SinkError
+from ftlayer.sinks.batch_log import BatchLog, WrittenFile, all_logged
+from ftlayer.sinks.formats import format_named
+from ftlayer.sinks.origin import streaming_query
+
+IN_PROGRESS = "_ftlayer-inprogress"
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class FileMessage(WriterCommitMessage):
+    """What one `FileSink.write` has written; ``file`` None: there were no rows. ``query``: see `streaming_query`."""
+
+    file: WrittenFile | None
+    rows: int
+    query: str
+
+
+class FileSink(DataSourceStreamArrowWriter):
+    """Writes rows into files of a directory.
+
+    The rows of one ``write`` are one file. It gets the name that readers see when it is committed, by a rename (on an
+    object store: a copy), so each file is seen as a whole or not at all; several files of one commit are not seen at
+    the same moment. A commit that was called before changes nothing; an abort leaves alone what is committed. Files
+    are durable before the checkpoint that holds them is.
+
+    Not guaranteed: any order of rows or files.
+    """
+
+    def __init__(self, path: str, format: str = "parquet", **options: Any) -> None:
+        """Make the sink; nothing is touched before the first rows come.
+
+        Args:
+            path: directory, a path or any URL of fsspec's; it need not be there.
+            format: ``"parquet"``, ``"csv"`` or ``"json"`` (a line a row; binary as base64, times as ISO 8601).
+            options: of `pyarrow.parquet.ParquetWriter` or `pyarrow.csv.WriteOptions`.
+
+        Raises `ConfigError` for a format or an option that is none, or a URL that nobody can read.
+        """
+        self._path = normal(path)
+        self._options = options
+        self._format = format_named(format, options)
+        open_files(self._path)
+        # Copies of this object in slots and driver share it: what other executions have left is told by it.
+        self._execution = secrets.token_hex(8)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> FileMessage:
+        """Write rows into a new hidden file. Raises `CheckpointStorageError`, and Arrow's errors, and leaves nothing."""
+        query = streaming_query()
+        batches = (batch for batch in iterator if batch.num_rows)
+        first = next(batches, None)
+        if first is None:
+            return FileMessage(None, 0, query)
+        # Names sort by the time of writing, as far as clocks agree.
+        unique = f"{time.time_ns() // 1_000_000:012x}-{secrets.token_hex(8)}"
+        temporary = join(IN_PROGRESS, self._execution, f"{unique}.part")
+        stream = _Stream(self._files().create(temporary))
+        rows = _Count()
+        try:
+            self._format.encode(
+                rows.counted(chain([first], batches)), first.schema, cast(BinaryIO, stream), self._options
+            )
+            stream.output.sync()
+            stream.output.close()
+        except BaseException:
+            stream.output.abandon()
+            raise
+        target = f"part-{unique}{self._format.suffix}"
+        return FileMessage(WrittenFile(temporary, target, stream.size), rows.rows, query)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """Make the rows visible. Called again, it goes on where it was.
+
+        Raises `SinkError` if a file is gone that was never committed, `CheckpointStorageError`; call it again then.
+        """
+        files = self._files()
+        for query, written in _by_query(messages).items():
+            if not query:
+                _name(files, written)
+                continue
+            log = BatchLog(files, query)
+            found = log.find(batch_id)
+            if found is None:
+                log.put(batch_id, written)
+                found = written
+            _name(files, found)
+            _delete(files, set(written) - set(found))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        """Remove what was written and is not committed."""
+        files = self._files()
+        for query, written in _by_query(messages).items():
+            # Spark aborts after a commit that failed, too; what was begun is finished when the batch runs again.
+            logged = BatchLog(files, query).find(batch_id) if query else None
+            _delete(files, set(written) - set(logged or ()))
+
+    def clean(
+        self, keep: Iterable[WriterCommitMessage | None] = (), *, older_than_s: float = DAY_S
+    ) -> list[str]:
+        """Remove what writers have left that died before they could abort; returns the paths.
+
+        That is: files in progress of other executions than this object's, written longer ago than ``older_than_s``,
+        which neither ``keep`` (messages of checkpoints that may still be restored) nor the log of a query names.
+        Checkpoints and savepoints that hold other files cannot be restored any more, if their commit had not come.
+        """
+        files = self._files()
+        kept = {one.temporary for written in _by_query(keep).values() for one in written} | all_logged(files)
+        horizon_ms = (time.time() - older_than_s) * 1_000
+        dead = [
+            entry.path
+            for entry in files.walk(IN_PROGRESS)
+            if entry.path not in kept
+            and not entry.path.startswith(f"{IN_PROGRESS}/{self._execution}/")
+            and entry.modified_ms <= horizon_ms
+        ]
+        _delete_paths(files, dead)
+        for directory in {parent(path) for path in dead}:
+            files.delete_empty(directory)
+        return [join(files.url, path) for path in dead]
+
+    def _files(self) -> Files:
+        return open_files(self._path)
+
+
+class _Stream(io.RawIOBase):
+    """A new file, for Arrow to write into."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__()
+        self.output = output
+        self.size = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        content = bytes(data)
+        self.output.write(content)
+        self.size += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self.size
+
+
+class _Count:
+    """Counts rows on their way."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            self.rows += batch.num_rows
+            yield batch
+
+
+def _by_query(messages: Iterable[WriterCommitMessage | None]) -> dict[str, list[WrittenFile]]:
+    """Return the files of messages, by query; tasks that failed have no message."""
+    found: dict[str, list[WrittenFile]] = {}
+    for message in messages:
+        if message is None:
+            continue
+        if not isinstance(message, FileMessage):
+            raise SinkError(f"expected the messages of a FileSink, got a {type(message).__name__}")
+        if message.file is not None:
+            found.setdefault(message.query, []).append(message.file)
+    return found
+
+
+def _name(files: Files, written: list[WrittenFile]) -> None:
+    """Give files the names that readers see, unless they have them."""
+
+    def name(one: WrittenFile) -> None:
+        if files.size(one.target) == one.size:
+            # On an object store the copy may have come to its end, and the deletion not.
+            files.delete(one.temporary)
+        elif not files.move(one.temporary, one.target) and files.size(one.target) != one.size:
+            raise SinkError(
+                f"{join(files.url, one.temporary)} is gone, and was not committed as {one.target}: did something else "
+                "remove it (FileSink.clean with a checkpoint that was kept, say)? Its rows are lost to this sink"
+            )
+
+    crew = Crew()
+    try:
+        crew.map(name, written)
+    finally:
+        crew.close()
+    files.sync_names("")
+
+
+def _delete(files: Files, written: Iterable[WrittenFile]) -> None:
+    _delete_paths(files, [one.temporary for one in written])
+
+
+def _delete_paths(files: Files, paths: list[str]) -> None:
+    if not paths:
+        return
+    crew = Crew()
+    try:
+        errors = crew.delete(files, paths)
+    finally:
+        crew.close()
+    raise_together(errors, files.url)
