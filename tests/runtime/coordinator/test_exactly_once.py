@@ -293,8 +293,9 @@ class Pending:
     emitted: set[int] = field(default_factory=set)
 
 
-class SlotDiedError(Exception):
-    pass
+def _check_expected(error: CommitFailedError) -> None:
+    if not isinstance(error.__cause__, OSError):
+        raise error
 
 
 class World:
@@ -379,8 +380,8 @@ class World:
                 if checkpoint is not None:
                     self.committer.commit(checkpoint.checkpoint, checkpoint.subtasks)
                 break
-            except CommitFailedError:
-                continue
+            except CommitFailedError as error:
+                _check_expected(error)
         self.committing = None
         self.planners.restore(checkpoint, range(self.parallelism))
         self.committer.abort(self.given_up)
@@ -507,7 +508,8 @@ class World:
         generation = self.generation
         try:
             self.committer.commit(checkpoint.checkpoint, checkpoint.subtasks)
-        except CommitFailedError:
+        except CommitFailedError as error:
+            _check_expected(error)
             if generation == self.generation:
                 self.restore(set())
             return
