@@ -331,6 +331,8 @@ def fold_and_take(table: Any, keys: Any, values: Any, zeros: Any, words: Any, mi
         if after == _0:
             prefetch(extras, line * _4)
             prefetch(stamps, line * _4)
+            # Where what was pushed past a full line is looked for, to come back.
+            prefetch(pairs, (line + np.uint64(pairs[line * _8 + _3] != _0)) * _8)
             zeros[reached] = key
             reached += _1
             if reached == taken + _LEAVING:
