@@ -24,27 +24,30 @@ OUT = Path(os.environ.get("BENCH_OUT", "."))
 BATCH = 1_000
 
 
-class _Ids(StatefulSourcePartition[int, None]):
-    def __init__(self, first: int) -> None:
-        self._ids = iter(range(first, RECORDS, 2))
+class _Ids(StatefulSourcePartition[int, int]):
+    def __init__(self, first: int, at: int) -> None:
+        self._ids = iter(range(at, RECORDS, 2))
+        self._at = at
         (OUT / f"start-{first}").write_text(str(time.monotonic()))
 
     def next_batch(self) -> Iterable[int]:
         batch = [number for number, _ in zip(self._ids, range(BATCH), strict=False)]
         if not batch:
             raise StopIteration
+        self._at = batch[-1] + 2
         return batch
 
-    def snapshot(self) -> None:
-        return None
+    def snapshot(self) -> int:
+        return self._at
 
 
-class _TwoPartitions(FixedPartitionedSource[int, None]):
+class _TwoPartitions(FixedPartitionedSource[int, int]):
     def list_parts(self) -> list[str]:
         return ["0", "1"]
 
-    def build_part(self, step_id: str, for_part: str, resume_state: None) -> _Ids:
-        return _Ids(int(for_part))
+    def build_part(self, step_id: str, for_part: str, resume_state: int | None) -> _Ids:
+        first = int(for_part)
+        return _Ids(first, first if resume_state is None else resume_state)
 
 
 class _Discard(StatelessSinkPartition[object]):

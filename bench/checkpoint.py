@@ -1,0 +1,381 @@
+"""Checkpoints of a continuous topology: what they cost, how long they take, and how soon a lost slot is back.
+
+The job is that of `bench.topology`, with a checkpoint a second unless it says otherwise. The peer is Bytewax with its
+SQLite recovery at one second, on the same job.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import Target, note
+from bench.topology import (
+    SLOTS,
+    Discard,
+    paced_job,
+    python_job,
+    read_delays,
+    read_marks,
+    wait_until,
+)
+
+TARGETS = {
+    "throughput_on_off_heap": Target(at_least=0.9),
+    "throughput_on_off_lmdb": Target(at_least=0.9),
+    "records_per_s_python": Target(at_least=1e6),
+    "vs_bytewax_recovery": Target(at_least=3),
+    "checkpoint_ms_10k_keys": Target(at_most=100),
+    "sync_ms": Target(at_most=5),
+    "state_1gib_dip": Target(at_least=0.85),
+    "state_file_ratio": Target(at_most=2.5),
+    "incremental_bytes": Target(at_most=0.03),
+    "unaligned_vs_aligned": Target(at_most=0.1),
+    "debloat_checkpoint_s": Target(at_most=6),
+    "recovery_s": Target(at_most=1.5),
+}
+
+BLOB_BYTES = 1_024
+"""Of each value in the jobs with large state."""
+
+EXCHANGES = 5
+SLOW_S = 0.000_5
+"""What the sink of a back-pressured job takes for a record."""
+
+
+# ---------------------------------------------------------------- what runs in the slots
+
+
+def endless(first: int) -> Iterator[int]:
+    """Ids without end."""
+    return itertools.count(first, SLOTS)
+
+
+def phased(folder: str, first: int, keys: int, later: int) -> Iterator[int]:
+    """Each of ``keys`` once; then the first ``later`` of them again and again, while a file `go` names the round."""
+    rounds = 0
+    yield from range(first, keys, SLOTS)
+    Path(folder, f"filled-{first}").touch()
+    while not Path(folder, "stop").exists():
+        if Path(folder, f"go-{rounds}").exists():
+            yield from range(first, later, SLOTS)
+            Path(folder, f"done-{rounds}-{first}").touch()
+            rounds += 1
+        time.sleep(0.005)
+
+
+def scattered(folder: str, first: int, keys: int) -> Iterator[int]:
+    """Each of ``keys`` once, then random ones until the file `stop` appears."""
+    yield from range(first, keys, SLOTS)
+    Path(folder, f"filled-{first}").touch()
+    draw = np.random.default_rng(first)
+    while not Path(folder, "stop").exists():
+        yield from draw.integers(0, keys, 10_000).tolist()
+
+
+def no_blob() -> tuple[int, bytes]:
+    return 0, b""
+
+
+def blob(aggregate: tuple[int, bytes], number: int) -> tuple[int, bytes]:
+    """Keep a value that cannot be compressed or shared."""
+    return number, number.to_bytes(8, "little") + os.urandom(8) + bytes(BLOB_BYTES - 16)
+
+
+def to_number(record: tuple[int, bytes]) -> int:
+    return record[0]
+
+
+def passing(number: int) -> int:
+    return number
+
+
+class Rate:
+    """A sink that leaves how many records it has had, a sample every 10 ms: float64 (monotone time, records)."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._file, self._records, self._next = -1, 0, 0.0
+
+    def __reduce__(self) -> Any:
+        return Rate, (self._folder,)
+
+    def __call__(self, batch: Any) -> None:
+        self._records += batch.num_rows
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + 0.01
+            if self._file < 0:
+                name = Path(self._folder) / f"rate-{os.getpid()}"
+                self._file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.write(self._file, np.array([now, self._records], np.float64).tobytes())
+
+
+class Slow:
+    """A sink that takes its time for every record."""
+
+    def __call__(self, batch: Any) -> None:
+        time.sleep(SLOW_S * batch.num_rows)
+
+
+# ---------------------------------------------------------------- measuring
+
+
+class Bench:
+    """A Spark session, and a fresh folder for each job."""
+
+    def __init__(self, root: Path, spark: Any) -> None:
+        self.root, self.spark = root, spark
+        self._jobs = 0
+
+    def folder(self) -> Path:
+        self._jobs += 1
+        folder = self.root / str(self._jobs)
+        folder.mkdir()
+        return folder
+
+    def environment(self, folder: Path, options: dict[str, Any] | None = None, **config: Any) -> Any:
+        from ftlayer import CheckpointConfig, StreamEnvironment, TopologyOptions
+
+        checkpointing = CheckpointConfig(
+            **{"interval": "1s", "directory": str(folder / "checkpoints"), **config}
+        )
+        return StreamEnvironment(
+            self.spark,
+            name=f"bench-{self._jobs}",
+            parallelism=SLOTS,
+            options=TopologyOptions(**(options or {})),
+            checkpointing=checkpointing,
+        )
+
+    def rate(self, records: int, **config: Any) -> tuple[float, Any]:
+        """Run the job with checkpoints; return records a second, and the handle."""
+        folder = self.folder()
+        env = self.environment(folder, **config)
+        python_job(env, folder, records)
+        job = env.execute_async()
+        job.wait()
+        return _rate(folder, records), job
+
+    def rate_off(self, records: int) -> float:
+        """Run the same job without checkpoints."""
+        from ftlayer import FTLayer, FTStatus, StreamEnvironment
+
+        folder = self.folder()
+        with FTLayer.embedded(folder / "ft", status=FTStatus.OFF) as layer:
+            env = StreamEnvironment(self.spark, layer, name=f"bench-{self._jobs}", parallelism=SLOTS)
+            python_job(env, folder, records)
+            env.execute_async().wait()
+        return _rate(folder, records)
+
+    def incremental(self, keys: int) -> float:
+        """Return bytes written for 1 % of the keys ÷ bytes of a full checkpoint."""
+        from ftlayer import partitions
+
+        folder = self.folder()
+        env = self.environment(folder, interval=None, backend="lmdb", incremental=True)
+        parts = [partial(phased, str(folder), first, keys, keys // 100) for first in range(SLOTS)]
+        source = env.source(partitions(*parts), "id bigint").key_by("id")
+        source.aggregate(no_blob, blob, "id bigint, blob binary").sink(Discard(str(folder)))
+        job = env.execute_async()
+        wait_until(lambda: len(list(folder.glob("filled-*"))) == SLOTS, 120)
+        job.checkpoint(timeout=120)
+        (folder / "go-0").touch()
+        wait_until(lambda: len(list(folder.glob("done-0-*"))) == SLOTS)
+        time.sleep(0.2)  # what is on its way between the slots
+        job.checkpoint(timeout=120)
+        second, first = job.checkpoints()[:2]
+        (folder / "stop").touch()
+        job.wait()
+        shutil.rmtree(folder)
+        return float(second.written_bytes / first.written_bytes)
+
+    def large_state(self, size: int) -> tuple[float, float]:
+        """Return the dip while a large state is snapshotted, and its file's size ÷ the live state."""
+        from ftlayer import partitions
+
+        folder = self.folder()
+        keys = size // BLOB_BYTES
+        where = folder / "state"
+        where.mkdir()
+        env = self.environment(folder, interval=None, backend="lmdb", state_directory=str(where))
+        parts = [partial(scattered, str(folder), first, keys) for first in range(SLOTS)]
+        source = env.source(partitions(*parts), "id bigint").key_by("id")
+        kept = source.aggregate(no_blob, blob, "id bigint, blob binary")
+        kept.map(to_number, "id bigint").sink(Rate(str(folder)))
+        job = env.execute_async()
+        wait_until(lambda: len(list(folder.glob("filled-*"))) == SLOTS, 600)
+        time.sleep(3)
+        dips = []
+        for _ in range(10):
+            begin = time.monotonic()
+            time.sleep(2)
+            taken = time.monotonic()
+            job.checkpoint(timeout=300)
+            ended = time.monotonic()
+            dips.append(_records(folder, taken, ended) / _records(folder, begin, taken))
+            time.sleep(1)
+        bytes_held = sum(path.stat().st_blocks * 512 for path in where.rglob("*") if path.is_file())
+        (folder / "stop").touch()
+        job.wait()
+        shutil.rmtree(folder)
+        return statistics.median(dips), bytes_held / (keys * BLOB_BYTES)
+
+    def back_pressured(self, build: Callable[[Any, Path], None], **config: Any) -> float:
+        """Return how long a checkpoint takes, in seconds, where the sink is slow."""
+        folder = self.folder()
+        env = self.environment(folder, interval=None, timeout="5m", **config)
+        build(env, folder)
+        job = env.execute_async()
+        wait_until(lambda: bool(job.status().counters.get("records_out")))
+        time.sleep(8)  # until everything between is full
+        took = []
+        for _ in range(2):
+            job.checkpoint(timeout=300)
+            took.append(job.checkpoints()[0].duration_ms / 1_000)
+        job.cancel()
+        shutil.rmtree(folder)
+        return statistics.median(took)
+
+    def recovery(self, seconds: float) -> float:
+        """Kill a slot; return seconds until its successor's first record."""
+        folder = self.folder()
+        env = self.environment(folder)
+        paced_job(env, folder, seconds)
+        job = env.execute_async()
+        wait_until(lambda: len(read_delays(folder)) == SLOTS)
+        time.sleep(seconds / 3)
+        before = set(read_delays(folder))
+        victim = next(slot.pid for slot in job.status().slots if slot.pid in before)
+        killed = time.monotonic_ns()
+        os.kill(victim, signal.SIGKILL)
+        job.wait()
+        firsts = [rows[0, 1] for pid, rows in read_delays(folder).items() if pid not in before and len(rows)]
+        shutil.rmtree(folder)
+        return float((min(firsts) - killed) / 1e9)
+
+
+def slow_job(env: Any, folder: Path) -> None:
+    """Source → one exchange → a slow sink."""
+    from ftlayer import partitions
+
+    parts = [partial(endless, first) for first in range(SLOTS)]
+    env.source(partitions(*parts), "id bigint").key_by("id").map(passing, "id bigint").sink(Slow())
+
+
+def long_slow_job(env: Any, folder: Path) -> None:
+    """As `slow_job`, through five exchanges."""
+    from ftlayer import partitions
+
+    parts = [partial(endless, first) for first in range(SLOTS)]
+    stream = env.source(partitions(*parts), "id bigint")
+    for _ in range(EXCHANGES):
+        stream = stream.rebalance().map(passing, "id bigint")
+    stream.sink(Slow())
+
+
+def _rate(folder: Path, records: int) -> float:
+    first = min(begin for _, begin, _ in read_marks(folder, "in"))
+    end = max(end for _, _, end in read_marks(folder, "out"))
+    shutil.rmtree(folder)
+    return records / (end - first)
+
+
+def _records(folder: Path, begin: float, end: float) -> float:
+    """Return records a second that all `Rate` sinks have had between two moments."""
+    total = 0.0
+    for path in folder.glob("rate-*"):
+        samples = np.frombuffer(path.read_bytes(), np.float64).reshape(-1, 2)
+        total += float(np.diff(np.interp([begin, end], samples[:, 0], samples[:, 1]))[0])
+    return total / (end - begin)
+
+
+def bytewax_recovery_rate(root: Path, records: int) -> float | None:
+    """Run the peer with its recovery on, a snapshot a second; None, with a note, if it is not installed."""
+    try:
+        import bytewax  # noqa: F401 - asked for, not used
+    except ImportError:
+        note("bytewax is not installed (pip install '.[bench]'): no vs_bytewax_recovery")
+        return None
+    folder = root / "bytewax"
+    store = folder / "recovery"
+    store.mkdir(parents=True)
+    subprocess.run(
+        [sys.executable, "-m", "bytewax.recovery", str(store), str(SLOTS)], check=True, capture_output=True
+    )
+    job = [sys.executable, "-m", "bytewax.testing", "bench.peers.bytewax_job:flow", "-p", str(SLOTS)]
+    subprocess.run(
+        [*job, "-r", str(store), "-s", "1", "-b", "0"],
+        env={**os.environ, "BENCH_RECORDS": str(records), "BENCH_OUT": str(folder)},
+        check=True,
+        capture_output=True,
+    )
+    first = min(float(path.read_text()) for path in folder.glob("start-*"))
+    end = max(float(path.read_text()) for path in folder.glob("end-*"))
+    shutil.rmtree(folder)
+    return records / (end - first)
+
+
+def run(quick: bool) -> dict[str, float]:
+    from pyspark.sql import SparkSession
+
+    records = 3_000_000 if quick else 12_000_000
+    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
+        root = Path(folder)
+        spark = (
+            SparkSession.builder.master("local[4]")
+            .appName("ftlayer-bench")
+            .config("spark.ui.enabled", "false")
+            .config("spark.python.daemon.module", "ftlayer.runtime.worker_daemon")
+            .config("spark.sql.warehouse.dir", str(root / "warehouse"))
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            found = _measured(Bench(root, spark), records, quick)
+        finally:
+            spark.stop()
+        bytewax = bytewax_recovery_rate(root, records // 3)
+        if bytewax is not None:
+            found["records_per_s_bytewax_recovery"] = bytewax
+            found["vs_bytewax_recovery"] = found["records_per_s_python"] / bytewax
+    return found
+
+
+def _measured(bench: Bench, records: int, quick: bool) -> dict[str, float]:
+    bench.rate(300_000)
+    found = {"records_per_s_off": bench.rate_off(records)}
+    for backend in ("heap", "lmdb"):
+        rate, job = bench.rate(records, backend=backend)
+        found[f"records_per_s_{backend}"] = rate
+        found[f"throughput_on_off_{backend}"] = rate / found["records_per_s_off"]
+        taken = [each for each in job.checkpoints() if each.state == "completed" and not each.final]
+        if backend == "heap" and taken:
+            found["checkpoint_ms_10k_keys"] = statistics.median(each.duration_ms for each in taken)
+            found["sync_ms"] = max(each.sync_ms for each in taken)
+    found["records_per_s_python"] = found["records_per_s_heap"]
+    found["incremental_bytes"] = bench.incremental(20_000 if quick else 200_000)
+    aligned = bench.back_pressured(slow_job)
+    unaligned = bench.back_pressured(slow_job, unaligned=True)
+    found["aligned_s"], found["unaligned_s"] = aligned, unaligned
+    found["unaligned_vs_aligned"] = unaligned / aligned
+    found["debloat_checkpoint_s"] = bench.back_pressured(long_slow_job, debloating=True)
+    found["recovery_s"] = bench.recovery(6 if quick else 15)
+    if quick:
+        note("--quick leaves the state of 1 GiB out")
+    else:
+        found["state_1gib_dip"], found["state_file_ratio"] = bench.large_state(1 << 30)
+    return found
