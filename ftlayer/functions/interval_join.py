@@ -21,6 +21,9 @@ class IntervalJoin(CoProcessFunction):
     there and not kept. Keys with a null match nothing.
 
     State of a key: for each side a mapping of time → records.
+
+    Attributes:
+        function, lower_ms, upper_ms: see above.
     """
 
     needs_event_time = True
@@ -30,9 +33,9 @@ class IntervalJoin(CoProcessFunction):
         self, function: Callable[[Any, Any], Any], lower_ms: int, upper_ms: int, schema: pa.Schema
     ) -> None:
         """``schema`` is that of the pairs."""
-        self._function = function
-        self._lower_ms = lower_ms
-        self._upper_ms = upper_ms
+        self.function = function
+        self.lower_ms = lower_ms
+        self.upper_ms = upper_ms
         self._width = len(schema)
 
     def open(self, ctx: Context) -> None:
@@ -45,9 +48,9 @@ class IntervalJoin(CoProcessFunction):
         time_ms = _time_of(ctx)
         if _has_null(ctx.key):
             return []
-        first_ms, last_ms = time_ms + self._lower_ms, time_ms + self._upper_ms
+        first_ms, last_ms = time_ms + self.lower_ms, time_ms + self.upper_ms
         pairs = [
-            self._timed(self._function(record, other), max(time_ms, other_ms))
+            self._timed(self.function(record, other), max(time_ms, other_ms))
             for other_ms, other in _between(self._right, first_ms, last_ms)
         ]
         _keep(self._left, record, time_ms, last_ms, ctx)
@@ -58,9 +61,9 @@ class IntervalJoin(CoProcessFunction):
         time_ms = _time_of(ctx)
         if _has_null(ctx.key):
             return []
-        first_ms, last_ms = time_ms - self._upper_ms, time_ms - self._lower_ms
+        first_ms, last_ms = time_ms - self.upper_ms, time_ms - self.lower_ms
         pairs = [
-            self._timed(self._function(other, record), max(time_ms, other_ms))
+            self._timed(self.function(other, record), max(time_ms, other_ms))
             for other_ms, other in _between(self._left, first_ms, last_ms)
         ]
         _keep(self._right, record, time_ms, last_ms, ctx)
@@ -68,8 +71,8 @@ class IntervalJoin(CoProcessFunction):
 
     def on_timer(self, time_ms: int, ctx: Context) -> None:
         """Forget what nothing can match any more."""
-        _forget(self._left, time_ms, self._upper_ms)
-        _forget(self._right, time_ms, -self._lower_ms)
+        _forget(self._left, time_ms, self.upper_ms)
+        _forget(self._right, time_ms, -self.lower_ms)
 
     def _timed(self, record: Any, time_ms: int) -> tuple[Any, ...]:
         """Return a record with its time as one more column."""

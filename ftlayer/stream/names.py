@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 from ftlayer.errors import ConfigError
+from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process, Reduce
+from ftlayer.functions.windows.function import WindowFunction
 from ftlayer.stream.operators import (
     AssignWatermarks,
     CoProcess,
@@ -58,6 +60,8 @@ def kind_of(operator: Operator) -> str:
             return "map_batches"
         case AssignWatermarks():
             return "watermarks"
+        case Process(function=WindowFunction()):
+            return "window"
         case CoProcess():
             return "co_process"
         case Reduce() if operator.create is not None:
@@ -76,17 +80,20 @@ def display_name(operator: Operator) -> str:
             return f"{kind_of(operator)}({function_name(operator.function)})"
         case Reduce():
             return f"{kind_of(operator)}({function_name(operator.function)} by {', '.join(operator.keys)})"
+        case Process(function=WindowFunction(kind=windows)):
+            return f"window({windows} by {', '.join(operator.keys)})"
         case Process():
             by = f" by {', '.join(operator.keys)}" if operator.keys else ""
             return f"process({function_name(operator.function)}{by})"
         case AssignWatermarks():
             return f"watermarks({operator.column} - {operator.out_of_orderness_ms} ms)"
+        case CoProcess(function=IntervalJoin() as join):
+            return _joined(join, operator.keys)
         case CoProcess():
             by = f" by {_both(operator.keys)}" if operator.keys[0] else ""
             return f"co_process({function_name(operator.function)}{by})"
         case Join():
-            bounds = f"{operator.lower_ms} to {operator.upper_ms} ms"
-            return f"join({function_name(operator.function)} by {_both(operator.keys)}, {bounds})"
+            return _joined(operator, operator.keys)
     connector = operator.connector
     if isinstance(connector, FunctionSink):
         return f"sink({function_name(connector.function)})"
@@ -99,6 +106,11 @@ def function_name(function: Callable[..., Any]) -> str:
         function = function.func
     name = getattr(function, "__qualname__", type(function).__name__)
     return str(name).rpartition("<locals>.")[2]
+
+
+def _joined(join: Join | IntervalJoin, keys: tuple[tuple[str, ...], tuple[str, ...]]) -> str:
+    bounds = f"{join.lower_ms} to {join.upper_ms} ms"
+    return f"join({function_name(join.function)} by {_both(keys)}, {bounds})"
 
 
 def _both(keys: tuple[tuple[str, ...], tuple[str, ...]]) -> str:

@@ -11,7 +11,10 @@ from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import Process
 from ftlayer.functions.windows.assigners import Fixed, Session
 from ftlayer.stream.builder import GraphBuilder
+from ftlayer.stream.join_rewrite import as_co_process
 from ftlayer.stream.keyed import KeyedStream
+from ftlayer.stream.names import display_name
+from ftlayer.stream.operators import Join
 from ftlayer.stream.streams import DataStream
 from ftlayer.stream.windows import session, sliding, tumbling
 
@@ -99,7 +102,7 @@ def test_what_is_refused(keyed: KeyedStream, call: Callable[[KeyedStream], Any],
 
 def test_windows_need_event_time(off: GraphBuilder, orders: Orders) -> None:
     orders(off).key_by("user").window(tumbling("1s")).reduce(nothing).sink(print)
-    with pytest.raises(InvalidTopologyError, match="'process-1' works on event time"):
+    with pytest.raises(InvalidTopologyError, match="'window-1' works on event time"):
         off.build()
 
 
@@ -108,3 +111,24 @@ def test_with_tracking_their_state_is_volatile(env: GraphBuilder, orders: Orders
     keyed.window(session("1s")).reduce(nothing).sink(print)
     with pytest.raises(InvalidTopologyError, match="volatile_state"):
         env.build()
+
+
+def test_what_windows_are_called(off: GraphBuilder, keyed: KeyedStream) -> None:
+    keyed.window(tumbling("1s")).reduce(nothing).sink(print)
+    keyed.window(sliding("1s", every=100)).reduce(nothing).sink(print)
+    keyed.window(session("1s")).reduce(nothing).sink(print)
+    names = {node.uid: node.name for node in off.build().nodes if node.uid.startswith("window")}
+    assert names == {
+        "window-1": "window(tumbling 1000 ms by user)",
+        "window-2": "window(sliding 1000 ms every 100 ms by user)",
+        "window-3": "window(session 1000 ms by user)",
+    }
+
+
+def test_a_join_on_keyed_state_is_called_as_the_other_one(off: GraphBuilder, keyed: KeyedStream) -> None:
+    keyed.join(keyed, lower=0, upper="1s", function=nothing, schema="n int").sink(print)
+    operator = off.build().node("join-1").operator
+    assert isinstance(operator, Join)
+    rewritten = as_co_process(operator)
+    assert (rewritten.uid, rewritten.keys, rewritten.schema) == ("join-1", operator.keys, operator.schema)
+    assert display_name(rewritten) == display_name(operator) == "join(nothing by user = user, 0 to 1000 ms)"

@@ -64,11 +64,7 @@ class AlignedHandler:
 
     def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
         """Wait for its turn; `CheckpointError` for an UNALIGNED one, which nothing here would count."""
-        if barrier.alignment is Alignment.UNALIGNED:
-            raise CheckpointError(
-                f"channel {channel} brought an unaligned barrier of checkpoint {barrier.checkpoint} to a task "
-                "whose checkpoints are aligned; unaligned has to be set for the whole job"
-            )
+        refuse_unaligned(channel, barrier)
         return []
 
     def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
@@ -154,3 +150,12 @@ class AlignedHandler:
         """Nothing up to ``checkpoint`` matters any more."""
         self._over = max(self._over, checkpoint)
         self._aborted = {aborted for aborted in self._aborted if aborted > self._over}
+
+
+def refuse_unaligned(channel: int, barrier: Barrier) -> None:
+    """Raise `CheckpointError` for a barrier that only a job with unaligned checkpoints has."""
+    if barrier.alignment is Alignment.UNALIGNED:
+        raise CheckpointError(
+            f"channel {channel} brought an unaligned barrier of checkpoint {barrier.checkpoint} to a task whose "
+            "barriers overtake nothing; unaligned has to be set for the whole job"
+        )

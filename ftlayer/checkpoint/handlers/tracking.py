@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.handlers.aligned import refuse_unaligned
 from ftlayer.checkpoint.handlers.contract import Decision, GiveUp, TakeSnapshot
 from ftlayer.checkpoint.handlers.reasons import GIVEN_UP_BEFORE, SUBSUMED, TOO_MANY
 
@@ -43,7 +44,8 @@ class TrackingHandler:
         self._over = 0
 
     def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
-        """Wait for its turn."""
+        """Wait for its turn; `CheckpointError` for an UNALIGNED one, which nothing here would count."""
+        refuse_unaligned(channel, barrier)
         return []
 
     def barrier(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:

@@ -24,6 +24,11 @@ class Fixed:
     every_ms: int
     offset_ms: int = 0
 
+    def __str__(self) -> str:
+        if self.every_ms == self.size_ms:
+            return f"tumbling {self.size_ms} ms"
+        return f"sliding {self.size_ms} ms every {self.every_ms} ms"
+
     def starts(self, time_ms: int) -> list[int]:
         """Return the starts of the windows that a time lies in, ascending."""
         last = time_ms - (time_ms - self.offset_ms) % self.every_ms
@@ -38,6 +43,9 @@ class Session:
     """Windows that begin with a record, and end ``gap_ms`` after the last one that came within the gap."""
 
     gap_ms: int
+
+    def __str__(self) -> str:
+        return f"session {self.gap_ms} ms"
 
 
 WindowKind = Fixed | Session

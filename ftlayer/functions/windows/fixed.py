@@ -20,7 +20,7 @@ class FixedWindows(WindowFunction):
         self, windows: Fixed, content: Content, lateness_ms: int = 0, late_tag: str | None = None
     ) -> None:
         """See `WindowFunction`."""
-        super().__init__(content, lateness_ms, late_tag)
+        super().__init__(windows, content, lateness_ms, late_tag)
         self._fixed = windows
 
     def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:

@@ -9,7 +9,7 @@ from ftlayer.errors import UnsupportedError
 from ftlayer.functions.context import Context
 from ftlayer.functions.handles import MapHandle
 from ftlayer.functions.process import LAST_WATERMARK_MS, ProcessFunction
-from ftlayer.functions.windows.assigners import Window
+from ftlayer.functions.windows.assigners import Window, WindowKind
 from ftlayer.functions.windows.contents import Content
 
 TABLE = "windows"
@@ -23,12 +23,16 @@ class WindowFunction(ProcessFunction):
     plus the allowed lateness, and the window is emitted again: once for all the late records of a batch. After that
     the window is forgotten, and a record that would belong to no other window goes to the side output for late
     records, or nowhere. A result's event time is the last one of its window, ``end_ms - 1``.
+
+    Attributes:
+        kind: which windows these are.
     """
 
     needs_event_time = True
 
-    def __init__(self, content: Content, lateness_ms: int, late_tag: str | None) -> None:
+    def __init__(self, windows: WindowKind, content: Content, lateness_ms: int, late_tag: str | None) -> None:
         """``late_tag`` None: late records are dropped."""
+        self.kind = windows
         self._content = content
         self._lateness_ms = lateness_ms
         self._late_tag = late_tag

@@ -24,7 +24,7 @@ class SessionWindows(WindowFunction):
         self, windows: Session, content: Content, lateness_ms: int = 0, late_tag: str | None = None
     ) -> None:
         """See `WindowFunction`."""
-        super().__init__(content, lateness_ms, late_tag)
+        super().__init__(windows, content, lateness_ms, late_tag)
         self._gap_ms = windows.gap_ms
 
     def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.handlers.aligned import AlignedHandler
 from ftlayer.checkpoint.handlers.contract import Block, TakeSnapshot, Unblock
+from ftlayer.checkpoint.handlers.tracking import TrackingHandler
 from ftlayer.errors import CheckpointError
 
 TABLES = {
@@ -168,6 +169,7 @@ def test_a_clock_that_is_set_back_gives_no_negative_times() -> None:
     assert (snapshot.start_delay_ms, snapshot.alignment_ms) == (0, 0)
 
 
-def test_an_unaligned_barrier_is_refused() -> None:
+@pytest.mark.parametrize("handler", [AlignedHandler, TrackingHandler])
+def test_an_unaligned_barrier_is_refused(handler: type[AlignedHandler | TrackingHandler]) -> None:
     with pytest.raises(CheckpointError, match="channel 1 brought an unaligned barrier"):
-        AlignedHandler(2).announced(1, Barrier(1, 0, Alignment.UNALIGNED), 0)
+        handler(2).announced(1, Barrier(1, 0, Alignment.UNALIGNED), 0)
