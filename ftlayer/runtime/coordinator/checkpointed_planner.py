@@ -73,7 +73,7 @@ class CheckpointedReaderPlanner(ReaderPlanner):
         self._restored: deque[PlannedRange] = deque()
         self._committed: str | None = None
         # For each checkpoint under way the first range that it may not have read to its end.
-        self._needed: dict[int, int] | None = None
+        self._needed: dict[int, int] = {}
 
     # ------------------------------------------------------------ any thread
 
@@ -97,7 +97,10 @@ class CheckpointedReaderPlanner(ReaderPlanner):
             self._events.put(_Restore(unpacked, self._restores))
 
     def under_way(self, checkpoints: Collection[int]) -> None:
-        """These checkpoints are under way; told before the barrier of a new one is sent."""
+        """These checkpoints are under way; told before the barrier of a new one is sent.
+
+        What none of them needs is forgotten.
+        """
         self._events.put(_UnderWay(frozenset(checkpoints)))
 
     def capture(self, positions: Mapping[str, bytes]) -> bytes:
@@ -119,10 +122,9 @@ class CheckpointedReaderPlanner(ReaderPlanner):
             case _Restore():
                 self._go_back(event)
             case _UnderWay(checkpoints):
-                known = self._needed or {}
                 # Whatever is done by now was done before their barriers: this was told before those were sent.
                 first = self._first_unread()
-                self._needed = {number: known.get(number, first) for number in checkpoints}
+                self._needed = {number: self._needed.get(number, first) for number in checkpoints}
                 self._forget()
             case _Commit(end):
                 self._commit(end)
@@ -136,6 +138,7 @@ class CheckpointedReaderPlanner(ReaderPlanner):
         self._generation = event.generation
         self._restored = deque(() if captured is None else captured.ranges)
         self._number = 0 if captured is None else captured.last
+        self._needed = {}  # none is under way that was begun before
         self._core.restart()
         self._at = None
         self._ended = False
@@ -213,5 +216,5 @@ class CheckpointedReaderPlanner(ReaderPlanner):
     def _forget(self) -> None:
         with self._lock:
             log = self._current_log()
-            if self._needed is not None and log is not None and log.now is not None:
+            if log is not None and log.now is not None:
                 log.forget_below(min([self._first_unread(), *self._needed.values()]))

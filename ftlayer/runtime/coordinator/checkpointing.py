@@ -247,6 +247,7 @@ class JobCheckpoints:
     def _do_one(self, decision: Decision) -> None:
         match decision:
             case Trigger(barrier):
+                self._planners.under_way(self._rules.in_progress)
                 for slot in self._source_slots:
                     self._tell_slot(slot, TriggerCheckpoint(barrier))
             case Publish(checkpoint, location):

@@ -125,9 +125,9 @@ class Planners:
                 planner.restore(_positions_in(checkpoint.subtasks, uid), checkpoint.sources.get(uid))
 
     def under_way(self, checkpoints: Collection[int]) -> None:
-        """These checkpoints are under way: to be told with every change, before a new one's barrier is sent.
+        """These checkpoints are under way: to be told before the barrier of a new one is sent, that one included.
 
-        From these on it is known what none of them needs any more; nothing is forgotten before the first call.
+        What none of them needs of the ranges that were read is forgotten.
         """
         for planner in self._checkpointed.values():
             planner.under_way(checkpoints)

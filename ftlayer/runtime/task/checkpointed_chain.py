@@ -140,7 +140,10 @@ class CheckpointedChainTask(ChainTask):
 
 
 class ChainSnapshot:
-    """`ftlayer.runtime.task.contract.PendingSnapshot` of a chain. Whoever calls `write` syncs the writer."""
+    """`ftlayer.runtime.task.contract.PendingSnapshot` of a chain.
+
+    Whoever calls `write` syncs the writer, and measures.
+    """
 
     def __init__(
         self,
@@ -169,18 +172,12 @@ class ChainSnapshot:
                     f"checkpoint {self._checkpoint} was given up before the sink of {self._uid!r} wrote its rows"
                 )
             committables = self._precommitted()
-        pieces = () if state.keyed is None else state.keyed.pieces
-        inline = sum(len(item) for operator in state.operators for item in operator.items)
-        inline += sum(len(committable.message) for committable in committables)
         return SubtaskSnapshot(
             self._uid,
             self._subtask,
             keyed=state.keyed,
             operators=state.operators,
             committables=committables,
-            written_bytes=inline
-            + sum(part.piece.length for part in pieces if part.checkpoint == self._checkpoint),
-            state_bytes=inline + sum(part.piece.length for part in pieces),
         )
 
     def release(self) -> None:
