@@ -35,14 +35,15 @@ from ftlayer.runtime.actions import (
 from ftlayer.runtime.elements import Batch, Element
 from ftlayer.runtime.slot.acks import AckBuffer
 from ftlayer.runtime.slot.barriers import Barriers
+from ftlayer.runtime.slot.credit_wire import decode_grants, is_limits
 from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.debloating import Debloating
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
 from ftlayer.runtime.slot.restoring import put_in_flight
-from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, seat_tasks
-from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, is_limits
+from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, counters_of, seat_tasks
+from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
 from ftlayer.stream.job_graph import Channel, JobGraph
 
@@ -379,27 +380,13 @@ class SlotCore:
     def counters(self) -> dict[str, int]:
         """Return totals by name; may be called by any thread.
 
-        ``records_in`` counts what sources read, ``records_out`` what chains without outputs were given, and
-        ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came to joins too late to be kept.
-        With checkpoints also those of `Barriers.counters`.
+        They are those of `ftlayer.runtime.slot.seat.counters_of`, ``persisted``, ``replayed``, ``failed`` and
+        ``dropped`` records, and with checkpoints those of `Barriers.counters`.
         """
         counters = dict(self._totals)
         if self._barriers is not None:
             counters |= self._barriers.counters()
-        counters["records_in"] = sum(seat.records_in for seat in self._seats if seat.is_source)
-        counters["records_out"] = sum(seat.records_in for seat in self._seats if seat.is_sink)
-        for seat in self._seats:
-            for name, count in (("in", seat.records_in), ("out", seat.records_out)):
-                key = f"records_{name}/{seat.uid}"
-                counters[key] = counters.get(key, 0) + count
-        counters["late"] = 0
-        for seat in self._seats:
-            late: int = getattr(seat.task, "late", 0)
-            if late:
-                key = f"late/{seat.uid}"
-                counters[key] = counters.get(key, 0) + late
-                counters["late"] += late
-        return counters
+        return counters | counters_of(self._seats)
 
     def held_roots(self) -> list[U64Array]:
         """Return the roots of all that waits here, save what is being worked on; may be called by any thread."""

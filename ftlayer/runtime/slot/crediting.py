@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ftlayer.runtime.slot.credit import GrantBook
+from ftlayer.runtime.slot.credit_wire import encode_grants, encode_limits
 from ftlayer.runtime.slot.ports import Links
-from ftlayer.runtime.slot.wire import encode_grants, encode_limits
 from ftlayer.stream.job_graph import Channel
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -116,6 +118,25 @@ def seat_tasks(
                     output = RemoteOutput(channel, target, codec, options)
                     seat.outputs[channel] = remote[channel] = output
     return Seating(slot, seats, remote, receivers, senders)
+
+
+def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
+    """Return totals by name; may be called by any thread.
+
+    ``records_in`` counts what sources read, ``records_out`` what chains without outputs were given, and
+    ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came to joins too late to be kept.
+    """
+    counters = Counter(dict.fromkeys(("records_in", "records_out", "late"), 0))
+    for seat in seats:
+        counters["records_in"] += seat.records_in if seat.is_source else 0
+        counters["records_out"] += seat.records_in if seat.is_sink else 0
+        counters[f"records_in/{seat.uid}"] += seat.records_in
+        counters[f"records_out/{seat.uid}"] += seat.records_out
+        late: int = getattr(seat.task, "late", 0)
+        if late:
+            counters["late"] += late
+            counters[f"late/{seat.uid}"] += late
+    return dict(counters)
 
 
 def _seat(vertex: JobVertex, subtask: int, task: AnyTask, inbox: Inbox, graph: JobGraph) -> Seat:

@@ -46,9 +46,6 @@ _BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL = range(6)
 _LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM = 1, 2, 4, 8, 16
 _ALL_FLAGS = _LINEAGE | _OFFSETS | _ORIGINS | _TIMES | _STREAM
 
-_GRANT = struct.Struct("<IIIq")
-_GRANTS, _LIMITS = b"\x00", b"\x01"
-
 _PADDING = bytes(8)
 
 
@@ -190,38 +187,6 @@ def rows_in(frame: bytes) -> int:
 def is_barrier(frame: bytes) -> bool:
     """Whether an encoded element is a `Barrier`."""
     return frame[1] == _BARRIER
-
-
-def encode_grants(grants: dict[Channel, int]) -> bytes:
-    """Return the bytes of credit that go back to the senders of channels, as bytes."""
-    return _encode_numbers(_GRANTS, grants)
-
-
-def encode_limits(limits: dict[Channel, int]) -> bytes:
-    """Return how many bytes may be in flight on channels from now on, as bytes."""
-    return _encode_numbers(_LIMITS, limits)
-
-
-def is_limits(data: bytes) -> bool:
-    """Whether bytes that come back to a sender are those of `encode_limits`."""
-    return data[:1] == _LIMITS
-
-
-def decode_grants(data: bytes) -> list[tuple[Channel, int]]:
-    """Read what `encode_grants` or `encode_limits` wrote; `CodecError` for anything else."""
-    if len(data) % _GRANT.size != 1 or data[:1] not in (_GRANTS, _LIMITS):
-        raise CodecError(f"credits come in {_GRANT.size} bytes each behind one byte, not in {len(data)}")
-    numbers = [(Channel(e, s, r), size) for e, s, r, size in _GRANT.iter_unpack(data[1:])]
-    if any(size < 0 for _, size in numbers):
-        raise CodecError("a credit is negative")
-    return numbers
-
-
-def _encode_numbers(kind: bytes, numbers: dict[Channel, int]) -> bytes:
-    return kind + b"".join(
-        _GRANT.pack(channel.edge, channel.sender, channel.receiver, number)
-        for channel, number in numbers.items()
-    )
 
 
 # ---------------------------------------------------------------- parts

@@ -14,7 +14,8 @@ from ftlayer.errors import CodecError
 from ftlayer.layer.calls import Now, Records
 from ftlayer.runtime.elements import Batch, EndOfStream, Watermark
 from ftlayer.runtime.slot.acks import CALL_ROOTS, MAX_WAIT_MS
-from ftlayer.runtime.slot.wire import ElementCodec, decode_grants, encode_grants
+from ftlayer.runtime.slot.credit_wire import decode_grants, encode_grants
+from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.stream.job_graph import Channel
 
 LIMIT = 1 << 10

@@ -21,6 +21,7 @@ from ftlayer.runtime.messages import (
     SlotEnded,
 )
 from ftlayer.runtime.slot import loop
+from ftlayer.runtime.slot.credit_wire import encode_grants
 from ftlayer.runtime.slot.events import (
     CoordinatorLost,
     CoordinatorSaid,
@@ -35,7 +36,7 @@ from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
-from ftlayer.runtime.slot.wire import ElementCodec, encode_grants
+from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.runtime.task.contract import SourceRows
 
 WAIT_S = 20

@@ -14,15 +14,8 @@ from ftlayer.errors import CodecError
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.runtime.elements import Barrier, Batch, CancelMarker, EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.slot.batching import can_join, cut, joined, rows_of
-from ftlayer.runtime.slot.wire import (
-    ElementCodec,
-    decode_grants,
-    encode_grants,
-    encode_limits,
-    is_barrier,
-    is_limits,
-    roots_in,
-)
+from ftlayer.runtime.slot.credit_wire import decode_grants, encode_grants, encode_limits, is_limits
+from ftlayer.runtime.slot.wire import ElementCodec, is_barrier, roots_in
 from ftlayer.stream.job_graph import Channel, JobEdge
 
 NESTED = pa.schema(

@@ -12,7 +12,8 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.layer.calls import Now
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, CancelMarker
-from ftlayer.runtime.slot.wire import ElementCodec, decode_grants
+from ftlayer.runtime.slot.credit_wire import decode_grants
+from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.stream.job_graph import Channel
 
 
