@@ -147,10 +147,11 @@ class Replay:
             return 0
         if not stream.waiting:
             return None
-        if next(self._due_entries(txn, stream, now), None) is not None:
+        cancelled = self._state.cancelled
+        if any(key not in cancelled for key, _ in self._due_entries(txn, stream, now)):
             return 0
         entries = failed.scan(txn, FailedTable.WAITING, stream.number)
-        return next((failed.time_of(key) for key, _ in entries if key not in self._state.cancelled), None)
+        return next((failed.time_of(key) for key, _ in entries if key not in cancelled), None)
 
     def _due_entries(
         self, txn: ReadTransaction, stream: Stream, now: Now

@@ -135,6 +135,18 @@ def test_rule_7_a_late_completion_cancels_the_replay_of_a_timed_out_root(vertex)
     assert vertex.stats()["cancelled_replays"] == 1
 
 
+def test_rule_7_a_cancelled_replay_is_not_due(vertex):
+    vertex.open(backoff_ms=(0,))
+    vertex.persist([1])
+    vertex.advance(3_000)
+    vertex.open(backoff_ms=(60_000,))
+    vertex.persist([2])
+    vertex.fail(2)
+    vertex.xor((1, 1))
+    status = vertex.call(calls.StreamStatusCall(("s",)))
+    assert (status.due, status.waiting, status.next_due_in_ms) == (0, 1, 60_000)
+
+
 def test_rule_7_a_cancelled_replay_stays_cancelled_over_a_restart(vertex):
     vertex.open()
     vertex.persist([1])
