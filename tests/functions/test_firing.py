@@ -292,3 +292,18 @@ def test_timers_count_as_progress_and_who_uses_them_is_known() -> None:
     assert uses_timers(Meeting())
     assert not uses_timers(ProcessFunction())
     assert not uses_timers(CoProcessFunction())
+
+
+class Dated(Alarm):
+    """Gives its results another time than the timer's."""
+
+    def on_timer(self, time_ms: int, ctx: Any) -> Any:
+        ctx.timestamp = time_ms - 100
+        return [(ctx.key, time_ms)] * 2
+
+
+def test_on_timer_may_say_the_time_of_what_it_returns() -> None:
+    chain = chain_of(Process("p", Dated(), ("k",), KT))
+    chain.run(rows([("a", 5), ("b", 7)]), None, 0, 0)
+    assert times_of(chain.fire_event_timers(10, 0)[MAIN]) == [-95, -95, -93, -93]
+    assert chain.fire_processing_timers(10)[MAIN].times is None
