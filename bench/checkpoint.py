@@ -53,7 +53,10 @@ BLOB_BYTES = 1_024
 
 EXCHANGES = 5
 SLOW_S = 0.000_5
-"""What the sink of a back-pressured job takes for a record."""
+"""What the sink of a back-pressured job takes for a record …"""
+
+SLOW_ROWS = 256
+"""… in batches of so many."""
 
 
 # ---------------------------------------------------------------- what runs in the slots
@@ -237,7 +240,8 @@ class Bench:
     def back_pressured(self, build: Callable[[Any, Path], None], **config: Any) -> float:
         """Return how long a checkpoint takes, in seconds, where the sink is slow."""
         folder = self.folder()
-        env = self.environment(folder, interval=None, timeout="5m", **config)
+        # A function cannot be interrupted within a batch: a barrier waits for the one that is being worked on.
+        env = self.environment(folder, {"batch_rows": SLOW_ROWS}, interval=None, timeout="5m", **config)
         build(env, folder)
         job = env.execute_async()
         wait_until(lambda: bool(job.status().counters.get("records_out")))
