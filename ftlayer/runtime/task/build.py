@@ -193,9 +193,8 @@ def _check_checkpointable(operators: tuple[Operator, ...]) -> None:
         )
     if isinstance(first.connector, PushSource):
         raise InvalidTopologyError(
-            f"source {first.uid!r}: what was pushed cannot be had again, so there is nothing to restore it from; push "
-            "into an external queue and read that, or leave checkpointing out and use an FTLayer, whose vertex keeps "
-            "records"
+            f"source {first.uid!r}: what was pushed cannot be had again, so there is nothing to restore it from; put "
+            "the records into an ingest of an FTLayer, and read what its vertex has stored (IngestReader)"
         )
 
 
