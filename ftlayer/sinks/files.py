@@ -72,7 +72,7 @@ class FileSink(DataSourceStreamArrowWriter):
         self._execution = secrets.token_hex(8)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> FileMessage:
-        """Write rows into a new hidden file. Raises `CheckpointStorageError`, and Arrow's errors, and leaves nothing."""
+        """Write rows into a new hidden file. Raises `CheckpointStorageError` and Arrow's errors, and leaves nothing."""
         query = streaming_query()
         batches = (batch for batch in iterator if batch.num_rows)
         first = next(batches, None)
