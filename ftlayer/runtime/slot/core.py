@@ -107,7 +107,7 @@ class SlotCore:
             )
             if checkpoints.debloating:
                 self._debloating = Debloating(
-                    self._seating, self._credit, checkpoints.debloat_target_ms, options.channel_bytes
+                    self._seating, self._credit, checkpoints.debloat_target_ms, options
                 )
 
     # ------------------------------------------------------------ events
@@ -159,6 +159,8 @@ class SlotCore:
         seat.records_in += rows.payload.num_rows
         before = seat.unaccepted
         self._run(seat, lambda: task.rows(rows, now), now)
+        if self._debloating is not None:
+            self._debloating.read(seat, rows.payload.num_rows, now.mono_ms)
         return tuple(ticket for ticket in seat.unaccepted if ticket not in before)
 
     def source_ended(self, key: TaskKey, now: Now) -> None:
@@ -351,6 +353,10 @@ class SlotCore:
         ):
             return False
         return self._vertex is None or self._vertex.may_persist
+
+    def rows_wanted(self, key: TaskKey) -> int:
+        """Return how many rows a source should read at a time."""
+        return self._options.batch_rows if self._debloating is None else self._debloating.rows_wanted(key)
 
     # ------------------------------------------------------------ what is known of it
 

@@ -1,7 +1,7 @@
 """How much may be in flight towards a task: what it works off in a given time, as Flink's buffer debloating has it.
 
 The less is in flight, the sooner an aligned barrier is through. How fast a task is, is measured while it has
-something to do: bytes it was given, over the time until it asked for more.
+something to do: what it was given, over the time until it asked for more.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 WINDOW_MS = 1_000
 """A measurement is over no less than this."""
 
-LEAST_BYTES = 16 << 10
-"""Less on a channel would make batches so small that the task is slow because of them."""
+FIRST_WINDOW_MS = 200
+"""But the first one: until then as little as possible is in flight, since a slow task would need long for more."""
 
 _SMOOTHING = 0.5
 _WORTH_TELLING = 0.25
@@ -20,33 +20,31 @@ _WORTH_TELLING = 0.25
 class Debloater:
     """Measures one task.
 
-    The time a byte takes is smoothed, not its inverse: a task that has become slow has too much in flight at
-    once, one that has become fast is fed as before for some windows.
+    The time that a unit (a byte, a row) takes is smoothed, not its inverse: a task that has become slow has too much
+    in flight at once, one that has become fast is fed as before for some windows.
 
     Attributes:
-        limit: bytes that may be in flight on each of the task's channels: between `LEAST_BYTES` (or ``most``, if that
-            is less) and ``most``, where it begins.
+        limit: how much is worked off within the target, between ``least``, where it begins, and ``most``.
     """
 
-    def __init__(self, target_ms: int, channels: int, most: int) -> None:
-        """What is in flight on so many ``channels`` together should be worked off within ``target_ms``."""
-        self.limit = most
+    def __init__(self, target_ms: float, least: int, most: int) -> None:
+        """What is in flight should be worked off within ``target_ms``."""
+        self.limit = least = min(least, most)
         self._target_ms = target_ms
-        self._channels = channels
-        self._least, self._most = min(LEAST_BYTES, most), most
-        self._ms_a_byte: float | None = None
+        self._least, self._most = least, most
+        self._ms_a_unit: float | None = None
         self._began_ms: int | None = None  # when this window did
         self._busy_since_ms: int | None = None
         self._busy_ms = 0
-        self._bytes = 0
+        self._units = 0
 
-    def taken(self, size: int, now_ms: int) -> bool:
-        """The task is given ``size`` bytes, and is done with those before; whether ``limit`` has changed."""
+    def taken(self, units: int, now_ms: int) -> bool:
+        """The task is given so much, and is done with all before; whether ``limit`` has changed."""
         changed = self._look(now_ms)
         self._busy_since_ms = now_ms
         if self._began_ms is None:
             self._began_ms = now_ms
-        self._bytes += size
+        self._units += units
         return changed
 
     def rested(self, now_ms: int) -> bool:
@@ -60,13 +58,15 @@ class Debloater:
     def _look(self, now_ms: int) -> bool:
         if self._busy_since_ms is not None:
             self._busy_ms += now_ms - self._busy_since_ms
-        if not self._bytes or self._began_ms is None or now_ms - self._began_ms < WINDOW_MS:
+        window_ms = FIRST_WINDOW_MS if self._ms_a_unit is None else WINDOW_MS
+        if not self._units or self._began_ms is None or now_ms - self._began_ms < window_ms:
             return False
-        measured = max(1, self._busy_ms) / self._bytes
-        before = measured if self._ms_a_byte is None else self._ms_a_byte
-        self._ms_a_byte = before + _SMOOTHING * (measured - before)
-        self._began_ms, self._busy_ms, self._bytes = None, 0, 0
-        return self._adjust(self._target_ms / self._ms_a_byte / self._channels)
+        # The clock counts milliseconds: less than one was one at most.
+        measured = max(1, self._busy_ms) / self._units
+        before = measured if self._ms_a_unit is None else self._ms_a_unit
+        self._ms_a_unit = before + _SMOOTHING * (measured - before)
+        self._began_ms, self._busy_ms, self._units = None, 0, 0
+        return self._adjust(self._target_ms / self._ms_a_unit)
 
     def _adjust(self, wanted: float) -> bool:
         limit = int(min(max(wanted, self._least), self._most))

@@ -1,49 +1,86 @@
-"""Debloating in a slot: each task's senders hear how much it wants in flight."""
+"""Debloating in a slot: each task's senders hear how much it wants in flight, and sources read no more at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 
+from ftlayer.config import TopologyOptions
 from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.debloat import Debloater
 from ftlayer.runtime.slot.outputs import LIMIT_FRAMES
-from ftlayer.runtime.slot.seat import Seat, Seating
+from ftlayer.runtime.slot.seat import Seat, Seating, TaskKey
 from ftlayer.stream.job_graph import Channel
+
+LEAST_BYTES = 4 << 10
+"""Less on a channel would make batches so small that the task is slow because of them."""
+
+LEAST_ROWS = 64
+"""And so would less from a source."""
+
+SOURCE_PART = 8
+"""A source reads what is worked off in this part of the target: all of it is in flight, on top of its channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """A task, what measures it, and its channels from other slots."""
+
+    seat: Seat
+    debloater: Debloater
+    outside: tuple[Channel, ...]
 
 
 class Debloating:
-    """Measures every task with inputs, and tells its senders in this slot and in others."""
+    """Measures every task: those with inputs by bytes for each channel, sources by rows."""
 
-    def __init__(self, seating: Seating, credit: Crediting, target_ms: int, channel_bytes: int) -> None:
-        """``target_ms``: what is in flight to a task should be worked off within it."""
+    def __init__(self, seating: Seating, credit: Crediting, target_ms: int, options: TopologyOptions) -> None:
+        """What is in flight to a task should be worked off within ``target_ms``."""
         self._credit = credit
-        self._tasks = {
-            seat.key: (
-                seat,
-                Debloater(target_ms, len(seat.inbox.channels), channel_bytes),
-                _outside(seating, seat),
-            )
-            for seat in seating.seats.values()
-            if seat.inbox.channels
-        }
+        self._tasks: dict[TaskKey, _Measured] = {}
+        self._sources: dict[TaskKey, _Measured] = {}
+        for key, seat in seating.seats.items():
+            channels = seat.inbox.channels
+            if channels:
+                debloater = Debloater(target_ms / len(channels), LEAST_BYTES, options.channel_bytes)
+                outside = [channel for channel in channels if seating.senders[channel] != seating.slot]
+                self._tasks[key] = _Measured(seat, debloater, tuple(outside))
+            else:
+                debloater = Debloater(target_ms / SOURCE_PART, LEAST_ROWS, options.batch_rows)
+                self._sources[key] = _Measured(seat, debloater, ())
+        self._begin(seating)
 
     def taken(self, seat: Seat, size: int, now_ms: int) -> None:
         """A task is given ``size`` bytes."""
-        _, debloater, outside = self._tasks[seat.key]
-        if debloater.taken(size, now_ms):
-            self._tell(seat, debloater.limit, outside)
+        measured = self._tasks[seat.key]
+        if measured.debloater.taken(size, now_ms):
+            self._tell(measured)
+
+    def read(self, seat: Seat, rows: int, now_ms: int) -> None:
+        """A source has emitted rows."""
+        self._sources[seat.key].debloater.taken(rows, now_ms)
+
+    def rows_wanted(self, key: TaskKey) -> int:
+        """Return how many rows a source should read at a time."""
+        return self._sources[key].debloater.limit
 
     def look(self, now_ms: int) -> None:
-        """No task is at work: those with nothing to do are idle from now on."""
-        for seat, debloater, outside in self._tasks.values():
-            if not seat.inbox and debloater.rested(now_ms):
-                self._tell(seat, debloater.limit, outside)
+        """No task is at work: those with nothing to do are idle from now on, and sources that nobody holds up."""
+        for measured in self._tasks.values():
+            if not measured.seat.inbox and measured.debloater.rested(now_ms):
+                self._tell(measured)
+        for measured in self._sources.values():
+            if measured.seat.has_room:
+                measured.debloater.rested(now_ms)
 
-    def _tell(self, seat: Seat, limit: int, outside: Iterable[Channel]) -> None:
-        seat.inbox.limit(limit, limit // LIMIT_FRAMES)
-        self._credit.limit(dict.fromkeys(outside, limit))
+    def _begin(self, seating: Seating) -> None:
+        """Let little be in flight until something is known; receivers in other slots begin so by themselves."""
+        for measured in self._tasks.values():
+            limit = measured.debloater.limit
+            measured.seat.inbox.limit(limit, limit // LIMIT_FRAMES)
+        for output in seating.remote.values():
+            output.limit(LEAST_BYTES)
 
-
-def _outside(seating: Seating, seat: Seat) -> tuple[Channel, ...]:
-    """Return the channels that lead to a task from other slots."""
-    return tuple(channel for channel in seat.inbox.channels if seating.senders[channel] != seating.slot)
+    def _tell(self, measured: _Measured) -> None:
+        limit = measured.debloater.limit
+        measured.seat.inbox.limit(limit, limit // LIMIT_FRAMES)
+        self._credit.limit(dict.fromkeys(measured.outside, limit))

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.runtime.slot.credit import SendWindow
-from ftlayer.runtime.slot.debloat import LEAST_BYTES, WINDOW_MS, Debloater
+from ftlayer.runtime.slot.debloat import FIRST_WINDOW_MS, WINDOW_MS, Debloater
 
+LEAST = 4 << 10
 MOST = 2 << 20
 TARGET_MS = 1_000
 
@@ -27,8 +28,8 @@ class Model:
     inbox: deque[tuple[int, int]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        self.windows = [SendWindow(MOST) for _ in range(self.channels)]
-        self.debloater = Debloater(TARGET_MS, self.channels, MOST)
+        self.windows = [SendWindow(LEAST) for _ in range(self.channels)]
+        self.debloater = Debloater(TARGET_MS / self.channels, LEAST, MOST)
 
     @property
     def in_flight(self) -> int:
@@ -78,19 +79,20 @@ def test_what_is_in_flight_follows_the_speed(channels: int, frame: int, speeds: 
             model.work(speed)
         model.send()
         wanted = speed * TARGET_MS
-        least = channels * LEAST_BYTES
+        least = channels * LEAST
         assert model.in_flight <= max(1.5 * wanted, least)
         assert model.debloater.limit >= min(0.6 * wanted / channels, MOST) or model.debloater.limit == MOST
-        assert LEAST_BYTES <= model.debloater.limit <= MOST
+        assert LEAST <= model.debloater.limit <= MOST
 
 
-def test_an_idle_task_keeps_its_limit_and_a_quick_one_gets_it_back() -> None:
-    debloater = Debloater(TARGET_MS, 4, MOST)
+def test_an_idle_task_keeps_its_limit_and_a_quick_one_gets_more() -> None:
+    debloater = Debloater(TARGET_MS / 4, LEAST, MOST)
+    assert debloater.limit == LEAST
     now = 0
     for _ in range(4):
-        debloater.taken(1_000, now)
+        debloater.taken(100_000, now)
         now += 1_000
-    assert debloater.limit == LEAST_BYTES
+    assert debloater.limit == 25_000
     debloater.rested(now)
     now += 3_600_000
     assert not debloater.rested(now), "an hour without records is no hour of work"
@@ -103,11 +105,20 @@ def test_an_idle_task_keeps_its_limit_and_a_quick_one_gets_it_back() -> None:
 
 
 def test_a_limit_is_not_told_for_little() -> None:
-    debloater = Debloater(TARGET_MS, 1, MOST)
+    debloater = Debloater(TARGET_MS, LEAST, MOST)
     changes = 0
     now = 0
     for i in range(200):
         changes += debloater.taken(100_000 + (i % 2) * 10_000, now)
         now += 1_000
     assert changes == 1
-    assert Debloater(TARGET_MS, 1, 2_048).limit == 2_048
+    assert Debloater(TARGET_MS, LEAST, 2_048).limit == 2_048
+
+
+def test_the_first_measurement_comes_soon() -> None:
+    debloater = Debloater(TARGET_MS, LEAST, MOST)
+    debloater.taken(20_000, 0)
+    assert not debloater.taken(20_000, FIRST_WINDOW_MS - 1)
+    assert debloater.taken(20_000, FIRST_WINDOW_MS)
+    assert debloater.limit == 200_000
+    assert not debloater.taken(1, 2 * FIRST_WINDOW_MS), "from here on a window is longer"

@@ -191,8 +191,9 @@ def test_a_slow_task_is_sent_less(kit: Any, tools: Any) -> None:
     for _ in range(3_000):
         for slot in world.slots:
             if slot is world.slots[0] and slot.core.may_read(key):
-                slot.core.rows(key, tools.source_rows(first, 500), world.now)
-                first += 500
+                rows = slot.core.rows_wanted(key)
+                slot.core.rows(key, tools.source_rows(first, rows), world.now)
+                first += rows
         before = [len(slot.tasks["sink", place].taken) for place, slot in enumerate(world.slots)]
         world.step(draw)
         for place, slot in enumerate(world.slots):
@@ -201,8 +202,9 @@ def test_a_slow_task_is_sent_less(kit: Any, tools: Any) -> None:
         if world.clock > 400_000:
             break
     measured = world.slots[1].core._debloating._tasks
-    limits = {name: measured[name, 1][1].limit for name in ("work", "sink")}
+    limits = {name: measured[name, 1].debloater.limit for name in ("work", "sink")}
     assert limits["sink"] < 1 << 16
+    assert 64 <= world.slots[0].core.rows_wanted(key) < 2_048
     to_sink = world.slots[0].core._seating.remote[Channel(1, 0, 1)]
     assert to_sink._window.limit == limits["sink"]
     assert to_sink._window.in_flight <= limits["sink"] + (1 << 12)
