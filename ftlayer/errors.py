@@ -251,7 +251,7 @@ class TimerFailedError(FTLayerError):
 class CheckpointError(FTLayerError):
     """A checkpoint could not be taken, found or restored. The more exact errors below say which."""
 
-    code = "CHECKPOINT"
+    code = "CHECKPOINTING"
 
 
 class CheckpointStorageError(CheckpointError):

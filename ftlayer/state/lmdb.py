@@ -25,7 +25,7 @@ from ftlayer.state.entries import Block
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.layers import DELETED, NOTHING, LayeredTable
 from ftlayer.state.lmdb_copy import copied, grouped_blocks
-from ftlayer.state.lmdb_layout import TABLE, entry_of, stored_key, stored_value, value_of
+from ftlayer.state.lmdb_layout import DATA, FORMAT, TABLE, entry_of, stored_key, stored_value, value_of
 from ftlayer.state.local_directory import LocalDirectory
 from ftlayer.state.serializer import Serializer, unpack
 from ftlayer.state.view import TableView
@@ -46,10 +46,6 @@ _CATCH_UP = 16
 """Of what is too much this part is moved in one go, so that memory stays bounded however fast keys come."""
 
 _SAMPLE = 20
-
-DATA = "data.mdb"
-
-FORMAT = "lmdb"
 
 
 class LmdbStores:

@@ -14,6 +14,12 @@ from typing import NamedTuple
 
 import msgpack
 
+FORMAT = "lmdb"
+"""Of a `StatePiece` that is a copy of an environment."""
+
+DATA = "data.mdb"
+"""The file of an environment, in its directory."""
+
 TABLE = struct.Struct(">H")
 GROUP = struct.Struct("<H")
 

@@ -8,14 +8,12 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore, TableInfo
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.errors import IncompatibleCheckpointError
-from ftlayer.state import entries, lmdb, serializer
+from ftlayer.state import entries, lmdb_layout, serializer
 from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.entries import Block
 from ftlayer.state.keyed import TIMERS
 from ftlayer.state.layers import DELETED, LayeredTable
-from ftlayer.state.lmdb import LmdbStores
-from ftlayer.state.lmdb_copy import blocks_of_copies
 from ftlayer.state.restoring import (
     BlocksOf,
     TimersRestored,
@@ -42,18 +40,25 @@ def open_backend(
     Raises `IncompatibleCheckpointError` for state that cannot be read here, and what the storage raises.
     """
     directory = spec.directory or config.state_directory
-    stores = LmdbStores(directory) if config.backend == "lmdb" else None
+    stores = None
+    if config.backend == "lmdb":
+        # Late: no other slot is to pay for the import.
+        from ftlayer.state.lmdb import LmdbStores
+
+        stores = LmdbStores(directory)
     backend = LayeredBackend(config, spec, stores)
     try:
         if restore is not None:
+            from ftlayer.state.lmdb_copy import blocks_of_copies
+
             readers = {
                 entries.FORMAT: blocks_of_entries(storage, location),
-                lmdb.FORMAT: blocks_of_copies(storage, location, directory),
+                lmdb_layout.FORMAT: blocks_of_copies(storage, location, directory),
             }
             restoring = _Restoring(backend, spec, readers)
             if stores is not None and restoring.can_adopt(restore):
                 copy = restore.keyed[0].pieces[0].piece
-                storage.fetch(location, copy, stores.local_path() / lmdb.DATA)
+                storage.fetch(location, copy, stores.local_path() / lmdb_layout.DATA)
                 stores.adopt()
                 backend.number_as(restore.keyed[0].tables)
                 restoring.run(restore, adopted=1)
@@ -80,7 +85,7 @@ class _Restoring:
         groups = (self._spec.first_group, self._spec.end_group)
         return bool(
             snapshot.pieces
-            and snapshot.pieces[0].format == lmdb.FORMAT
+            and snapshot.pieces[0].format == lmdb_layout.FORMAT
             and (snapshot.first_group, snapshot.end_group) == groups
             and len(claimed(snapshot, self._spec)) == len(snapshot.tables)
             and all(info.version == serializer.VERSION for info in snapshot.tables)
