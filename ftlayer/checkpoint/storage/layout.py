@@ -26,6 +26,8 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 METADATA = "_metadata"
 KEY = "_key"
 SHARED = "shared"
+NEVER = 1 << 62
+"""Behind every checkpoint's number."""
 RUN_CHARS = 6
 """Of the run's name in a savepoint's: enough for a person to see which run it was."""
 

@@ -12,6 +12,7 @@ from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.layout import (
     KEY,
     METADATA,
+    NEVER,
     SHARED,
     checkpoint_number,
     join,
@@ -30,9 +31,6 @@ from ftlayer.checkpoint.storage.loading import (
 )
 from ftlayer.checkpoint.storage.orphans import orphans
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError
-
-NEVER = 1 << 62
-"""Behind every checkpoint's number."""
 
 
 def delete_checkpoint(url: str, key: bytes | None = None) -> str:

@@ -20,6 +20,7 @@ from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.keys import key_of
 from ftlayer.checkpoint.storage.lanes import Lane
 from ftlayer.checkpoint.storage.layout import (
+    NEVER,
     SHARED,
     FileName,
     checkpoint_name,
@@ -43,7 +44,8 @@ ACROSS_SPAN = 15
 LOG_SPAN = 16
 LOG_REACH = 64
 """A log's file is changed for another one after LOG_SPAN checkpoints, and its name promises LOG_REACH: a log does not
-know exactly for which checkpoint its pieces will be new, as barriers run ahead of what a slot has heard of."""
+know exactly for which checkpoint its pieces will be new, as barriers run ahead of what a slot has heard of. Before it
+has heard of any, its first file promises all there will be: it is kept until the instance is gone."""
 
 MOST_GIVEN_UP = 1 << 10
 """Numbers of given-up checkpoints that are remembered, for barriers that still come."""
@@ -112,13 +114,14 @@ class SlotStorageBase:
         if local is not None:
             try:
                 return fetch_piece(local, piece, signer, path)
-            except CheckpointDamagedError as error:
+            except (CheckpointDamagedError, CheckpointStorageError) as error:
                 logger.info("restoring from the checkpoint itself: %s", error)
         return fetch_piece(files, piece, signer, path)
 
     def completed(self, checkpoint: int) -> None:
         """See `SlotStorage.completed`; older checkpoints that are still written are given up by it (subsumed)."""
         with self._lock:
+            self._latest = max(self._latest, checkpoint)
             entry = self._writers.pop(checkpoint, None)
             subsumed = []
             if entry is not None and entry[0] is SnapshotKind.CHECKPOINT:
@@ -217,7 +220,14 @@ class FileSlotStorage(SlotStorageBase):
             self._across = self._shared_lane(
                 span=ACROSS_SPAN, reach=ACROSS_SPAN, max_bytes=config.max_file_size
             )
-        self._log_lane = self._shared_lane(span=LOG_SPAN, reach=LOG_REACH, max_bytes=config.max_file_size)
+        self._log_lane = Lane(
+            self._files,
+            self._copy_files,
+            self._log_path,
+            span=LOG_SPAN,
+            reach=LOG_REACH,
+            max_bytes=config.max_file_size,
+        )
         self._log = FileWriter(
             lambda: self._latest,
             self._log_lane,
@@ -266,6 +276,9 @@ class FileSlotStorage(SlotStorageBase):
             return join(SHARED, self._seat.file_name(first, last))
 
         return Lane(self._files, self._copy_files, name, span=span, reach=reach, max_bytes=max_bytes)
+
+    def _log_path(self, first: int, last: int) -> str:
+        return join(SHARED, self._seat.file_name(first, last if first else NEVER))
 
     def _local(self, location: str, piece: Piece) -> Files | None:
         if piece.inline is not None or normal(location) != self.location:

@@ -232,6 +232,31 @@ def test_an_alive_slots_open_log_is_kept(make_kit: Any, made: Any) -> None:
     driver.verify(three)
 
 
+def test_an_instance_that_has_heard_of_no_checkpoint_yet(make_kit: Any, made: Any) -> None:
+    """The numbers of checkpoints go on over restarts, and a new instance does not know how far they are."""
+    kit = make_kit("local")
+    slot, driver = kit.slot(epoch=9), kit.driver()
+    first = slot.log_writer().write([LARGE], Scope.SHARED)
+    slot.log_writer().sync()
+    one = driver.publish(made.checkpoint(500, made.subtask([first])))
+    two = driver.publish(made.checkpoint(501, made.subtask([])))
+    driver.discard(one, [two])
+    assert list(driver.sweep([two], lambda _: True)) == []
+    second = slot.log_writer().write([LARGE], Scope.SHARED)
+    slot.log_writer().sync()
+    slot.writer(made.barrier(502))
+    third = slot.log_writer().write([LARGE], Scope.SHARED)
+    slot.log_writer().sync()
+    assert first.path == second.path != third.path
+    three = driver.publish(made.checkpoint(502, made.subtask([second, third])))
+    driver.verify(three)
+    four = driver.publish(made.checkpoint(570, made.subtask([])))
+    driver.discard(three, [four])
+    assert third.path not in kit.paths()
+    assert second.path in kit.paths()
+    assert second.path in set(driver.sweep([two, four], lambda _: False))
+
+
 @pytest.mark.parametrize("across", [False, True])
 def test_a_checkpoint_that_is_given_up_takes_nothing_from_the_next(
     make_kit: Any, made: Any, across: bool
