@@ -54,7 +54,6 @@ class CheckpointConfig:
         retention: `Retention`.
         unaligned: barriers overtake records, which go into the checkpoint.
         aligned_timeout: with ``unaligned``: begin aligned and become unaligned after this time; 0: at once.
-        force_unaligned: allow ``unaligned`` for graphs with iterations.
         directory: where checkpoints lie, a path or any URL that fsspec knows; None: in the driver's memory.
         savepoint_directory: where savepoints go if none is named for one.
         memory_threshold: snapshots up to this size are part of the metadata (`fs.memory-threshold`), bytes.
@@ -69,7 +68,6 @@ class CheckpointConfig:
         max_space_amplification: bytes that files take up ÷ bytes that are of use, above which they are rewritten.
         local_recovery: directory for a second copy on the slot's own disk, None for none.
         allow_unclaimed_state: restore although there is state that no operator claims (it is dropped).
-        force_iterations: checkpoint a graph with iterations; records on their way back are lost with a failure.
         key: secret behind the checksums of everything that is read back; None: one is made and kept with the
             checkpoints, which protects from damage, not from somebody who can write there.
         debloating: keep less in flight on a channel than ``TopologyOptions.channel_bytes`` where it is slow.
@@ -88,7 +86,6 @@ class CheckpointConfig:
     retention: Retention = Retention.NO_EXTERNALIZED_CHECKPOINTS
     unaligned: bool = False
     aligned_timeout: Duration = 0
-    force_unaligned: bool = False
     directory: str | None = None
     savepoint_directory: str | None = None
     memory_threshold: int = 20 * KIB
@@ -103,7 +100,6 @@ class CheckpointConfig:
     max_space_amplification: float = 2.0
     local_recovery: str | None = None
     allow_unclaimed_state: bool = False
-    force_iterations: bool = False
     key: bytes | None = field(default=None, repr=False)
     debloating: bool = False
     debloat_target: Duration = "1s"
@@ -163,8 +159,6 @@ class CheckpointConfig:
             raise ConfigError(
                 "aligned_timeout, unaligned: the timeout turns a checkpoint unaligned; set both"
             )
-        if self.force_unaligned and not self.unaligned:
-            raise ConfigError("force_unaligned, unaligned: set both, or none")
         backlog, interval = self.interval_during_backlog_ms, self.interval_ms
         if backlog is not None and interval is None:
             raise ConfigError(

@@ -87,8 +87,8 @@ def circle_error(uids: tuple[str, ...], *, tracked: bool) -> FTLayerError:
             "and its root never be complete; repeat inside one function, or write to an external queue and read it"
         )
     return UnsupportedError(
-        f"iteration {names}: iterations are not supported; repeat inside one function, or write to an external queue "
-        "and read it"
+        f"iteration {names}: iterations are not supported (records on their way back would be in no checkpoint, "
+        "and lost with a failure); repeat inside one function, or write to an external queue and read it"
     )
 
 

@@ -88,7 +88,6 @@ def test_what_makes_no_sense_by_itself(options: dict[str, Any], said: str) -> No
         ({"unaligned": True, "max_concurrent": 2}, ("unaligned", "max_concurrent")),
         ({"min_pause": 1, "max_concurrent": 2}, ("min_pause", "max_concurrent")),
         ({"aligned_timeout": "1s"}, ("aligned_timeout", "unaligned")),
-        ({"force_unaligned": True}, ("force_unaligned", "unaligned")),
         ({"interval": None, "interval_during_backlog": "1m"}, ("interval_during_backlog", "interval")),
         ({"interval": "1m", "interval_during_backlog": "59s"}, ("interval_during_backlog", "interval")),
         ({"retention": Retention.RETAIN_ON_CANCELLATION}, ("retention", "directory")),
@@ -104,7 +103,7 @@ def test_what_makes_no_sense_together(options: dict[str, Any], both: tuple[str, 
 @pytest.mark.parametrize(
     "options",
     [
-        {"unaligned": True, "aligned_timeout": "1s", "force_unaligned": True},
+        {"unaligned": True, "aligned_timeout": "1s"},
         {"max_concurrent": 4, "min_pause": 0},
         {"interval": "1m", "interval_during_backlog": "1m"},
         {"interval": "1m", "interval_during_backlog": 0},
