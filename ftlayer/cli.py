@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from ftlayer import cli_checkpoints
-from ftlayer.demo.kills import Kill
+from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError
 
 if TYPE_CHECKING:
@@ -88,14 +88,22 @@ def demo(
     input: Annotated[
         str | None, typer.Option(help="Files to read, a GLOB in quotes; without it, Python's own sources.")
     ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="acker: every record is followed. barrier: checkpoints of all state.")
+    ] = Mode.ACKER,
+    engine: Annotated[
+        Engine | None, typer.Option(help="What runs it; acker: microbatch by default, barrier: continuous.")
+    ] = None,
     kill: Annotated[Kill, typer.Option(help="What is killed with SIGKILL in the middle.")] = Kill.ALL,
     lines: Annotated[int, typer.Option(min=100, help="How many lines to read at most.")] = 200_000,
-    batches: Annotated[int, typer.Option(min=4, max=1_000, help="In how many micro-batches.")] = 20,
+    batches: Annotated[
+        int, typer.Option(min=4, max=1_000, help="In how many micro-batches; continuous: seconds of input.")
+    ] = 20,
     dir: Annotated[Path | None, typer.Option(help="Directory of the run, new or empty; it is kept.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the run's temporary directory.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the ledger to this file too.")] = None,
 ) -> None:
-    """Run a wrapped query over real text, kill it in the middle, and account for every line.
+    """Run a query or a topology over real text, kill it in the middle, and account for every line.
 
     Exit code 0: the ledger balances. 3: it does not.
     """
@@ -104,7 +112,7 @@ def demo(
     check_java()
     from ftlayer.demo.run import DemoOptions, run_demo
 
-    options = DemoOptions(input, kill, lines, batches, dir, keep, json)
+    options = DemoOptions(input, kill, lines, batches, dir, keep, json, mode, engine)
     raise typer.Exit(run_demo(options, _console()))
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Started:
-    """Spark is up and the query runs."""
+    """Spark is up and the query or topology runs."""
 
 
 @dataclass(frozen=True)
 class Writing:
-    """The sink was called for a batch: its verdict is sealed, its rows are not written yet."""
+    """The query's sink was called for a batch: its verdict is sealed, its rows are not written yet."""
 
     batch: int
 
@@ -37,6 +37,23 @@ class BatchDone:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """Where a topology is.
+
+    Attributes:
+        lines: of the input that have been read, by any driver so far.
+        files: that its sinks have committed since this driver started.
+        pids: of its slots' processes, 0 where there is none now.
+        figures: what else is to be shown, by name.
+    """
+
+    lines: int
+    files: int
+    pids: list[int]
+    figures: dict[str, int]
+
+
+@dataclass(frozen=True)
 class Restarted:
     """The query failed and its supervisor started it again."""
 
@@ -45,12 +62,12 @@ class Restarted:
 
 @dataclass(frozen=True)
 class Finished:
-    """Everything is done; the dead letters are written down."""
+    """Everything is done; what the ledger needs is written down."""
 
 
-Event = Started | Writing | BatchDone | Restarted | Finished
+Event = Started | Writing | BatchDone | Progress | Restarted | Finished
 
-_TYPES = {kind.__name__: kind for kind in (Started, Writing, BatchDone, Restarted, Finished)}
+_TYPES = {kind.__name__: kind for kind in (Started, Writing, BatchDone, Progress, Restarted, Finished)}
 
 
 def to_line(event: Event) -> str:

@@ -1,6 +1,7 @@
-"""The functions of the demo's query: a parser that cannot take every line, a service that is not always there.
+"""The functions of the demo: a parser that cannot take every line, a service that is not always there.
 
-They know nothing of ftlayer: they get a record, return records, or raise.
+They know nothing of ftlayer, nor of what a record looks like: they take a line or a word, return words or a kind, or
+raise.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 WORDS_SCHEMA = "line string, place int, word string"
 ENRICHED_SCHEMA = WORDS_SCHEMA + ", kind string"
@@ -31,6 +31,9 @@ _WORD = re.compile(r"\b[A-Za-z_]\w*")
 _NUMBER = re.compile(r"(?<![\w.])\d\w*")
 _BUILTINS = frozenset(dir(builtins))
 
+Word = tuple[str, int, str]
+"""(line, place in it, word): a record of `WORDS_SCHEMA`."""
+
 
 class LineError(ValueError):
     """A line that this parser cannot take."""
@@ -42,13 +45,13 @@ def split_record(value: str) -> tuple[str, str]:
     return name, text
 
 
-def parse(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def words_of(value: str) -> Iterator[Word]:
     """Yield the words of a line (the line itself, if there is none in it).
 
     Raises `UnicodeEncodeError` for characters beyond ASCII, `LineError` for a line that is too long and for
     a number that is none ("8bit"): the parser of somebody who had not seen all of the input.
     """
-    name, text = split_record(record["value"])
+    name, text = split_record(value)
     text.encode("ascii")
     if len(text) > LONGEST_LINE:
         raise LineError(f"longer than {LONGEST_LINE} characters: {len(text)}")
@@ -56,7 +59,7 @@ def parse(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if not _is_number(number):
             raise LineError(f"not a number: {number!r}")
     for place, word in enumerate(_WORD.findall(text) or [text.strip()]):
-        yield {"line": name, "place": place, "word": word}
+        yield name, place, word
 
 
 def _is_number(text: str) -> bool:
@@ -77,30 +80,37 @@ def kind_of(word: str) -> str:
 
 
 @dataclass(frozen=True)
-class Enrich:
-    """Asks a service (a pretended one) for the kind of each word; now and then it does not answer.
+class Service:
+    """A service (a pretended one) that knows the kind of each word; now and then it does not answer.
 
-    When that happens is drawn afresh at every call, so a batch that is run again fails elsewhere. A file in
+    When that happens is drawn afresh at every call, so what is run again fails elsewhere. A file in
     ``directory`` counts the failures of a line: `MOST_FAILURES` at most.
     """
 
     directory: str
 
-    def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Return the record with its ``kind``; raises `ConnectionError` when there is no answer."""
-        if random.random() < CHANCE_OF_NO_ANSWER and self._may_fail(record["line"]):
+    def kind(self, line: str, word: str) -> str:
+        """Return what `kind_of` does; raises `ConnectionError` when there is no answer."""
+        if random.random() < CHANCE_OF_NO_ANSWER and self._may_fail(line):
             raise ConnectionError("the enrichment service did not answer")
-        return {**record, "kind": kind_of(record["word"])}
+        return kind_of(word)
+
+    def has_failed(self, line: str) -> bool:
+        """Whether there was no answer for a word of this line, ever."""
+        return self._mark(line, 0).exists()
 
     def _may_fail(self, line: str) -> bool:
-        name = hashlib.blake2b(line.encode(), digest_size=12).hexdigest()
         for number in range(MOST_FAILURES):
             try:
-                os.close(os.open(Path(self.directory) / f"{name}-{number}", os.O_CREAT | os.O_EXCL))
+                os.close(os.open(self._mark(line, number), os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 continue
             return True
         return False
+
+    def _mark(self, line: str, number: int) -> Path:
+        name = hashlib.blake2b(line.encode(), digest_size=12).hexdigest()
+        return Path(self.directory) / f"{name}-{number}"
 
 
 def reason_of(error: Exception) -> str:

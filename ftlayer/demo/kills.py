@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class Kill(StrEnum):
-    """What ``--kill`` can name."""
-
-    NONE = "none"
-    VERTEX = "vertex"
-    DRIVER = "driver"
-    ALL = "all"
-
-
-class Victim(StrEnum):
-    """What can be killed."""
-
-    VERTEX = "vertex"
-    DRIVER = "driver"
-
-
-VERTEX_AT, DRIVER_AT = 0.35, 0.65
-"""The shares of the batches after which they are killed."""
+from ftlayer.demo.choices import Kill, Kind, Victim, doomed
 
 
 @dataclass
 class KillPlan:
-    """What is still to be killed, and at which batch: (victim, batch) in order."""
+    """What is still to be killed, and at which progress: (victim, batch or line) in order."""
 
     left: list[tuple[Victim, int]]
 
     @classmethod
-    def of(cls, kill: Kill, batches: int) -> KillPlan:
-        """Plan for a run whose source has ``batches`` batches."""
-        left = []
-        if kill in (Kill.VERTEX, Kill.ALL):
-            left.append((Victim.VERTEX, int(batches * VERTEX_AT)))
-        if kill in (Kill.DRIVER, Kill.ALL):
-            left.append((Victim.DRIVER, int(batches * DRIVER_AT)))
-        return cls(left)
+    def of(cls, kind: Kind, kill: Kill, total: int) -> KillPlan:
+        """Plan for a run of ``total`` batches or lines. Raises `ConfigError` as `doomed` does."""
+        return cls([(victim, int(total * share)) for victim, share in doomed(kind, kill)])
 
-    def due(self, batch: int) -> Victim | None:
-        """Return what is to be killed while ``batch`` is being written, once."""
-        if self.left and batch >= self.left[0][1]:
+    def due(self, progress: int) -> Victim | None:
+        """Return what is to be killed now, once."""
+        if self.left and progress >= self.left[0][1]:
             return self.left.pop(0)[0]
         return None

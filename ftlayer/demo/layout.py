@@ -12,7 +12,8 @@ from ftlayer.demo.ledger import DeadLetter
 
 MAX_ATTEMPTS = 3
 BACKOFF = ("200ms", "500ms")
-SINK_COLUMNS = ["line", "place", "word", "kind"]
+
+Columns = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,38 @@ class RunDirectory:
 
     @property
     def input(self) -> Path:
-        """The files that the query reads."""
+        """The files that are read."""
         return self.root / "input"
 
     @property
     def output(self) -> Path:
-        """The sink: one directory a batch."""
+        """The sink: of a query, one directory a batch; of a topology, files."""
         return self.root / "output"
+
+    @property
+    def rejected(self) -> Path:
+        """The sink of lines that a topology with checkpoints could not parse."""
+        return self.root / "rejected"
 
     @property
     def checkpoint(self) -> Path:
         """Spark's checkpoint of the query."""
         return self.root / "checkpoint"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoints of the topology."""
+        return self.root / "checkpoints"
+
+    @property
+    def checkpoint_list(self) -> Path:
+        """What the last driver's checkpoints took, as JSON."""
+        return self.root / "checkpoints.json"
+
+    @property
+    def marks(self) -> Path:
+        """How far each partition of the input was read."""
+        return self.root / "marks"
 
     @property
     def store(self) -> Path:
@@ -62,18 +83,22 @@ class RunDirectory:
         return self.root / "dead.jsonl"
 
     def batch_output(self, batch: int) -> Path:
-        """Return where the rows of one batch go; written again, they replace what was there."""
+        """Return where the rows of one batch of the query go; written again, they replace what was there."""
         return self.output / f"batch={batch:05}"
 
-    def sink_batches(self) -> Iterator[tuple[int, dict[str, list[Any]]]]:
-        """Yield the rows in the sink, batch by batch, as columns."""
-        # Late: the screen must be up before the second that this import takes.
-        import pyarrow.parquet as parquet
-
+    def sink_batches(self) -> Iterator[tuple[int, Columns]]:
+        """Yield the rows in the query's sink, batch by batch, as columns."""
         for path in sorted(self.output.glob("batch=*")):
-            for part in sorted(path.glob("part-*.parquet")):
-                table = parquet.ParquetFile(part).read(columns=SINK_COLUMNS)
-                yield int(path.name.removeprefix("batch=")), table.to_pydict()
+            for columns in _columns(path):
+                yield int(path.name.removeprefix("batch=")), columns
+
+    def committed_files(self) -> int:
+        """Return how many files are in the topology's sink."""
+        return sum(1 for _ in self.output.glob("part-*.parquet"))
+
+    def sink_files(self) -> Iterator[Columns]:
+        """Yield the rows in the topology's sink, file by file, as columns."""
+        return _columns(self.output)
 
     def dead_letters(self) -> Iterator[DeadLetter]:
         """Yield the dead letters that the driver wrote down."""
@@ -81,3 +106,17 @@ class RunDirectory:
             for line in file:
                 values = json.loads(line)
                 yield DeadLetter(values["line"], values["reason"], values["attempts"])
+
+    def rejected_lines(self) -> Iterator[DeadLetter]:
+        """Yield the lines that the topology with checkpoints put aside."""
+        for columns in _columns(self.rejected):
+            for line, reason in zip(columns["line"], columns["reason"], strict=True):
+                yield DeadLetter(line, reason, 1)
+
+
+def _columns(directory: Path) -> Iterator[Columns]:
+    # Late: the screen must be up before the second that this import takes.
+    import pyarrow.parquet as parquet
+
+    for part in sorted(directory.glob("part-*.parquet")):
+        yield parquet.ParquetFile(part).read().to_pydict()

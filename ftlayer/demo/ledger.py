@@ -6,23 +6,28 @@ Rules only: what is expected, what was found in the sink and what among the dead
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ftlayer.demo.functions import class_of, kind_of, parse, reason_of, split_record
+from ftlayer.demo.functions import class_of, kind_of, reason_of, split_record, words_of
 
 EXAMPLES = 5
 
+FAULTS = ("lost", "duplicated", "altered", "misplaced", "unknown", "miscounted")
+
 Row = tuple[int, str, str]
 """(place, word, kind): a row of the sink without its line and batch."""
+
+Columns = Mapping[str, list[Any]]
+"""Rows of the sink as columns line, place, word and kind."""
 
 
 @dataclass
 class Expected:
     """What must come of the input: the rows of each good line, the reason of each that cannot be parsed.
 
-    ``file_of`` names the input file of a line: the lines of one file are read in one batch.
+    ``file_of`` names the input file of a line: the query reads the lines of one file in one batch.
     """
 
     rows: dict[str, tuple[Row, ...]] = field(default_factory=dict)
@@ -46,21 +51,26 @@ class DeadLetter:
 class Ledger:
     """What became of ``records_in`` lines. Each is in exactly one of the counts up to ``lost``.
 
-    ``duplicated`` lines are in the sink or among the dead letters more than once, ``altered`` ones hold other
-    rows than they should, ``misplaced`` ones are in the wrong one of the two (or in both), ``unknown`` ones were
-    never in the input.
+    ``repeated`` lines are done, and have rows in the sink more than once, as a replay may leave them.
+
+    ``duplicated`` lines are in the sink or among the dead letters more than once without a reason, ``altered`` ones
+    hold other rows than they should, ``misplaced`` ones are in the wrong one of the two (or in both), ``unknown`` ones
+    were never in the input. ``miscounted`` are words whose occurrences are not numbered from 1 on, each number once.
     """
 
     records_in: int = 0
     first_try: int = 0
     after_replay: int = 0
+    repeated: int = 0
     dead_by_reason: Counter[str] = field(default_factory=Counter)
     lost: int = 0
     duplicated: int = 0
     altered: int = 0
     misplaced: int = 0
     unknown: int = 0
+    miscounted: int = 0
     rows_out: int = 0
+    words: int = 0
     examples: dict[str, list[str]] = field(default_factory=dict)
 
     @property
@@ -71,15 +81,16 @@ class Ledger:
     @property
     def balanced(self) -> bool:
         """Whether every line is where it must be, once."""
-        accounted = self.first_try + self.after_replay + self.dead == self.records_in
-        return accounted and not any((self.lost, self.duplicated, self.altered, self.misplaced, self.unknown))
+        accounted = self.first_try + self.after_replay + self.repeated + self.dead == self.records_in
+        return accounted and not any(getattr(self, fault) for fault in FAULTS)
 
     def note(self, what: str, line: str) -> None:
-        """Count ``line`` under ``what``, one of the faults, and keep the first ones as examples."""
+        """Count ``line`` under ``what``; of the faults the first ones are kept as examples."""
         setattr(self, what, getattr(self, what) + 1)
-        examples = self.examples.setdefault(what, [])
-        if len(examples) < EXAMPLES:
-            examples.append(line)
+        if what in FAULTS:
+            examples = self.examples.setdefault(what, [])
+            if len(examples) < EXAMPLES:
+                examples.append(line)
 
 
 def recount(files: Iterable[tuple[str, list[str]]]) -> Expected:
@@ -90,43 +101,114 @@ def recount(files: Iterable[tuple[str, list[str]]]) -> Expected:
             line, _ = split_record(record)
             expected.file_of[line] = name
             try:
-                words = [(row["place"], row["word"]) for row in parse({"value": record})]
+                expected.rows[line] = tuple(
+                    (place, word, kind_of(word)) for _, place, word in words_of(record)
+                )
             except ValueError as error:
                 expected.reasons[line] = reason_of(error)
-            else:
-                expected.rows[line] = tuple((place, word, kind_of(word)) for place, word in words)
     return expected
 
 
-def settle(
+def settle_query(
     expected: Expected,
-    sink: Iterable[tuple[int, Mapping[str, list[Any]]]],
+    sink: Iterable[tuple[int, Columns]],
     dead_letters: Iterable[DeadLetter],
     *,
     max_attempts: int,
 ) -> Ledger:
-    """Hold what was found against what is expected.
+    """Hold the batches that a query has written against what is expected: each line once, in one batch.
 
-    ``sink`` gives the columns line, place, word and kind of each batch. A line was done at its first try if
-    it is in the batch that read its file, the earliest one with a line of that file in it.
+    A line was done at its first try if it is in the batch that read its file, the earliest one with a line of that
+    file in it.
     """
-    ledger = Ledger(records_in=len(expected))
-    found: dict[str, dict[int, list[Row]]] = {}
+    rows: list[Columns] = []
+    batches: dict[str, set[int]] = {}
     for batch, columns in sink:
+        rows.append(columns)
+        for line in columns["line"]:
+            batches.setdefault(line, set()).add(batch)
+    read_in: dict[str, int] = {}
+    for line, numbers in batches.items():
+        name = expected.file_of.get(line, "")
+        read_in[name] = min(read_in.get(name, 1 << 62), *numbers)
+
+    def sort(line: str, repeated: bool) -> str:
+        if repeated or len(batches[line]) > 1:
+            return "duplicated"
+        return "first_try" if read_in[expected.file_of[line]] in batches[line] else "after_replay"
+
+    return _settle(expected, rows, dead_letters, max_attempts, sort)
+
+
+def settle_tracked(
+    expected: Expected,
+    sink: Iterable[Columns],
+    dead_letters: Iterable[DeadLetter],
+    *,
+    max_attempts: int,
+    has_failed: Callable[[str], bool],
+    killed: bool,
+) -> Ledger:
+    """Hold what a topology in acker mode has written against what is expected: each line at least once.
+
+    A line may be there again if it was replayed: because one of its words had failed (``has_failed``), or because
+    something was killed and it may have been on its way.
+    """
+
+    def sort(line: str, repeated: bool) -> str:
+        if has_failed(line):
+            return "after_replay"
+        return ("repeated" if killed else "duplicated") if repeated else "first_try"
+
+    return _settle(expected, sink, dead_letters, max_attempts, sort)
+
+
+def settle_checkpointed(
+    expected: Expected, sink: Iterable[Columns], rejected: Iterable[DeadLetter]
+) -> Ledger:
+    """Hold what a topology in barrier mode has written against what is expected: each line once, and exact counts.
+
+    The sink has a column ``count`` too: which occurrence of its word a row is.
+    """
+    rows = list(sink)
+    ledger = _settle(
+        expected, rows, rejected, 1, lambda line, repeated: "duplicated" if repeated else "first_try"
+    )
+    counts: dict[str, list[int]] = {}
+    for columns in rows:
+        for word, count in zip(columns["word"], columns["count"], strict=True):
+            counts.setdefault(word, []).append(count)
+    ledger.words = len(counts)
+    for word, numbers in counts.items():
+        if sorted(numbers) != list(range(1, len(numbers) + 1)):
+            ledger.note("miscounted", word)
+    return ledger
+
+
+Sort = Callable[[str, bool], str]
+"""(line, whether rows of it are there more than once) → the count it belongs to."""
+
+
+def _settle(
+    expected: Expected,
+    sink: Iterable[Columns],
+    dead_letters: Iterable[DeadLetter],
+    max_attempts: int,
+    sort: Sort,
+) -> Ledger:
+    ledger = Ledger(records_in=len(expected))
+    found: dict[str, list[Row]] = {}
+    for columns in sink:
         for line, *row in zip(
             columns["line"], columns["place"], columns["word"], columns["kind"], strict=True
         ):
-            found.setdefault(line, {}).setdefault(batch, []).append((row[0], row[1], row[2]))
+            found.setdefault(line, []).append((row[0], row[1], row[2]))
             ledger.rows_out += 1
     dead: dict[str, list[DeadLetter]] = {}
     for letter in dead_letters:
         dead.setdefault(letter.line, []).append(letter)
-    read_in: dict[str, int] = {}
-    for line, batches in found.items():
-        name = expected.file_of.get(line, "")
-        read_in[name] = min(read_in.get(name, 1 << 62), *batches)
     for line in expected.file_of:
-        _settle_line(ledger, expected, line, found.get(line, {}), dead.get(line, []), read_in, max_attempts)
+        _settle_line(ledger, expected, line, found.get(line, []), dead.get(line, []), max_attempts, sort)
     for line in (found.keys() | dead.keys()) - expected.file_of.keys():
         ledger.note("unknown", line)
     return ledger
@@ -136,16 +218,16 @@ def _settle_line(
     ledger: Ledger,
     expected: Expected,
     line: str,
-    batches: dict[int, list[Row]],
+    rows: list[Row],
     letters: list[DeadLetter],
-    read_in: dict[str, int],
     max_attempts: int,
+    sort: Sort,
 ) -> None:
     """Enter one line. What is in the wrong place counts as a fault only, so that the sum shows it too."""
     should_die = line in expected.reasons
-    if not batches and not letters:
+    if not rows and not letters:
         ledger.note("lost", line)
-    elif bool(batches) == should_die or bool(letters) != should_die:
+    elif bool(rows) == should_die or bool(letters) != should_die:
         ledger.note("misplaced", line)
     elif should_die:
         if len(letters) > 1:
@@ -155,12 +237,8 @@ def _settle_line(
         else:
             ledger.dead_by_reason[class_of(letters[0].reason)] += 1
     else:
-        rows = sorted(row for part in batches.values() for row in part)
-        if len(batches) > 1 or len(rows) > len(set(rows)):
-            ledger.note("duplicated", line)
-        elif tuple(rows) != expected.rows[line]:
-            ledger.note("altered", line)
-        elif min(batches) == read_in[expected.file_of[line]]:
-            ledger.first_try += 1
-        else:
-            ledger.after_replay += 1
+        distinct = set(rows)
+        what = sort(line, len(rows) > len(distinct))
+        # A fault of the one kind is not looked at for the other.
+        right = what == "duplicated" or tuple(sorted(distinct)) == expected.rows[line]
+        ledger.note(what if right else "altered", line)

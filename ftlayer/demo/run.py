@@ -10,14 +10,17 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ftlayer.demo.kills import Kill, KillPlan
+from ftlayer.demo.choices import Engine, Kill, Kind, Mode, doomed, kind_of
+from ftlayer.demo.functions import Service
+from ftlayer.demo.kills import KillPlan
 from ftlayer.demo.layout import MAX_ATTEMPTS, RunDirectory
-from ftlayer.demo.ledger import Ledger, recount, settle
-from ftlayer.demo.report import as_json, print_ledger, print_next
+from ftlayer.demo.ledger import Ledger, recount, settle_checkpointed, settle_query, settle_tracked
+from ftlayer.demo.report import Checkpoints, Outcome, as_json, print_next, print_outcome
 from ftlayer.demo.screen import Screen
 from ftlayer.demo.supervisor import Supervisor
-from ftlayer.demo.tally import Tally
+from ftlayer.demo.tally import BatchTally, Tally, TopologyTally
 from ftlayer.demo.text import prepare, prepared_files
+from ftlayer.demo.wording import explanation
 from ftlayer.errors import ConfigError
 
 EXIT_BALANCED = 0
@@ -35,6 +38,8 @@ class DemoOptions:
     directory: Path | None = None
     keep: bool = False
     json_path: Path | None = None
+    mode: Mode = Mode.ACKER
+    engine: Engine | None = None
 
 
 def run_demo(options: DemoOptions, console: Console) -> int:
@@ -43,11 +48,13 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     The run's directory is kept when anything goes wrong. Raises `ConfigError` for options that make no sense
     and `QueryError` when the driver fails by itself.
     """
+    kind = kind_of(options.mode, options.engine)
+    doomed(kind, options.kill)
     root = _new_directory(options.directory)
     kept = options.keep or options.directory is not None
     directory = RunDirectory(root)
     try:
-        run = _run(options, directory, console)
+        outcome = _run(options, kind, directory, console)
     except (ConfigError, KeyboardInterrupt):
         if not kept:
             _remove(root)
@@ -55,38 +62,59 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     except BaseException:
         console.print(f"The run's directory is kept: {root}", soft_wrap=True)
         raise
-    kept = kept or not run.ledger.balanced
-    print_ledger(console, run.ledger, run.tally, run.seconds)
-    print_next(console, directory, kept=kept)
+    kept = kept or not outcome.ledger.balanced
+    print_outcome(console, outcome)
+    print_next(console, kind, directory, kept=kept)
     if options.json_path is not None:
-        values = as_json(run.ledger, run.tally, run.seconds, root if kept else None)
+        values = as_json(outcome, root if kept else None)
         options.json_path.write_text(json.dumps(values, indent=2) + "\n", "utf-8")
     if not kept:
         _remove(root)
-    return EXIT_BALANCED if run.ledger.balanced else EXIT_UNBALANCED
+    return EXIT_BALANCED if outcome.ledger.balanced else EXIT_UNBALANCED
 
 
-@dataclass(frozen=True)
-class _Run:
-    ledger: Ledger
-    tally: Tally
-    seconds: float
-
-
-def _run(options: DemoOptions, directory: RunDirectory, console: Console) -> _Run:
+def _run(options: DemoOptions, kind: Kind, directory: RunDirectory, console: Console) -> Outcome:
     prepared = prepare(options.pattern, directory.input, max_lines=options.lines, batches=options.batches)
-    kills = KillPlan.of(options.kill, prepared.batches)
-    directory.service.mkdir()
-    with Screen(console, prepared, options.kill) as screen, Supervisor(directory, kills) as supervisor:
+    total = prepared.batches if kind is Kind.QUERY else prepared.lines
+    kills = KillPlan.of(kind, options.kill, total)
+    victims = [victim for victim, _ in kills.left]
+    for path in (directory.service, directory.marks):
+        path.mkdir()
+    tally: Tally = BatchTally() if kind is Kind.QUERY else TopologyTally()
+    text = explanation(kind, prepared, victims)
+    with (
+        Screen(console, tally, text, prepared.lines) as screen,
+        Supervisor(directory, kind, kills) as supervisor,
+    ):
         for happening in supervisor.happenings():
             if happening is not None:
                 screen.show(happening)
         seconds = screen.seconds
-        expected = recount(prepared_files(directory.input))
-        ledger = settle(
-            expected, directory.sink_batches(), directory.dead_letters(), max_attempts=MAX_ATTEMPTS
-        )
-    return _Run(ledger, screen.tally, seconds)
+        ledger = _settle(kind, directory, killed=bool(victims))
+    checkpoints: Checkpoints = []
+    if kind is Kind.CHECKPOINTED:
+        checkpoints = json.loads(directory.checkpoint_list.read_text("utf-8"))
+    return Outcome(kind, ledger, tally, seconds, checkpoints)
+
+
+def _settle(kind: Kind, directory: RunDirectory, *, killed: bool) -> Ledger:
+    expected = recount(prepared_files(directory.input))
+    match kind:
+        case Kind.QUERY:
+            return settle_query(
+                expected, directory.sink_batches(), directory.dead_letters(), max_attempts=MAX_ATTEMPTS
+            )
+        case Kind.TRACKED:
+            return settle_tracked(
+                expected,
+                directory.sink_files(),
+                directory.dead_letters(),
+                max_attempts=MAX_ATTEMPTS,
+                has_failed=Service(str(directory.service)).has_failed,
+                killed=killed,
+            )
+        case Kind.CHECKPOINTED:
+            return settle_checkpointed(expected, directory.sink_files(), directory.rejected_lines())
 
 
 def _remove(root: Path) -> None:

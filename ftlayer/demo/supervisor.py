@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ftlayer.demo.events import BatchDone, Event, Finished, Started, Writing, from_line
-from ftlayer.demo.kills import KillPlan, Victim
+from ftlayer.demo.choices import Kind, Victim
+from ftlayer.demo.events import BatchDone, Event, Finished, Progress, Started, Writing, from_line
+from ftlayer.demo.kills import KillPlan
 from ftlayer.demo.layout import RunDirectory
 from ftlayer.errors import QueryError
 from ftlayer.store.directory import holder_of
@@ -27,10 +29,10 @@ LOG_LINES = 15
 
 @dataclass(frozen=True)
 class Killed:
-    """Something was killed with SIGKILL while ``batch`` was being written."""
+    """Something was killed with SIGKILL; ``when`` says at which moment of the run."""
 
     victim: Victim
-    batch: int
+    when: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class BackAgain:
 
 @dataclass(frozen=True)
 class WentOn:
-    """The first batch after a kill is through, ``seconds`` after it."""
+    """The first output after a kill is committed, ``seconds`` after it."""
 
     victim: Victim
     seconds: float
@@ -54,22 +56,28 @@ Happening = Event | Killed | BackAgain | WentOn
 
 @dataclass
 class _Outage:
+    """What is not there. ``slot`` is its number if it is one; ``files`` were committed by the time it was back."""
+
     victim: Victim
     pid: int
+    slot: int
     since: float
     back: bool = False
+    files: int = 0
 
 
 class Supervisor:
     """One run of the demo. Use it as a context: on leaving, no process of it is left."""
 
-    def __init__(self, directory: RunDirectory, kills: KillPlan) -> None:
+    def __init__(self, directory: RunDirectory, kind: Kind, kills: KillPlan) -> None:
         """Prepare; `happenings` starts it."""
         self._directory = directory
+        self._kind = kind
         self._kills = kills
         self._driver: subprocess.Popen[str] | None = None
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._outages: list[_Outage] = []
+        self._latest: Progress | None = None
 
     def __enter__(self) -> Supervisor:
         return self
@@ -104,27 +112,55 @@ class Supervisor:
             yield from self._react(event)
 
     def _react(self, event: Event) -> Iterator[Happening]:
-        if isinstance(event, Writing):
-            victim = self._kills.due(event.batch)
-            if victim is not None:
-                pid = self._kill_vertex() if victim is Victim.VERTEX else self._kill_driver()
-                self._outages.append(_Outage(victim, pid, time.monotonic()))
-                yield Killed(victim, event.batch)
-                if victim is Victim.DRIVER:
-                    self._start_driver()
-        elif isinstance(event, Started):
-            yield from self._back(Victim.DRIVER)
-        elif isinstance(event, BatchDone):
-            for outage in self._outages:
-                yield from self._back(outage.victim)
-                yield WentOn(outage.victim, time.monotonic() - outage.since)
-            self._outages.clear()
+        match event:
+            case Started():
+                yield from self._back(Victim.DRIVER)
+            case Writing(batch):
+                yield from self._kill_if_due(batch, f"while batch {batch} was written")
+            case BatchDone():
+                for outage in self._outages:
+                    yield from self._back(outage.victim)
+                yield from self._went_on()
+            case Progress():
+                yield from self._progress(event)
+
+    def _progress(self, progress: Progress) -> Iterator[Happening]:
+        """Where a topology is; it is killed only once its driver has seen it at work, and well again."""
+        self._latest = progress
+        for outage in self._outages:
+            if outage.victim is Victim.SLOT and progress.pids[outage.slot] not in (0, outage.pid):
+                yield from self._back(Victim.SLOT)
+        if all(outage.back and progress.files > outage.files for outage in self._outages):
+            yield from self._went_on()
+        if progress.files and not self._outages:
+            yield from self._kill_if_due(progress.lines, f"when {progress.lines:,} lines had been read")
+
+    def _kill_if_due(self, progress: int, when: str) -> Iterator[Happening]:
+        victim = self._kills.due(progress)
+        if victim is None:
+            return
+        slot = -1
+        if victim is Victim.SLOT:
+            slot, pid = self._kill_slot()
+        else:
+            pid = self._kill_vertex() if victim is Victim.VERTEX else self._kill_driver()
+        self._outages.append(_Outage(victim, pid, slot, time.monotonic()))
+        yield Killed(victim, when)
+        if victim is Victim.DRIVER:
+            self._start_driver()
 
     def _back(self, victim: Victim) -> Iterator[Happening]:
         for outage in self._outages:
             if outage.victim is victim and not outage.back:
                 outage.back = True
+                # Another driver has committed nothing so far.
+                outage.files = 0 if victim is Victim.DRIVER or self._latest is None else self._latest.files
                 yield BackAgain(victim, time.monotonic() - outage.since)
+
+    def _went_on(self) -> Iterator[Happening]:
+        for outage in self._outages:
+            yield WentOn(outage.victim, time.monotonic() - outage.since)
+        self._outages.clear()
 
     def _vertex_back(self) -> Iterator[Happening]:
         for outage in self._outages:
@@ -136,7 +172,7 @@ class Supervisor:
     def _start_driver(self) -> None:
         with self._directory.log.open("ab") as log:
             self._driver = subprocess.Popen(
-                [sys.executable, "-m", "ftlayer.demo.driver", str(self._directory.root)],
+                [sys.executable, "-m", "ftlayer.demo.driver", str(self._directory.root), self._kind],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -150,6 +186,16 @@ class Supervisor:
         threading.Thread(
             target=_read_events, args=(self._driver, self._events), name="demo-events", daemon=True
         ).start()
+
+    def _kill_slot(self) -> tuple[int, int]:
+        """Kill the process of any slot; return its number and its pid."""
+        assert self._latest is not None
+        slots = [(number, pid) for number, pid in enumerate(self._latest.pids) if pid]
+        if not slots:
+            raise QueryError("no slot runs, so none can be killed")
+        slot, pid = random.choice(slots)
+        os.kill(pid, signal.SIGKILL)
+        return slot, pid
 
     def _kill_vertex(self) -> int:
         pid = self._vertex_pid()

@@ -3,46 +3,82 @@
 from __future__ import annotations
 
 import statistics
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
-from ftlayer.demo.events import BatchDone, Restarted, Started
+from ftlayer.demo.events import BatchDone, Progress, Restarted, Started
 from ftlayer.demo.supervisor import BackAgain, Happening, Killed, WentOn
+
+TOTALS = ("slot restarts", "checkpoints", "failed", "restores")
+"""Figures that each driver of a topology counts from 0."""
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """One kill: seconds until what was killed ran again, and until the first batch was through."""
+    """One kill: seconds until what was killed ran again, and until the first output behind it was committed."""
 
     victim: str
-    batch: int
+    when: str
     back_s: float
     went_on_s: float
 
 
 @dataclass
-class Tally:
-    """Counts of lines so far.
+class Tally(ABC):
+    """What the screen shows, and the kills. ``seen`` lines have been read, ``waiting`` of them wait for a replay."""
 
-    ``done`` are through, ``waiting`` wait for a replay, ``dead`` are dead letters; ``retried`` counts replays.
+    seen: int = 0
+    waiting: int = 0
+    recoveries: list[Recovery] = field(default_factory=list)
+    _killed: str = ""
+    _back_s: float = 0.0
+
+    def count(self, happening: Happening) -> None:
+        """Take note of what happened."""
+        match happening:
+            case Killed():
+                self._killed = happening.when
+            case BackAgain():
+                self._back_s = happening.seconds
+            case WentOn():
+                self.recoveries.append(
+                    Recovery(str(happening.victim), self._killed, self._back_s, happening.seconds)
+                )
+
+    @abstractmethod
+    def figures(self) -> dict[str, str]:
+        """Return what is shown, by its heading."""
+
+    @abstractmethod
+    def sentence(self) -> str:
+        """Return the same in a sentence, for a screen that is no terminal."""
+
+    @abstractmethod
+    def summary(self) -> str:
+        """Return what it took, in a few words."""
+
+    @abstractmethod
+    def values(self) -> dict[str, Any]:
+        """Return what it took, as plain values."""
+
+
+@dataclass
+class BatchTally(Tally):
+    """Counts of lines of a query so far.
+
+    ``done`` are through, ``dead`` are dead letters; ``retried`` counts replays.
     """
 
     batches: int = 0
     done: int = 0
-    waiting: int = 0
     dead: int = 0
     retried: int = 0
     query_restarts: int = 0
     batch_seconds: list[float] = field(default_factory=list)
-    recoveries: list[Recovery] = field(default_factory=list)
-    _killed_in: dict[str, int] = field(default_factory=dict)
-    _back_after: dict[str, float] = field(default_factory=dict)
+    _last: int = 0
     _timed_lines: int = 0
     _first_batch: bool = True
-
-    @property
-    def seen(self) -> int:
-        """Lines of the input that have been read."""
-        return self.done + self.waiting + self.dead
 
     @property
     def lines_per_second(self) -> float:
@@ -56,7 +92,8 @@ class Tally:
         return statistics.median(self.batch_seconds) if self.batch_seconds else 0.0
 
     def count(self, happening: Happening) -> None:
-        """Take note of what happened."""
+        """See `Tally`."""
+        super().count(happening)
         match happening:
             case BatchDone():
                 self._count_batch(happening)
@@ -64,25 +101,88 @@ class Tally:
                 self._first_batch = True
             case Restarted():
                 self.query_restarts += 1
-            case Killed():
-                self._killed_in[happening.victim] = happening.batch
-            case BackAgain():
-                self._back_after[happening.victim] = happening.seconds
-            case WentOn():
-                victim = happening.victim
-                self.recoveries.append(
-                    Recovery(
-                        str(victim), self._killed_in[victim], self._back_after[victim], happening.seconds
-                    )
-                )
 
     def _count_batch(self, batch: BatchDone) -> None:
         self.batches += 1
+        self._last = batch.batch
         self.done += batch.rows_in - batch.waiting - batch.dead
         self.waiting += batch.waiting - batch.delivered
         self.dead += batch.dead
         self.retried += batch.delivered
+        self.seen = self.done + self.waiting + self.dead
         if not self._first_batch:
             self.batch_seconds.append(batch.seconds)
             self._timed_lines += batch.rows_in
         self._first_batch = False
+
+    def figures(self) -> dict[str, str]:
+        """See `Tally`."""
+        return {
+            "batches": str(self.batches),
+            "lines/s": f"{self.lines_per_second:,.0f}",
+            "read": f"{self.seen:,}",
+            "done": f"{self.done:,}",
+            "retried": f"{self.retried:,}",
+            "waiting": f"{self.waiting:,}",
+            "dead letters": f"{self.dead:,}",
+        }
+
+    def sentence(self) -> str:
+        """See `Tally`."""
+        return (
+            f"batch {self._last}: {self.seen:,} lines read, {self.done:,} done, {self.retried:,} retried, "
+            f"{self.waiting:,} waiting, {self.dead:,} dead letters"
+        )
+
+    def summary(self) -> str:
+        """See `Tally`."""
+        return f"{self.lines_per_second:,.0f} lines/s, {self.p50_batch_s:.2f} s a batch (median)"
+
+    def values(self) -> dict[str, Any]:
+        """See `Tally`."""
+        return {
+            "lines_per_s": round(self.lines_per_second, 1),
+            "p50_batch_s": round(self.p50_batch_s, 3),
+            "batches": self.batches,
+        }
+
+
+@dataclass
+class TopologyTally(Tally):
+    """What a topology has told: of some figures the latest value, of `TOTALS` the sum over all drivers."""
+
+    _latest: dict[str, int] = field(default_factory=dict)
+    _earlier: dict[str, int] = field(default_factory=dict)
+
+    def count(self, happening: Happening) -> None:
+        """See `Tally`."""
+        super().count(happening)
+        match happening:
+            case Progress():
+                self.seen = happening.lines
+                self._latest = happening.figures
+                self.waiting = self.figure("waiting")
+            case Started():
+                self._earlier = {name: self.figure(name) for name in TOTALS}
+                self._latest = {}
+
+    def figure(self, name: str) -> int:
+        """Return a figure; 0 if nobody has told of it."""
+        return self._latest.get(name, 0) + self._earlier.get(name, 0)
+
+    def figures(self) -> dict[str, str]:
+        """See `Tally`."""
+        return {"read": f"{self.seen:,}"} | {name: f"{self.figure(name):,}" for name in self._latest}
+
+    def sentence(self) -> str:
+        """See `Tally`."""
+        others = [f"{self.figure(name):,} {name}" for name in self._latest]
+        return ", ".join([f"{self.seen:,} lines read", *others])
+
+    def summary(self) -> str:
+        """See `Tally`."""
+        return f"slots restarted: {self.figure('slot restarts')}"
+
+    def values(self) -> dict[str, Any]:
+        """See `Tally`."""
+        return {name.replace(" ", "_"): self.figure(name) for name in TOTALS if name in self._latest}

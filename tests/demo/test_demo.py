@@ -54,6 +54,41 @@ def test_vertex_and_driver_are_killed_and_every_line_is_accounted_for(tmp_path: 
     assert f"{sum(values['dead_letters'].values()):,} listed" in listed.stdout
 
 
+# A quarter of a minute and more of Spark's starts; many times that when the cores are shared.
+@pytest.mark.timeout(600)
+@pytest.mark.spark
+def test_a_tracked_topology_loses_no_line(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.json"
+    done = run_demo("--engine", "continuous", "--lines", 3_000, "--batches", 6, "--json", ledger)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The ledger balances" in done.stdout
+    values = json.loads(ledger.read_text())
+    assert values["balanced"]
+    assert sum(values[f"done_{how}"] for how in ("first_try", "after_replay", "repeated")) == 3_000 - sum(
+        values["dead_letters"].values()
+    )
+    assert values["dead_letters"]
+    assert [recovery["victim"] for recovery in values["recoveries"]] == ["slot", "vertex", "driver"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.spark
+def test_a_topology_with_checkpoints_has_every_line_once_and_exact_counts(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger.json"
+    done = run_demo("--mode", "barrier", "--lines", 3_000, "--batches", 6, "--json", ledger)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The ledger balances" in done.stdout
+    values = json.loads(ledger.read_text())
+    assert values["balanced"]
+    assert values["lost"] == values["duplicated"] == values["miscounted"] == 0
+    assert values["done_first_try"] + sum(values["dead_letters"].values()) == 3_000
+    assert [recovery["victim"] for recovery in values["recoveries"]] == ["slot", "slot", "driver"]
+    assert values["restores"] >= 3
+    checkpoints = values["last_checkpoints"]
+    assert checkpoints[-1]["kind"] == "final checkpoint"
+    assert {row["outcome"] for row in checkpoints} == {"completed"}
+
+
 @pytest.mark.spark
 def test_a_driver_that_fails_by_itself_ends_the_demo_with_its_last_words(tmp_path: Path) -> None:
     site = tmp_path / "site"

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.demo.functions import MOST_FAILURES, Enrich, LineError, class_of, parse, reason_of
+from ftlayer.demo.functions import MOST_FAILURES, LineError, Service, class_of, reason_of, words_of
 
 
 def words(text: str) -> list[str]:
-    return [row["word"] for row in parse({"value": f"f.py:1\t{text}"})]
+    return [word for _, _, word in words_of(f"f.py:1\t{text}")]
 
 
 def test_a_line_becomes_its_words() -> None:
-    rows = list(parse({"value": "f.py:7\tfor x in range(0x1F, 10):\t# tab"}))
-    assert [row["word"] for row in rows] == ["for", "x", "in", "range", "tab"]
-    assert {row["line"] for row in rows} == {"f.py:7"}
-    assert [row["place"] for row in rows] == list(range(5))
+    lines, places, found = zip(*words_of("f.py:7\tfor x in range(0x1F, 10):\t# tab"), strict=True)
+    assert found == ("for", "x", "in", "range", "tab")
+    assert set(lines) == {"f.py:7"}
+    assert places == tuple(range(5))
 
 
 def test_a_line_without_words_is_one_row() -> None:
@@ -51,11 +51,12 @@ def test_any_text_gives_rows_or_a_value_error(text: str) -> None:
 
 def test_the_service_fails_a_line_twice_at_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "random", lambda: 0.0)
-    enrich = Enrich(str(tmp_path))
-    record = {"line": "f.py:1", "place": 0, "word": "print"}
+    service = Service(str(tmp_path))
+    assert not service.has_failed("f.py:1")
     for _ in range(MOST_FAILURES):
         with pytest.raises(ConnectionError):
-            enrich(record)
-    assert enrich(record) == {**record, "kind": "builtin"}
+            service.kind("f.py:1", "print")
+    assert service.has_failed("f.py:1")
+    assert service.kind("f.py:1", "print") == "builtin"
     with pytest.raises(ConnectionError):
-        enrich({**record, "line": "f.py:2"})
+        service.kind("f.py:2", "print")

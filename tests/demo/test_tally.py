@@ -2,19 +2,30 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.demo.events import BatchDone, Event, Finished, Restarted, Started, Writing, from_line, to_line
-from ftlayer.demo.kills import Kill, KillPlan, Victim
+from ftlayer.demo.choices import Kill, Kind, Victim
+from ftlayer.demo.events import (
+    BatchDone,
+    Event,
+    Finished,
+    Progress,
+    Restarted,
+    Started,
+    Writing,
+    from_line,
+    to_line,
+)
+from ftlayer.demo.kills import KillPlan
 from ftlayer.demo.supervisor import BackAgain, Happening, Killed, WentOn
-from ftlayer.demo.tally import Recovery, Tally
+from ftlayer.demo.tally import BatchTally, Recovery, TopologyTally
 
 
 def test_counts_follow_the_batches() -> None:
-    tally = Tally()
+    tally = BatchTally()
     happenings: list[Happening] = [
         Started(),
         BatchDone(0, False, rows_in=100, waiting=5, dead=0, delivered=0, seconds=9.0),
         BatchDone(1, False, rows_in=100, waiting=4, dead=1, delivered=0, seconds=1.0),
-        Killed(Victim.DRIVER, 2),
+        Killed(Victim.DRIVER, "in batch 2"),
         Started(),
         BackAgain(Victim.DRIVER, 3.0),
         BatchDone(2, True, rows_in=100, waiting=1, dead=0, delivered=0, seconds=8.0),
@@ -29,12 +40,40 @@ def test_counts_follow_the_batches() -> None:
     assert tally.batch_seconds == [1.0, 3.0]
     assert tally.lines_per_second == pytest.approx(110 / 4)
     assert tally.p50_batch_s == 2.0
-    assert tally.recoveries == [Recovery("driver", 2, 3.0, 7.0)]
+    assert tally.recoveries == [Recovery("driver", "in batch 2", 3.0, 7.0)]
+
+
+def test_a_topology_s_totals_are_those_of_all_its_drivers() -> None:
+    tally = TopologyTally()
+    happenings: list[Happening] = [
+        Started(),
+        Progress(100, 1, [7, 8], {"restores": 0, "waiting": 4}),
+        Progress(200, 3, [7, 8], {"restores": 2, "waiting": 3}),
+        Killed(Victim.DRIVER, "when 200 lines had been read"),
+        Started(),
+        BackAgain(Victim.DRIVER, 3.0),
+        Progress(300, 1, [9, 0], {"restores": 1, "waiting": 5}),
+        WentOn(Victim.DRIVER, 4.0),
+    ]
+    for happening in happenings:
+        tally.count(happening)
+    assert (tally.seen, tally.waiting) == (300, 5)
+    assert tally.figures() == {"read": "300", "restores": "3", "waiting": "5"}
+    assert tally.values() == {"restores": 3}
+    assert tally.sentence() == "300 lines read, 3 restores, 5 waiting"
+    assert tally.recoveries == [Recovery("driver", "when 200 lines had been read", 3.0, 4.0)]
 
 
 @pytest.mark.parametrize(
     "event",
-    [Started(), Writing(3), BatchDone(1, True, 10, 1, 2, 3, 0.5), Restarted("two\nlines"), Finished()],
+    [
+        Started(),
+        Writing(3),
+        BatchDone(1, True, 10, 1, 2, 3, 0.5),
+        Progress(7, 1, [0, 12], {"pending": 3}),
+        Restarted("two\nlines"),
+        Finished(),
+    ],
 )
 def test_events_survive_the_pipe(event: Event) -> None:
     assert from_line(to_line(event)) == event
@@ -42,10 +81,10 @@ def test_events_survive_the_pipe(event: Event) -> None:
 
 
 def test_kills_are_due_once_each_in_order() -> None:
-    plan = KillPlan.of(Kill.ALL, 20)
+    plan = KillPlan.of(Kind.QUERY, Kill.ALL, 20)
     due = [(batch, plan.due(batch)) for batch in range(20)]
     assert [(batch, victim) for batch, victim in due if victim] == [(7, Victim.VERTEX), (13, Victim.DRIVER)]
-    assert KillPlan.of(Kill.NONE, 20).due(19) is None
+    assert KillPlan.of(Kind.QUERY, Kill.NONE, 20).due(19) is None
     # A batch that is written again, or one that was missed, does not lose a kill.
-    late = KillPlan.of(Kill.ALL, 20)
+    late = KillPlan.of(Kind.QUERY, Kill.ALL, 20)
     assert [late.due(15), late.due(15), late.due(15)] == [Victim.VERTEX, Victim.DRIVER, None]

@@ -1,0 +1,63 @@
+"""The demo as a continuous topology in acker mode: every record is stored, followed, and replayed where it is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ftlayer import FTLayer, StreamEnvironment
+from ftlayer.demo.dead import write_dead_letters
+from ftlayer.demo.events import Event
+from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
+from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
+from ftlayer.demo.topology import PARALLELISM, follow, read_lines
+from ftlayer.runtime.coordinator.job_status import JobStatus
+from ftlayer.sinks import FileSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TIMEOUT = "2m"
+"""Longer than a slot is away on any machine: a record is replayed for a failure or a kill, and for nothing else."""
+
+
+@dataclass(frozen=True)
+class Enrich:
+    """Adds what the service says of a word."""
+
+    service: Service
+
+    def __call__(self, record: Word) -> tuple[str, int, str, str]:
+        """Return the record with its kind."""
+        line, _, word = record
+        return (*record, self.service.kind(line, word))
+
+
+def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], None]) -> None:
+    """Run the topology to its end; started again, it goes on with what the vertex has."""
+    with FTLayer.embedded(
+        directory.store, timeout=TIMEOUT, max_attempts=MAX_ATTEMPTS, backoff=BACKOFF
+    ) as layer:
+        env = StreamEnvironment(spark, layer, name="demo", parallelism=PARALLELISM)
+        (
+            read_lines(env, directory)
+            .flat_map(words_of, WORDS_SCHEMA, uid="parse")
+            .map(Enrich(Service(str(directory.service))), ENRICHED_SCHEMA, uid="enrich")
+            .key_by("word")
+            .sink(FileSink(str(directory.output)), every="250ms", uid="sink")
+        )
+        follow(env.execute_async(), directory, tell, _figures)
+        write_dead_letters(layer, directory)
+
+
+def _figures(status: JobStatus) -> dict[str, int]:
+    vertex = status.vertex
+    figures = {"slot restarts": status.restarts}
+    if vertex is not None:
+        figures |= {
+            "pending": vertex.pending + vertex.due,
+            "waiting": vertex.waiting,
+            "dead letters": vertex.dead,
+        }
+    return figures
