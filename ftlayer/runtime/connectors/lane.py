@@ -36,9 +36,12 @@ _NOTHING: dict[None, Any] = {}
 _END = object()
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchLimits:
-    """Batches have up to ``rows`` rows, whose first one waits for up to ``age_ms`` for others."""
+    """Batches have up to ``rows`` rows, whose first one waits for up to ``age_ms`` for others.
+
+    ``rows`` may be changed at any time by the loop's thread; it is the next batches that obey.
+    """
 
     rows: int
     age_ms: int

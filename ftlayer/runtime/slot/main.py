@@ -296,7 +296,7 @@ class _Slot:
                 key=order.key if order.checkpoints is None else order.checkpoints.key,
                 wake=signal,
             )
-            sources.add((uid, subtask), reader, signal)
+            sources.add((uid, subtask), reader, signal, limits)
         return sources
 
     def _make_pulse(self) -> Pulse:

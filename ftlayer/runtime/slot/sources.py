@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ftlayer.layer.calls import Now
+from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.messages import AssignSplits, DataEnded, SplitDone
 from ftlayer.runtime.slot.core import SlotCore
@@ -17,6 +18,7 @@ from ftlayer.runtime.task.contract import SourceRows
 class _Running:
     reader: SourceReader
     signal: Signal
+    limits: BatchLimits
     ended: bool = False
     unaccepted: dict[int, SourceRows] = field(default_factory=dict)
 
@@ -51,9 +53,12 @@ class Sources:
         self._running: dict[TaskKey, _Running] = {}
         self.asked = ""
 
-    def add(self, key: TaskKey, reader: SourceReader, signal: Signal) -> None:
-        """Add the reader of a source's subtask; ``signal`` is what it was given to wake the loop."""
-        self._running[key] = _Running(reader, signal)
+    def add(self, key: TaskKey, reader: SourceReader, signal: Signal, limits: BatchLimits) -> None:
+        """Add the reader of a source's subtask; ``signal`` and ``limits`` are what it was given.
+
+        With checkpoints its batches become smaller where receivers are slow (see `SlotCore.rows_wanted`).
+        """
+        self._running[key] = _Running(reader, signal, limits)
 
     def start(self) -> None:
         """Begin to read."""
@@ -88,6 +93,8 @@ class Sources:
                 continue
             # Before asking: what wakes us from here on has something newer.
             running.signal.is_set = False
+            if self._checkpointed:
+                running.limits.rows = self._core.rows_wanted(key)
             self.asked = key[0]
             rows = running.reader.take(now.mono_ms)
             if rows is not None:

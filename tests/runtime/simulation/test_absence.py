@@ -27,6 +27,7 @@ from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.actions import Acknowledge, AskReplays
+from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.coordinator.core import CoordinatorCore
 from ftlayer.runtime.coordinator.events import (
@@ -294,7 +295,7 @@ class Cluster:
         sources = Sources(core, lambda done: None)
         if ("numbers", process.slot) in tasks:
             process.numbers = Numbers(self, process.slot, self.graph.vertex("numbers").parallelism)
-            sources.add(("numbers", process.slot), process.numbers, Signal(lambda: None))  # type: ignore[arg-type]
+            sources.add(("numbers", process.slot), process.numbers, Signal(lambda: None), BatchLimits(100, 5))  # type: ignore[arg-type]
         process.pulse.watch(core)
         process.loop = SlotLoop(
             core,

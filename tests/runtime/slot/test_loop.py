@@ -9,6 +9,7 @@ import pytest
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import PeerLostError, PeerUnreachableError
+from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.messages import (
     Cancel,
     Deploy,
@@ -118,7 +119,7 @@ class Running:
         self.sources = Sources(self.slot.core, self.sent.put)
         self.reader = Reader()
         self.signal = Signal(lambda: self.mailbox.put(LinkBroke(9, "", "")))
-        self.sources.add(("source", 0), self.reader, self.signal)
+        self.sources.add(("source", 0), self.reader, self.signal, BatchLimits(100, 5))
         self.loop = SlotLoop(
             self.slot.core,
             self.sources,
