@@ -89,6 +89,22 @@ def test_a_topology_with_checkpoints_has_every_line_once_and_exact_counts(tmp_pa
     assert {row["outcome"] for row in checkpoints} == {"completed"}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--mode", "barrier", "--engine", "microbatch"), "--engine microbatch, --mode barrier"),
+        (("--mode", "barrier", "--kill", "vertex"), "barrier mode has no vertex"),
+        (("--kill", "slot"), "a micro-batch query has no slots"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(arguments: tuple[str, ...], said: str) -> None:
+    done = run_demo(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("ftlayer: --")
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
 @pytest.mark.spark
 def test_a_driver_that_fails_by_itself_ends_the_demo_with_its_last_words(tmp_path: Path) -> None:
     site = tmp_path / "site"
