@@ -8,6 +8,7 @@ from types import TracebackType
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -108,7 +109,8 @@ class Screen:
         for heading in values:
             figures.add_column(heading, justify="right", min_width=8)
         figures.add_row(*values.values())
-        bar = ProgressBar(total=self._lines, completed=min(self._tally.seen, self._lines))
+        # A bar by itself does not end its line.
+        bar = Padding(ProgressBar(total=self._lines, completed=min(self._tally.seen, self._lines)), 0)
         state = Text(f"{self.seconds:5.0f} s  {self._state}", style="bold")
         return Group(state, bar, figures, *self._events)
 

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from ftlayer.demo.choices import Victim
+from ftlayer.demo.events import Progress, Started
+from ftlayer.demo.screen import Screen
+from ftlayer.demo.supervisor import Happening, Killed
+from ftlayer.demo.tally import TopologyTally
+
+HAPPENINGS: list[Happening] = [
+    Started(),
+    Progress(50, 1, [7, 8], {"restores": 1}),
+    Killed(Victim.SLOT, "when 50 lines had been read"),
+]
+
+
+def shown(*, terminal: bool) -> list[str]:
+    console = Console(width=80, force_terminal=terminal, color_system=None, file=io.StringIO())
+    with Screen(console, TopologyTally(), "what will happen", 100) as screen:
+        for happening in HAPPENINGS:
+            screen.show(happening)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_a_terminal_has_headings_figures_and_events() -> None:
+    lines = shown(terminal=True)
+    at = max(number for number, line in enumerate(lines) if line.split() == ["read", "restores"])
+    assert lines[at + 1].split() == ["50", "1"]
+    assert "slot killed (SIGKILL) when 50 lines had been read" in lines[at + 2]
+
+
+def test_elsewhere_there_are_plain_lines() -> None:
+    text = "\n".join(shown(terminal=False))
+    assert "what will happen" in text
+    assert "] 50 lines read, 1 restores" in text
+    assert "] slot killed (SIGKILL) when 50 lines had been read" in text
