@@ -16,6 +16,7 @@ from ftlayer.spark.delivery_source import arrow_schema
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    from ftlayer.runtime.connectors.ingest_reader import IngestReader
     from ftlayer.service.client import VertexClient
 
 
@@ -85,6 +86,17 @@ class Ingest:
                 group.send(self.name, self._client)
         if part.error is not None:
             raise part.error
+
+
+    def reader(self, topology: str) -> IngestReader:
+        """Return a source for a topology in barrier mode: a stream reader that can go back to any checkpoint.
+
+        Records stay in the vertex until a checkpoint that has read them is complete. ``topology`` is its name, the
+        same over restarts: the vertex gives these records to one topology, and not to a query as well.
+        """
+        from ftlayer.runtime.connectors.ingest_reader import IngestReader
+
+        return IngestReader(self._client, stream_of_ingest(self.name), f"topology/{topology}")
 
 
 class _Part:

@@ -361,8 +361,12 @@ class JobCheckpoints:
     def _restored(
         self, asked: PrepareRestore, checkpoint: Checkpoint | None, made: Mapping[int, Restore]
     ) -> None:
+        try:
+            self._planners.restore(checkpoint, asked.slots)
+        except FTLayerError as error:
+            self._happened(RestoreFailed(asked.number, error, lasting=True))
+            return
         self._do(self._rules.restored(checkpoint, _now()))
-        self._planners.restore(checkpoint, asked.slots)
         mine = {slot: made[slot] for slot in asked.slots if slot in made}
         number = 0 if checkpoint is None else checkpoint.checkpoint
         self._abort_given_up()

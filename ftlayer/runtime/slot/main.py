@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import pickle
 import socket
 import threading
 import traceback
@@ -69,7 +70,14 @@ def run_slot(order: SlotOrder) -> None:
     """
     leave_pandas_to_others()
     poll_in_place()
-    while _run_instance(_Slot(order)):
+    if order.checkpoints is None:
+        _run_instance(_Slot(order))
+        return
+    from pyspark import cloudpickle
+
+    # Each instance has functions of its own: what one remembers beside its state is in no checkpoint.
+    plan: bytes = cloudpickle.dumps(order)  # type: ignore[no-untyped-call]
+    while _run_instance(_Slot(pickle.loads(plan))):
         # What the last instance held is gone before the next one restores as much again.
         gc.collect()
 

@@ -194,7 +194,7 @@ def _check_checkpointable(operators: tuple[Operator, ...]) -> None:
     if isinstance(first.connector, PushSource):
         raise InvalidTopologyError(
             f"source {first.uid!r}: what was pushed cannot be had again, so there is nothing to restore it from; put "
-            "the records into an ingest of an FTLayer, and read what its vertex has stored (IngestReader)"
+            "the records into an ingest of an FTLayer, and let the topology read layer.ingest(…).reader(name)"
         )
 
 

@@ -15,9 +15,19 @@ from typing import Any
 
 import pytest
 
-from ftlayer import CheckpointConfig, FixedDelay, JobState, Retention, StreamEnvironment
+from ftlayer import (
+    CheckpointConfig,
+    Context,
+    FixedDelay,
+    FTLayer,
+    JobState,
+    ProcessFunction,
+    Retention,
+    StreamEnvironment,
+)
 from ftlayer.checkpoint.storage.opening import load_checkpoint
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, SlotLostError
+from ftlayer.layer.calls import Deliverable
 from ftlayer.runtime.environment import LATEST
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -249,3 +259,55 @@ def test_what_cannot_be_restored_is_said_before_anything_runs(
 def test_one_of_the_two_modes_has_to_be_chosen(spark: Any) -> None:
     with pytest.raises(ConfigError, match="checkpointing"):
         StreamEnvironment(spark, name="neither")
+
+
+class Remembering(ProcessFunction):
+    """Counts in an attribute, which is in no checkpoint, and says so."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def process(self, record: Any, ctx: Context) -> Any:
+        self.calls += 1
+        yield (*record, self.calls)
+
+
+def test_an_instance_in_the_same_process_has_functions_of_its_own(
+    environment: Any, kit: ModuleType, tmp_path: Path
+) -> None:
+    env = environment(parallelism=1)
+    failing = kit.FailOnce(tmp_path / "failed", 2_000)
+    kit.build(env, tmp_path, pace_s=0.04, sources=1, function=failing, process=Remembering())
+    job = env.execute_async()
+    assert job.wait(60)
+    rows = kit.Ledger(tmp_path, sources=1).rows()
+    assert len(rows) == 3_000
+    # What came behind the restore was counted from 1 again.
+    assert max(row["count"] for row in rows) < 3_000
+
+
+def test_records_that_cannot_be_read_again_come_from_the_vertex(
+    environment: Any, kit: ModuleType, tmp_path: Path
+) -> None:
+    with FTLayer.embedded(tmp_path / "ft") as layer:
+        numbered = layer.ingest("numbered", "key string, partition long, number long")
+        env = environment(name="ingested")
+        failing = kit.FailOnce(tmp_path / "failed", 150)
+        source = env.source(numbered.reader("ingested"), kit.NUMBERED, uid="numbers")
+        keyed = source.map(failing, kit.NUMBERED, uid="passing").key_by("key")
+        keyed.process(kit.Counting(), kit.COUNTED, uid="counting").sink(
+            kit.StagingWriter(tmp_path), uid="staging"
+        )
+        job = env.execute_async()
+        ledger = kit.Ledger(tmp_path, count=300, sources=1)
+        for key, partition, number in kit.numbers(0, 300, 40, 0):
+            numbered.put({"key": key, "partition": partition, "number": number})
+            if number % 50 == 0:
+                seen = completed(job)
+                until(job, lambda seen=seen: completed(job) > seen)  # type: ignore[misc]
+        until(job, lambda: len(ledger.rows()) == 300)
+        assert job.drain(60)
+        ledger.check()
+        assert job.status().restarts == 1
+        # Complete checkpoints have removed them.
+        assert layer.client.call(Deliverable("ingest/numbered", 0, 1)).end >= 300
