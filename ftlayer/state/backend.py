@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Scope
-from ftlayer.checkpoint.snapshots import KeyedSnapshot, StatePiece, TableInfo
+from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, TableInfo
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.errors import ConfigError
 from ftlayer.state import serializer
+from ftlayer.state.changelog import Changelog
 from ftlayer.state.contract import BackendSpec, Frozen
 from ftlayer.state.frozen import FrozenState, StateView, StateWriter, StoreView
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.keyed import TIMERS, OperatorTables
 from ftlayer.state.layers import Layer, LayeredTable, Sharing, Store
-from ftlayer.state.lineage import Lineage, Plan, Written
+from ftlayer.state.lineage import Lineage, Written
 from ftlayer.state.merging import Merger
 from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.pace import Pace
@@ -28,7 +29,13 @@ MAX_FRONT = 100_000
 """Keys that are touched before they become a layer without a barrier: what a barrier has to move stays small."""
 
 MAX_KEPT = 2_000_000
-"""Entries of layers that are kept for the next incremental snapshot."""
+"""Entries of layers that are kept for the next incremental snapshot, or wait for the changelog."""
+
+LOG_ENTRIES = 5_000
+"""Keys that are touched before they are written to the changelog without a barrier."""
+
+LOG_MS = 250
+"""Time between two such writes: a key that changes all the time is not written more often."""
 
 
 class Spilling(Protocol):
@@ -53,7 +60,13 @@ class Spilling(Protocol):
 class LayeredBackend:
     """State in memory, and below it in a store if there is one: `ftlayer.state.contract.CheckpointedBackend`."""
 
-    def __init__(self, config: CheckpointConfig, spec: BackendSpec, spilling: Spilling | None = None) -> None:
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        spec: BackendSpec,
+        spilling: Spilling | None = None,
+        changelog: Changelog | None = None,
+    ) -> None:
         self._spec = spec
         self._spilling = spilling
         self._sharing = Sharing()
@@ -66,7 +79,13 @@ class LayeredBackend:
         self._numbers: dict[tuple[str, str, bool], int] = {}
         self._next_number = 0
         self._freezes = 0
-        self._lineage = Lineage(config.max_space_amplification, MAX_KEPT) if config.incremental else None
+        self._lineage: Lineage | None = None
+        self._changelog = changelog
+        if config.incremental and changelog is None:
+            self._lineage = Lineage(config.max_space_amplification, MAX_KEPT)
+        self._materializing = False
+        self._log_from_ms = 0
+        self._snapshots = 0
         self._serializer = serializer.Serializer()
         self._timer_readers = 0
 
@@ -150,42 +169,84 @@ class LayeredBackend:
             [saved for states in self._operators.values() for saved in states.snapshot(self._serializer)]
         )
         self._push()
-        view = self._view()
-        checkpoint, plan = barrier.checkpoint, None
-        if self._lineage is not None and barrier.kind is SnapshotKind.CHECKPOINT:
-            plan = self._lineage.plan(self._freezes, checkpoint)
-        tables = {info.number: (info, groups) for info, groups, _ in self._tables}
+        view = self._view(with_timers=True)
+        self._timer_readers += 1
+        if barrier.kind is SnapshotKind.CHECKPOINT:
+            if self._lineage is not None:
+                return self._planned(self._lineage, barrier.checkpoint, view, operators)
+            if self._changelog is not None:
+                return self._logged(self._changelog, barrier.checkpoint, view, operators)
 
         def write(writer: PieceWriter, pace: Pace) -> KeyedSnapshot | None:
-            if plan is not None:
-                return view.snapshot(self._write_planned(plan, view, tables, checkpoint, writer, pace))
-            out = StateWriter(writer, checkpoint, Scope.EXCLUSIVE, pace)
+            out = StateWriter(writer, barrier.checkpoint, Scope.EXCLUSIVE, pace)
             if view.store is None or barrier.kind is SnapshotKind.SAVEPOINT:
                 return view.snapshot(out.portable(view))
             return view.snapshot([*out.full(view), *out.timers(view)])
 
-        self._sharing.readers += 1
-        self._sharing.base_readers += 1
-        self._timer_readers += 1
-        return FrozenState(checkpoint, write, operators, self._release)
+        return self._frozen(write, operators, reads_base=True)
 
-    def _write_planned(
+    def _planned(
+        self, lineage: Lineage, checkpoint: int, view: StateView, operators: tuple[OperatorState, ...]
+    ) -> FrozenState:
+        plan = lineage.plan(self._freezes, checkpoint)
+        tables = self._by_number()
+
+        def write(writer: PieceWriter, pace: Pace) -> KeyedSnapshot | None:
+            out = StateWriter(writer, checkpoint, Scope.SHARED, pace)
+            if plan.base is None:
+                pieces = out.full(view)
+            else:
+                pieces = [*plan.base.pieces, *out.changes(plan.layers, tables)]
+            lineage.wrote(checkpoint, Written(plan.freeze, tuple(pieces)))
+            own = StateWriter(writer, checkpoint, Scope.EXCLUSIVE, pace)
+            return view.snapshot([*pieces, *own.timers(view)])
+
+        return self._frozen(write, operators, reads_base=plan.base is None)
+
+    def _logged(
+        self, changelog: Changelog, checkpoint: int, view: StateView, operators: tuple[OperatorState, ...]
+    ) -> FrozenState:
+        rest = changelog.plan(self._freezes)
+
+        def write(writer: PieceWriter, pace: Pace) -> KeyedSnapshot | None:
+            own = StateWriter(writer, checkpoint, Scope.EXCLUSIVE, pace)
+            pieces = own.full(view) if rest is None else rest(pace)
+            return view.snapshot([*pieces, *own.timers(view)])
+
+        return self._frozen(write, operators, reads_base=rest is None, finish=changelog.done)
+
+    def _frozen(
         self,
-        plan: Plan,
-        view: StateView,
-        tables: dict[int, tuple[TableInfo, KeyGroups]],
-        checkpoint: int,
-        writer: PieceWriter,
-        pace: Pace,
-    ) -> list[StatePiece]:
-        assert self._lineage is not None
-        out = StateWriter(writer, checkpoint, Scope.SHARED, pace)
-        if plan.base is None:
-            pieces = out.full(view)
-        else:
-            pieces = [*plan.base.pieces, *out.changes(plan.layers, tables)]
-        self._lineage.wrote(checkpoint, Written(plan.freeze, tuple(pieces)))
-        return [*pieces, *StateWriter(writer, checkpoint, Scope.EXCLUSIVE, pace).timers(view)]
+        write: Callable[[PieceWriter, Pace], KeyedSnapshot | None],
+        operators: tuple[OperatorState, ...],
+        *,
+        reads_base: bool,
+        finish: Callable[[], None] | None = None,
+    ) -> FrozenState:
+        self._snapshots += 1
+        self._sharing.base_readers += reads_base
+        self._count_readers()
+
+        def release() -> None:
+            self._snapshots -= 1
+            self._sharing.base_readers -= reads_base
+            self._count_readers()
+            self._timer_readers -= 1
+            if not self._timer_readers:
+                for _, service in self._timers.values():
+                    service.thaw()
+            if finish is not None:
+                finish()
+
+        return FrozenState(write, operators, release)
+
+    def _count_readers(self) -> None:
+        """Count who reads layers. The changelog's thread finishes by itself, so this may be more than there are."""
+        logged = 0 if self._changelog is None else self._changelog.readers()
+        self._sharing.readers = self._snapshots + logged
+
+    def _by_number(self) -> dict[int, tuple[TableInfo, KeyGroups]]:
+        return {info.number: (info, groups) for info, groups, _ in self._tables}
 
     def _push(self) -> None:
         """Move all fronts into layers."""
@@ -197,29 +258,23 @@ class LayeredBackend:
                 layers[info.number] = layer
         if self._lineage is not None and layers:
             self._lineage.pushed(self._freezes, layers)
+        if self._changelog is not None and layers:
+            self._changelog.pushed(self._freezes, layers, self._by_number())
+            self._count_readers()
 
-    def _view(self) -> StateView:
+    def _view(self, *, with_timers: bool) -> StateView:
         spilling = self._spilling
+        timers = [
+            TimersView(info, self._groups[info.operator], *service.freeze())
+            for info, service in (self._timers.values() if with_timers else ())
+        ]
         return StateView(
             self._spec.first_group,
             self._spec.end_group,
             tuple([TableView(info, groups, t.layers, t.base) for info, groups, t in self._tables]),
-            tuple(
-                [
-                    TimersView(info, self._groups[info.operator], *service.freeze())
-                    for info, service in self._timers.values()
-                ]
-            ),
+            tuple(timers),
             None if spilling is None or spilling.is_empty() else spilling.view,
         )
-
-    def _release(self) -> None:
-        self._sharing.readers -= 1
-        self._sharing.base_readers -= 1
-        self._timer_readers -= 1
-        if not self._timer_readers:
-            for _, service in self._timers.values():
-                service.thaw()
 
     def completed(self, checkpoint: int) -> None:
         """Build on this checkpoint from now on."""
@@ -235,14 +290,33 @@ class LayeredBackend:
 
     def tend(self, now_ms: int) -> None:
         """Do a bit of what keeps layers few and memory small; a few milliseconds at most."""
-        if sum(table.touched() for _, _, table in self._tables) > MAX_FRONT:
+        touched = sum(table.touched() for _, _, table in self._tables)
+        if touched > MAX_FRONT:
             self._push()
+        elif self._changelog is not None:
+            self._tend_log(self._changelog, touched, now_ms)
         for merger in self._mergers:
             merger.step()
         if self._spilling is not None and not self._sharing.base_readers:
             self._spilling.spill(self._tables)
 
+    def _tend_log(self, changelog: Changelog, touched: int, now_ms: int) -> None:
+        if self._materializing and not changelog.is_materializing:
+            self._materializing = False
+            self._sharing.base_readers -= 1
+        if not self._materializing and changelog.is_due(now_ms):
+            self._push()
+            self._materializing = True
+            self._sharing.base_readers += 1
+            changelog.materialize(self._freezes, self._view(with_timers=False))
+        elif touched > LOG_ENTRIES and now_ms >= self._log_from_ms:
+            self._push()
+            self._log_from_ms = now_ms + LOG_MS
+        self._count_readers()
+
     def close(self) -> None:
         """Give everything up."""
+        if self._changelog is not None:
+            self._changelog.close()
         if self._spilling is not None:
             self._spilling.close()

@@ -82,7 +82,7 @@ class StateWriter:
         return self._piece(self._change_blocks(layers, tables))
 
     def timers(self, view: StateView) -> list[StatePiece]:
-        """Write the timers, which have to be in the last piece of a snapshot."""
+        """Write the timers, which are always complete: in one piece of a snapshot, referred to by no other."""
         return self._piece(self._timer_blocks(view))
 
     # ------------------------------------------------------------ blocks
@@ -132,13 +132,11 @@ class FrozenState:
 
     def __init__(
         self,
-        checkpoint: int,
         write: Callable[[PieceWriter, Pace], KeyedSnapshot | None],
         operators: tuple[OperatorState, ...],
         release: Callable[[], None],
     ) -> None:
         """``write`` is called by `write`, ``release`` once by `release`."""
-        self.checkpoint = checkpoint
         self._write = write
         self._operators = operators
         self._release = release

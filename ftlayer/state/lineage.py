@@ -3,6 +3,9 @@
 Freezes are numbered; a layer has the number of the freeze that made it. A snapshot of freeze n on top of a completed
 checkpoint of freeze m refers to that one's pieces and writes one more, of the layers m < number <= n. What was
 written for a checkpoint that did not complete is never built on: its layers are written again.
+
+When a checkpoint completes, pieces that only older ones refer to are removed. So while others are under way, of
+which any may complete first, a snapshot builds on what all of them build on, and on nothing if one of them is full.
 """
 
 from __future__ import annotations
@@ -50,13 +53,13 @@ class Lineage:
         self._max_kept = max_kept
         self._layers: list[tuple[int, dict[int, Layer]]] = []
         self._kept = 0
-        self._written: dict[int, Written] = {}
-        self._full: set[int] = set()
         self._completed: tuple[int, Written] | None = None
+        self._under_way: dict[int, Written | None] = {}
+        self._written: dict[int, Written] = {}
 
     def pushed(self, freeze: int, layers: dict[int, Layer]) -> None:
         """Layers were frozen, by table."""
-        if self._completed is None and not self._written:
+        if self._completed is None and not self._under_way:
             # Nothing to build on is under way: the next snapshot is full anyway.
             return
         self._layers.append((freeze, layers))
@@ -66,14 +69,9 @@ class Lineage:
 
     def plan(self, freeze: int, checkpoint: int) -> Plan:
         """Return how the freeze is written for ``checkpoint``."""
-        base = None if self._completed is None else self._completed[1]
-        # A full one that is under way may have completed, unknown to us; then nobody keeps the older pieces.
-        if base is not None and (self._full or self._is_too_much(base.pieces)):
-            base = None
-        # From now on layers are kept, for whoever builds on this one.
-        self._written[checkpoint] = Written(freeze, ())
+        base = self._base()
+        self._under_way[checkpoint] = base
         if base is None:
-            self._full.add(checkpoint)
             return Plan(freeze, None, {})
         newer = [tables for number, tables in reversed(self._layers) if base.freeze < number <= freeze]
         tables = {table for layers in newer for table in layers}
@@ -81,27 +79,37 @@ class Lineage:
             freeze, base, {t: tuple([layers[t] for layers in newer if t in layers]) for t in sorted(tables)}
         )
 
+    def _base(self) -> Written | None:
+        if self._completed is None:
+            return None
+        bases = list(self._under_way.values()) or [self._completed[1]]
+        base = bases[0]
+        if base is None or any(other is not base for other in bases) or self._is_too_much(base.pieces):
+            return None
+        return base
+
     def wrote(self, checkpoint: int, written: Written) -> None:
         """The snapshot was written. In any thread."""
-        if checkpoint in self._written:
-            self._written[checkpoint] = written
+        self._written[checkpoint] = written
 
     def completed(self, checkpoint: int) -> None:
         """Later snapshots build on this checkpoint."""
-        written = self._written.pop(checkpoint, None)
-        if written is None or not written.pieces or (self._completed and self._completed[0] > checkpoint):
-            return
-        self._completed = (checkpoint, written)
-        for older in [number for number in self._written if number < checkpoint]:
+        written = self._written.get(checkpoint)
+        is_known = checkpoint in self._under_way
+        for older in [number for number in {*self._under_way, *self._written} if number <= checkpoint]:
             self.aborted(older)
-        self._full.discard(checkpoint)
-        while self._layers and self._layers[0][0] <= written.freeze:
+        if written is None or not is_known:
+            return
+        self._completed = (checkpoint, written) if written.pieces else None
+        needed = [base.freeze for base in self._under_way.values() if base is not None]
+        first = min([written.freeze, *needed])
+        while self._layers and self._layers[0][0] <= first:
             self._kept -= sum(map(len, self._layers.pop(0)[1].values()))
 
     def aborted(self, checkpoint: int) -> None:
         """Nothing builds on this checkpoint."""
+        self._under_way.pop(checkpoint, None)
         self._written.pop(checkpoint, None)
-        self._full.discard(checkpoint)
 
     def _is_too_much(self, pieces: tuple[StatePiece, ...]) -> bool:
         total = sum(part.piece.length for part in pieces)
@@ -109,8 +117,8 @@ class Lineage:
         return bool(grown) or len(pieces) >= MAX_PIECES
 
     def _forget(self) -> None:
+        """Keep no layers; the next snapshots are full, until one of them completes."""
         self._layers = []
         self._kept = 0
         self._completed = None
-        self._written = {}
-        self._full = set()
+        self._under_way = {}

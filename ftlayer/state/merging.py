@@ -34,8 +34,10 @@ class Merger:
         if not self._sharing.base_readers:
             self._into_base(layers[-1])
             return True
-        if len(layers) > MAX_LAYERS:
-            self._join_two()
+        # The oldest stays alone while it is moved.
+        free = layers if self._moving is None else layers[:-1]
+        if len(free) > MAX_LAYERS:
+            self._join_two(free)
             return True
         return False
 
@@ -65,10 +67,8 @@ class Merger:
         self._moving = None
         self._table.replace_layers([layer], [])
 
-    def _join_two(self) -> None:
-        layers = self._table.layers
-        # The smallest neighbours; the oldest layer stays alone while it is moved.
-        last = len(layers) - 1 if self._moving is None else len(layers) - 2
-        at = min(range(last), key=lambda place: len(layers[place]) + len(layers[place + 1]))
+    def _join_two(self, layers: tuple[Layer, ...]) -> None:
+        """Join the smallest neighbours."""
+        at = min(range(len(layers) - 1), key=lambda place: len(layers[place]) + len(layers[place + 1]))
         newer, older = layers[at], layers[at + 1]
         self._table.replace_layers([newer, older], [merged(older, newer)])

@@ -9,7 +9,8 @@ from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRe
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.state import entries, lmdb_layout, serializer
-from ftlayer.state.backend import LayeredBackend
+from ftlayer.state.backend import MAX_KEPT, LayeredBackend
+from ftlayer.state.changelog import Changelog
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.entries import Block
 from ftlayer.state.keyed import TIMERS
@@ -46,7 +47,16 @@ def open_backend(
         from ftlayer.state.lmdb import LmdbStores
 
         stores = LmdbStores(directory)
-    backend = LayeredBackend(config, spec, stores)
+    changelog = None
+    if config.changelog:
+        changelog = Changelog(
+            storage,
+            config.materialization_interval_ms,
+            config.max_space_amplification,
+            MAX_KEPT,
+            empty=restore is None or not restore.keyed,
+        )
+    backend = LayeredBackend(config, spec, stores, changelog)
     try:
         if restore is not None:
             from ftlayer.state.lmdb_copy import blocks_of_copies
@@ -110,13 +120,13 @@ class _Restoring:
                 self._backend.restored_timers(info)
             else:
                 self._backend.restored_table(info)
-        for place, piece in list(enumerate(snapshot.pieces))[adopted:]:
+        for piece in snapshot.pieces[adopted:]:
             read = self._readers.get(piece.format)
             if read is None:
                 raise IncompatibleCheckpointError(
                     f"a piece of state has the format {piece.format!r}, which this version of ftlayer cannot read"
                 )
-            for block in read(piece, wanted_blocks(snapshot, self._spec, place, tables)):
+            for block in read(piece, wanted_blocks(self._spec, tables)):
                 own = own_part(block, self._spec)
                 if own is not None:
                     self._fill(own, tables[block.table])

@@ -52,19 +52,11 @@ def claimed(snapshot: KeyedSnapshot, spec: BackendSpec) -> dict[int, TableInfo]:
     return tables
 
 
-def wanted_blocks(
-    snapshot: KeyedSnapshot, spec: BackendSpec, place: int, tables: dict[int, TableInfo]
-) -> Callable[[int, int, int], bool]:
-    """Return which blocks of the snapshot's piece number ``place`` hold something of the subtask.
-
-    Timers lie complete in the last piece; what earlier ones have of them is out of date.
-    """
-    is_last = place == len(snapshot.pieces) - 1
+def wanted_blocks(spec: BackendSpec, tables: dict[int, TableInfo]) -> Callable[[int, int, int], bool]:
+    """Return which blocks of a snapshot's pieces hold something of the subtask."""
 
     def wanted(table: int, first: int, last: int) -> bool:
-        if table not in tables or last < spec.first_group or first >= spec.end_group:
-            return False
-        return is_last or tables[table].kind != TIMERS
+        return table in tables and last >= spec.first_group and first < spec.end_group
 
     return wanted
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
@@ -19,7 +19,7 @@ from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.functions.prepared import NAN
 from ftlayer.partitioning.key_groups import groups_of
-from ftlayer.state import backend, entries, lineage, lmdb, lmdb_copy, merging, view
+from ftlayer.state import backend, changelog, entries, lineage, lmdb, lmdb_copy, merging, opening, view
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.opening import open_backend
@@ -39,7 +39,7 @@ values = (
     | st.builds(lambda v: {"in": [v]}, atoms)
     | st.builds(lambda v: (v, [v]), atoms)
 )
-times = st.integers(0, 5)
+times = st.integers(0, 2)
 KINDS = ("value", "list", "map")
 
 
@@ -48,6 +48,7 @@ def call(name: str, /, **arguments: st.SearchStrategy[Any]) -> st.SearchStrategy
 
 
 backends = st.sampled_from(["heap", "lmdb"])
+modes = st.sampled_from(["full", "incremental", "changelog"])
 fields = st.sampled_from(["x", 1])
 timer_kinds = st.sampled_from(["event", "processing"])
 WORK = [
@@ -62,7 +63,10 @@ WORK = [
     call("remove_from_map", place=places, field=fields),
     call("clear_key", place=places, kind=st.sampled_from(["list", "map"])),
     call("timer", place=places, time=times, kind=timer_kinds, add=st.booleans()),
-    call("take_timers", uid=st.sampled_from(["one", "two"]), kind=timer_kinds, until=times),
+    call("timer", place=places, time=times, kind=timer_kinds, add=st.just(True)),
+    call(
+        "take_timers", uid=st.sampled_from(["one", "two"]), kind=timer_kinds, until=st.sampled_from([0, 0, 3])
+    ),
     call("operator_state", value=values),
 ]
 picks = st.integers(0, 7)
@@ -76,14 +80,13 @@ SNAPSHOTS = [
     call("complete", pick=picks),
     call("complete", pick=picks),
     call("tell_completed"),
-    call("abort", pick=picks),
     call("restore_elsewhere", pick=picks, parallelism=st.integers(1, 4), name=backends),
-    call("restart", pick=picks),
+    call("abort_or_restart", pick=picks, restart=st.booleans()),
     call("tend", times=st.integers(1, 12)),
     call("tend", times=st.integers(1, 12)),
     call("everything_is_there"),
 ]
-STEPS = st.lists(st.one_of(*WORK) | st.one_of(*SNAPSHOTS), min_size=40, max_size=120)
+STEPS = st.lists(st.one_of(*WORK, *WORK, *SNAPSHOTS), min_size=100, max_size=150)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -93,9 +96,12 @@ def _small_limits() -> Iterator[None]:
         patch.setattr(entries, "BLOCK_ENTRIES", 3)
         patch.setattr(entries, "RUN_ENTRIES", 7)
         patch.setattr(merging, "SLICE", 2)
-        patch.setattr(merging, "MAX_LAYERS", 2)
-        patch.setattr(backend, "MAX_FRONT", 5)
+        patch.setattr(merging, "MAX_LAYERS", 1)
+        patch.setattr(backend, "MAX_FRONT", 12)
         patch.setattr(backend, "MAX_KEPT", 40)
+        patch.setattr(opening, "MAX_KEPT", 80)
+        patch.setattr(backend, "LOG_ENTRIES", 2)
+        patch.setattr(changelog, "MAX_PIECES", 4)
         patch.setattr(lineage, "MAX_PIECES", 4)
         patch.setattr(lmdb, "MAX_ENTRIES", 2)
         patch.setattr(lmdb, "SLICE", 1)
@@ -145,7 +151,7 @@ def contents(found: CheckpointedBackend, uid: str, kind: str) -> dict[str, str]:
 class Run:
     """Everything runs in one thread; each rule is a step of the task, of the writing thread, or of the driver."""
 
-    def __init__(self, storage: Any, name: str, incremental: bool) -> None:
+    def __init__(self, storage: Any, name: str, mode: str) -> None:
         self.storage = storage
         self.model = Model()
         self.out: list[Out] = []
@@ -154,7 +160,12 @@ class Run:
         self.untold: list[int] = []
         self.next = 0
         self.now = 0
-        self.config = CheckpointConfig(backend=name, incremental=incremental, directory="x")  # type: ignore[arg-type]
+        self.config = CheckpointConfig(
+            backend=name,
+            directory="x",
+            incremental=mode == "incremental",
+            changelog=mode == "changelog",
+        )  # type: ignore[arg-type]
         self.backend = self._open(self.config, 0, 1, None)
 
     def _open(
@@ -371,6 +382,12 @@ class Run:
         if self.out:
             self._abort(self.out[pick % len(self.out)], told=True)
 
+    def abort_or_restart(self, pick: int, restart: bool) -> None:
+        if restart:
+            self.restart(pick)
+        else:
+            self.abort(pick)
+
     def _abort(self, out: Out, *, told: bool) -> None:
         self._release(out)
         self.out.remove(out)
@@ -439,12 +456,18 @@ class Run:
         assert shown(states.broadcast("rules")) == shown(model.rules)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(name=backends, incremental=st.booleans(), steps=STEPS)
+@pytest.mark.timeout(600)  # Hypothesis shrinks for five minutes.
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+)
+@given(name=backends, mode=modes, steps=STEPS)
 def test_what_is_restored_is_what_was_there_at_the_barrier(
-    make_storage: Any, name: str, incremental: bool, steps: list[tuple[str, dict[str, Any]]]
+    make_storage: Any, name: str, mode: str, steps: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    run = Run(make_storage(), name, incremental)
+    run = Run(make_storage(), name, mode)
     try:
         for step, arguments in steps:
             getattr(run, step)(**arguments)
