@@ -133,14 +133,17 @@ class SnapshotRunner:
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            try:
-                job()
-                if self._jobs.empty():
-                    self._sync()
-            except CheckpointError as error:
-                # Of what completed or aborted asked for: the files are swept later.
-                logger.warning("the storage of checkpoints: %s", error)
+            self._do(job)
         self._storage.close()
+
+    def _do(self, job: _Job) -> None:
+        try:
+            job()
+            if self._jobs.empty():
+                self._sync()
+        except CheckpointError as error:
+            # Of what completed or aborted asked for: the files are swept later.
+            logger.warning("the storage of checkpoints: %s", error)
 
     def _write(self, part: _Part) -> None:
         def write(writer: PieceWriter) -> None:

@@ -1,0 +1,127 @@
+"""What outlives a job's processes: the rows that sinks have made visible, and what functions have seen."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+
+class MeantToFail(RuntimeError):
+    """A fault that the simulation has let happen."""
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """Rows that were written and are not visible yet."""
+
+    name: int
+
+
+@dataclass
+class Rows:
+    """What one ``write`` was given. ``ids``: the checkpoints that it was committed with."""
+
+    sink: str
+    rows: list[tuple[Any, ...]]
+    writer: str
+    ids: list[int] = field(default_factory=list)
+    aborted: bool = False
+
+    @property
+    def visible(self) -> bool:
+        return bool(self.ids)
+
+
+class Outside:
+    """The world outside of the job.
+
+    Attributes:
+        staged: everything that was ever written, by name.
+        log: ids of checkpoints in the order of their commits.
+        wrong: what must never happen, and did.
+        armed: faults that wait for their moment.
+        writer: names the process that runs now.
+    """
+
+    worlds: dict[int, Outside] = {}  # noqa: RUF012 - processes of one simulation find it by number
+
+    def __init__(self) -> None:
+        self.number = len(self.worlds) + 1
+        self.worlds[self.number] = self
+        self.staged: dict[int, Rows] = {}
+        self.log: list[int] = []
+        self.wrong: list[str] = []
+        self.armed: Counter[str] = Counter()
+        self.fired: Counter[str] = Counter()
+        self.writer = ""
+
+    def strikes(self, fault: str) -> bool:
+        """Whether an armed fault happens now."""
+        if not self.armed[fault]:
+            return False
+        self.armed[fault] -= 1
+        self.fired[fault] += 1
+        return True
+
+    def trip(self, fault: str) -> None:
+        if self.strikes(fault):
+            raise MeantToFail(fault)
+
+    def visible(self, sink: str) -> list[tuple[Any, ...]]:
+        return [row for rows in self.staged.values() if rows.visible and rows.sink == sink for row in rows.rows]
+
+    def check(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.wrong.append(text)
+
+
+class Writer(DataSourceStreamArrowWriter):
+    """Stages rows; commits are idempotent by message."""
+
+    def __init__(self, world: int, sink: str) -> None:
+        self._world, self._sink = world, sink
+
+    @property
+    def outside(self) -> Outside:
+        return Outside.worlds[self._world]
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        outside = self.outside
+        outside.trip("write")
+        rows = [tuple(row.values()) for batch in iterator for row in batch.to_pylist()]
+        name = len(outside.staged)
+        outside.staged[name] = Rows(self._sink, rows, outside.writer)
+        return Staged(name)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        outside = self.outside
+        outside.trip("commit-before")
+        for place, message in enumerate(messages):
+            if place == len(messages) // 2:
+                outside.trip("commit-middle")
+            assert isinstance(message, Staged)
+            rows = outside.staged[message.name]
+            outside.check(not rows.aborted, f"{message} is committed with {batchId}, and was aborted")
+            rows.ids.append(batchId)
+        outside.log.append(batchId)
+        outside.trip("commit-after")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        for message in messages:
+            assert isinstance(message, Staged)
+            rows = self.outside.staged[message.name]
+            self.outside.check(not rows.visible, f"{message} is aborted, and was committed with {rows.ids}")
+            rows.aborted = True
+
+
+def by_key(rows: list[tuple[Any, ...]]) -> dict[Any, list[tuple[Any, ...]]]:
+    """Return rows by their first column."""
+    found: dict[Any, list[tuple[Any, ...]]] = defaultdict(list)
+    for row in rows:
+        found[row[0]].append(row)
+    return found

@@ -1,0 +1,407 @@
+"""Stand-ins for threads, sockets and clocks: queues that a world empties step by step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from queue import Empty
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.checkpoint.pieces import Piece
+from ftlayer.errors import CheckpointError, CheckpointStorageError
+from ftlayer.layer.calls import SourcePosition
+from ftlayer.runtime.connectors.positions import pack_rows, partition_key, unpack_rows
+from ftlayer.runtime.connectors.rows import RowMaker
+from ftlayer.runtime.coordinator.frames import decode_from_slot, decode_to_slot, encode
+from ftlayer.runtime.slot.events import CreditCame, FrameCame, LinkBroke
+from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.pulse import Pulse
+from ftlayer.runtime.task.contract import SourceRows
+
+
+class IdleThread:
+    """Never runs by itself; who waits for its end runs it."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...] = (), **_: Any) -> None:
+        self.target, self.args = target, args
+
+    def start(self) -> None:
+        pass
+
+    def join(self, timeout: float | None = None) -> None:
+        self.target(*self.args)
+
+    def is_alive(self) -> bool:
+        return False
+
+
+class StepQueue:
+    """`queue.SimpleQueue` of somebody who never waits."""
+
+    def __init__(self) -> None:
+        self.items: deque[Any] = deque()
+
+    def put(self, item: Any) -> None:
+        self.items.append(item)
+
+    def get(self, timeout: float | None = None) -> Any:
+        if not self.items:
+            raise Empty
+        return self.items.popleft()
+
+    get_nowait = get
+
+    def empty(self) -> bool:
+        return not self.items
+
+
+class StepMailbox(Mailbox[Any]):
+    """A mailbox whose owner rests instead of waiting.
+
+    ``resting``: it has waited, and nothing has come; ``timeout_s`` is how long it wanted to.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resting = False
+        self.timeout_s: float | None = None
+
+    def put(self, item: Any) -> None:
+        super().put(item)
+        self.resting = False
+
+    def wait(self, timeout_s: float | None) -> None:
+        if not len(self):
+            self.resting, self.timeout_s = True, timeout_s
+
+
+class StepWorker:
+    """`ftlayer.runtime.slot.worker.Worker`, one piece of work a step; at once when ``inline``."""
+
+    def __init__(self, world: Any, on_error: Callable[[Exception], None]) -> None:
+        self._world = world
+        self._on_error = on_error
+        self.todo: deque[Callable[[], None]] = deque()
+
+    def do(self, work: Callable[[], None]) -> None:
+        self.todo.append(work)
+        while self._world.closing and self.todo:
+            self.step()
+
+    def step(self) -> None:
+        try:
+            self.todo.popleft()()
+        except Exception as error:
+            if not isinstance(error, CheckpointError):
+                self._world.outside.wrong.append(f"the driver's thread raised {error!r}")
+            self._on_error(error)
+
+    def stop(self) -> None:
+        pass
+
+
+class StepExecutor:
+    """One thread of a pool; what is submitted is done step by step, or when the pool is closed."""
+
+    def __init__(self, *_: Any) -> None:
+        self.todo: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.todo.append((future, lambda: work(*args)))
+        return future
+
+    def step(self) -> None:
+        future, work = self.todo.popleft()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    def shutdown(self, wait: bool = True) -> None:
+        while self.todo:
+            self.step()
+
+
+class InlineExecutor(StepExecutor):
+    """Does at once what is submitted."""
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
+        future = super().submit(work, *args)
+        self.step()
+        return future
+
+
+class StepPulse(Pulse):
+    """Beats when the world says so."""
+
+    def start(self) -> None:
+        pass
+
+
+# ---------------------------------------------------------------- control streams
+
+
+@dataclass(eq=False)
+class Control:
+    """One instance's control stream, both ends. ``up`` and ``down`` are frames on their way."""
+
+    slot: int
+    instance: str
+    on_message: Callable[[Any], None] | None = None
+    up: deque[bytes | None] = field(default_factory=deque)
+    down: deque[bytes] = field(default_factory=deque)
+    closed: bool = False
+    reason: str = "its process has ended the control stream"
+
+    def start(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
+        self.on_message = on_message
+
+    def send(self, message: Any) -> None:
+        if not self.closed:
+            self.up.append(encode(message))
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.up.append(None)
+
+    def say(self, message: Any) -> None:
+        self.down.append(encode(message))
+
+    def deliver_down(self) -> None:
+        frame = self.down.popleft()
+        if not self.closed and self.on_message is not None:
+            self.on_message(decode_to_slot(frame))
+
+    @staticmethod
+    def decoded(frame: bytes) -> Any:
+        return decode_from_slot(frame)
+
+
+class ControlServer:
+    """The driver's end of all control streams."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, Control] = {}
+
+    def send(self, instance: str, message: Any) -> None:
+        stream = self.streams.get(instance)
+        if stream is not None:
+            stream.say(message)
+
+    def close(self) -> None:
+        self.streams.clear()
+
+
+class Submitter:
+    """Spark: it starts and ends processes when the world lets it."""
+
+    def __init__(self) -> None:
+        self.submitted: deque[tuple[int, int]] = deque()
+        self.unwanted: set[tuple[int, int]] = set()
+
+    def submit(self, slot: int, attempt: int) -> None:
+        self.submitted.append((slot, attempt))
+
+    def cancel(self, slot: int, attempt: int) -> None:
+        self.unwanted.add((slot, attempt))
+
+    def session_stopped(self) -> bool:
+        return False
+
+
+# ---------------------------------------------------------------- streams between slots
+
+
+class Channels:
+    """A slot's server for other slots (`ChannelServer`)."""
+
+    def __init__(self, host: str, *, roster: Any, post: Callable[[Any], None], **_: Any) -> None:
+        self.roster, self.post = roster, post
+        self.port = 0
+        self.open = True
+        self.streams: dict[int, Link] = {}
+
+    def grant(self, slot: int, grants: bytes) -> None:
+        stream = self.streams.get(slot)
+        if stream is not None:
+            stream.back.append(grants)
+
+    def close(self) -> None:
+        self.open = False
+        self.roster.close()
+        for link in self.streams.values():
+            link.broken = "the other slot has ended the stream"
+        self.streams.clear()
+
+
+class Link:
+    """A slot's stream to another one (`PeerLink`): frames out, credit back."""
+
+    def __init__(self, peer: Any, door: Any, header: Any, post: Callable[[Any], None]) -> None:
+        self.peer, self.header, self._post = peer, header, post
+        self.frames: deque[bytes] = deque()
+        self.back: deque[bytes] = deque()
+        self.receiver: Channels | None = None
+        self.silent = False  # discarded, closed or broken: nothing more is told
+        self.broken = ""
+
+    def send(self, frame: bytes) -> None:
+        self.frames.append(frame)
+
+    def waiting(self) -> list[bytes]:
+        return list(self.frames)
+
+    def discard(self) -> None:
+        self.silent = True
+        self.frames.clear()
+
+    def close(self) -> None:
+        self.silent = True
+
+    def can_deliver(self, servers: Mapping[str, Channels]) -> bool:
+        """Whether its next frame is taken or refused now."""
+        if not self.frames or self.broken:
+            return False
+        if self.receiver is not None:
+            return True
+        server = servers.get(self.peer.instance)
+        if server is None or not server.open:
+            self.broken = "nobody listens there"
+            return False
+        verdict = server.roster._verdict(self.header)
+        if verdict is False:
+            self.broken = "it was refused"
+        elif verdict:
+            self.receiver = server
+            server.streams[self.header.sender] = self
+        return bool(verdict)
+
+    def deliver(self) -> None:
+        assert self.receiver is not None
+        frame = self.frames.popleft()
+        if not self.receiver.roster.is_current(self.header.sender, self.header.instance):
+            self.broken = "it was replaced"
+            return
+        self.receiver.post(FrameCame(self.header.sender, self.header.instance, pa.py_buffer(frame)))
+
+    def give_back(self) -> None:
+        data = self.back.popleft()
+        if not self.silent:
+            self._post(CreditCame(self.peer.slot, self.peer.instance, data))
+
+    def tell_broken(self) -> None:
+        self.silent = True
+        self._post(LinkBroke(self.peer.slot, self.peer.instance, self.broken))
+
+
+# ---------------------------------------------------------------- sources
+
+
+class StepReader:
+    """`SourceReader` of numbered partitions: reads as much at a time as the world draws."""
+
+    due_ms: int | None = None
+
+    def __init__(self, world: Any, source: Any, subtask: int, parallelism: int, positions: Any, limits: Any):
+        self._world = world
+        self._maker = RowMaker(source.uid, source.schema)
+        self._most = limits.rows
+        self._finished = False
+        lists = source.connector.partitions
+        self._rows = {index: list(lists[index]()) for index in range(subtask, len(lists), parallelism)}
+        self._last = {index: positions.get(partition_key(index)) for index in self._rows}
+        self._at = {
+            index: 0 if last is None else unpack_rows(source.uid, last) for index, last in self._last.items()
+        }
+
+    def start(self) -> None:
+        pass
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        left = [index for index, rows in self._rows.items() if self._at[index] < len(rows)]
+        if not left or self._finished or (self.due_ms is not None and mono_ms < self.due_ms):
+            return None
+        index = self._world.random.choice(left)
+        at = self._at[index]
+        rows = self._rows[index][at : at + self._world.random.randint(1, self._most)]
+        end = pack_rows(at + len(rows))
+        position = SourcePosition(partition_key(index), self._last[index], end)
+        self._at[index], self._last[index] = at + len(rows), end
+        self.due_ms = mono_ms + self._world.random.randrange(self._world.pace_ms)
+        return SourceRows(partition_key(index), index, at, self._maker.batch(rows), position)
+
+    def accepted(self, rows: SourceRows) -> None:
+        return None
+
+    @property
+    def ended(self) -> bool:
+        return self._finished or all(self._at[index] >= len(rows) for index, rows in self._rows.items())
+
+    def finish(self) -> None:
+        self._finished = True
+
+    def stop(self) -> None:
+        self._finished = True
+
+
+# ---------------------------------------------------------------- storage that fails
+
+
+class FaultySlotStorage:
+    """A slot's storage whose writers fail when that is armed."""
+
+    def __init__(self, outside: Any, inner: Any) -> None:
+        self._outside, self._inner = outside, inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def writer(self, barrier: Any) -> Any:
+        return FaultyWriter(self._outside, self._inner.writer(barrier))
+
+
+class FaultyWriter:
+    def __init__(self, outside: Any, inner: Any) -> None:
+        self._outside, self._inner = outside, inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def write(self, *args: Any) -> Piece:
+        if self._outside.strikes("snapshot"):
+            raise CheckpointStorageError("meant to fail: a snapshot cannot be written")
+        return self._inner.write(*args)
+
+    def sync(self) -> None:
+        if self._outside.strikes("sync"):
+            raise CheckpointStorageError("meant to fail: a snapshot cannot be synced")
+        self._inner.sync()
+
+
+class FaultyDriverStorage:
+    """The driver's storage, whose metadata cannot be written when that is armed."""
+
+    def __init__(self, outside: Any, inner: Any) -> None:
+        self._outside, self._inner = outside, inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def publish(self, checkpoint: Any, location: str = "") -> Any:
+        if self._outside.strikes("publish"):
+            raise CheckpointStorageError("meant to fail: the metadata cannot be written")
+        return self._inner.publish(checkpoint, location)
+
+
+def threads_of(thread: type) -> Any:
+    """Return what takes the place of the module `threading`."""
+    import threading
+
+    return SimpleNamespace(Thread=thread, Lock=threading.Lock, Event=threading.Event)
