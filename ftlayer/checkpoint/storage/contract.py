@@ -37,8 +37,7 @@ class PieceWriter(Protocol):
         """Return when all that was written outlives this process and its machine (as the storage gives it).
 
         On an object store this ends the files: call it once when everybody in the slot has written, not after
-        every piece. After a failed write a checkpoint's writer raises that error for good, and `log_writer`'s raises
-        it once: what it wrote since the `sync` before is lost, and has to be written again.
+        every piece. A writer that has failed once raises that error for good.
         """
 
     def close(self) -> None:
@@ -64,8 +63,9 @@ class SlotStorage(Protocol):
     def log_writer(self) -> PieceWriter:
         """Return a writer that belongs to no checkpoint, for changelogs: SHARED pieces, written ahead of barriers.
 
-        They are never inline. A file is kept while a completed checkpoint refers to it, and until all checkpoints
-        that its pieces can be new in are complete or given up.
+        They are never inline. Each call returns another writer, whose `sync` is about what was written with it. After
+        an error ask for a new one, and write again what was not synced. A file is kept while a completed checkpoint
+        refers to it, and until all checkpoints that its pieces can be new in are complete or given up.
         """
 
     def open(self, location: str, piece: Piece) -> BinaryIO:

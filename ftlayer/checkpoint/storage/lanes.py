@@ -69,6 +69,11 @@ class PieceFile:
                 if self.is_retired and not self._is_dirty:
                     self.close()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was appended is durable, and nothing more can be."""
+        return not self.is_open and self._error is None
+
     def retire(self) -> None:
         """Nothing more is appended: close, now or when it is synced."""
         self.is_retired = True

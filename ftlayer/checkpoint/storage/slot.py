@@ -228,7 +228,10 @@ class FileSlotStorage(SlotStorageBase):
             reach=LOG_REACH,
             max_bytes=config.max_file_size,
         )
-        self._log = FileWriter(
+
+    def log_writer(self) -> PieceWriter:
+        """See `SlotStorage.log_writer`; all write into the same file."""
+        return FileWriter(
             lambda: self._latest,
             self._log_lane,
             self._log_lane,
@@ -236,12 +239,7 @@ class FileSlotStorage(SlotStorageBase):
             -1,
             self._amplification.report,
             own=(),
-            sticky=False,
         )
-
-    def log_writer(self) -> PieceWriter:
-        """See `SlotStorage.log_writer`."""
-        return self._log
 
     def close(self, *, over: bool = False) -> None:
         """See `SlotStorage.close`."""
@@ -249,7 +247,6 @@ class FileSlotStorage(SlotStorageBase):
         for lane in (self._across, self._log_lane):
             if lane is not None:
                 lane.close()
-        self._log.release()
         if self._copies is not None:
             self._copies.close(over=over)
 

@@ -25,8 +25,7 @@ class FileWriter:
     """Writes into files, small pieces inline.
 
     ``own``: the lanes that nobody else writes into; their files go with `discard`. Others outlive this writer.
-    ``sticky``: what happened to one of its files is raised by every later `write` and `sync`; else by one `sync`,
-    and what was written since the `sync` before is lost.
+    What happens to one of its files is raised by every later `write` and `sync`.
     """
 
     def __init__(
@@ -39,7 +38,6 @@ class FileWriter:
         wasteful: Wasteful,
         *,
         own: tuple[Lane, ...],
-        sticky: bool = True,
     ) -> None:
         self._checkpoint = checkpoint
         self._lanes = {Scope.EXCLUSIVE: exclusive, Scope.SHARED: shared}
@@ -47,7 +45,6 @@ class FileWriter:
         self._threshold = threshold
         self._wasteful = wasteful
         self._own = own
-        self._sticky = sticky
         self._lock = threading.Lock()
         self._touched: dict[PieceFile, Lane] = {}
         self._written: dict[PieceFile, Lane] = {}
@@ -76,7 +73,7 @@ class FileWriter:
             try:
                 file, offset = lane.append(self._checkpoint(), chain(head, counted))
             except CheckpointStorageError as error:
-                self._note(error)
+                self._error = error
                 raise
             with self._lock:
                 self._touched[file] = lane
@@ -106,11 +103,12 @@ class FileWriter:
             try:
                 file.sync(lane.lock)
             except CheckpointStorageError as error:
-                self._note(error)
-                if not self._sticky:
-                    self._forget(touched)
+                self._error = error
                 raise
-        self._forget({file: lane for file, lane in touched.items() if not file.is_open})
+        with self._lock:
+            for file in touched:
+                if file.is_settled:
+                    self._touched.pop(file, None)
 
     def close(self) -> None:
         """See `PieceWriter.close`."""
@@ -153,15 +151,6 @@ class FileWriter:
             if self._is_discarded:
                 raise given_up()
             yield chunk
-
-    def _note(self, error: CheckpointStorageError) -> None:
-        if self._sticky:
-            self._error = error
-
-    def _forget(self, files: Iterable[PieceFile]) -> None:
-        with self._lock:
-            for file in files:
-                self._touched.pop(file, None)
 
 
 class _Counted:

@@ -101,11 +101,12 @@ class Life:
         new = [writer.write([LARGE], scope) for scope in scopes[choice // 2 % 4]]
         if sync:
             writer.sync()
-            self.slots[slot].log_writer().sync()
             self.parts[number][slot] = self.made.subtask([*kept, *new, *self.log[slot]], slot)
 
     def write_log(self, slot: int, choice: int) -> None:
-        self.log[slot].append(self.slots[slot].log_writer().write([LARGE], Scope.SHARED))
+        log = self.slots[slot].log_writer()
+        self.log[slot].append(log.write([LARGE], Scope.SHARED))
+        log.sync()
 
     def materialize(self, slot: int, choice: int) -> None:
         """Checkpoints that begin from now on need nothing of the log so far."""
@@ -219,13 +220,14 @@ def test_an_alive_slots_open_log_is_kept(make_kit: Any, made: Any) -> None:
     """A checkpoint without the log does not take the log's file from under the next one."""
     kit = make_kit("local")
     slot, driver = kit.slot(), kit.driver()
-    first = slot.log_writer().write([LARGE], Scope.SHARED)
-    slot.log_writer().sync()
+    log = slot.log_writer()
+    first = log.write([LARGE], Scope.SHARED)
+    log.sync()
     one = driver.publish(made.checkpoint(1, made.subtask([first])))
     two = driver.publish(made.checkpoint(2, made.subtask([])))
     driver.discard(one, [two])
-    second = slot.log_writer().write([LARGE], Scope.SHARED)
-    slot.log_writer().sync()
+    second = log.write([LARGE], Scope.SHARED)
+    log.sync()
     assert second.path == first.path
     three = driver.publish(made.checkpoint(3, made.subtask([second])))
     driver.discard(two, [three])
@@ -236,17 +238,18 @@ def test_an_instance_that_has_heard_of_no_checkpoint_yet(make_kit: Any, made: An
     """The numbers of checkpoints go on over restarts, and a new instance does not know how far they are."""
     kit = make_kit("local")
     slot, driver = kit.slot(epoch=9), kit.driver()
-    first = slot.log_writer().write([LARGE], Scope.SHARED)
-    slot.log_writer().sync()
+    log = slot.log_writer()
+    first = log.write([LARGE], Scope.SHARED)
+    log.sync()
     one = driver.publish(made.checkpoint(500, made.subtask([first])))
     two = driver.publish(made.checkpoint(501, made.subtask([])))
     driver.discard(one, [two])
     assert list(driver.sweep([two], lambda _: True)) == []
-    second = slot.log_writer().write([LARGE], Scope.SHARED)
-    slot.log_writer().sync()
+    second = log.write([LARGE], Scope.SHARED)
+    log.sync()
     slot.writer(made.barrier(502))
-    third = slot.log_writer().write([LARGE], Scope.SHARED)
-    slot.log_writer().sync()
+    third = log.write([LARGE], Scope.SHARED)
+    log.sync()
     assert first.path == second.path != third.path
     three = driver.publish(made.checkpoint(502, made.subtask([second, third])))
     driver.verify(three)
@@ -267,8 +270,9 @@ def test_a_checkpoint_that_is_given_up_takes_nothing_from_the_next(
     slot.writer(made.barrier(1)).sync()
     one = driver.publish(made.checkpoint(1, made.subtask([base])))
     slot.completed(1)
-    logged = slot.log_writer().write([LARGE], Scope.SHARED)
-    slot.log_writer().sync()
+    log = slot.log_writer()
+    logged = log.write([LARGE], Scope.SHARED)
+    log.sync()
     writer = slot.writer(made.barrier(2))
     new = writer.write([LARGE], Scope.SHARED)
     assert (new.path == base.path) == across
