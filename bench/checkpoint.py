@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -237,12 +237,12 @@ class Bench:
         shutil.rmtree(folder)
         return statistics.median(dips), bytes_held / (keys * BLOB_BYTES)
 
-    def back_pressured(self, build: Callable[[Any, Path], None], **config: Any) -> float:
-        """Return how long a checkpoint takes, in seconds, where the sink is slow."""
+    def back_pressured(self, **config: Any) -> float:
+        """Return how long a checkpoint takes, in seconds, through five exchanges in front of a slow sink."""
         folder = self.folder()
         # A function cannot be interrupted within a batch: a barrier waits for the one that is being worked on.
         env = self.environment(folder, {"batch_rows": SLOW_ROWS}, interval=None, timeout="5m", **config)
-        build(env, folder)
+        slow_job(env)
         job = env.execute_async()
         wait_until(lambda: bool(job.status().counters.get("records_out")))
         time.sleep(8)  # until everything between is full
@@ -272,16 +272,8 @@ class Bench:
         return float((min(firsts) - killed) / 1e9)
 
 
-def slow_job(env: Any, folder: Path) -> None:
-    """Source → one exchange → a slow sink."""
-    from ftlayer import partitions
-
-    parts = [partial(endless, first) for first in range(SLOTS)]
-    env.source(partitions(*parts), "id bigint").key_by("id").map(passing, "id bigint").sink(Slow())
-
-
-def long_slow_job(env: Any, folder: Path) -> None:
-    """As `slow_job`, through five exchanges."""
+def slow_job(env: Any) -> None:
+    """Source → five exchanges → a slow sink."""
     from ftlayer import partitions
 
     parts = [partial(endless, first) for first in range(SLOTS)]
@@ -372,11 +364,11 @@ def _measured(bench: Bench, records: int, quick: bool) -> dict[str, float]:
             found["sync_ms"] = max(each.sync_ms for each in taken)
     found["records_per_s_python"] = found["records_per_s_heap"]
     found["incremental_bytes"] = bench.incremental(20_000 if quick else 200_000)
-    aligned = bench.back_pressured(slow_job)
-    unaligned = bench.back_pressured(slow_job, unaligned=True)
+    aligned = bench.back_pressured()
+    unaligned = bench.back_pressured(unaligned=True)
     found["aligned_s"], found["unaligned_s"] = aligned, unaligned
     found["unaligned_vs_aligned"] = unaligned / aligned
-    found["debloat_checkpoint_s"] = bench.back_pressured(long_slow_job, debloating=True)
+    found["debloat_checkpoint_s"] = bench.back_pressured(debloating=True)
     found["recovery_s"] = bench.recovery(6 if quick else 15)
     if quick:
         note("--quick leaves the state of 1 GiB out")
