@@ -106,6 +106,9 @@ class LayeredTable(_Raw):
     A value from below the front that can be changed in place is copied into the front while a snapshot reads it. A
     user who keeps such an object over a barrier and changes it then, changes the snapshot: objects are to be had
     from the table each time.
+
+    ``del table[key]`` is not to be used: it would lay an older value bare. A class that overrides ``__delitem__`` has
+    one slot for it and ``__setitem__``, and setting a value would cost three times as much. `pop` is right.
     """
 
     __slots__ = ()
@@ -139,9 +142,6 @@ class LayeredTable(_Raw):
 
     def __contains__(self, key: object) -> bool:
         return dict.__contains__(self, key) or self._below(key) is not NOTHING
-
-    def __delitem__(self, key: Key) -> None:
-        self.pop(key)
 
     def pop(self, key: Key, default: Any = NOTHING) -> Any:
         """Remove the key and return its value, or ``default``; KeyError without one."""
@@ -258,6 +258,12 @@ class LayeredTable(_Raw):
         self._clean.clear()
         self._deleted.update(keys)
 
+    def popitem(self) -> tuple[Key, Any]:
+        """Remove some key and return it with its value; KeyError without any."""
+        for key in self:
+            return key, self.pop(key)
+        raise KeyError("popitem(): the table is empty")
+
     def copy(self) -> dict[Key, Any]:
         """Return a plain dict of it."""
         return dict(self.items())
@@ -273,7 +279,6 @@ class LayeredTable(_Raw):
     keys = MutableMapping.keys  # type: ignore[assignment]
     items = MutableMapping.items  # type: ignore[assignment]
     values = MutableMapping.values  # type: ignore[assignment]
-    popitem = MutableMapping.popitem
     setdefault = MutableMapping.setdefault
 
     # ------------------------------------------------------------ layers, for the backend

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from threading import Condition
+from threading import Lock
 from typing import Any
 
 import lmdb
@@ -63,7 +63,7 @@ class LmdbStores:
         self._sampled_at = 0
         self._readers = 0
         self._closed = False
-        self._changed = Condition()
+        self._lock = Lock()
 
     # ------------------------------------------------------------ the environment
 
@@ -226,27 +226,33 @@ class LmdbStores:
                 raise SnapshotCancelledError("the state was given up while its snapshot was written")
             pace()
 
-        with self._changed:
+        with self._lock:
             checked()
             self._readers += 1
         try:
             yield checked
         finally:
-            with self._changed:
+            with self._lock:
                 self._readers -= 1
-                self._changed.notify_all()
+                if self._closed and not self._readers:
+                    self._remove()
 
     def copy(self, writer: PieceWriter, scope: Scope, pace: Callable[[], None]) -> tuple[Any, int]:
         """Write a compacted copy as one piece; returns the piece and the number of entries."""
         with self._explained(), self.reading(pace) as checked:
-            return writer.write(copied(self._env, checked), scope), self._env.stat()["entries"]
+            return writer.write(copied(self._env, self.local_path(), checked), scope), self._env.stat()[
+                "entries"
+            ]
 
     def close(self) -> None:
-        """Remove it; snapshots that still read it are given up, and waited for."""
-        with self._changed:
-            self._closed = True
-            self._changed.wait_for(lambda: not self._readers)
+        """Remove it; the last of the snapshots that still read it does so, which are given up."""
         self._stop_reading()
+        with self._lock:
+            self._closed = True
+            if not self._readers:
+                self._remove()
+
+    def _remove(self) -> None:
         if self._env is not None:
             self._env.close()
             self._env = None
