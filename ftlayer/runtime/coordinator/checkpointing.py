@@ -102,6 +102,7 @@ class JobCheckpoints:
         later: Callable[[Callable[[], None]], None],
         tell_all: Callable[[ToSlot], None],
         tell_slot: Callable[[int, ToSlot], None],
+        instances: Callable[[], frozenset[str]],
     ) -> None:
         """Args:
         parts: see there.
@@ -110,12 +111,14 @@ class JobCheckpoints:
         later: has a function called in the job's thread; any thread.
         tell_all: sends to all slots that run their tasks.
         tell_slot: sends to one of them.
+        instances: the names of those that are connected.
         """
         self._parts = parts
         self._rules = parts.rules
         self._planners = planners
         self._happened, self._later = happened, later
         self._tell_all, self._tell_slot = tell_all, tell_slot
+        self._instances = instances
         graph = parts.graph
         self._source_slots = sorted(
             {
@@ -183,7 +186,18 @@ class JobCheckpoints:
         """A region runs."""
         self._down.difference_update(region.slots)
         if not self._down:
+            self._sweep()
             self._do(self._rules.running(_now()))
+
+    def _sweep(self) -> None:
+        """Remove what instances have left behind that are gone."""
+        keep, alive = self._rules.completed, self._instances()
+
+        def work() -> None:
+            for path in self._parts.storage.sweep(keep, alive.__contains__):
+                logger.info("%s was left behind by an instance that is gone", path)
+
+        self._cleaning.do(work)
 
     def damaged(self, checkpoint: int) -> None:
         """A slot could not read this checkpoint: it is not restored any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,21 @@ from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.operators import Sink, WriterSink
 
 logger = logging.getLogger(__name__)
+
+
+def at_home(message: Any) -> Any:
+    """Give a message the class that the driver has, if it came with a copy of its own.
+
+    A class of the program itself (``__main__``) travels by value, and lies in the checkpoint as it was then: a writer
+    of another life of the driver would not know it as its own.
+    """
+    kind: type = type(message)
+    home: Any = sys.modules.get(kind.__module__)
+    for name in kind.__qualname__.split("."):
+        home = getattr(home, name, None)
+    if isinstance(home, type) and home is not kind:
+        message.__class__ = home
+    return message
 
 
 def resealed(checkpoint: Checkpoint, old: bytes, new: bytes) -> Checkpoint:
@@ -92,7 +108,7 @@ class Committer:
                 self._refuse_unknown(sink, checkpoint, len(committables))
                 continue
             try:
-                messages = [unseal(committable.message, self._key) for committable in committables]
+                messages = [at_home(unseal(committable.message, self._key)) for committable in committables]
                 self._writer(sink).commit(messages, checkpoint)
             except UnauthorizedError as error:
                 raise CommitFailedError(
@@ -124,7 +140,9 @@ class Committer:
                 by_checkpoint.setdefault(committable.checkpoint, []).append(committable.message)
             for checkpoint, sealed in by_checkpoint.items():
                 try:
-                    self._writer(sink).abort([unseal(message, self._key) for message in sealed], checkpoint)
+                    self._writer(sink).abort(
+                        [at_home(unseal(message, self._key)) for message in sealed], checkpoint
+                    )
                 except Exception:
                     logger.warning(
                         "sink %r: abort of what it wrote for checkpoint %d failed; it may have left something behind",

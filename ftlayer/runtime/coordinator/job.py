@@ -299,6 +299,7 @@ class Job:
                 later=lambda work: self._events.put(_Later(work)),
                 tell_all=self._tell_all,
                 tell_slot=self._tell_slot,
+                instances=lambda: frozenset(slot.hello.instance for slot in self._core.slots if slot.hello),
             )
         self._started_ms, self._ended_ms = _now_ms(), 0
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()

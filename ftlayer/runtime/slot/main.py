@@ -115,6 +115,7 @@ class _Slot:
         self._restored = 0
         # The checkpoint that stands, once the coordinator has said: till then any that was begun may be it.
         self._stands = ANY_CHECKPOINT
+        self._is_over = False
         self._closed = threading.Event()
 
     def run(self) -> bool:
@@ -171,7 +172,7 @@ class _Slot:
         if self._sources is not None:
             self._sources.stop()
         if self._snapshots is not None:
-            self._snapshots.close()
+            self._snapshots.close(over=self._is_over)
         for task in self._tasks:
             cast(CheckpointedTask, task).discard(self._stands)
         if self._pulse is not None:
@@ -247,6 +248,7 @@ class _Slot:
             loop.run(deploy)
         if loop.reset is not None:
             self._stands = loop.reset.restored
+        self._is_over = loop.reset is None
         return loop.reset is not None
 
     def _build_core(self, deploy: Deploy, links: SlotLinks, opened: dict[str, OpenedStream]) -> SlotCore:

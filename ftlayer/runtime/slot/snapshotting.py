@@ -67,6 +67,7 @@ class SnapshotRunner:
         self._send, self._post = send, post
         self._parts: dict[tuple[TaskKey, int], _Part] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._is_over = False
         # All below belongs to the thread.
         self._unsynced: list[tuple[_Part, SubtaskSnapshot]] = []
         self._acked: dict[int, int] = {}
@@ -120,8 +121,9 @@ class SnapshotRunner:
         """The checkpoint was given up."""
         self._jobs.put(lambda: self._storage.aborted(checkpoint))
 
-    def close(self) -> None:
-        """Give up what is being written, and release everything."""
+    def close(self, *, over: bool = False) -> None:
+        """Give up what is being written, and release everything. ``over``: see `SlotStorage.close`."""
+        self._is_over = over
         for part in self._parts.values():
             part.cancelled = True
         self._jobs.put(None)
@@ -134,7 +136,7 @@ class SnapshotRunner:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._do(job)
-        self._storage.close()
+        self._storage.close(over=self._is_over)
 
     def _do(self, job: _Job) -> None:
         try:

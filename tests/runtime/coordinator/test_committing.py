@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +13,7 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, SubtaskSnapshot
 from ftlayer.errors import CommitFailedError, IncompatibleCheckpointError, UnauthorizedError
-from ftlayer.runtime.coordinator.committing import Committer, resealed
+from ftlayer.runtime.coordinator.committing import Committer, at_home, resealed
 from ftlayer.runtime.coordinator.range_log import Captured, unpack_captured
 from ftlayer.runtime.coordinator.splits import PlannedRange
 from ftlayer.runtime.sealed import seal, unseal
@@ -162,3 +164,18 @@ def test_another_key() -> None:
     assert new.sources["unread"] == b""
     with pytest.raises(UnauthorizedError):
         resealed(new, OTHER, KEY)
+
+
+def test_a_message_whose_class_travelled_by_value_is_one_of_the_drivers_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = ModuleType("a_program")
+    monkeypatch.setitem(sys.modules, "a_program", program)
+    source = "class Staged:\n    def __init__(self, name):\n        self.name = name\n"
+    exec(source, program.__dict__)
+    sent = program.Staged("a")
+    exec(source, program.__dict__)  # the next life of the driver has made it anew
+    got = at_home(sent)
+    assert isinstance(got, program.Staged)
+    assert got.name == "a"
+    assert at_home(7) == 7
