@@ -53,6 +53,9 @@ class Spilling(Protocol):
     def spill(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]]) -> None:
         """Move entries of bases into the stores, if they are too many. Called while nobody reads either."""
 
+    def room(self) -> int:
+        """Return how many entries memory is to hold."""
+
     def close(self) -> None:
         """Remove the stores."""
 
@@ -291,7 +294,7 @@ class LayeredBackend:
     def tend(self, now_ms: int) -> None:
         """Do a bit of what keeps layers few and memory small; a few milliseconds at most."""
         touched = sum(table.touched() for _, _, table in self._tables)
-        if touched > MAX_FRONT:
+        if touched > (MAX_FRONT if self._spilling is None else min(MAX_FRONT, self._spilling.room() // 2)):
             self._push()
         elif self._changelog is not None:
             self._tend_log(self._changelog, touched, now_ms)

@@ -39,11 +39,11 @@ MAX_ENTRIES = 200_000
 MAX_BYTES = 64 * MIB
 """Bytes that they would take up packed, as far as a few of them tell."""
 
-SLICE = 500
-"""Entries that are moved in one go, at least: a few milliseconds."""
+SLICE = 200
+"""Entries that are moved in one go: a few milliseconds where pages have to be read for them."""
 
-_CATCH_UP = 16
-"""Of what is too much this part is moved in one go, so that memory stays bounded however fast keys come."""
+_CATCH_UP = 32
+"""With four times as much as memory is to hold, this part of it is moved in one go, however long that takes."""
 
 _SAMPLE = 20
 
@@ -156,9 +156,14 @@ class LmdbStores:
         if total > 1.5 * self._sampled_at or self._sampled_at > 1.5 * total:
             self._entry_bytes = self._mean_size(table)
             self._sampled_at = total
-        over = total - min(MAX_ENTRIES, int(MAX_BYTES / max(self._entry_bytes, 1.0)))
+        over = total - self.room()
         if over > 0:
-            self._move(info, groups, table, max(SLICE, over // _CATCH_UP))
+            hurried = over // _CATCH_UP if over > 3 * self.room() else 0
+            self._move(info, groups, table, max(SLICE, hurried))
+
+    def room(self) -> int:
+        """Return how many entries memory is to hold."""
+        return min(MAX_ENTRIES, int(MAX_BYTES / max(self._entry_bytes, 1.0)))
 
     def _mean_size(self, table: LayeredTable) -> float:
         sample = list(islice(table.base.items(), _SAMPLE))
