@@ -211,6 +211,7 @@ class StreamEnvironment:
             send=job.send_splits,
             failed=job.broken,
             stop_at_latest=stop_at_latest,
+            backlog=job.source_backlog if _minds_backlog(self._checkpointing) else None,
         )
         job.start(
             JobParts(
@@ -280,6 +281,10 @@ class StreamEnvironment:
             key=os.urandom(KEY_BYTES),
             checkpoints=checkpoints,
         )
+
+
+def _minds_backlog(config: CheckpointConfig | None) -> bool:
+    return config is not None and config.interval_during_backlog is not None
 
 
 def _check_reachable(place: Place, client: VertexClient) -> None:

@@ -64,6 +64,7 @@ CALLED_BY_FTLAYER = {
     "spark_job_ended",
     "send_splits",
     "broken",
+    "source_backlog",
     "start",
 }
 """Public by name and not for users."""

@@ -31,6 +31,9 @@ class OffsetReader(Protocol):
     def latest(self, start: str, *, all_of_it: bool) -> str:
         """Return how far the source can be read from ``start`` now; ``all_of_it``: without the reader's limit."""
 
+    def is_behind(self, start: str, end: str) -> bool:
+        """Whether more than up to ``end`` could be read from ``start`` now: the reader's limit is in the way."""
+
     def prepare_to_stop(self) -> bool:
         """Have the reader take what is there now for all there will be; False if it knows no such thing."""
 
@@ -100,6 +103,9 @@ class _PartitionedReader:
         limit = _read_all() if all_of_it else self._reader.getDefaultReadLimit()
         return _json(self._source, self._reader.latestOffset(json.loads(start), limit))
 
+    def is_behind(self, start: str, end: str) -> bool:
+        return self._takes_start and self.latest(start, all_of_it=True) != end
+
     def prepare_to_stop(self) -> bool:
         return _prepare_to_stop(self._reader)
 
@@ -134,6 +140,9 @@ class _SimpleReader:
             )
         self._read = SimpleSplit(start, end, rows)
         return end
+
+    def is_behind(self, start: str, end: str) -> bool:
+        return False  # it has no limit, and what it reads next is known only when it is read
 
     def prepare_to_stop(self) -> bool:
         return _prepare_to_stop(self._reader)

@@ -52,8 +52,13 @@ class CheckpointedReaderPlanner(ReaderPlanner):
         send: Callable[[AssignSplits], None],
         failed: Callable[[str, FTLayerError], None],
         stop_at_latest: bool = False,
+        backlog: Callable[[str, bool], None] | None = None,
     ) -> None:
-        """``key`` is `CheckpointPlan.key`: what a checkpoint holds is sent to slots as it is. Else as its parent."""
+        """``key`` is `CheckpointPlan.key`: what a checkpoint holds is sent to slots as it is. Else as its parent.
+
+        ``backlog`` is told whether the source, by its uid, works off a backlog: whether its reader's limit cuts what
+        there is to read. None: nobody asks for that.
+        """
         super().__init__(
             source,
             parallelism,
@@ -68,6 +73,8 @@ class CheckpointedReaderPlanner(ReaderPlanner):
         self._lock = threading.Lock()
         self._log = RangeLog(source.uid)
         self._restores = 0
+        self._tell_backlog = backlog
+        self._is_behind: bool | None = None
         # All below belongs to the thread.
         self._generation = -1
         self._restored: deque[PlannedRange] = deque()
@@ -142,6 +149,7 @@ class CheckpointedReaderPlanner(ReaderPlanner):
         self._core.restart()
         self._at = None
         self._ended = False
+        self._is_behind = None  # to be said again
         # That the checkpoint is complete is certain; whether the reader was told is not.
         self._committed = None
         if captured is not None and captured.end is not None:
@@ -177,6 +185,7 @@ class CheckpointedReaderPlanner(ReaderPlanner):
         return True
 
     def _opened(self, planned: PlannedRange, splits: list[Any]) -> None:
+        self._look_for_backlog(planned.start, planned.end)
         kept = [without_rows(split) for split in splits]
         payloads = (
             payload if one is split else seal(one, self._key)
@@ -187,6 +196,14 @@ class CheckpointedReaderPlanner(ReaderPlanner):
         with self._lock:
             if (log := self._current_log()) is not None:
                 log.opened(opened)
+
+    def _look_for_backlog(self, start: str, end: str) -> None:
+        if self._tell_backlog is None or self._reader is None:
+            return
+        is_behind = self._reader.is_behind(start, end)
+        if is_behind != self._is_behind:
+            self._is_behind = is_behind
+            self._tell_backlog(self._uid, is_behind)
 
     def _moved(self, end: str) -> None:
         with self._lock:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -199,6 +199,10 @@ class JobCheckpoints:
 
         self._cleaning.do(work)
 
+    def backlog(self, source: str, working_off: bool) -> None:
+        """A reader source begins, or ceases, to work off a backlog."""
+        self._do(self._rules.backlog((source, 0), working_off, _now()))
+
     def damaged(self, checkpoint: int) -> None:
         """A slot could not read this checkpoint: it is not restored any more."""
         self._damaged.add(checkpoint)
@@ -270,6 +274,8 @@ class JobCheckpoints:
                 self._commit(checkpoint)
             case NotifyCompleted(number):
                 self._tell_all(CheckpointCompleted(number))
+                # What those that were given up before had written was in this one.
+                self._given_up = [part for part in self._given_up if _holds_later(part, number)]
                 for known in self._rules.completed:
                     if known.checkpoint == number:
                         self._planners.completed(known)
@@ -366,11 +372,19 @@ class JobCheckpoints:
             logger.warning("checkpoint %d: %s", checkpoint.checkpoint, dropped)
         return found.by_slot
 
-    def _abort_given_up(self) -> None:
-        """Abort what was written for checkpoints that are none. (Survivors abort their own as well.)"""
-        parts, self._given_up = self._given_up, []
-        if parts:
-            self._io.do(lambda: self._parts.committer.abort(parts))
+    def _abort_given_up(self, slots: Collection[int]) -> None:
+        """Abort what tasks in ``slots``, which are gone, wrote for checkpoints that are none.
+
+        (Survivors of their region abort their own as well.) Those of other regions go on, with what they wrote.
+        """
+        graph = self._parts.graph
+        gone: list[SubtaskSnapshot] = []
+        left: list[SubtaskSnapshot] = []
+        for part in self._given_up:
+            (gone if graph.slot_of(part.uid, part.subtask) in slots else left).append(part)
+        self._given_up = left
+        if gone:
+            self._io.do(lambda: self._parts.committer.abort(gone))
 
     def _restored(
         self, asked: PrepareRestore, checkpoint: Checkpoint | None, made: Mapping[int, Restore]
@@ -383,7 +397,7 @@ class JobCheckpoints:
         self._do(self._rules.restored(checkpoint, _now()))
         mine = {slot: made[slot] for slot in asked.slots if slot in made}
         number = 0 if checkpoint is None else checkpoint.checkpoint
-        self._abort_given_up()
+        self._abort_given_up(asked.slots)
         self._happened(RestoreReady(asked.number, number, mine))
 
     # ------------------------------------------------------------ small ones
@@ -413,6 +427,10 @@ class JobCheckpoints:
         if not done.wait(CLOSE_WAIT_S):
             logger.warning("the storage of checkpoints did not answer within %.0f s", CLOSE_WAIT_S)
         take_events()
+
+
+def _holds_later(part: SubtaskSnapshot, checkpoint: int) -> bool:
+    return any(committable.checkpoint > checkpoint for committable in part.committables)
 
 
 def _now() -> Now:

@@ -278,6 +278,10 @@ class Job:
         """Send splits to the slot of their subtask, if it runs; else its planner is told that it is up later."""
         self._events.put(splits)
 
+    def source_backlog(self, source: str, working_off: bool) -> None:
+        """Take from a source's planner whether it works off a backlog."""
+        self._events.put(_Later(lambda: self._with_checkpoints().backlog(source, working_off)))
+
     def broken(self, error: FTLayerError) -> None:
         """End the job by a failure on the driver's side."""
         self._events.put(Broken(error))

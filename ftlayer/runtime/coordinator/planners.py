@@ -37,8 +37,10 @@ class Planners:
         send: Callable[[AssignSplits], None],
         failed: Callable[[FTLayerError], None],
         stop_at_latest: bool = False,
+        backlog: Callable[[str, bool], None] | None = None,
     ) -> None:
-        """``failed`` is told of the error of a reader that the strategy has given up.
+        """``failed`` is told of the error of a reader that the strategy has given up, ``backlog`` as
+        `CheckpointedReaderPlanner` says.
 
         ``key`` is the job's; in a graph with checkpoints `CheckpointPlan.key`, which slots have to open splits with.
         """
@@ -62,6 +64,7 @@ class Planners:
                     send=send,
                     failed=self._reader_failed,
                     stop_at_latest=stop_at_latest,
+                    backlog=backlog,
                 )
             else:
                 self._planners[uid] = ReaderPlanner(

@@ -260,7 +260,7 @@ class JoinTask:
     ) -> list[Action]:
         """Call the function for the pairs of ``rows`` with rows of the other side's runs, and emit the results.
 
-        Those of the ``past`` were acknowledged: they owe nothing more, and cannot fail.
+        Those of the ``past`` were acknowledged: they owe nothing more, and cannot fail with a pair.
         """
         found = Found.of(columns, self._operator.keys[1 - side], met)
         mine, theirs, others = found.mine, found.theirs, found.rows
@@ -277,11 +277,12 @@ class JoinTask:
         lefts, lefts_of, rights, rights_of = my_records, my_places, their_records, theirs
         if side == 1:
             lefts, lefts_of, rights, rights_of = their_records, theirs, my_records, my_places
-        paired = pair_up(self._operator, lefts, lefts_of, rights, rights_of, calls)
+        acknowledged = 1 - side if past else None
+        paired = pair_up(self._operator, lefts, lefts_of, rights, rights_of, calls, acknowledged)
         self._running = None
         routes = self._emitter.ask("", paired.payload)
         if routes is not None and routes.failures:
-            paired, kept = without(paired, lefts_of, rights_of, routes.failures)
+            paired, kept = without(paired, lefts_of, rights_of, routes.failures, acknowledged)
             routes = routes.keep(kept)
         mine_failed, theirs_failed = paired.failed_left, paired.failed_right
         if side == 1:
@@ -289,7 +290,7 @@ class JoinTask:
         for place, failure in mine_failed.items():
             row = int(my_rows[place])
             failures[row] = replace(failure, row=row)
-        if theirs_failed and not past:
+        if theirs_failed:
             found.kill(list(theirs_failed))
             failed = (replace(failure, row=place) for place, failure in theirs_failed.items())
             self._handler.xor.fail(others.lineage, failed)

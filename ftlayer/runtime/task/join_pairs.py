@@ -46,12 +46,16 @@ def pair_up(
     right: Sequence[Any],
     right_of: I64Array,
     calls: Calls,
+    acknowledged: int | None = None,
 ) -> Paired:
     """Call the function for ``left[left_of[i]]`` and ``right[right_of[i]]``, for each i, and count in ``calls``.
 
     Where it raises, or returns what does not fit the schema, both records fail, and no pair of theirs gives a
     result any more; a record that Python cannot hold (an `Exception` in its place) fails alone. `MemoryError`,
     and what is no `Exception`, goes up.
+
+    Records of the side ``acknowledged`` (0: left, 1: right) do not fail: their other pairs give results. With one
+    of them that Python cannot hold, no pair gives one, and nothing fails.
     """
     results: list[Any] = []
     pairs: list[int] = []
@@ -60,6 +64,9 @@ def pair_up(
     function = operator.function
 
     def fail(a: int, b: int, error: Exception, *, ours: bool = True, theirs: bool = True) -> None:
+        ours, theirs = ours and acknowledged != 0, theirs and acknowledged != 1
+        if not (ours or theirs):
+            return
         failure = failure_of(0, operator.uid, error)
         if ours:
             failed_left.setdefault(a, failure)
@@ -114,14 +121,23 @@ def pair_up(
 
 
 def without(
-    paired: Paired, left_of: I64Array, right_of: I64Array, failures: Sequence[RowFailure]
+    paired: Paired,
+    left_of: I64Array,
+    right_of: I64Array,
+    failures: Sequence[RowFailure],
+    acknowledged: int | None = None,
 ) -> tuple[Paired, BoolArray]:
-    """Fail both records of some results (``row`` counts in them); return also which results are left."""
+    """Fail both records of some results (``row`` counts in them); return also which results are left.
+
+    Records of the side ``acknowledged`` do not fail, as in `pair_up`.
+    """
     failed_left, failed_right = dict(paired.failed_left), dict(paired.failed_right)
     for failure in failures:
         pair = paired.pairs[failure.row]
-        failed_left.setdefault(int(left_of[pair]), failure)
-        failed_right.setdefault(int(right_of[pair]), failure)
+        if acknowledged != 0:
+            failed_left.setdefault(int(left_of[pair]), failure)
+        if acknowledged != 1:
+            failed_right.setdefault(int(right_of[pair]), failure)
     kept = ~(_among(left_of[paired.pairs], failed_left) | _among(right_of[paired.pairs], failed_right))
     payload = paired.payload.filter(pa.array(kept))
     return Paired(payload, paired.pairs[kept], failed_left, failed_right), kept

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, SimpleDataSourceStreamReader
-from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadMaxRows, SupportsTriggerAvailableNow
 
 from ftlayer.errors import ConfigError, FTLayerError, IncompatibleCheckpointError
 from ftlayer.runtime.connectors.positions import SplitPosition, pack_rows, partition_key
@@ -494,3 +494,38 @@ def test_a_checkpoint_of_another_kind_of_source(make: Any, log: Log) -> None:
         planner.restore({partition_key(0): pack_rows(3)}, Captured("1", 0, ()).pack())
     with pytest.raises(IncompatibleCheckpointError, match=r"'numbers'.*without a reader"):
         planner.restore({partition_key(0): pack_rows(3)}, None)
+
+
+class LimitedReader(LogReader):
+    """Gives ten rows at a time, or all there are."""
+
+    def latestOffset(self, start: Any, limit: Any) -> Any:
+        super().latestOffset(start, limit)
+        rows = len(self.log.rows)
+        return min(rows, start + limit.max_rows) if isinstance(limit, ReadMaxRows) else rows
+
+    def getDefaultReadLimit(self) -> Any:
+        return ReadMaxRows(10)
+
+
+def test_a_source_whose_limit_cuts_what_there_is_works_off_a_backlog(make: Any, log: Log) -> None:
+    told: list[tuple[str, bool]] = []
+    log.rows = list(range(35))
+    job = make(LimitedReader(log), backlog=lambda uid, behind: told.append((uid, behind))).start()
+    job.run_to(35)
+    assert told == [("numbers", True), ("numbers", False)]
+    log.rows = list(range(40))
+    job.run_to(40)
+    assert len(told) == 2
+    # What the coordinator was told before a restore it has forgotten.
+    job.restore(None)
+    job.run_to(40)
+    assert told[2:] == [("numbers", True), ("numbers", False)]
+
+
+def test_a_reader_without_a_limit_has_no_backlog(make: Any, log: Log) -> None:
+    told: list[bool] = []
+    log.rows = list(range(35))
+    job = make(SimpleReader(log), backlog=lambda uid, behind: told.append(behind)).start()
+    job.run_to(35)
+    assert told == [False]
