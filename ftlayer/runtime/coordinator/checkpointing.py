@@ -222,7 +222,7 @@ class JobCheckpoints:
         # What is being published decides whether its sinks are committed, and that takes a turn more.
         for _ in range(3):
             self._settle(self._io, take_events)
-        self._abort_given_up()
+        self._abort_given_up(range(self._parts.graph.slots))
         ends = {JobState.ENDED: JobEnd.FINISHED, JobState.CANCELLED: JobEnd.CANCELLED}
         self._do(self._rules.over(ends.get(state, JobEnd.FAILED), _now()))
         keep = self._rules.completed

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import FailException, JobError
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.layer.calls import Now
-from ftlayer.partitioning.partitioners import HashByKey, Rebalance
+from ftlayer.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
@@ -28,7 +28,7 @@ OUT = pa.schema([("left", pa.int64()), ("right", pa.int64())])
 HOLD_MS, REMEMBER_MS, STEP_MS = 100, 160, 10
 
 
-def graph_of(function, lower: int, upper: int) -> JobGraph:
+def graph_of(function, lower: int, upper: int, out: Partitioner) -> JobGraph:
     by_key = HashByKey(KeySelector(("key",)))
     operator = Join("join", function, (("key",), ("key",)), (IN, IN), lower, upper, OUT)
     vertices = (
@@ -40,13 +40,15 @@ def graph_of(function, lower: int, upper: int) -> JobGraph:
     edges = (
         JobEdge(0, "left", "join", 0, by_key, IN),
         JobEdge(1, "right", "join", 1, by_key, IN),
-        JobEdge(2, "join", "sink", 0, Rebalance(), OUT),
+        JobEdge(2, "join", "sink", 0, out, OUT),
     )
     return JobGraph("job", vertices, edges, tracked=True)
 
 
-def task_of(function, lower: int = 0, upper: int = 0, *, tracked: bool = True) -> JoinTask:
-    graph = graph_of(function, lower, upper)
+def task_of(
+    function, lower: int = 0, upper: int = 0, *, tracked: bool = True, out: Partitioner | None = None
+) -> JoinTask:
+    graph = graph_of(function, lower, upper, out or Rebalance())
     handler = FTHandler("join", job="job", run="run") if tracked else NonFTHandler()
     return JoinTask(
         "join",
@@ -442,6 +444,44 @@ def test_a_replay_meets_what_was_acknowledged_and_anchors_the_pair_alone():
         task.on_time(Now(time, 0))
     again = batch_of([simple(1, 4, 10, 104, 4)])
     assert sends(task.input(CHANNELS[0], again, Now(3_000, 0))) == []
+
+
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("where", ["function", "result", "partitioner"])
+def test_a_replay_that_fails_leaves_what_was_acknowledged_to_the_other_replays(where: str, side: int):
+    """The failing pair is between two good ones of the same remembered row: neither goes with it.
+
+    Nobody would make them again: their replays are acknowledged without them.
+    """
+
+    def bad(left: int, right: int) -> bool:
+        return (left, right)[side] == 2
+
+    def function(left, right):
+        if where == "function" and bad(left[1], right[1]):
+            raise FailException("rotten")
+        return left[1], "two" if where == "result" and bad(left[1], right[1]) else right[1]
+
+    def road(pair, channels):
+        if where == "partitioner" and bad(*pair):
+            raise FailException("no road")
+        return pair[side] % channels
+
+    task = task_of(function, out=Custom(KeySelector(("left", "right")), road))
+    now = Now(0, 0)
+    task.input(CHANNELS[1 - side], batch_of([simple(1, 9, 10, 9)]), now)
+    for channel in CHANNELS:
+        task.input(channel, Watermark(1_000), now)
+    assert len(task.held_roots()) == 0
+    replays = [simple(1, number, 10, 100 + number, number) for number in (1, 2, 3)]
+    actions = task.input(CHANNELS[side], batch_of(replays), now)
+    (failed,) = [action for action in actions if isinstance(action, FailRoots)]
+    assert [failure.root for failure in failed.failures] == [102]
+    assert sorted(sends(actions)) == ([(1, 9), (3, 9)] if side == 0 else [(9, 1), (9, 3)])
+    assert sorted(task.held_roots().tolist()) == [101, 103]
+    # The next attempt finds the remembered row again.
+    again = batch_of([simple(1, 4, 10, 202, 2)])
+    assert sends(task.input(CHANNELS[side], again, now)) == [(4, 9) if side == 0 else (9, 4)]
 
 
 def test_late_records_are_counted_and_acknowledged():
