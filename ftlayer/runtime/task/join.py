@@ -56,7 +56,7 @@ class JoinTask:
 
     Rows that were acknowledged are remembered for a while, for replays of the other side: a record that failed on
     its way here finds its partners, though they have no part in event time any more. Such a pair is anchored to the
-    replay alone. With a replay that comes later than `PastRows` remembers, the pair is lost.
+    replay alone, and fails it alone. With a replay that comes later than `PastRows` remembers, the pair is lost.
     """
 
     def __init__(
