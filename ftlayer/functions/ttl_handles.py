@@ -27,7 +27,7 @@ class ExpiringValue(ValueHandle):
         if stamped is NOTHING:
             return self.default
         if is_expired(stamped, self._context.now_ms):
-            del self._table[key]
+            self._table.pop(key, None)
             return self.default
         if self._refreshes:
             self._table[key] = self._stamp(stamped[1])
