@@ -165,7 +165,8 @@ class JobCheckpoints:
                         checkpoint, (uid, subtask), reason, _now(), synchronous=synchronous, counts=counts
                     )
                 )
-            case DataEnded(uid, subtask):
+            # Of an instance that is about to be reset it means nothing: the next one reads on from the checkpoint.
+            case DataEnded(uid, subtask) if self._parts.graph.slot_of(uid, subtask) not in self._down:
                 self._do(self._rules.data_ended((uid, subtask), _now()))
 
     def prepare(self, asked: PrepareRestore) -> None:
