@@ -39,6 +39,8 @@ class Completion:
         self._current: PendingCheckpoint | None = None
         self._committed = 0
         self._end: JobEnd | None = None
+        # A commit has failed: it has to be done again, with the same id, before another one holds its messages.
+        self._commits_again = False
         self.last_done = False
 
     @property
@@ -47,7 +49,9 @@ class Completion:
         return self._current is not None
 
     def advance(self, now: Now) -> None:
-        """Publish the earliest that is written."""
+        """Publish the earliest that is written; none behind a failed commit, before the job is restored."""
+        if self._commits_again:
+            return
         for pending in self._flight.all:
             if self._current is not None or pending.stage is not Stage.WRITTEN:
                 continue
@@ -94,10 +98,12 @@ class Completion:
         assert pending.checkpoint is not None
         text = f"checkpoint {checkpoint} is complete, but its sinks could not be committed: {reason}"
         self._complete(pending, pending.checkpoint, now, CommitFailedError(text))
+        self._commits_again = True
         self._flight.failure = text
 
     def restored(self, checkpoint: Checkpoint | None) -> None:
         """Tasks begin with this one, whose sinks are committed."""
+        self._commits_again = False
         if checkpoint is not None:
             self._committed = max(self._committed, checkpoint.checkpoint)
         self.discard(self._store.restored(checkpoint))
