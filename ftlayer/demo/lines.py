@@ -35,13 +35,13 @@ class Partition:
         try:
             for file in self.files:
                 lines = Path(file).read_bytes().decode().removesuffix("\n").split("\n")
-                for line in lines:
+                for place, line in enumerate(lines, 1):
                     yield line
                     number += 1
-                    if number > reached and (number % STEP == 0 or line is lines[-1]):
-                        # Overwritten in place by a longer number or one as long: whole at any moment.
-                        os.pwrite(mark, b"%d" % number, 0)
-                        time.sleep(FILE_S * STEP / len(lines))
+                    if number > reached and (place % STEP == 0 or place == len(lines)):
+                        # Overwritten in place by a number of the same length: whole at any moment.
+                        os.pwrite(mark, b"%012d" % number, 0)
+                        time.sleep(FILE_S * (1 + (place - 1) % STEP) / len(lines))
         finally:
             os.close(mark)
 

@@ -90,7 +90,7 @@ def _run(options: DemoOptions, kind: Kind, directory: RunDirectory, console: Con
             if happening is not None:
                 screen.show(happening)
         seconds = screen.seconds
-        ledger = _settle(kind, directory, killed=bool(victims))
+        ledger = _settle(kind, directory, killed=len(kills.left) < len(victims))
     checkpoints: Checkpoints = []
     if kind is Kind.CHECKPOINTED:
         checkpoints = json.loads(directory.checkpoint_list.read_text("utf-8"))

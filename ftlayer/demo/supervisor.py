@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import random
@@ -194,7 +195,9 @@ class Supervisor:
         if not slots:
             raise QueryError("no slot runs, so none can be killed")
         slot, pid = random.choice(slots)
-        os.kill(pid, signal.SIGKILL)
+        # It may have ended by itself since the driver told of it.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         return slot, pid
 
     def _kill_vertex(self) -> int:
