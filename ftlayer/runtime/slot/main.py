@@ -113,7 +113,7 @@ class _Slot:
         self._snapshots: SnapshotRunner | None = None
         self._tasks: list[AnyTask] = []
         self._restored = 0
-        # The checkpoint that stands, once the coordinator has said: till then any that was begun may be it.
+        # The checkpoint that stands, once the coordinator has said: till then any that was acknowledged may be it.
         self._stands = ANY_CHECKPOINT
         self._is_over = False
         self._closed = threading.Event()
@@ -174,7 +174,9 @@ class _Slot:
         if self._snapshots is not None:
             self._snapshots.close(over=self._is_over)
         for task in self._tasks:
-            cast(CheckpointedTask, task).discard(self._stands)
+            # What was not acknowledged is in no checkpoint.
+            acked = 0 if self._snapshots is None else self._snapshots.latest_acked((task.uid, task.subtask))
+            cast(CheckpointedTask, task).discard(min(self._stands, acked))
         if self._pulse is not None:
             self._pulse.stop()
         if self._links is not None:

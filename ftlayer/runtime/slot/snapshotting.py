@@ -71,6 +71,7 @@ class SnapshotRunner:
         # All below belongs to the thread.
         self._unsynced: list[tuple[_Part, SubtaskSnapshot]] = []
         self._acked: dict[int, int] = {}
+        self._latest: dict[TaskKey, int] = {}
         self._thread = threading.Thread(target=self._run, name="ftlayer-snapshots", daemon=True)
         self._thread.start()
 
@@ -130,6 +131,10 @@ class SnapshotRunner:
         self._thread.join(STOP_WAIT_S)
         for key, checkpoint in list(self._parts):
             self.over(key, checkpoint)
+
+    def latest_acked(self, key: TaskKey) -> int:
+        """Return the latest checkpoint that a task's part was acknowledged for, 0 for none; behind `close`."""
+        return self._latest.get(key, 0)
 
     # ------------------------------------------------------------ the thread's side
 
@@ -200,6 +205,7 @@ class SnapshotRunner:
                 continue
             for part, whole in mine:
                 if not part.cancelled:
+                    self._latest[part.key] = max(checkpoint, self._latest.get(part.key, 0))
                     self._send(SubtaskAcked(checkpoint, whole))
                 self._over(part)
 
