@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -439,14 +440,28 @@ class Job:
 
     def _finish(self) -> None:
         self._ended_ms = _now_ms()
-        if self._checkpoints is not None and self._verdict is not None:
-            self._checkpoints.close(self._verdict.state, self._take_later)
-        self._parts.planners.close()
-        self._parts.server.close()
-        if self._parts.vertex is not None:
-            self._parts.vertex.close()
-        self._parts.on_over()
-        self._over.set()
+        try:
+            self._close()
+        except Exception as error:
+            # Whoever waits for the job has to hear of it, and not to wait for ever.
+            logger.exception("the end of job %r has failed", self.name)
+            self._verdict = Over(
+                JobState.FAILED, JobError(f"the coordinator has failed at the job's end: {error!r}")
+            )
+        finally:
+            self._over.set()
+
+    def _close(self) -> None:
+        """Close all parts, whatever becomes of each."""
+        parts = self._parts
+        with ExitStack() as stack:
+            stack.callback(parts.on_over)
+            if parts.vertex is not None:
+                stack.callback(parts.vertex.close)
+            stack.callback(parts.server.close)
+            stack.callback(parts.planners.close)
+            if self._checkpoints is not None and self._verdict is not None:
+                self._checkpoints.close(self._verdict.state, self._take_later)
 
     def _vertex_status(self) -> StreamStatus | None:
         vertex = self._parts.vertex
