@@ -11,8 +11,12 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 
-class MeantToFail(RuntimeError):
+class MeantToFailError(RuntimeError):
     """A fault that the simulation has let happen."""
+
+
+class Dies(BaseException):
+    """The process that runs dies here and now: no code of it runs any more."""
 
 
 @dataclass
@@ -70,10 +74,16 @@ class Outside:
 
     def trip(self, fault: str) -> None:
         if self.strikes(fault):
-            raise MeantToFail(fault)
+            raise MeantToFailError(fault)
+
+    def die(self, fault: str) -> None:
+        if self.strikes(fault):
+            raise Dies(fault)
 
     def visible(self, sink: str) -> list[tuple[Any, ...]]:
-        return [row for rows in self.staged.values() if rows.visible and rows.sink == sink for row in rows.rows]
+        return [
+            row for rows in self.staged.values() if rows.visible and rows.sink == sink for row in rows.rows
+        ]
 
     def check(self, holds: bool, text: str) -> None:
         if not holds:
@@ -96,14 +106,16 @@ class Writer(DataSourceStreamArrowWriter):
         rows = [tuple(row.values()) for batch in iterator for row in batch.to_pylist()]
         name = len(outside.staged)
         outside.staged[name] = Rows(self._sink, rows, outside.writer)
+        outside.die("die-in-write")
         return Staged(name)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         outside = self.outside
         outside.trip("commit-before")
         for place, message in enumerate(messages):
             if place == len(messages) // 2:
                 outside.trip("commit-middle")
+                outside.die("die-in-commit")
             assert isinstance(message, Staged)
             rows = outside.staged[message.name]
             outside.check(not rows.aborted, f"{message} is committed with {batchId}, and was aborted")
@@ -111,7 +123,7 @@ class Writer(DataSourceStreamArrowWriter):
         outside.log.append(batchId)
         outside.trip("commit-after")
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for message in messages:
             assert isinstance(message, Staged)
             rows = self.outside.staged[message.name]

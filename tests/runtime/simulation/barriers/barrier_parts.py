@@ -96,7 +96,7 @@ class StepWorker:
     def step(self) -> None:
         try:
             self.todo.popleft()()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as in `Worker`
             if not isinstance(error, CheckpointError):
                 self._world.outside.wrong.append(f"the driver's thread raised {error!r}")
             self._on_error(error)
@@ -120,7 +120,7 @@ class StepExecutor:
         future, work = self.todo.popleft()
         try:
             future.set_result(work())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as in `Executor`
             future.set_exception(error)
 
     def shutdown(self, wait: bool = True) -> None:
@@ -296,6 +296,11 @@ class Link:
         if not self.silent:
             self._post(CreditCame(self.peer.slot, self.peer.instance, data))
 
+    @property
+    def tells(self) -> bool:
+        """Whether its end is to be told now: behind the credit that came before it."""
+        return bool(self.broken) and not self.silent and not self.back
+
     def tell_broken(self) -> None:
         self.silent = True
         self._post(LinkBroke(self.peer.slot, self.peer.instance, self.broken))
@@ -397,7 +402,12 @@ class FaultyDriverStorage:
     def publish(self, checkpoint: Any, location: str = "") -> Any:
         if self._outside.strikes("publish"):
             raise CheckpointStorageError("meant to fail: the metadata cannot be written")
-        return self._inner.publish(checkpoint, location)
+        self._outside.die("die-before-publish")
+        published = self._inner.publish(checkpoint, location)
+        self._outside.die("die-after-publish")
+        if self._outside.strikes("publish-after"):
+            raise CheckpointStorageError("meant to fail: nobody knows whether the metadata was written")
+        return published
 
 
 def threads_of(thread: type) -> Any:

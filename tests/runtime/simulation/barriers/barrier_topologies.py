@@ -19,11 +19,23 @@ from ftlayer.stream.connectors import partitions
 from ftlayer.stream.windows import tumbling
 
 NUMBERED = pa.schema(
-    [("key", pa.string()), ("source", pa.string()), ("part", pa.int64()), ("n", pa.int64()), ("at", pa.int64())]
+    [
+        ("key", pa.string()),
+        ("source", pa.string()),
+        ("part", pa.int64()),
+        ("n", pa.int64()),
+        ("at", pa.int64()),
+    ]
 )
 COUNTED = pa.schema([*NUMBERED, ("count", pa.int64())])
 WINDOWED = pa.schema(
-    [("key", pa.string()), ("start", pa.int64()), ("source", pa.string()), ("part", pa.int64()), ("n", pa.int64())]
+    [
+        ("key", pa.string()),
+        ("start", pa.int64()),
+        ("source", pa.string()),
+        ("part", pa.int64()),
+        ("n", pa.int64()),
+    ]
 )
 
 
@@ -51,7 +63,9 @@ class Passing:
     fault: str = "function"
 
     def __call__(self, record: Any) -> Any:
-        Outside.worlds[self.world].trip(self.fault)
+        outside = Outside.worlds[self.world]
+        outside.trip(self.fault)
+        outside.die("die-in-function")
         return record
 
 

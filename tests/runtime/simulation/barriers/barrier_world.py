@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from barrier_outside import Outside
+from barrier_outside import Dies
 from barrier_parts import (
     Channels,
     Control,
@@ -40,8 +40,10 @@ from barrier_parts import (
 from barrier_topologies import Case
 from pyspark import cloudpickle
 
+from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.coordinator import decisions
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage import deleting
 from ftlayer.checkpoint.storage import slot as storage_slot
 from ftlayer.checkpoint.storage.opening import driver_storage, storage_key
@@ -55,6 +57,7 @@ from ftlayer.runtime.coordinator.opening import open_checkpoints
 from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded
 from ftlayer.runtime.order import Door, SlotOrder
+from ftlayer.runtime.sealed import unseal
 from ftlayer.runtime.slot import links, loop, main, pulse, snapshotting
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
@@ -124,13 +127,14 @@ class Instance(main._Slot):
                 self.is_over = not self.loop.turn()
             else:
                 self._look_for_deploy()
-        except (Exception, MemoryError) as error:
+        except (Exception, MemoryError) as error:  # noqa: BLE001 - as in `run_slot`
             self.fail(error)
             self.is_over, self.again = True, self.outlives(error)
         else:
             if self.is_over and self.loop is not None and self.loop.reset is not None:
                 self._stands = self.loop.reset.restored
                 self.again = True
+            self._is_over = self.is_over and self.loop is not None and not self.again
         if self.is_over:
             self.close()
 
@@ -256,6 +260,7 @@ class Driver:
             key=b"k" * 32,
             checkpoints=plan,
         )
+        self.key = plan.key
         self.order = cloudpickle.dumps(order)
         self.storage = parts.storage
         restart = FixedDelay(attempts=10_000, delay="10ms")
@@ -291,6 +296,8 @@ class Driver:
                     self.triggered.append(barrier.checkpoint)
                 case decisions.NotifyAborted(checkpoint, _):
                     self.ends[checkpoint] += 1
+                case decisions.Answer(_, Checkpoint(kind=SnapshotKind.SAVEPOINT) as savepoint):
+                    self.world.note_savepoint(savepoint, self.key)
             carry_out(decision)
 
         self.job._checkpoints._do_one = noted
@@ -335,6 +342,8 @@ class World:
         self.links: list[Link] = []
         self.leavers: list[StepExecutor] = []
         self.spark_ended: list[tuple[int, int, str | None]] = []
+        self.killed: set[str] = set()  # processes, and "<life>." for a driver with all that it had
+        self.in_savepoints: set[int] = set()  # messages that a user's savepoint holds
         self.moves_made: Counter[str] = Counter()
         self.driver: Driver
 
@@ -414,10 +423,8 @@ class World:
         """All that happens meanwhile happens in this process."""
         self.current, before = process, self.current
         self.outside.writer, writer = process.name, self.outside.writer
-        try:
-            yield
-        finally:
-            self.current, self.outside.writer = before, writer
+        yield
+        self.current, self.outside.writer = before, writer
 
     # ------------------------------------------------------------ lives
 
@@ -433,6 +440,7 @@ class World:
     def kill_driver(self) -> None:
         """The driver dies, and with it all processes: nothing is left but the storage, and what is outside."""
         self.closing = False
+        self.killed.add(f"{self.lives}.")
         self._workers = []
         for process in list(self.processes):
             process.alive = False
@@ -458,6 +466,7 @@ class World:
             link.silent = True
         if instance._server is not None:
             instance._server.close()
+        self.killed.add(process.name)
         process.end("the process was killed")
 
     def finish(self) -> None:
@@ -465,6 +474,8 @@ class World:
         self.closing = True
         self.driver.job._finish()
         self.closing = False
+        self.controls.clear()
+        self.links.clear()
 
     # ------------------------------------------------------------ moves
 
@@ -489,7 +500,7 @@ class World:
         for link in self.links:
             if link.can_deliver(self.servers):
                 yield "frame", link.deliver
-            if link.broken and not link.silent:
+            if link.tells:
                 yield "broken", link.tell_broken
             if link.back:
                 yield "credit", link.give_back
@@ -517,7 +528,14 @@ class World:
             return
         kind, move = self.random.choice(found)
         self.moves_made[kind] += 1
-        move()
+        try:
+            move()
+        except Dies:
+            # In the middle of what it did.
+            if self.current is None:
+                raise
+            self.kill(self.current)
+            self.current = None
 
     def pass_time(self, ms: int) -> None:
         before, self.mono, self.wall = self.mono, self.mono + ms, self.wall + ms
@@ -578,6 +596,13 @@ class World:
 
     def savepoint(self) -> str:
         return f"{self.directory}/savepoints/savepoint-{secrets.token_hex(6)}"
+
+    def note_savepoint(self, savepoint: Checkpoint, key: bytes) -> None:
+        self.in_savepoints |= {
+            unseal(committable.message, key).name
+            for part in savepoint.subtasks
+            for committable in part.committables
+        }
 
     def drain(self) -> None:
         self.driver.events.put(DrainRequested())

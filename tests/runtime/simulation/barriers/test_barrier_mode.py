@@ -2,11 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
+NAMES = ("counting", "union", "co", "side", "windows", "forward")
+MODES = ("aligned", "at-least-once", "unaligned", "turning")
+CHUNK = 15
+CAMPAIGN = int(os.environ.get("FTLAYER_SEEDS", "3000"))
 
-@pytest.mark.parametrize("seed", range(3))
-def test_nothing_fails(runs: Any, seed: int) -> None:
-    runs.simple("counting", seed)
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_fails(runs: Any, name: str, mode: str) -> None:
+    run = runs.Run(runs.Plan(name, seed=1, config=runs.MODES[mode])).run()
+    assert run.world.driver.job._checkpoints.counts.completed > 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["union", "forward"])
+def test_everything_fails_once(runs: Any, name: str, mode: str) -> None:
+    events = tuple((120 * (place + 1), what) for place, what in enumerate(runs.ARMED))
+    plan = runs.Plan(name, seed=2, events=events, config={**runs.MODES[mode], "interval": 10}, count=200)
+    fired = runs.Run(plan).run().outside.fired
+    assert set(fired) >= {"function", "write", "sync", "publish", "commit-middle"}
+
+
+@pytest.mark.parametrize("act", ["kill", "kill-all", "freeze", "driver", "savepoint", "stop"])
+@pytest.mark.parametrize("mode", MODES)
+def test_one_thing_happens(runs: Any, act: str, mode: str) -> None:
+    for move in (50, 300, 500):
+        runs.Run(runs.Plan("counting", seed=move, events=((move, act),), config=runs.MODES[mode])).run()
+
+
+@pytest.mark.parametrize("first", range(0, 120, CHUNK))
+def test_anything_happens(runs: Any, first: int) -> None:
+    for seed in range(first, first + CHUNK):
+        runs.Run(runs.drawn(seed)).run()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(1_000, 1_000 + CAMPAIGN, 100))
+def test_campaign(runs: Any, first: int) -> None:
+    for seed in range(first, first + 100):
+        runs.Run(runs.drawn(seed)).run()
