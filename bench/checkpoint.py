@@ -24,12 +24,20 @@ import numpy as np
 
 from bench.harness import Target, note
 from bench.topology import (
+    PACE_S,
+    PACED_PER_S,
     SLOTS,
+    STAMPED,
+    STAMPED_COUNT,
+    Delays,
     Discard,
-    paced_job,
+    count_stamped,
+    last_stamped,
+    no_stamp,
     python_job,
     read_delays,
     read_marks,
+    stamp,
     wait_until,
 )
 
@@ -65,6 +73,17 @@ SLOW_ROWS = 256
 def endless(first: int) -> Iterator[int]:
     """Ids without end."""
     return itertools.count(first, SLOTS)
+
+
+def steady(begin: float, first: int, seconds: float) -> Iterator[int]:
+    """Yield the times (ns) at which records are due, `PACED_PER_S` / `SLOTS` a second; those that are past at once."""
+    due = begin + first / PACED_PER_S
+    while due < begin + seconds:
+        wait = due - time.monotonic()
+        if wait > 0:
+            time.sleep(wait + PACE_S)
+        yield int(due * 1e9)
+        due += SLOTS / PACED_PER_S
 
 
 def phased(folder: str, first: int, keys: int, later: int) -> Iterator[int]:
@@ -194,11 +213,11 @@ class Bench:
         source = env.source(partitions(*parts), "id bigint").key_by("id")
         source.aggregate(no_blob, blob, "id bigint, blob binary").sink(Discard(str(folder)))
         job = env.execute_async()
-        wait_until(lambda: len(list(folder.glob("filled-*"))) == SLOTS, 120)
+        wait_until(lambda: job.status().counters.get("records_out", 0) >= keys, 120)
         job.checkpoint(timeout=120)
         (folder / "go-0").touch()
-        wait_until(lambda: len(list(folder.glob("done-0-*"))) == SLOTS)
-        time.sleep(0.2)  # what is on its way between the slots
+        changed = keys + keys // 100
+        wait_until(lambda: job.status().counters.get("records_out", 0) >= changed)
         job.checkpoint(timeout=120)
         second, first = job.checkpoints()[:2]
         (folder / "stop").touch()
@@ -258,7 +277,7 @@ class Bench:
         """Kill a slot; return seconds until its successor's first record."""
         folder = self.folder()
         env = self.environment(folder)
-        paced_job(env, folder, seconds)
+        steady_job(env, folder, time.monotonic() + 1, seconds)
         job = env.execute_async()
         wait_until(lambda: len(read_delays(folder)) == SLOTS)
         time.sleep(seconds / 3)
@@ -270,6 +289,16 @@ class Bench:
         firsts = [rows[0, 1] for pid, rows in read_delays(folder).items() if pid not in before and len(rows)]
         shutil.rmtree(folder)
         return float((min(firsts) - killed) / 1e9)
+
+
+def steady_job(env: Any, folder: Path, begin: float, seconds: float) -> None:
+    """10,000 records a second, which are the same ones when they are read again."""
+    from ftlayer import partitions
+
+    parts = [partial(steady, begin, first, seconds) for first in range(SLOTS)]
+    keyed = env.source(partitions(*parts), "sent bigint").map(stamp, STAMPED).key_by("key")
+    counted = keyed.aggregate(no_stamp, count_stamped, STAMPED_COUNT)
+    counted.map(last_stamped, STAMPED_COUNT).sink(Delays(str(folder)))
 
 
 def slow_job(env: Any) -> None:
