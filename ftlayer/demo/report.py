@@ -90,8 +90,10 @@ def _ledger_table(kind: Kind, ledger: Ledger) -> Table:
 
 def _checkpoint_table(checkpoints: Checkpoints) -> Table:
     """Return a table of the last checkpoints, in their order."""
-    table = Table(title="Checkpoints", title_justify="left", box=None, padding=(0, 1))
-    for heading in ("id", "took ms", "aligned", "sync", "async", "state KiB", "written", "kind", "outcome"):
+    table = Table(
+        title="Checkpoints (times in ms, sizes in KiB)", title_justify="left", box=None, padding=(0, 1)
+    )
+    for heading in ("id", "took", "aligned", "sync", "async", "state", "written", "kind", "outcome"):
         table.add_column(heading, justify="left" if heading in ("kind", "outcome") else "right")
     left_out = len(checkpoints) - MOST_CHECKPOINTS
     if left_out > 0:
