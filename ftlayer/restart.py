@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from random import Random
 from typing import Protocol
 
 from ftlayer.config import duration_ms
@@ -50,12 +51,16 @@ class ExponentialDelay:
     """Start again after a pause that doubles, up to ``max_delay``; back to the first after a quiet time.
 
     ``attempts`` bounds the failures in a row without ``reset_after`` between two of them; None is no bound.
+    ``jitter`` (0 to 1): a pause is up to this part of it longer or shorter, at random, so that jobs which failed
+    together do not come back together.
     """
 
     initial_delay: str | int = "1s"
     max_delay: str | int = "1m"
     reset_after: str | int = "2m"
     attempts: int | None = 10
+    jitter: float = 0.0
+    _random: Random = field(default_factory=Random, init=False, repr=False, compare=False)
     _in_a_row: int = field(default=0, init=False, repr=False)
     _last_ms: int | None = field(default=None, init=False, repr=False)
 
@@ -67,6 +72,8 @@ class ExponentialDelay:
             raise ConfigError(f"max_delay ({self.max_delay}) is below initial_delay ({self.initial_delay})")
         if self.attempts is not None and self.attempts < 1:
             raise ConfigError(f"attempts: expected 1 or more, or None, got {self.attempts}")
+        if not 0 <= self.jitter <= 1:
+            raise ConfigError(f"jitter: expected 0 to 1, got {self.jitter}")
 
     def on_failure(self, now_ms: int) -> int | None:
         """Pause longer than the last time, or give up."""
@@ -77,7 +84,8 @@ class ExponentialDelay:
         if self.attempts is not None and self._in_a_row > self.attempts:
             return None
         # The exponent is bounded: 2**60 ms is past any max_delay.
-        return min(self._max_ms, self._initial_ms << min(self._in_a_row - 1, 60))
+        pause = min(self._max_ms, self._initial_ms << min(self._in_a_row - 1, 60))
+        return round(pause * (1 + self._random.uniform(-self.jitter, self.jitter)))
 
 
 @dataclass

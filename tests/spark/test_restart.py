@@ -75,6 +75,7 @@ def test_a_failure_rate_counts_what_came_within_the_interval(
         (lambda: ExponentialDelay(max_delay="x"), "max_delay"),
         (lambda: ExponentialDelay(reset_after=True), "reset_after"),
         (lambda: ExponentialDelay(attempts=0), "attempts"),
+        (lambda: ExponentialDelay(jitter=1.5), "jitter"),
         (lambda: FailureRate(0), "max_failures"),
         (lambda: FailureRate(interval=0), "interval"),
         (lambda: FailureRate(delay=""), "delay"),
@@ -83,3 +84,20 @@ def test_a_failure_rate_counts_what_came_within_the_interval(
 def test_options_that_make_no_sense_are_named(make: Any, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         make()
+
+
+@given(st.floats(0, 1), st.integers(1, 20))
+def test_jitter_moves_a_pause_by_its_part_at_most(jitter: float, failures: int) -> None:
+    steady, jittery = (
+        ExponentialDelay(100, 5_000, attempts=None),
+        ExponentialDelay(100, 5_000, attempts=None, jitter=jitter),
+    )
+    for now in range(failures):
+        pause, moved = steady.on_failure(now), jittery.on_failure(now)
+        assert pause is not None
+        assert moved is not None
+        assert abs(moved - pause) <= pause * jitter + 1
+
+
+def test_jitter_makes_pauses_differ() -> None:
+    assert len({ExponentialDelay("1h", "1h", jitter=0.1).on_failure(0) for _ in range(10)}) > 1
