@@ -87,7 +87,6 @@ class Ingest:
         if part.error is not None:
             raise part.error
 
-
     def reader(self, topology: str) -> IngestReader:
         """Return a source for a topology in barrier mode: a stream reader that can go back to any checkpoint.
 
