@@ -50,7 +50,7 @@ from ftlayer.checkpoint.storage.opening import driver_storage, storage_key
 from ftlayer.config import TopologyOptions
 from ftlayer.layer.calls import Now
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.coordinator import checkpointing
+from ftlayer.runtime.coordinator import checkpointing, job_thread
 from ftlayer.runtime.coordinator import job as driver_job
 from ftlayer.runtime.coordinator.events import DrainRequested, JobState, Over, SparkJobEnded
 from ftlayer.runtime.coordinator.opening import open_checkpoints
@@ -318,7 +318,7 @@ class Driver:
         """Have a user's request carried out, as `Job._requested` does."""
         answer: Future[Any] = Future()
         checkpoints = self.job._checkpoints
-        self.events.put(driver_job._Later(lambda: checkpoints.request(ask, answer)))
+        self.events.put(driver_job.Later(lambda: checkpoints.request(ask, answer)))
         self.answers.append(answer)
         return answer
 
@@ -357,8 +357,9 @@ class World:
     def installed(self) -> Iterator[None]:
         """Put stand-ins in place of what the real code starts and asks."""
         told: list[tuple[Any, str, Any]] = [
-            (driver_job, "_now_ms", lambda: self.mono),
-            (driver_job, "threading", threads_of(IdleThread)),
+            (job_thread, "now_ms", lambda: self.mono),
+            (driver_job, "now_ms", lambda: self.mono),
+            (job_thread, "threading", threads_of(IdleThread)),
             (checkpointing, "_now", lambda: self.now),
             (checkpointing, "Worker", self._worker),
             (loop, "_now", lambda: self.now),

@@ -1,0 +1,323 @@
+"""The coordinator's thread: everything that happens to a job comes in through one queue, and is carried out here."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import ConfigError, FTLayerError, JobError
+from ftlayer.restart import RestartStrategy
+from ftlayer.runtime.coordinator.barrier_core import BarrierJobCore
+from ftlayer.runtime.coordinator.checkpointing import CheckpointParts, JobCheckpoints
+from ftlayer.runtime.coordinator.control_server import ControlServer
+from ftlayer.runtime.coordinator.core import CoordinatorCore
+from ftlayer.runtime.coordinator.events import (
+    AskVertexStatus,
+    Broke,
+    Broken,
+    CancelSlot,
+    Condemn,
+    Condemned,
+    Decision,
+    DrainRequested,
+    Event,
+    JobState,
+    Over,
+    PrepareRestore,
+    RecallDone,
+    RecallStreams,
+    RegionDeployed,
+    Said,
+    SendTo,
+    SlotDown,
+    SlotUp,
+    SparkJobEnded,
+    StatusKnown,
+    SubmitSlot,
+    Tick,
+)
+from ftlayer.runtime.coordinator.isolation import ReplayInput
+from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
+from ftlayer.runtime.coordinator.meter import Meter
+from ftlayer.runtime.coordinator.planners import Planners
+from ftlayer.runtime.coordinator.regions import regions_of
+from ftlayer.runtime.coordinator.submit import SlotSubmitter
+from ftlayer.runtime.messages import (
+    AssignSplits,
+    FromSlot,
+    Heartbeat,
+    SlotEnded,
+    SlotFailed,
+    SplitDone,
+    ToSlot,
+)
+from ftlayer.stream.job_graph import JobGraph
+
+# How long the coordinator waits for an event before it looks at the time.
+TICK_S = 0.05
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Later:
+    """Something to be done in the job's thread."""
+
+    work: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class JobParts:
+    """What a job is made of. Server, submitter and planners report to the `JobThread` that they were made for.
+
+    ``restart`` is of this job alone. ``on_over`` is called once, by the coordinator's thread, when the job has come
+    to its final state.
+    """
+
+    graph: JobGraph
+    options: TopologyOptions
+    restart: RestartStrategy
+    server: ControlServer
+    submitter: SlotSubmitter
+    vertex: JobVertexCalls | None
+    planners: Planners
+    on_over: Callable[[], None]
+    checkpoints: CheckpointParts | None = None
+
+
+class JobThread:
+    """A job as it runs. `ftlayer.runtime.coordinator.job.Job` is the part of it for users."""
+
+    def __init__(self, job: str) -> None:
+        self.job = job
+        self._events: queue.SimpleQueue[Event | AssignSplits | Later] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards core and meter
+        self._over = threading.Event()
+        self._verdict: Over | None = None
+        self._meter = Meter()
+        self._checkpoints: JobCheckpoints | None = None
+
+    @property
+    def name(self) -> str:
+        """The topology's name."""
+        return self._parts.graph.name
+
+    # ------------------------------------------------------------ for its parts
+
+    def slot_said(self, slot: int, instance: str, message: FromSlot) -> None:
+        """Take a message of a slot."""
+        self._events.put(Said(slot, instance, message))
+
+    def slot_lost(self, slot: int, instance: str, reason: str) -> None:
+        """Take the end of a slot's control stream."""
+        self._events.put(Broke(slot, instance, reason))
+
+    def spark_job_ended(self, slot: int, attempt: int, error: str | None) -> None:
+        """Take the end of a slot's Spark job."""
+        self._events.put(SparkJobEnded(slot, attempt, error))
+
+    def send_splits(self, splits: AssignSplits) -> None:
+        """Send splits to the slot of their subtask, if it runs; else its planner is told that it is up later."""
+        self._events.put(splits)
+
+    def source_backlog(self, source: str, working_off: bool) -> None:
+        """Take from a source's planner whether it works off a backlog."""
+        self._events.put(Later(lambda: self._with_checkpoints().backlog(source, working_off)))
+
+    def broken(self, error: FTLayerError) -> None:
+        """End the job by a failure on the driver's side."""
+        self._events.put(Broken(error))
+
+    def start(self, parts: JobParts) -> None:
+        """Begin to run."""
+        self._parts = parts
+        self._core: CoordinatorCore | BarrierJobCore
+        if parts.checkpoints is None:
+            self._core = self._acker_core(parts)
+        else:
+            self._core = BarrierJobCore(
+                regions=regions_of(parts.graph), run=self.job, options=parts.options, restart=parts.restart
+            )
+            self._checkpoints = JobCheckpoints(
+                parts.checkpoints,
+                parts.planners,
+                happened=self._events.put,
+                later=lambda work: self._events.put(Later(work)),
+                tell_all=self._tell_all,
+                tell_slot=self._tell_slot,
+                instances=lambda: frozenset(slot.hello.instance for slot in self._core.slots if slot.hello),
+            )
+        self._started_ms, self._ended_ms = now_ms(), 0
+        threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
+
+    def _acker_core(self, parts: JobParts) -> CoordinatorCore:
+        return CoordinatorCore(
+            slots=parts.graph.slots,
+            tracked=parts.graph.tracked,
+            run=self.job,
+            options=parts.options,
+            restart=parts.restart,
+            replays=[ReplayInput(uid, parts.graph.slot_of(uid, 0)) for uid in parts.graph.replays],
+            timeout_ms=min((options.timeout_ms for _, options in parts.graph.options), default=0),
+        )
+
+    # ------------------------------------------------------------ the coordinator's thread
+
+    def _run(self) -> None:
+        try:
+            self._do_all(self._core.start(self._started_ms))
+            self._parts.planners.start()
+            while self._verdict is None:
+                self._step()
+        except Exception as error:
+            # A fault of ours: without this the job would stand still, and nobody would know.
+            logger.exception("the coordinator of job %r has failed", self.name)
+            self._verdict = Over(JobState.FAILED, JobError(f"the coordinator has failed: {error!r}"))
+        finally:
+            self._finish()
+
+    def _step(self) -> None:
+        try:
+            event = self._events.get(timeout=TICK_S)
+        except queue.Empty:
+            event = Tick()
+        if isinstance(event, AssignSplits):
+            self._send_splits(event)
+            return
+        if isinstance(event, Later):
+            event.work()
+            return
+        moment_ms = now_ms()
+        if isinstance(event, SparkJobEnded) and event.error and self._parts.submitter.session_stopped():
+            event = Broken(JobError("the Spark session was stopped while the job ran"))
+        with self._lock:
+            if isinstance(event, Said):
+                self._note(event, moment_ms)
+            decisions = self._core.handle(event, moment_ms)
+        if isinstance(event, DrainRequested):
+            self._parts.planners.drain()
+        self._do_all(decisions)
+        if self._checkpoints is not None:
+            self._checkpoint(event, self._checkpoints)
+
+    def _checkpoint(self, event: Event, checkpoints: JobCheckpoints) -> None:
+        """Let an event have its effect on checkpoints, behind that on the job."""
+        if self._end_is_near():
+            checkpoints.cancel()
+        elif isinstance(event, Said) and self._core.slots[event.slot].is_instance(event.instance):
+            checkpoints.said(event.message)
+        checkpoints.tick()
+
+    def _end_is_near(self) -> bool:
+        state = self._core.state
+        return state.is_final or state is JobState.STOPPING
+
+    def _note(self, said: Said, now_ms: int) -> None:
+        match said.message:
+            case Heartbeat(counters=counters) | SlotEnded(counters=counters):
+                self._meter.update(said.instance, counters, now_ms)
+            case SlotFailed(damaged=damaged) if damaged and self._checkpoints is not None:
+                self._checkpoints.damaged(damaged)
+            case SplitDone() as done if self._core.slots[said.slot].is_instance(said.instance):
+                self._parts.planners.split_done(done)
+
+    def _send_splits(self, splits: AssignSplits) -> None:
+        slot = self._core.slots[self._parts.graph.slot_of(splits.source, splits.subtask)]
+        if slot.running and slot.hello is not None:
+            self._parts.server.send(slot.hello.instance, splits)
+
+    def _do_all(self, decisions: list[Decision]) -> None:
+        for decision in decisions:
+            self._do(decision)
+
+    def _do(self, decision: Decision) -> None:
+        parts = self._parts
+        match decision:
+            case SendTo(_, instance, message):
+                parts.server.send(instance, message)
+            case SubmitSlot(slot, attempt):
+                parts.submitter.submit(slot, attempt)
+            case CancelSlot(slot, attempt):
+                parts.submitter.cancel(slot, attempt)
+            case RecallStreams(number):
+                assert parts.vertex is not None
+                parts.vertex.recall(lambda rows: self._events.put(RecallDone(number, rows)), self.broken)
+            case Condemn(failure):
+                assert parts.vertex is not None
+                logger.warning("root %016x ends processes: %s", failure.root, failure.reason)
+                parts.vertex.condemn(failure, lambda: self._events.put(Condemned(failure.root)), self.broken)
+            case AskVertexStatus(number):
+                assert parts.vertex is not None
+                parts.vertex.status(lambda status: self._events.put(StatusKnown(number, status)), self.broken)
+            case SlotUp(slot):
+                parts.planners.slot_up(slot)
+            case SlotDown(slot):
+                parts.planners.slot_down(slot)
+            case PrepareRestore() if self._checkpoints is not None:
+                self._checkpoints.prepare(decision)
+            case RegionDeployed() if self._checkpoints is not None:
+                self._checkpoints.deployed(decision)
+            case Over():
+                self._verdict = decision
+
+    def _tell_all(self, message: ToSlot) -> None:
+        for slot in self._core.slots:
+            self._tell_slot(slot.number, message)
+
+    def _tell_slot(self, number: int, message: ToSlot) -> None:
+        slot = self._core.slots[number]
+        if slot.running and slot.hello is not None:
+            self._parts.server.send(slot.hello.instance, message)
+
+    def _take_later(self) -> None:
+        """Do what was put off; other events come too late."""
+        while True:
+            try:
+                event = self._events.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, Later):
+                event.work()
+
+    def _finish(self) -> None:
+        self._ended_ms = now_ms()
+        try:
+            self._close()
+        except Exception as error:
+            # Whoever waits for the job has to hear of it, and not to wait for ever.
+            logger.exception("the end of job %r has failed", self.name)
+            self._verdict = Over(
+                JobState.FAILED, JobError(f"the coordinator has failed at the job's end: {error!r}")
+            )
+        finally:
+            self._over.set()
+
+    def _close(self) -> None:
+        """Close all parts, whatever becomes of each."""
+        parts = self._parts
+        with ExitStack() as stack:
+            stack.callback(parts.on_over)
+            if parts.vertex is not None:
+                stack.callback(parts.vertex.close)
+            stack.callback(parts.server.close)
+            stack.callback(parts.planners.close)
+            if self._checkpoints is not None and self._verdict is not None:
+                self._checkpoints.close(self._verdict.state, self._take_later)
+
+    def _with_checkpoints(self) -> JobCheckpoints:
+        if self._checkpoints is None:
+            raise ConfigError(
+                f"{self.name!r} runs without checkpoints; give StreamEnvironment checkpointing=CheckpointConfig(…)"
+            )
+        return self._checkpoints
+
+
+def now_ms() -> int:
+    """Return the monotone clock, in ms."""
+    return time.monotonic_ns() // 1_000_000
