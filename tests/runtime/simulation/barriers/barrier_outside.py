@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,11 @@ class MeantToFailError(RuntimeError):
 
 
 class Dies(BaseException):
-    """The process that runs dies here and now: no code of it runs any more."""
+    """A process dies here and now: no code of it runs any more. ``writer`` names it; "" is the driver."""
+
+    def __init__(self, fault: str, writer: str) -> None:
+        super().__init__(fault)
+        self.writer = writer
 
 
 @dataclass
@@ -63,6 +67,7 @@ class Outside:
         self.armed: Counter[str] = Counter()
         self.fired: Counter[str] = Counter()
         self.writer = ""
+        self.pause: Callable[[], None] = lambda: None  # others' turn
 
     def strikes(self, fault: str) -> bool:
         """Whether an armed fault happens now."""
@@ -78,7 +83,7 @@ class Outside:
 
     def die(self, fault: str) -> None:
         if self.strikes(fault):
-            raise Dies(fault)
+            raise Dies(fault, self.writer)
 
     def visible(self, sink: str) -> list[tuple[Any, ...]]:
         return [
@@ -103,9 +108,11 @@ class Writer(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         outside = self.outside
         outside.trip("write")
+        outside.pause()
         rows = [tuple(row.values()) for batch in iterator for row in batch.to_pylist()]
         name = len(outside.staged)
         outside.staged[name] = Rows(self._sink, rows, outside.writer)
+        outside.pause()
         outside.die("die-in-write")
         return Staged(name)
 

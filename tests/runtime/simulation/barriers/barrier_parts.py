@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty
@@ -34,7 +34,10 @@ class IdleThread:
         pass
 
     def join(self, timeout: float | None = None) -> None:
-        self.target(*self.args)
+        owner = self.target.__self__  # type: ignore[attr-defined]
+        # One that is at work now is waited for in vain.
+        if not getattr(owner, "at_work", False):
+            self.target(*self.args)
 
     def is_alive(self) -> bool:
         return False
@@ -158,6 +161,7 @@ class Control:
     down: deque[bytes] = field(default_factory=deque)
     closed: bool = False
     reason: str = "its process has ended the control stream"
+    process: Any = None
 
     def start(self, on_message: Callable[[Any], None], on_lost: Callable[[str], None]) -> None:
         self.on_message = on_message
@@ -379,15 +383,29 @@ class FaultyWriter:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def write(self, *args: Any) -> Piece:
+    def write(self, chunks: Iterable[bytes], *args: Any) -> Piece:
         if self._outside.strikes("snapshot"):
             raise CheckpointStorageError("meant to fail: a snapshot cannot be written")
-        return self._inner.write(*args)
+        # Here, and not below, where locks are held.
+        gathered = []
+        for chunk in chunks:
+            gathered.append(chunk)
+            self._outside.pause()
+        piece = self._inner.write(gathered, *args)
+        self._outside.pause()
+        return piece
 
     def sync(self) -> None:
+        self._fail()
+        self._inner.sync()
+
+    def close(self) -> None:
+        self._fail()
+        self._inner.close()
+
+    def _fail(self) -> None:
         if self._outside.strikes("sync"):
             raise CheckpointStorageError("meant to fail: a snapshot cannot be synced")
-        self._inner.sync()
 
 
 class FaultyDriverStorage:

@@ -51,7 +51,19 @@ ARMED = (
 )
 """Faults that happen where the code comes to them next."""
 
-ACTS = ("kill", "kill-two", "kill-all", "freeze", "driver", "savepoint", "checkpoint", "stop", "cancel-slot")
+ACTS = (
+    "kill",
+    "kill-two",
+    "kill-all",
+    "freeze",
+    "cancel-slot",
+    "cut-link",
+    "cut-control",
+    "driver",
+    "savepoint",
+    "checkpoint",
+    "stop",
+)
 """Faults, and wishes of users, that happen at once."""
 
 FROZEN_MS = 3_000
@@ -173,6 +185,13 @@ class Run:
                 if world.processes:
                     process = self.random.choice(world.processes)
                     world.driver.submitter.unwanted.add((process.slot, process.attempt))
+            case "cut-link":
+                open_links = [link for link in world.links if not link.silent and not link.broken]
+                if open_links:
+                    world.cut(self.random.choice(open_links))
+            case "cut-control":
+                if world.processes:
+                    world.cut_control(self.random.choice(world.processes))
             case "driver":
                 self._next_driver()
             case "savepoint":
@@ -257,6 +276,8 @@ def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None)
         "timeout": random.choice((80, "2s")),
         "file_merging_across": random.random() < 0.3,
         "memory_threshold": random.choice((0, 64, 1 << 14)),
+        "debloating": random.random() < 0.3,
+        "debloat_target": 5,
     }
     options = {
         "batch_rows": random.choice((2, 4, 16)),

@@ -51,8 +51,8 @@ from ftlayer.config import TopologyOptions
 from ftlayer.layer.calls import Now
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.coordinator import checkpointing, job_thread
-from ftlayer.runtime.coordinator import job as driver_job
 from ftlayer.runtime.coordinator.events import DrainRequested, JobState, Over, SparkJobEnded
+from ftlayer.runtime.coordinator.job import Job
 from ftlayer.runtime.coordinator.opening import open_checkpoints
 from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded
@@ -178,6 +178,12 @@ class Instance(main._Slot):
         return [] if self._links is None else list(self._links._links.values())
 
 
+class Runner(snapshotting.SnapshotRunner):
+    """`SnapshotRunner` whose thread is the world's. ``at_work``: between two steps of one piece of work."""
+
+    at_work = False
+
+
 class Process:
     """A process that Spark has started for a slot; instances of it follow each other."""
 
@@ -186,7 +192,7 @@ class Process:
         self.name = f"{world.lives}.{slot}.{attempt}"
         self.executors: list[StepExecutor] = []
         self.links: list[Link] = []
-        self.writing: list[Any] = []  # snapshot threads that have something to do
+        self.runners: list[Runner] = []  # threads of snapshots
         self.frozen_until_ms = 0
         self.alive = True
         self.instance: Instance
@@ -217,10 +223,6 @@ class Process:
     def is_frozen(self) -> bool:
         return self.world.mono < self.frozen_until_ms
 
-    @property
-    def snapshots(self) -> Any:
-        return self.instance._snapshots
-
     def due_ms(self) -> float:
         box = self.instance.mailbox
         if not box.resting:
@@ -239,7 +241,7 @@ class Driver:
             case.build(setting.parallelism).build(), max_parallelism=setting.config.max_parallelism
         )
         self.events = StepQueue()
-        self.job = driver_job.Job(f"run-{world.lives}")
+        self.job = Job(f"run-{world.lives}")
         self.job._events = self.events
         self.server, self.submitter = ControlServer(), Submitter()
         self.workers: list[StepWorker] = []
@@ -269,7 +271,7 @@ class Driver:
         )
         faulty = replace(parts, storage=FaultyDriverStorage(world.outside, parts.storage))
         self.job.start(
-            driver_job.JobParts(
+            job_thread.JobParts(
                 self.graph,
                 setting.options,
                 restart,
@@ -318,7 +320,7 @@ class Driver:
         """Have a user's request carried out, as `Job._requested` does."""
         answer: Future[Any] = Future()
         checkpoints = self.job._checkpoints
-        self.events.put(driver_job.Later(lambda: checkpoints.request(ask, answer)))
+        self.events.put(job_thread.Later(lambda: checkpoints.request(ask, answer)))
         self.answers.append(answer)
         return answer
 
@@ -345,6 +347,8 @@ class World:
         self.killed: set[str] = set()  # processes, and "<life>." for a driver with all that it had
         self.in_savepoints: set[int] = set()  # messages that a user's savepoint holds
         self.moves_made: Counter[str] = Counter()
+        self._is_paused = False
+        self.outside.pause = self._pause
         self.driver: Driver
 
     @property
@@ -358,7 +362,6 @@ class World:
         """Put stand-ins in place of what the real code starts and asks."""
         told: list[tuple[Any, str, Any]] = [
             (job_thread, "now_ms", lambda: self.mono),
-            (driver_job, "now_ms", lambda: self.mono),
             (job_thread, "threading", threads_of(IdleThread)),
             (checkpointing, "_now", lambda: self.now),
             (checkpointing, "Worker", self._worker),
@@ -368,6 +371,7 @@ class World:
             (main, "ChannelServer", self._server),
             (main, "Mailbox", StepMailbox),
             (main, "Pulse", StepPulse),
+            (main, "SnapshotRunner", self._runner),
             (main, "open_reader", self._reader),
             (main, "slot_storage", self._slot_storage(main.slot_storage)),
             (links, "PeerLink", self._link),
@@ -392,7 +396,7 @@ class World:
         return worker
 
     def _control(self, door: Any, *, job: str, slot: int, instance: str) -> Control:
-        control = Control(slot, instance)
+        control = Control(slot, instance, process=self.current)
         self.controls.append(control)
         self.driver.server.streams[instance] = control
         return control
@@ -406,6 +410,12 @@ class World:
         self.links.append(link)
         self.current.links.append(link)
         return link
+
+    def _runner(self, *args: Any) -> Runner:
+        assert self.current is not None
+        runner = Runner(*args)
+        self.current.runners.append(runner)
+        return runner
 
     def _reader(self, source: Any, subtask: int, parallelism: int, **options: Any) -> StepReader:
         return StepReader(self, source, subtask, parallelism, options["positions"], options["limits"])
@@ -424,8 +434,10 @@ class World:
         """All that happens meanwhile happens in this process."""
         self.current, before = process, self.current
         self.outside.writer, writer = process.name, self.outside.writer
-        yield
-        self.current, self.outside.writer = before, writer
+        try:
+            yield
+        finally:
+            self.current, self.outside.writer = before, writer
 
     # ------------------------------------------------------------ lives
 
@@ -470,6 +482,24 @@ class World:
         self.killed.add(process.name)
         process.end("the process was killed")
 
+    def cut(self, link: Link) -> None:
+        """A stream between two slots breaks, and nothing else."""
+        kept = self.random.randint(0, len(link.frames))
+        while len(link.frames) > kept:
+            link.frames.pop()
+        link.back.clear()
+        link.broken = "the network broke it"
+        if link.receiver is not None:
+            link.receiver.streams.pop(link.header.sender, None)
+
+    def cut_control(self, process: Process) -> None:
+        """Driver and slot lose each other."""
+        instance = process.instance
+        if not instance._control.closed:
+            self.killed.add(process.name)  # as far as anybody knows
+            instance._control.close()
+            instance.mailbox.put(CoordinatorLost("the network broke the control stream"))
+
     def finish(self) -> None:
         """The job has come to its verdict: what `Job._run` does then."""
         self.closing = True
@@ -488,9 +518,12 @@ class World:
         for worker in self._workers:
             if worker.todo:
                 yield "worker", worker.step
+        ending: set[Process] = set()
         for control in self.controls:
-            if control.up:
+            # An instance has closed its stream, and the driver seen that, before the next one in its process begins.
+            if control.up and control.process not in ending:
                 yield "up", lambda control=control: self._up(control)
+            ending.add(control.process)
             if control.down:
                 yield "down", control.deliver_down
         for slot, attempt in driver.submitter.submitted:
@@ -512,8 +545,9 @@ class World:
                 continue
             if process.due_ms() <= self.mono:
                 yield "turn", lambda process=process: self._turn(process)
-            if process.snapshots is not None and not process.snapshots._jobs.empty():
-                yield "write", lambda process=process: self._write(process)
+            for runner in process.runners:
+                if not runner.at_work and not runner._jobs.empty():
+                    yield "write", lambda process=process, runner=runner: self._write(process, runner)
             for executor in process.executors:
                 if executor.todo:
                     yield "upkeep", executor.step
@@ -531,12 +565,14 @@ class World:
         self.moves_made[kind] += 1
         try:
             move()
-        except Dies:
+        except Dies as fault:
             # In the middle of what it did.
-            if self.current is None:
+            if not fault.writer:
                 raise
-            self.kill(self.current)
-            self.current = None
+            for process in self.processes:
+                if process.name == fault.writer:
+                    self.kill(process)
+                    break
 
     def pass_time(self, ms: int) -> None:
         before, self.mono, self.wall = self.mono, self.mono + ms, self.wall + ms
@@ -559,10 +595,37 @@ class World:
         if process.alive and box.resting and box.timeout_s == 0:
             box.resting = False
 
-    def _write(self, process: Process) -> None:
+    def _write(self, process: Process, runner: Runner) -> None:
+        """Let a snapshot's thread do one piece of work; other things happen meanwhile."""
         with self.running(process):
-            runner = process.snapshots
-            runner._do(runner._jobs.get())
+            runner.at_work = True
+            try:
+                job = runner._jobs.get()
+                if job is None:
+                    # Nobody waited for its end.
+                    runner._jobs.put(None)
+                    runner._run()
+                    process.runners.remove(runner)
+                else:
+                    runner._do(job)
+            finally:
+                runner.at_work = False
+
+    def _pause(self) -> None:
+        """Let others have their turn while a snapshot's thread is at work."""
+        process = self.current
+        if self._is_paused or process is None or not any(runner.at_work for runner in process.runners):
+            return
+        if self.random.random() < 0.5:
+            return
+        self._is_paused = True
+        try:
+            for _ in range(self.random.randint(1, 8)):
+                self.step()
+        finally:
+            self._is_paused = False
+        if not process.alive:
+            raise Dies("its process was killed", process.name)
 
     def _up(self, control: Control) -> None:
         frame = control.up.popleft()
