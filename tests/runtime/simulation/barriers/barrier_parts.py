@@ -343,6 +343,8 @@ class StepReader:
         end = pack_rows(at + len(rows))
         position = SourcePosition(partition_key(index), self._last[index], end)
         self._at[index], self._last[index] = at + len(rows), end
+        if self.ended and self._world.outside.strikes("others-die"):
+            self._world.kill_others()
         self.due_ms = mono_ms + self._world.random.randrange(self._world.pace_ms)
         return SourceRows(partition_key(index), index, at, self._maker.batch(rows), position)
 

@@ -48,6 +48,7 @@ ARMED = (
     "die-in-commit",
     "die-before-publish",
     "die-after-publish",
+    "others-die",
 )
 """Faults that happen where the code comes to them next."""
 
@@ -272,7 +273,7 @@ def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None)
         "backend": random.choice(("heap", "lmdb")),
         "incremental": random.random() < 0.5,
         "retained": random.choice((1, 1, 2)),
-        "interval": random.choice((10, 30, 60)),
+        "interval": random.choice((5, 10, 30)),
         "timeout": random.choice((80, "2s")),
         "file_merging_across": random.random() < 0.3,
         "memory_threshold": random.choice((0, 64, 1 << 14)),
@@ -295,6 +296,6 @@ def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None)
         events=tuple(sorted(events)),
         config=config,
         options=options,
-        count=random.choice((30, 60)),
+        count=random.choice((30, 60, 120)),
         parts=random.choice((2, 3)),
     )

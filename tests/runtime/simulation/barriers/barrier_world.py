@@ -482,6 +482,12 @@ class World:
         self.killed.add(process.name)
         process.end("the process was killed")
 
+    def kill_others(self) -> None:
+        """A process but the one that runs dies."""
+        others = [process for process in self.processes if process is not self.current]
+        if others:
+            self.kill(self.random.choice(others))
+
     def cut(self, link: Link) -> None:
         """A stream between two slots breaks, and nothing else."""
         kept = self.random.randint(0, len(link.frames))
@@ -619,11 +625,15 @@ class World:
         if self.random.random() < 0.5:
             return
         self._is_paused = True
+        writer = self.outside.writer
+        # What happens meanwhile is none of this process's doing.
+        self.current, self.outside.writer = None, ""
         try:
             for _ in range(self.random.randint(1, 8)):
                 self.step()
         finally:
             self._is_paused = False
+            self.current, self.outside.writer = process, writer
         if not process.alive:
             raise Dies("its process was killed", process.name)
 
