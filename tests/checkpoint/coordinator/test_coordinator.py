@@ -393,6 +393,20 @@ def test_sinks_that_cannot_be_committed_restart_the_job_from_that_checkpoint(des
     assert it.call("restarting", 2) == [RestoreFrom(2, publish.checkpoint)]
 
 
+def test_nothing_is_published_behind_a_failed_commit_until_the_job_is_restored(desk: Make) -> None:
+    """What is committed in part would be committed once more, under another id."""
+    it = desk(interval="1s", max_concurrent=2).begin()
+    first, second = it.trigger(), it.trigger()
+    (publish,) = it.ack_all(first, committables=True)
+    it.publish(publish.checkpoint)
+    assert not of(it.ack_all(second, committables=True), Publish)
+    assert not of(it.call("commit_failed", first, "no connection"), Publish)
+    assert ids(it.call("restarting", 2), NotifyAborted) == [second]
+    it.call("restored", publish.checkpoint)
+    it.call("running")
+    assert of(it.ack_all(it.trigger(), committables=True), Publish)
+
+
 # ---------------------------------------------------------------- restarts
 
 
