@@ -163,8 +163,7 @@ class Peer:
 class Deploy:
     """Start the tasks; ``peers`` are all slots, this one included. ``run`` names this run of the job.
 
-    ``paused``: as after `PauseIntake`. In barrier mode a slot may be deployed again after `ResetTasks`, and
-    ``restore`` is what its tasks begin with; None: with nothing.
+    ``paused``: as after `PauseIntake`. ``restore``: in barrier mode, what the tasks begin with; None: with nothing.
     """
 
     epoch: int
@@ -277,7 +276,7 @@ class EndReplays:
 
 @dataclass(frozen=True, slots=True)
 class ResetTasks:
-    """Barrier mode: forget all tasks, sources and peers, and wait for the next `Deploy`; answered by `PeersDropped`.
+    """Barrier mode: this instance ends; another one of the slot says its `Hello` from the same process.
 
     What sinks have written since checkpoint ``restored`` (0: ever) will not be committed: abort it.
     """
