@@ -331,3 +331,51 @@ def test_windows_that_are_kept_for_late_records_do_not_slow_others_down() -> Non
     assert stage.held() == {"a": 2_000}
     assert stage.advance(1_010_000) == []
     assert stage.held() == {"a": 1_000}
+
+
+@pytest.mark.parametrize("windows", [Fixed(10, 10), Session(10)], ids=repr)
+def test_a_late_record_is_emitted_though_a_restore_has_forgotten_the_watermark(windows: WindowKind) -> None:
+    """State and timers come back with a checkpoint, and the watermark begins anew: below windows it had passed."""
+    stage = Stage(windows, CONTENTS["collected"], 100)
+    stage.batch([("a", 0, 0)])
+    assert stage.advance(12) == [("a", 0, 10, [0])]
+    stage.watermark_ms = MIN_MS
+    assert stage.batch([("a", 0, 1)]) == ([], [])
+    assert stage.advance(12) == [("a", 0, 10, [0, 1])]
+    assert stage.advance(200) == []
+    assert stage.held() == {}
+    assert stage.backend.timers("w").event_count == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rounds,
+    rounds,
+    st.sampled_from([Fixed(10, 10), Fixed(12, 5, 3), Session(7)]),
+    st.integers(0, 25),
+)
+def test_behind_a_restore_every_record_that_is_not_late_is_emitted(
+    before: list[tuple[list[tuple[str, int]], int]],
+    after: list[tuple[list[tuple[str, int]], int]],
+    windows: WindowKind,
+    lateness: int,
+) -> None:
+    stage = Stage(windows, CONTENTS["collected"], lateness)
+    count = 0
+    emitted: set[int] = set()
+    late: set[int] = set()
+    for story in (before, after):
+        stage.watermark_ms = MIN_MS
+        watermark_ms = -45
+        for records, step in story:
+            rows = numbered(records, count)
+            count += len(rows)
+            too_late, again = stage.batch(rows)
+            watermark_ms += step
+            results = [*again, *stage.advance(watermark_ms)]
+            late |= {number for _, _, number in too_late}
+            emitted |= {number for _, _, _, numbers in results for number in numbers}
+    emitted |= {number for _, _, _, numbers in stage.advance(LAST_WATERMARK_MS) for number in numbers}
+    assert emitted == set(range(count)) - late
+    assert stage.held() == {}
+    assert stage.backend.timers("w").event_count == 0

@@ -29,12 +29,12 @@ class FixedWindows(WindowFunction):
         taken = not starts
         for start in starts:
             end = start + self._fixed.size_ms
-            is_late = end <= watermark
-            if is_late and self._over_ms(end) <= watermark:
+            if end <= watermark and self._over_ms(end) <= watermark:
                 continue
             held = windows.get(start, NOTHING)
             windows[start] = content.added(held, record)
-            if held is NOTHING or is_late:
+            # One that is kept for late records may have been emitted, and behind a restore no watermark says so.
+            if held is NOTHING or self._lateness_ms:
                 ctx.timers.event(in_time(end))
             taken = True
         return taken
