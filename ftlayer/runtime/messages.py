@@ -278,11 +278,12 @@ class EndReplays:
 class ResetTasks:
     """Barrier mode: this instance ends; another one of the slot says its `Hello` from the same process.
 
-    What sinks have written since checkpoint ``restored`` (0: ever) will not be committed: abort it.
+    What sinks have written since checkpoint ``stands`` (0: ever) will not be committed: abort it. It is the one that
+    is restored, or a later one that may turn out to exist.
     """
 
     epoch: int
-    restored: int
+    stands: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +302,10 @@ class CheckpointCompleted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAborted:
-    """Nobody waits for this checkpoint any more."""
+    """Nobody waits for this checkpoint any more. ``files_stay``: somebody may find it later all the same."""
 
     checkpoint: int
+    files_stay: bool = False
 
 
 @dataclass(frozen=True, slots=True)

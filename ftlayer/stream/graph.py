@@ -42,7 +42,8 @@ class StreamEdge:
     """Records of one output of an operator on their way to one input of another.
 
     ``source`` and ``target`` are uids, ``tag`` is the output ("" for the main one). Without a ``partitioner`` it is
-    `Forward` where both have the same parallelism, else `Rebalance`.
+    `Forward` where both have the same parallelism, else `Rebalance`. ``feedback``: it leads from the end of an
+    iteration back to its head.
     """
 
     source: str
@@ -50,6 +51,7 @@ class StreamEdge:
     input: int = 0
     partitioner: Partitioner | None = None
     tag: str = MAIN
+    feedback: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,17 @@ class StreamGraph:
 
     @cached_property
     def in_order(self) -> tuple[StreamNode, ...]:
-        """The nodes, each behind all that it gets records from; those in and behind a circle are left out."""
+        """The nodes, each behind all that it gets records from for the first time: feedback edges do not count.
+
+        Those in and behind another circle are left out.
+        """
         return tuple(self._kahn())
 
     def circle(self) -> tuple[str, ...]:
-        """Return the uids of one circle of edges in the direction of the records, () if there is none."""
+        """Return the uids of one circle in the direction of the records, () if there is none.
+
+        Those that feedback edges close do not count.
+        """
         done = {node.uid for node in self.in_order}
         rest = [node.uid for node in self.nodes if node.uid not in done]
         if not rest:
@@ -99,7 +107,11 @@ class StreamGraph:
         here = rest[0]
         while here not in path:
             path.append(here)
-            here = next(edge.source for edge in self.edges_into(here) if edge.source not in done)
+            here = next(
+                edge.source
+                for edge in self.edges_into(here)
+                if edge.source not in done and not edge.feedback
+            )
         return tuple(reversed(path[path.index(here) :]))
 
     def behind(self, uid: str) -> frozenset[str]:
@@ -115,15 +127,17 @@ class StreamGraph:
 
     def _kahn(self) -> Iterator[StreamNode]:
         """Order the nodes topologically (Kahn, "Topological sorting of large networks", 1962), as made where free."""
-        waits_for = {node.uid: len(self.edges_into(node.uid)) for node in self.nodes}
+        waits_for = {
+            node.uid: sum(not edge.feedback for edge in self.edges_into(node.uid)) for node in self.nodes
+        }
         ready = [node for node in self.nodes if not waits_for[node.uid]]
         place = {node.uid: number for number, node in enumerate(self.nodes)}
         while ready:
             node = ready.pop(0)
             yield node
             for edge in self.edges_from(node.uid):
-                waits_for[edge.target] -= 1
-                if not waits_for[edge.target]:
+                waits_for[edge.target] -= not edge.feedback
+                if not waits_for[edge.target] and not edge.feedback:
                     ready.append(self.node(edge.target))
             ready.sort(key=lambda one: place[one.uid])
 

@@ -36,6 +36,7 @@ class JobEdge:
         tag: the side output of the source chain that it carries, "" for the main one.
         routing: for edges from a source, an operator with timers or a `Replay`, which column of the stored
             ``key_hash`` the partitioner's ``routing`` goes to and its twin reads; None where nothing is stored.
+        feedback: it leads back to the head of an iteration, within each slot.
     """
 
     number: int
@@ -46,6 +47,7 @@ class JobEdge:
     schema: pa.Schema
     tag: str = ""
     routing: int | None = None
+    feedback: bool = False
 
     @property
     def is_forward(self) -> bool:

@@ -60,6 +60,7 @@ def _job_edge(graph: StreamGraph, edge: StreamEdge, number: int, chain_of: Mappi
         graph.partitioner_of(edge),
         graph.schema_of(edge),
         edge.tag,
+        feedback=edge.feedback,
     )
 
 

@@ -113,6 +113,30 @@ class Join:
     volatile_state: bool = False
 
 
+# ---------------------------------------------------------------- iterations
+
+
+@dataclass(frozen=True)
+class IterationHead:
+    """Where records that come back enter their loop again, beside those that come for the first time.
+
+    Passes on what it gets. Once its ordinary inputs have ended, and nothing has come back for ``max_wait_ms``,
+    the loop has ended.
+    """
+
+    uid: str
+    max_wait_ms: int
+    schema: pa.Schema
+
+
+@dataclass(frozen=True)
+class IterationTail:
+    """Where records leave for their loop's head: passes them on by the feedback edge, in the same slot."""
+
+    uid: str
+    schema: pa.Schema
+
+
 # ---------------------------------------------------------------- sinks
 
 
@@ -148,4 +172,14 @@ class Sink:
 
 
 FunctionOperator = Map | FlatMap | Filter | MapBatches | Reduce | Process
-Operator = Source | Replay | FunctionOperator | AssignWatermarks | CoProcess | Join | Sink
+Operator = (
+    Source
+    | Replay
+    | FunctionOperator
+    | AssignWatermarks
+    | CoProcess
+    | Join
+    | IterationHead
+    | IterationTail
+    | Sink
+)

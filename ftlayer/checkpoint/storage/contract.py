@@ -9,6 +9,7 @@ from typing import BinaryIO, Protocol
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.errors import CheckpointStorageError
 
 
 class PieceWriter(Protocol):
@@ -97,8 +98,15 @@ class DriverStorage(Protocol):
     def publish(self, checkpoint: Checkpoint, location: str = "") -> Checkpoint:
         """Write the metadata, atomically; returns the checkpoint with its location.
 
-        ``location``: directory of a savepoint. Raises `CheckpointStorageError`; then it is not there, or is not
-        known to be there.
+        ``location``: directory of a savepoint. Raises `CheckpointStorageError`; then it is not there, unless it is
+        `undecided`.
+        """
+
+    def undecided(self) -> dict[int, CheckpointStorageError]:
+        """Return the ids of what `publish` has failed to write, and which may be there all the same, with the reason.
+
+        Tries again to remove their metadata. One that is not returned any more will never be there. Until then its
+        files stay: somebody may find it, and restore it.
         """
 
     def completed(self, job: str) -> list[str]:
@@ -126,7 +134,8 @@ class DriverStorage(Protocol):
     ) -> None:
         """Remove what was written for a checkpoint, or a savepoint at ``location``, that was given up.
 
-        Slots remove what they have written when they are told so; this finds what dead ones have left.
+        Slots remove what they have written when they are told so; this finds what dead ones have left. What is
+        `undecided` is left alone.
         """
 
     def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.deleting import Crew, raise_together
-from ftlayer.checkpoint.storage.files import open_files
+from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.layout import (
     KEY,
     METADATA,
@@ -20,6 +20,7 @@ from ftlayer.checkpoint.storage.layout import (
     job_directory,
     join,
     normal,
+    parent,
     pieces_directory,
     run_directory,
 )
@@ -41,6 +42,7 @@ from ftlayer.checkpoint.storage.removing import (
     shared_paths,
 )
 from ftlayer.checkpoint.storage.signing import Signer
+from ftlayer.errors import CheckpointStorageError
 
 
 class DriverStorageBase:
@@ -52,6 +54,7 @@ class DriverStorageBase:
         self._signer = Signer(key)
         self._crew = Crew()
         self._own = None if config.directory is None else job_directory(config.directory, job)
+        self._undecided: dict[int, tuple[Files, str]] = {}
 
     def publish(self, checkpoint: Checkpoint, location: str = "") -> Checkpoint:
         """See `DriverStorage.publish`. It makes sure that all files are there that it refers to."""
@@ -63,8 +66,22 @@ class DriverStorageBase:
         if self._config.key is None:
             # It has to be readable wherever it is moved to.
             files.put_new(KEY, self._key)
-        files.publish(METADATA, encode(savepoint, self._signer))
+        self._write_metadata(files, METADATA, savepoint)
         return savepoint
+
+    def undecided(self) -> dict[int, CheckpointStorageError]:
+        """See `DriverStorage.undecided`."""
+        left: dict[int, CheckpointStorageError] = {}
+        for number, (files, path) in list(self._undecided.items()):
+            try:
+                files.delete(path)
+                # Or it might be there again once the machine has failed.
+                files.sync_names(parent(path))
+            except CheckpointStorageError as error:
+                left[number] = error
+            else:
+                self._is_decided(number)
+        return left
 
     def load(self, location: str) -> Checkpoint:
         """See `DriverStorage.load`; any checkpoint or savepoint of any job."""
@@ -81,6 +98,19 @@ class DriverStorageBase:
 
     def _publish(self, checkpoint: Checkpoint) -> Checkpoint:
         raise NotImplementedError
+
+    def _write_metadata(self, files: Files, path: str, checkpoint: Checkpoint) -> None:
+        """Publish it. Where that fails it may be there all the same: remove it, or remember that it may be."""
+        try:
+            files.publish(path, encode(checkpoint, self._signer))
+        except CheckpointStorageError:
+            self._undecided[checkpoint.checkpoint] = files, path
+            self.undecided()
+            raise
+
+    def _is_decided(self, checkpoint: int) -> None:
+        """It is not there, and will not be."""
+        del self._undecided[checkpoint]
 
     def _discard_savepoint(self, location: str) -> None:
         """Remove what is left of one that was given up."""
@@ -140,6 +170,8 @@ class FileDriverStorage(DriverStorageBase):
         location: str = "",
     ) -> None:
         """See `DriverStorage.discard_parts`."""
+        if checkpoint in self._undecided:
+            return
         if location:
             self._discard_savepoint(location)
             return
@@ -201,14 +233,20 @@ class FileDriverStorage(DriverStorageBase):
             self._published[number] = paths_of(all_pieces(checkpoint))
         try:
             check_present(self._files, located, self._crew)
-            self._files.publish(join(name, METADATA), encode(located, self._signer))
+            self._write_metadata(self._files, join(name, METADATA), located)
         except BaseException:
-            with self._lock:
-                del self._published[number]
+            if number not in self._undecided:
+                with self._lock:
+                    self._published.pop(number, None)
             raise
         with self._lock:
             self._latest = max(self._latest, number)
         return located
+
+    def _is_decided(self, checkpoint: int) -> None:
+        super()._is_decided(checkpoint)
+        with self._lock:
+            self._published.pop(checkpoint, None)
 
     def _take_settled(self, keep: Iterable[Checkpoint]) -> list[str]:
         """Return the shared files that nobody needs any more, and forget them."""
@@ -242,7 +280,7 @@ class MemoryDriverStorage(DriverStorageBase):
         location: str = "",
     ) -> None:
         """See `DriverStorage.discard_parts`."""
-        if location:
+        if location and checkpoint not in self._undecided:
             self._discard_savepoint(location)
 
     def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:

@@ -285,7 +285,8 @@ class BarrierJobCore:
         for number in sorted(region.slots):
             slot = self.slots[number]
             if slot.deployed:
-                self._crew.tell(slot, ResetTasks(self.epoch, region.restored))
+                stands = max(event.checkpoint, event.undecided)
+                self._crew.tell(slot, ResetTasks(self.epoch, stands))
                 # It comes back by itself, with a new name, in the process that it has.
                 slot.disconnect(now_ms + self._options.start_timeout_ms)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -134,6 +134,7 @@ class JobCheckpoints:
         self._down: set[int] = set(range(graph.slots))
         self._damaged: set[int] = set()
         self._given_up: list[SubtaskSnapshot] = []
+        self._undecided: frozenset[int] = frozenset()
         self._requests: dict[int, Future[Checkpoint]] = {}
         self._cancelled = False
 
@@ -282,7 +283,7 @@ class JobCheckpoints:
                         self._planners.completed(known)
             case NotifyAborted(checkpoint, reason):
                 logger.info("checkpoint %d is given up: %s", checkpoint, reason)
-                self._tell_all(CheckpointAborted(checkpoint))
+                self._tell_all(CheckpointAborted(checkpoint, files_stay=checkpoint in self._undecided))
             case Discard(old):
                 keep = self._rules.completed
                 self._cleaning.do(lambda: self._parts.storage.discard(old, keep))
@@ -305,16 +306,38 @@ class JobCheckpoints:
             try:
                 sources = self._planners.capture(checkpoint.subtasks)
                 # Here, behind the commit of the one before: no message is to be committed under two ids.
-                subtasks = self._parts.committer.uncommitted(checkpoint.subtasks)
+                subtasks = self._parts.committer.uncommitted(checkpoint.checkpoint, checkpoint.subtasks)
                 whole = replace(checkpoint, sources=sources, subtasks=subtasks)
                 published = self._parts.storage.publish(whole, location)
             except CheckpointError as error:
                 reason = str(error)
+                # Before anybody hears of it.
+                self._decide([checkpoint.checkpoint])
                 self._event(lambda now: self._rules.publish_failed(checkpoint.checkpoint, reason, now))
             else:
                 self._event(lambda now: self._rules.published(published, now))
 
         self._io.do(work)
+
+    def _decide(self, failed: Iterable[int]) -> None:
+        """Find out which of the checkpoints that could not be published may be there; in the I/O thread.
+
+        The order that is safe whenever the driver dies: first the metadata is gone for good, then messages of the
+        checkpoint may be aborted (`ResetTasks`, `Committer.abort`), then its files are removed. If it dies before the
+        first, a later job may find the checkpoint, and commits what nobody has aborted. While the metadata cannot be
+        removed nothing else of this happens: messages and files stay, as that later job would need them.
+        """
+        undecided = self._parts.storage.undecided()
+        for number, error in undecided.items():
+            logger.error(
+                "checkpoint %d could not be published, and may be there all the same, as its metadata cannot be "
+                "removed; its files are left, and what sinks have written for it is not aborted: %s",
+                number,
+                error,
+            )
+        for number in {*failed, *self._undecided} - undecided.keys():
+            self._parts.committer.never_published(number)
+        self._undecided = frozenset(undecided)
 
     def _commit(self, checkpoint: Checkpoint) -> None:
         def work() -> None:
@@ -353,6 +376,7 @@ class JobCheckpoints:
 
         def work() -> None:
             try:
+                self._decide(())
                 made = self._prepared(chosen)
             except FTLayerError as error:
                 lasting = isinstance(error, IncompatibleCheckpointError)
@@ -399,7 +423,8 @@ class JobCheckpoints:
         mine = {slot: made[slot] for slot in asked.slots if slot in made}
         number = 0 if checkpoint is None else checkpoint.checkpoint
         self._abort_given_up(asked.slots)
-        self._happened(RestoreReady(asked.number, number, mine))
+        undecided = max(self._undecided, default=0)
+        self._happened(RestoreReady(asked.number, number, mine, undecided))
 
     # ------------------------------------------------------------ small ones
 

@@ -82,9 +82,11 @@ class Committer:
         self._writers: dict[str, Any] = {}
         self._committed = 0
         # In what was published, or may have been, and not committed: a savepoint has messages that others go on with.
-        self._held: set[Committable] = set()
+        self._held: dict[int, set[Committable]] = {}
 
-    def uncommitted(self, subtasks: Iterable[SubtaskSnapshot]) -> tuple[SubtaskSnapshot, ...]:
+    def uncommitted(
+        self, checkpoint: int, subtasks: Iterable[SubtaskSnapshot]
+    ) -> tuple[SubtaskSnapshot, ...]:
         """Return the snapshots without the messages that `commit` has committed, to be published; see the class."""
         found = tuple(
             replace(subtask, committables=tuple(filter(self._is_open, subtask.committables)))
@@ -92,8 +94,12 @@ class Committer:
             else subtask
             for subtask in subtasks
         )
-        self._held.update(committable for subtask in found for committable in subtask.committables)
+        self._held[checkpoint] = {committable for subtask in found for committable in subtask.committables}
         return found
+
+    def never_published(self, checkpoint: int) -> None:
+        """A checkpoint that went through `uncommitted` is not there, and never will be: let go of its messages."""
+        self._held.pop(checkpoint, None)
 
     def commit(self, checkpoint: int, subtasks: Iterable[SubtaskSnapshot]) -> None:
         """Commit what a completed (or restored) checkpoint holds, but for what this object has committed before.
@@ -121,21 +127,23 @@ class Committer:
                     f"{type(error).__name__}: {text_of(error)}"
                 ) from error
         self._committed = max(self._committed, checkpoint)
-        self._held = set(filter(self._is_open, self._held))
+        open_still = {number: set(filter(self._is_open, held)) for number, held in self._held.items()}
+        self._held = {number: held for number, held in open_still.items() if held}
 
     def abort(self, subtasks: Iterable[SubtaskSnapshot]) -> None:
         """Abort what no checkpoint holds, and none will: parts of checkpoints that were under way at a restart.
 
         (What was written for one that was given up goes into the next one, unless its subtask starts again.) What
-        went through `uncommitted` is left alone, and what is committed. The subtask may have aborted it itself. What a
-        writer raises is logged.
+        went through `uncommitted` is left alone (but for `never_published`), and what is committed. The subtask may
+        have aborted it itself. What a writer raises is logged.
         """
+        held = set().union(*self._held.values())
         for sink, committables in self._by_sink(subtasks).items():
             if sink not in self._connectors:
                 continue
             by_checkpoint: dict[int, list[bytes]] = {}
             for committable in committables:
-                if committable in self._held:
+                if committable in held:
                     continue
                 by_checkpoint.setdefault(committable.checkpoint, []).append(committable.message)
             for checkpoint, sealed in by_checkpoint.items():

@@ -123,12 +123,14 @@ class RestartRequested:
 class RestoreReady:
     """What the slots of `PrepareRestore` begin with: checkpoint ``checkpoint`` (0: with nothing), a `Restore` a slot.
 
-    It stands: whatever it holds of sinks is committed.
+    It stands: whatever it holds of sinks is committed. ``undecided``: the latest of those that may turn out to exist,
+    0 for none; nothing that it may hold of sinks is to be aborted.
     """
 
     number: int
     checkpoint: int
     restores: Mapping[int, Restore]
+    undecided: int = 0
 
 
 @dataclass(frozen=True, slots=True)

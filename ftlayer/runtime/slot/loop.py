@@ -256,9 +256,10 @@ class SlotLoop:
             case CheckpointCompleted(checkpoint) if self._snapshots is not None:
                 self._core.checkpoint_completed(checkpoint, _now())
                 self._snapshots.completed(checkpoint)
-            case CheckpointAborted(checkpoint) if self._snapshots is not None:
+            case CheckpointAborted(checkpoint, files_stay) if self._snapshots is not None:
                 self._core.checkpoint_aborted(checkpoint, _now())
-                self._snapshots.aborted(checkpoint)
+                if not files_stay:
+                    self._snapshots.aborted(checkpoint)
             case EndTasks():
                 self._core.end_tasks(_now())
             case ResetTasks():

@@ -249,7 +249,7 @@ class _Slot:
         with tuned_interpreter():
             loop.run(deploy)
         if loop.reset is not None:
-            self._stands = loop.reset.restored
+            self._stands = loop.reset.stands
         self._is_over = loop.reset is None
         return loop.reset is not None
 

@@ -61,11 +61,13 @@ class Faults:
 
     write_error: int | None = None
     torn_at: int | None = None
+    answer_error: int | None = None
+    """Files are written, and nobody is told."""
     delete_error: int | None = None
     vanished: bool = False
 
     def clear(self) -> None:
-        self.write_error = self.torn_at = self.delete_error = None
+        self.write_error = self.torn_at = self.answer_error = self.delete_error = None
         self.vanished = False
 
 
@@ -102,6 +104,8 @@ class FaultyFileSystem(MemoryFileSystem):  # type: ignore[misc]
     def pipe_file(self, path: str, value: bytes, **kwargs: Any) -> None:
         with self._open(path, "wb") as file:
             file.write(value)
+        if self.faults.answer_error is not None:
+            raise OSError(self.faults.answer_error, "made to fail", path)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         self._look()

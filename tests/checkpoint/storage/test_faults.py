@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.pieces import Scope
-from ftlayer.checkpoint.storage.opening import load_checkpoint
+from ftlayer.checkpoint.storage.opening import load_checkpoint, new_savepoint
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, SnapshotCancelledError
 
 LARGE = b"x" * 300_000
@@ -98,6 +98,55 @@ def test_metadata_that_cannot_be_written_is_not_there(make_kit: Any, made: Any, 
     faults.clear()
     assert driver.completed(kit.job) == []
     assert kit.paths() == set()
+
+
+def test_metadata_of_which_nobody_knows_whether_it_was_written_is_removed(
+    make_kit: Any, made: Any, faults: Any
+) -> None:
+    """Or a later job would find a checkpoint that this one has gone back behind, and aborted the rows of."""
+    kit = make_kit("faulty")
+    driver = kit.driver()
+    location = new_savepoint("faulty://savepoints", kit.run)
+    faults.answer_error = errno.ETIMEDOUT
+    with pytest.raises(CheckpointStorageError, match=r"_metadata.*made to fail"):
+        driver.publish(made.checkpoint(1, made.subtask([])))
+    faults.clear()
+    assert driver.completed(kit.job) == []
+    assert driver.undecided() == {}
+    # The key of the savepoint comes first.
+    driver.publish(made.checkpoint(2, savepoint=True), location)
+    faults.answer_error = errno.ETIMEDOUT
+    with pytest.raises(CheckpointStorageError, match="made to fail"):
+        driver.publish(made.checkpoint(3, savepoint=True), location)
+    faults.clear()
+    with pytest.raises(CheckpointStorageError, match="there is no checkpoint"):
+        driver.load(location)
+
+
+def test_what_may_have_been_published_and_cannot_be_removed_keeps_its_files(
+    make_kit: Any, made: Any, faults: Any
+) -> None:
+    kit = make_kit("faulty")
+    slot, driver = kit.slot(), kit.driver()
+    writer = slot.writer(made.barrier(1))
+    pieces = [writer.write([LARGE], scope) for scope in Scope]
+    writer.close()
+    parts = [made.subtask(pieces)]
+    checkpoint = made.checkpoint(1, *parts)
+    faults.answer_error, faults.delete_error = errno.ETIMEDOUT, errno.EACCES
+    with pytest.raises(CheckpointStorageError, match="made to fail"):
+        driver.publish(checkpoint)
+    assert "permission" in str(driver.undecided()[1])
+    faults.clear()
+    # As a driver that finds it later would see it.
+    driver.discard_parts(1, parts, [])
+    later = driver.publish(made.checkpoint(2, made.subtask([])))
+    assert list(driver.sweep([later], lambda _: False)) == []
+    (found,) = set(driver.completed(kit.job)) - {later.location}
+    driver.verify(driver.load(found))
+    assert driver.undecided() == {}
+    assert driver.completed(kit.job) == [later.location]
+    assert len(list(driver.sweep([later], lambda _: False))) == 2
 
 
 def test_storage_that_vanishes(make_kit: Any, made: Any, faults: Any) -> None:

@@ -129,6 +129,15 @@ def test_survivors_are_reset_once_it_is_certain_what_stands() -> None:
     assert job.core.restarts == 1
 
 
+def test_survivors_keep_what_a_checkpoint_holds_that_may_turn_out_to_exist() -> None:
+    job = Played({0, 1})
+    job.running()
+    job.on(Broke(1, "1a", "gone"))
+    (asked,) = job.asked()
+    job.on(RestoreReady(asked.number, 3, {}, undecided=5))
+    assert job.sent(ResetTasks) == [(0, ResetTasks(2, 5))]
+
+
 def test_the_strategys_pause_holds_the_deployment_up() -> None:
     job = Played({0}, restart=FixedDelay(attempts=3, delay="2s"))
     job.running(1)

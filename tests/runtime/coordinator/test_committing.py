@@ -78,7 +78,7 @@ def test_what_was_committed_is_left_out() -> None:
     driver = committer()
     first, second = part("a", 0, (1, "x")), part("a", 0, (1, "x"), (2, "y"))
     driver.commit(1, [first])
-    (open_part,) = driver.uncommitted([second])
+    (open_part,) = driver.uncommitted(2, [second])
     assert [each.checkpoint for each in open_part.committables] == [2]
     driver.commit(2, [second])
     driver.commit(2, [second])
@@ -113,11 +113,21 @@ def test_what_no_checkpoint_holds_is_aborted_once() -> None:
 def test_what_a_savepoint_holds_is_not_aborted() -> None:
     driver = committer()
     lost = part("a", 0, (2, "saved"))
-    driver.uncommitted([lost])
+    driver.uncommitted(2, [lost])
     driver.abort([lost])
     assert CALLS == []
     driver.commit(3, [lost])
     assert CALLS == [("a", 3, ["saved"])]
+
+
+def test_what_was_never_published_is_aborted_unless_something_else_holds_it() -> None:
+    driver = committer()
+    first, second = part("a", 0, (1, "x")), part("a", 0, (1, "x"), (2, "y"))
+    driver.uncommitted(1, [first])
+    driver.uncommitted(2, [second])
+    driver.never_published(2)
+    driver.abort([second])
+    assert CALLS == [("a", -2, ["y"])]
 
 
 def test_an_abort_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:

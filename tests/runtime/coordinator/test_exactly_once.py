@@ -487,7 +487,7 @@ class World:
         sources = self.planners.capture(parts)
         self._check_captured(parts, sources["src"], pending.emitted)
         checkpoint = Checkpoint(
-            number, "job", "run", "", 0, 0, 8, (), self.committer.uncommitted(parts), sources
+            number, "job", "run", "", 0, 0, 8, (), self.committer.uncommitted(number, parts), sources
         )
         del self.pending[number]
         if pending.barrier.kind is SnapshotKind.SAVEPOINT:

@@ -54,6 +54,7 @@ class Outside:
         wrong: what must never happen, and did.
         armed: faults that wait for their moment.
         writer: names the process that runs now.
+        stuck: metadata that cannot be removed while its driver lives.
     """
 
     worlds: dict[int, Outside] = {}  # noqa: RUF012 - processes of one simulation find it by number
@@ -67,6 +68,7 @@ class Outside:
         self.armed: Counter[str] = Counter()
         self.fired: Counter[str] = Counter()
         self.writer = ""
+        self.stuck: set[str] = set()
         self.pause: Callable[[], None] = lambda: None  # others' turn
 
     def strikes(self, fault: str) -> bool:

@@ -410,8 +410,8 @@ class FaultyWriter:
             raise CheckpointStorageError("meant to fail: a snapshot cannot be synced")
 
 
-class FaultyDriverStorage:
-    """The driver's storage, whose metadata cannot be written when that is armed."""
+class FaultyFiles:
+    """The driver's files, whose metadata cannot be written, or not be removed, when that is armed."""
 
     def __init__(self, outside: Any, inner: Any) -> None:
         self._outside, self._inner = outside, inner
@@ -419,15 +419,21 @@ class FaultyDriverStorage:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def publish(self, checkpoint: Any, location: str = "") -> Any:
+    def publish(self, path: str, data: bytes) -> None:
         if self._outside.strikes("publish"):
             raise CheckpointStorageError("meant to fail: the metadata cannot be written")
         self._outside.die("die-before-publish")
-        published = self._inner.publish(checkpoint, location)
+        self._inner.publish(path, data)
         self._outside.die("die-after-publish")
         if self._outside.strikes("publish-after"):
+            if self._outside.strikes("unpublish"):
+                self._outside.stuck.add(f"{self.url}/{path}")
             raise CheckpointStorageError("meant to fail: nobody knows whether the metadata was written")
-        return published
+
+    def delete(self, path: str) -> None:
+        if f"{self.url}/{path}" in self._outside.stuck:
+            raise CheckpointStorageError("meant to fail: the metadata cannot be removed")
+        self._inner.delete(path)
 
 
 def threads_of(thread: type) -> Any:

@@ -40,6 +40,7 @@ ARMED = (
     "sync",
     "publish",
     "publish-after",
+    "unpublish",
     "commit-before",
     "commit-middle",
     "commit-after",
@@ -257,8 +258,8 @@ class Run:
 
     def _may_leave(self, writer: str) -> bool:
         life = writer.partition(".")[0]
-        # Whether metadata stands that could not be written nobody knows, so the driver leaves alone what it names.
-        unknown = self.outside.fired["publish"] + self.outside.fired["publish-after"]
+        # What metadata names that may stand is left alone.
+        unknown = self.outside.fired["unpublish"]
         return writer in self.world.killed or f"{life}." in self.world.killed or bool(unknown)
 
 

@@ -23,7 +23,7 @@ from barrier_parts import (
     Channels,
     Control,
     ControlServer,
-    FaultyDriverStorage,
+    FaultyFiles,
     FaultySlotStorage,
     IdleThread,
     InlineExecutor,
@@ -45,6 +45,7 @@ from ftlayer.checkpoint.coordinator import decisions
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage import deleting
+from ftlayer.checkpoint.storage import driver as storage_driver
 from ftlayer.checkpoint.storage import slot as storage_slot
 from ftlayer.checkpoint.storage.opening import driver_storage, storage_key
 from ftlayer.config import TopologyOptions
@@ -132,7 +133,7 @@ class Instance(main._Slot):
             self.is_over, self.again = True, self.outlives(error)
         else:
             if self.is_over and self.loop is not None and self.loop.reset is not None:
-                self._stands = self.loop.reset.restored
+                self._stands = self.loop.reset.stands
                 self.again = True
             self._is_over = self.is_over and self.loop is not None and not self.again
         if self.is_over:
@@ -269,7 +270,6 @@ class Driver:
         planners = Planners(
             self.graph, None, plan.key, restart, send=self.job.send_splits, failed=self.job.broken
         )
-        faulty = replace(parts, storage=FaultyDriverStorage(world.outside, parts.storage))
         self.job.start(
             job_thread.JobParts(
                 self.graph,
@@ -280,7 +280,7 @@ class Driver:
                 None,
                 planners,
                 on_over=lambda: None,
-                checkpoints=faulty,
+                checkpoints=parts,
             )
         )
         self._watch()
@@ -379,6 +379,7 @@ class World:
             (snapshotting, "queue", _queues()),
             (storage_slot, "ThreadPoolExecutor", self._executor),
             (deleting, "ThreadPoolExecutor", InlineExecutor),
+            (storage_driver, "open_files", self._files(storage_driver.open_files)),
             (lmdb, "MAX_ENTRIES", SHORT_LIVED),
         ]
         before = [(module, name, getattr(module, name)) for module, name, _ in told]
@@ -423,6 +424,9 @@ class World:
     def _slot_storage(self, opened: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **options: FaultySlotStorage(self.outside, opened(*args, **options))
 
+    def _files(self, opened: Callable[[str], Any]) -> Callable[[str], FaultyFiles]:
+        return lambda url: FaultyFiles(self.outside, opened(url))
+
     def _executor(self, *_: Any) -> StepExecutor:
         executor = StepExecutor()
         if self.current is not None:
@@ -453,6 +457,7 @@ class World:
     def kill_driver(self) -> None:
         """The driver dies, and with it all processes: nothing is left but the storage, and what is outside."""
         self.closing = False
+        self.outside.stuck.clear()
         self.killed.add(f"{self.lives}.")
         self._workers = []
         for process in list(self.processes):
@@ -508,6 +513,7 @@ class World:
 
     def finish(self) -> None:
         """The job has come to its verdict: what `Job._run` does then."""
+        self.outside.stuck.clear()
         self.closing = True
         self.driver.job._finish()
         self.closing = False

@@ -68,6 +68,20 @@ def test_the_end_of_a_source_that_is_reset_does_not_count(runs: Any) -> None:
         runs.Run(plan).run()
 
 
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_a_checkpoint_that_was_perhaps_published_is_gone_before_its_rows_are_aborted(
+    runs: Any, is_stuck: bool
+) -> None:
+    """Else a driver that goes on from the latest checkpoint may find it, and commit them. Or nothing is aborted."""
+    for seed in range(16):
+        at = 80 + 14 * seed
+        faults = [(at, "publish-after"), (at + 10, "function"), (at + 60 + 5 * seed, "driver")]
+        if is_stuck:
+            faults.append((at, "unpublish"))
+        config = {"interval": 10, "memory_threshold": 0}
+        runs.Run(runs.Plan("counting", seed, parallelism=2, events=tuple(faults), config=config)).run()
+
+
 @pytest.mark.parametrize("first", range(0, 90, CHUNK))
 def test_anything_happens(runs: Any, first: int) -> None:
     for seed in range(first, first + CHUNK):
