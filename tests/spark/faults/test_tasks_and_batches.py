@@ -61,7 +61,7 @@ def test_tasks_that_fail_on_their_first_attempt_after_half_of_the_rows(
             if file == "1":
                 raise SystemExit(3)
             os.kill(os.getpid(), signal.SIGKILL)
-        if random.random() < 0.01:
+        if random.random() < 0.005:
             raise RuntimeError("another one in each attempt")
         return [{"value": row["value"], "copy": 0}, {"value": row["value"], "copy": 1}]
 
