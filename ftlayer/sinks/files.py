@@ -12,6 +12,7 @@ Names that begin with ``_`` are hidden to Spark, Hive, `pyarrow.dataset` and the
 from __future__ import annotations
 
 import io
+import os
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +26,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from ftlayer.checkpoint.storage.deleting import Crew, raise_together
 from ftlayer.checkpoint.storage.files import Files, Output, open_files
 from ftlayer.checkpoint.storage.layout import join, normal, parent
-from ftlayer.errors import SinkError
+from ftlayer.errors import ConfigError, SinkError
 from ftlayer.sinks.batch_log import BatchLog, WrittenFile, all_logged
 from ftlayer.sinks.formats import format_named
 from ftlayer.sinks.origin import streaming_query
@@ -54,7 +55,7 @@ class FileSink(DataSourceStreamArrowWriter):
     Not guaranteed: any order of rows or files.
     """
 
-    def __init__(self, path: str, format: str = "parquet", **options: Any) -> None:
+    def __init__(self, path: str | os.PathLike[str], format: str = "parquet", **options: Any) -> None:
         """Make the sink; nothing is touched before the first rows come.
 
         Args:
@@ -64,7 +65,9 @@ class FileSink(DataSourceStreamArrowWriter):
 
         Raises `ConfigError` for a format or an option that is none, or a URL that nobody can read.
         """
-        self._path = normal(path)
+        if not (isinstance(path, (str, os.PathLike)) and (where := os.fspath(path))):
+            raise ConfigError(f"path: expected a path or URL of a directory, got {path!r}")
+        self._path = normal(where)
         self._options = options
         self._format = format_named(format, options)
         open_files(self._path)

@@ -32,7 +32,7 @@ class Format:
 
 def format_named(name: str, options: dict[str, Any]) -> Format:
     """Return the format; `ConfigError` if there is none of this name, or if it does not take the options."""
-    found = _FORMATS.get(name)
+    found = _FORMATS.get(name) if isinstance(name, str) else None
     if found is None:
         raise ConfigError(f"format: expected one of {', '.join(_FORMATS)}, got {name!r}")
     try:

@@ -62,6 +62,10 @@ class PostgresSink(DataSourceStreamArrowWriter):
         Raises `ConfigError` if psycopg is missing, or a name that will not do.
         """
         psycopg = _psycopg()
+        if not isinstance(dsn, str):
+            raise ConfigError(f"dsn: expected a connection string of PostgreSQL's as text, got {dsn!r}")
+        if not isinstance(name, str):
+            raise ConfigError(f"name: expected a text, got {name!r}")
         try:
             info = psycopg.conninfo.conninfo_to_dict(dsn)
         except psycopg.ProgrammingError as error:

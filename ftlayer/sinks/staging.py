@@ -6,7 +6,10 @@ In the target's schema:
 | --- | --- |
 | ``<table>_ftlayer_staging`` | rows that are written and not committed, with their message; columns as the target's |
 | ``ftlayer_staged`` | a row for each message with staged rows |
-| ``ftlayer_commits`` | a row for each commit id: (sink, id), checkpoint, number of rows, time |
+| ``ftlayer_commits`` | a row for each commit id: (sink, id), checkpoint, time |
+
+Values are literals in these statements, not parameters: where there are parameters, psycopg looks for placeholders in
+quoted names too, and a column called ``"%"`` is none.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ class Tables:
 
 def tables_of(name: str) -> Tables:
     """Return the tables for ``"table"`` or ``"schema.table"``; `ConfigError` for a name that will not do."""
-    schema, _, table = name.rpartition(".")
+    schema, _, table = name.rpartition(".") if isinstance(name, str) else ("", "", "")
     if not table or "." in schema or len((table + SUFFIX).encode()) > MOST_NAME_BYTES:
         raise ConfigError(
             f"table: expected 'table' or 'schema.table', the table's name with at most "
@@ -90,12 +93,15 @@ def move(connection: Any, tables: Tables, columns: list[str], messages: list[str
     names = _names(columns)
     moved = connection.execute(
         sql.SQL(
-            "WITH moved AS (DELETE FROM {staging} WHERE {message} = ANY(%s) RETURNING {names}) "
+            "WITH moved AS (DELETE FROM {staging} WHERE {message} = ANY({messages}) RETURNING {names}) "
             "INSERT INTO {target} ({names}) SELECT {names} FROM moved"
         ).format(
-            staging=tables.staging, message=sql.Identifier(MESSAGE_COLUMN), names=names, target=tables.target
-        ),
-        (messages,),
+            staging=tables.staging,
+            message=sql.Identifier(MESSAGE_COLUMN),
+            messages=_texts(messages),
+            names=names,
+            target=tables.target,
+        )
     )
     _forget(connection, tables, messages)
     return int(moved.rowcount)
@@ -106,8 +112,9 @@ def drop(connection: Any, tables: Tables, messages: list[str]) -> None:
     if not messages:
         return
     connection.execute(
-        sql.SQL("DELETE FROM {} WHERE {} = ANY(%s)").format(tables.staging, sql.Identifier(MESSAGE_COLUMN)),
-        (messages,),
+        sql.SQL("DELETE FROM {} WHERE {} = ANY({})").format(
+            tables.staging, sql.Identifier(MESSAGE_COLUMN), _texts(messages)
+        )
     )
     _forget(connection, tables, messages)
 
@@ -119,10 +126,9 @@ def enter(connection: Any, tables: Tables, sink: str, ids: list[str], checkpoint
     # In one order, so that two who do the same do not wait for each other.
     new = connection.execute(
         sql.SQL(
-            "INSERT INTO {} (sink, id, checkpoint) SELECT %s, unnest(%s::text[]), %s "
+            "INSERT INTO {} (sink, id, checkpoint) SELECT {}, unnest({}), {} "
             "ON CONFLICT (sink, id) DO NOTHING RETURNING id"
-        ).format(tables.commits),
-        (sink, sorted(ids), checkpoint),
+        ).format(tables.commits, sql.Literal(sink), _texts(sorted(ids)), sql.Literal(checkpoint))
     )
     return {row[0] for row in new}
 
@@ -137,10 +143,9 @@ def copy_statement(tables: Tables, columns: list[str]) -> sql.Composed:
 def note_staged(connection: Any, tables: Tables, message: str, sink: str, execution: str, rows: int) -> None:
     """Say that a message has staged rows."""
     connection.execute(
-        sql.SQL("INSERT INTO {} (message, sink, execution, rows) VALUES (%s, %s, %s, %s)").format(
-            tables.staged
-        ),
-        (message, sink, execution, rows),
+        sql.SQL("INSERT INTO {} (message, sink, execution, rows) VALUES ({})").format(
+            tables.staged, sql.SQL(", ").join(map(sql.Literal, (message, sink, execution, rows)))
+        )
     )
 
 
@@ -150,16 +155,21 @@ def dead_messages(
     """Return the messages that other executions of the sink have staged longer ago than this."""
     found = connection.execute(
         sql.SQL(
-            "SELECT message FROM {} WHERE sink = %s AND execution <> %s "
-            "AND staged_at <= clock_timestamp() - make_interval(secs => %s)"
-        ).format(tables.staged),
-        (sink, execution, older_than_s),
+            "SELECT message FROM {} WHERE sink = {} AND execution <> {} "
+            "AND staged_at <= clock_timestamp() - make_interval(secs => {})"
+        ).format(tables.staged, *map(sql.Literal, (sink, execution, older_than_s)))
     )
     return [row[0] for row in found]
 
 
 def _forget(connection: Any, tables: Tables, messages: list[str]) -> None:
-    connection.execute(sql.SQL("DELETE FROM {} WHERE message = ANY(%s)").format(tables.staged), (messages,))
+    connection.execute(
+        sql.SQL("DELETE FROM {} WHERE message = ANY({})").format(tables.staged, _texts(messages))
+    )
+
+
+def _texts(values: list[str]) -> sql.Composed:
+    return sql.SQL("{}::text[]").format(sql.Literal(values))
 
 
 def _names(columns: list[str]) -> sql.Composed:
@@ -176,18 +186,17 @@ def _has_bookkeeping(connection: Any, tables: Tables) -> bool:
 
 def _make(connection: Any, tables: Tables, columns: dict[str, str]) -> None:
     connection.execute(_LOCK)
-    message = sql.Identifier(MESSAGE_COLUMN)
-    # Without the target's constraints and defaults: they are for the rows that arrive there.
-    connection.execute(
-        sql.SQL(
-            "CREATE TABLE IF NOT EXISTS {} AS SELECT NULL::text AS {}, t.* FROM {} t WITH NO DATA"
-        ).format(tables.staging, message, tables.target)
-    )
-    index = sql.Identifier(f"{tables.table[: MOST_NAME_BYTES - len(SUFFIX) - 4]}{SUFFIX}_key")
-    connection.execute(
-        sql.SQL("CREATE INDEX IF NOT EXISTS {} ON {} ({})").format(index, tables.staging, message)
-    )
     staged = _columns(connection, tables.staging)
+    if not staged:
+        message = sql.Identifier(MESSAGE_COLUMN)
+        # Without the target's constraints and defaults: they are for the rows that arrive there.
+        connection.execute(
+            sql.SQL("CREATE TABLE {} AS SELECT NULL::text AS {}, t.* FROM {} t WITH NO DATA").format(
+                tables.staging, message, tables.target
+            )
+        )
+        connection.execute(sql.SQL("CREATE INDEX ON {} ({})").format(tables.staging, message))
+        staged = _columns(connection, tables.staging)
     for name, kind in columns.items():
         if name not in staged:
             connection.execute(

@@ -341,6 +341,11 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
         FileSink(str(tmp_path), "json", x=1)
     with pytest.raises(ConfigError, match="cannot be reached"):
         FileSink("nosuchscheme://x/y")
+    for path in ("", 7, None):
+        with pytest.raises(ConfigError, match="path: expected a path or URL"):
+            FileSink(path)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="format: expected one of"):
+        FileSink(str(tmp_path), ["csv"])  # type: ignore[arg-type]
     with pytest.raises(SinkError, match="expected the messages of a FileSink"):
         FileSink(str(tmp_path)).commit([PostgresMessage("x", 1, (), "")], 1)
 

@@ -387,6 +387,32 @@ def test_tables_in_schemas_with_odd_names(server: Any) -> None:
     assert server.execute('SELECT n FROM "My Schema"."My ""Table"') == [(1,)]
 
 
+def test_names_that_look_like_placeholders(server: Any) -> None:
+    """Nobody would find out before the first commit, and that would fail for ever."""
+    server.execute('CREATE SCHEMA "100%"')
+    server.execute('CREATE TABLE "100%"."a%st%" ("%" bigint, "%s" bigint, "{}" bigint)')
+    sink = PostgresSink(server.dsn, "100%.a%st%", name="it's %s\\")
+    batch = pa.record_batch({"%s": [1], "%": [2], "{}": [3]})
+    first, second, third = (sink.write(iter([batch])) for _ in range(3))
+    sink.abort([second], 1)
+    sink.commit([first], 1)
+    sink.commit([first], 1)
+    assert server.execute('SELECT "%", "%s", "{}" FROM "100%"."a%st%"') == [(2, 1, 3)]
+    assert server.execute('SELECT sink, id, checkpoint FROM "100%".ftlayer_commits') == [
+        ("it's %s\\", first.id, 1)
+    ]
+    other = PostgresSink(server.dsn, "100%.a%st%", name="it's %s\\")
+    assert other.clean(older_than_s=0) == [third.id]
+
+
+def test_the_staging_table_has_an_index_however_long_its_name(server: Any) -> None:
+    for name in ("é" * 23, "x" * 46, "x" * 45 + "y"):
+        server.execute(f'CREATE TABLE "{name}" (n bigint)')
+        PostgresSink(server.dsn, name).write(rows(1))
+        indexes = server.execute("SELECT 1 FROM pg_indexes WHERE tablename = %s", f"{name}_ftlayer_staging")
+        assert len(indexes) == 1
+
+
 def test_a_column_that_came_later(server: Any, sink: PostgresSink, table: str) -> None:
     early = sink.write(rows(1))
     server.execute(f"ALTER TABLE {table} ADD COLUMN late text")
@@ -405,6 +431,12 @@ def test_what_cannot_be_used_is_refused(server: Any, monkeypatch: pytest.MonkeyP
         PostgresSink(server.dsn, "x" * 60)
     with pytest.raises(ConfigError, match="dsn: not a connection string"):
         PostgresSink("nonsense nonsense", "t")
+    with pytest.raises(ConfigError, match="dsn: expected"):
+        PostgresSink(None, "t")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="table: expected"):
+        PostgresSink(server.dsn, 7)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="name: expected a text, got 7"):
+        PostgresSink(server.dsn, "t", name=7)  # type: ignore[arg-type]
     with pytest.raises(SinkError, match='table "nosuch" is not there'):
         PostgresSink(server.dsn, "nosuch").write(rows(1))
     with pytest.raises(SinkError, match="expected the messages of a PostgresSink"):
