@@ -54,6 +54,9 @@ class CheckpointConfig:
         retention: `Retention`.
         unaligned: barriers overtake records, which go into the checkpoint.
         aligned_timeout: with ``unaligned``: begin aligned and become unaligned after this time; 0: at once.
+        force_iterations: take checkpoints of topologies with iterations, though records on their way back are in
+            none: a restore loses those that were on a feedback edge when the barrier passed.
+        force_unaligned: take unaligned ones of such topologies too; they hold no records on their way back either.
         directory: where checkpoints lie, a path or any URL that fsspec knows; None: in the driver's memory.
         savepoint_directory: where savepoints go if none is named for one.
         memory_threshold: snapshots up to this size are part of the metadata (`fs.memory-threshold`), bytes.
@@ -86,6 +89,8 @@ class CheckpointConfig:
     retention: Retention = Retention.NO_EXTERNALIZED_CHECKPOINTS
     unaligned: bool = False
     aligned_timeout: Duration = 0
+    force_iterations: bool = False
+    force_unaligned: bool = False
     directory: str | None = None
     savepoint_directory: str | None = None
     memory_threshold: int = 20 * KIB
@@ -121,6 +126,10 @@ class CheckpointConfig:
         _between("max_parallelism", self.max_parallelism, 1, MAX_PARALLELISM_LIMIT)
         _between("max_file_size", self.max_file_size, 4 * KIB)
         _bound("max_space_amplification", self.max_space_amplification)
+        for name in ("force_iterations", "force_unaligned"):
+            # What gives a guarantee up is said in so many words.
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
             _directory(name, getattr(self, name))
         self._check_enums()

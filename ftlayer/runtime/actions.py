@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ftlayer.layer.calls import EventIds, Failure, Persist
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.elements import Element
+from ftlayer.runtime.messages import DataEnded as DataEnded
 from ftlayer.runtime.messages import ReplaysOut as ReplaysOut
 from ftlayer.stream.job_graph import Channel
 
@@ -63,4 +64,6 @@ class TaskEnded:
     """The task has sent its last element and holds nothing."""
 
 
-Action = Send | PersistRoots | Acknowledge | FailRoots | AskReplays | ReplaysOut | WakeAt | TaskEnded
+Action = (
+    Send | PersistRoots | Acknowledge | FailRoots | AskReplays | ReplaysOut | WakeAt | DataEnded | TaskEnded
+)

@@ -37,6 +37,7 @@ from ftlayer.service.client import VertexClient
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.connectors import Schema
 from ftlayer.stream.explain import explain, to_dot, to_mermaid
+from ftlayer.stream.iterations import check_forced, warn_of_losses
 from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.job_graph_generator import job_graph
 from ftlayer.stream.streams import DataStream
@@ -126,6 +127,7 @@ class StreamEnvironment:
         """Return what will run; raises where the topology could not be tracked, naming the operators."""
         graph = self._builder.build()
         if self._checkpointing is not None:
+            check_forced(graph, self._checkpointing)
             return job_graph(graph, max_parallelism=self._checkpointing.max_parallelism)
         assert self._layer is not None
         return job_graph(graph, self._layer.status, self._layer.stream_options)
@@ -175,6 +177,8 @@ class StreamEnvironment:
             )
         graph = self.job_graph()
         check_session(self._spark)
+        if self._checkpointing is not None:
+            warn_of_losses(self._builder.build())
         taken = taken_task_slots()
         taken.take(graph.name, graph.slots)
         try:

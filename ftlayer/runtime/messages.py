@@ -128,7 +128,10 @@ class SubtaskDeclined:
 
 @dataclass(frozen=True, slots=True)
 class DataEnded:
-    """Barrier mode: a subtask of a source has emitted its last record; it goes on sending barriers."""
+    """Barrier mode: a subtask of a source has emitted its last record; it goes on sending barriers.
+
+    An iteration's head says so when its inputs have ended and nothing comes back any more.
+    """
 
     uid: str
     subtask: int

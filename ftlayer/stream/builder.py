@@ -10,14 +10,16 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.config import FTStatus
-from ftlayer.errors import ConfigError, FTLayerError, InvalidTopologyError
+from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.layer.calls import StreamOptions
-from ftlayer.stream.checks import check_columns, check_graph, check_operator, check_parallelism, circle_error
+from ftlayer.partitioning.partitioners import Forward
+from ftlayer.stream.checks import check_columns, check_graph, check_operator, check_parallelism
 from ftlayer.stream.connectors import Options, ParseSchema, Schema, open_source
 from ftlayer.stream.ddl import parse_ddl
 from ftlayer.stream.graph import StreamEdge, StreamGraph, StreamNode
+from ftlayer.stream.iterations import TAIL, circle_error, closed_twice
 from ftlayer.stream.names import check_job_name, check_name, kind_of
-from ftlayer.stream.operators import Operator, Source
+from ftlayer.stream.operators import IterationTail, Operator, Source
 from ftlayer.stream.streams import DataStream, Leg
 
 
@@ -51,6 +53,7 @@ class GraphBuilder:
         self._parse = parse_schema
         self._nodes: list[_Node] = []
         self._edges: list[tuple[Leg, int, int]] = []
+        self._closed: dict[int, tuple[Leg, ...]] = {}  # what is fed back, by the head's place
         self._kinds: Counter[str] = Counter()
 
     def source(
@@ -149,34 +152,46 @@ class GraphBuilder:
         check_parallelism(parallelism, repr(node.operator.uid))
         node.parallelism = parallelism
 
-    def circle(self, head: tuple[Leg, ...], feedback: tuple[Leg, ...]) -> FTLayerError:
-        """Return the error for operators between ``head`` and ``feedback`` feeding each other."""
+    def close_iteration(self, head: int, feedback: tuple[Leg, ...]) -> None:
+        """Feed outputs back to the head of an iteration. Raises as `IterativeStream.close_with`."""
         graph = self._graph()
-        begins = {self.operator(leg.node).uid for leg in head}
+        uid = self.operator(head).uid
         ends = {self.operator(leg.node).uid for leg in feedback}
-        inside = [
-            node.uid
-            for node in graph.nodes
-            if any(node.uid in graph.behind(begin) for begin in begins)
-            and (node.uid in ends or graph.behind(node.uid) & ends)
-        ]
-        if not inside:
-            return InvalidTopologyError(
-                f"close_with: {', '.join(sorted(ends))} does not come from the iteration behind "
-                f"{', '.join(sorted(begins))}"
+        outside = ends - graph.behind(uid)
+        if outside:
+            raise InvalidTopologyError(
+                f"close_with: {', '.join(sorted(outside))} does not come from the iteration behind {uid}: feed back "
+                "what an operator behind it puts out"
             )
-        return circle_error(tuple(inside), tracked=self.status is FTStatus.ON)
+        if self.status is FTStatus.ON:
+            inside = [node.uid for node in graph.in_order if node.uid in graph.behind(uid)]
+            raise circle_error(
+                [one for one in inside if one in ends or graph.behind(one) & ends], tracked=True
+            )
+        if head in self._closed:
+            before = {self.operator(leg.node).uid for leg in self._closed[head]}
+            raise closed_twice(uid, [", ".join(sorted(before)), ", ".join(sorted(ends))])
+        self._closed[head] = feedback
 
     def _graph(self) -> StreamGraph:
-        nodes = tuple(
+        nodes = [
             StreamNode(node.operator, node.parallelism or self.parallelism, node.retry)
             for node in self._nodes
-        )
-        edges = tuple(
+        ]
+        edges = [
             StreamEdge(nodes[leg.node].uid, nodes[target].uid, which, leg.partitioner, leg.tag)
             for leg, target, which in self._edges
-        )
-        return StreamGraph(self.name, nodes, edges)
+        ]
+        for place, feedback in self._closed.items():
+            # Here and not where it was closed, since its head may be given another uid and parallelism.
+            head = nodes[place]
+            tail = IterationTail(head.uid + TAIL, head.operator.schema)
+            nodes.append(StreamNode(tail, head.parallelism))
+            edges.extend(
+                StreamEdge(nodes[leg.node].uid, tail.uid, 0, leg.partitioner, leg.tag) for leg in feedback
+            )
+            edges.append(StreamEdge(tail.uid, head.uid, 0, Forward(), feedback=True))
+        return StreamGraph(self.name, tuple(nodes), tuple(edges))
 
     def _free_uid(self, uid: str) -> str:
         check_name(uid, "uid")

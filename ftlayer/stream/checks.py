@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from ftlayer.errors import (
     ConfigError,
-    FTLayerError,
     InvalidTopologyError,
     UnhashableKeyError,
     UnsupportedError,
@@ -33,6 +32,7 @@ from ftlayer.stream.facts import (
     side_outputs_of,
 )
 from ftlayer.stream.graph import StreamEdge, StreamGraph, StreamNode
+from ftlayer.stream.iterations import check_iterations
 from ftlayer.stream.names import check_job_name, check_name
 from ftlayer.stream.operators import AssignWatermarks, CoProcess, Join, Operator, Sink, Source
 
@@ -48,7 +48,6 @@ def check_graph(graph: StreamGraph, *, tracked: bool) -> None:
 
     Raises:
         InvalidTopologyError: operators that don't fit together; names them.
-        UnsupportedError: a circle, without tracking.
         ConfigError, UnhashableKeyError: a name, a column or a key of one operator; names both.
     """
     check_job_name(graph.name)
@@ -57,9 +56,7 @@ def check_graph(graph: StreamGraph, *, tracked: bool) -> None:
         check_parallelism(node.parallelism, repr(node.uid))
         check_operator(node.operator)
     _check_ends(graph)
-    circle = graph.circle()
-    if circle:
-        raise circle_error(circle, tracked=tracked)
+    check_iterations(graph, tracked=tracked)
     _check_dead_ends(graph)
     for edge in graph.edges:
         _check_edge(graph, edge)
@@ -76,20 +73,6 @@ def check_parallelism(parallelism: object, what: str) -> None:
     whole = isinstance(parallelism, int) and not isinstance(parallelism, bool)
     if not whole or not 1 <= parallelism <= MAX_PARALLELISM:  # type: ignore[operator]
         raise ConfigError(f"parallelism of {what}: expected 1 to {MAX_PARALLELISM}, got {parallelism!r}")
-
-
-def circle_error(uids: tuple[str, ...], *, tracked: bool) -> FTLayerError:
-    """Return the error for operators that feed each other."""
-    names = " → ".join([*uids, uids[0]])
-    if tracked:
-        return InvalidTopologyError(
-            f"iteration {names}: with fault tolerance on there are no circles, since a record could go round for ever "
-            "and its root never be complete; repeat inside one function, or write to an external queue and read it"
-        )
-    return UnsupportedError(
-        f"iteration {names}: iterations are not supported (records on their way back would be in no checkpoint, "
-        "and lost with a failure); repeat inside one function, or write to an external queue and read it"
-    )
 
 
 # ---------------------------------------------------------------- one operator
@@ -220,7 +203,7 @@ def _check_ends(graph: StreamGraph) -> None:
                 f"{edge.target!r} has {inputs_of(target)} inputs, and {edge.source!r} goes to number {edge.input}"
             )
     for node in graph.nodes:
-        connected = {edge.input for edge in graph.edges_into(node.uid)}
+        connected = {edge.input for edge in graph.edges_into(node.uid) if not edge.feedback}
         open_inputs = [str(number) for number in range(inputs_of(node.operator)) if number not in connected]
         if open_inputs:
             raise InvalidTopologyError(
@@ -299,7 +282,7 @@ def _spelled(field: pa.Field) -> str:
 def _check_watermarks(graph: StreamGraph) -> None:
     timed: set[str] = set()
     for node in graph.in_order:
-        edges = graph.edges_into(node.uid)
+        edges = [edge for edge in graph.edges_into(node.uid) if not edge.feedback]
         if gives_times(node.operator) or (edges and all(edge.source in timed for edge in edges)):
             timed.add(node.uid)
         if needs_watermarks(node.operator):

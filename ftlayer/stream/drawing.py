@@ -14,16 +14,20 @@ VERTEX = "FTLayer vertex"
 
 @dataclass(frozen=True)
 class _Arrow:
-    """``dotted``: to or from the vertex."""
+    """``dotted``: to or from the vertex, or back to the head of an iteration (``back``)."""
 
     source: str
     target: str
     label: str
     dotted: bool
+    back: bool = False
 
 
 def to_mermaid(graph: JobGraph) -> str:
-    """Return a Mermaid flowchart: a box a chain, an arrow an edge, dotted ones to and from the vertex."""
+    """Return a Mermaid flowchart: a box a chain, an arrow an edge.
+
+    Dotted ones lead to and from the vertex, and from the end of an iteration back to its head.
+    """
     names = _node_names(graph)
     lines = ["flowchart LR"]
     for vertex in _chains(graph):
@@ -47,7 +51,8 @@ def to_dot(graph: JobGraph) -> str:
     if graph.tracked:
         lines.append(f'    ft [label="{VERTEX}", shape=cylinder];')
     for arrow in _arrows(graph, names):
-        style = ", style=dashed" if arrow.dotted else ""
+        # An edge that leads back puts nothing to the right of where it comes from.
+        style = (", style=dashed" if arrow.dotted else "") + (", constraint=false" if arrow.back else "")
         lines.append(f'    {arrow.source} -> {arrow.target} [label="{_dot_text(arrow.label)}"{style}];')
     return "\n".join([*lines, "}"])
 
@@ -71,7 +76,7 @@ def _box(vertex: JobVertex) -> list[str]:
 def _arrows(graph: JobGraph, names: dict[str, str]) -> Iterator[_Arrow]:
     for edge in graph.edges:
         if edge.source in names:
-            yield _Arrow(names[edge.source], names[edge.target], _label(edge), dotted=False)
+            yield _Arrow(names[edge.source], names[edge.target], _label(edge), edge.feedback, edge.feedback)
     for vertex in graph.vertices:
         replay = replay_of(vertex)
         if replay is None:
@@ -85,6 +90,8 @@ def _arrows(graph: JobGraph, names: dict[str, str]) -> Iterator[_Arrow]:
 
 
 def _label(edge: JobEdge) -> str:
+    if edge.feedback:
+        return "feedback"
     tag = f"[{edge.tag}] " if edge.tag else ""
     which = f", input {edge.input}" if edge.input else ""
     return f"{tag}{partitioner_name(edge.partitioner, edge.routing)}{which}"

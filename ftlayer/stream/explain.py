@@ -46,6 +46,8 @@ def _operators(vertex: JobVertex) -> str:
 def _edge(edge: JobEdge) -> list[str]:
     source = f"{edge.source}[{edge.tag}]" if edge.tag else edge.source
     stored = "" if edge.routing is None else f"key_hash[{edge.routing}]"
+    if edge.feedback:
+        return [f"{source} ↩ {edge.target}", "feedback", partitioner_name(edge.partitioner), stored]
     return [f"{source} → {edge.target}", f"input {edge.input}", partitioner_name(edge.partitioner), stored]
 
 

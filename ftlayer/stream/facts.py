@@ -5,7 +5,17 @@ from __future__ import annotations
 import pyarrow as pa
 
 from ftlayer.functions.steps import Filter, Process, Reduce
-from ftlayer.stream.operators import AssignWatermarks, CoProcess, Join, Operator, Replay, Sink, Source
+from ftlayer.stream.operators import (
+    AssignWatermarks,
+    CoProcess,
+    IterationHead,
+    IterationTail,
+    Join,
+    Operator,
+    Replay,
+    Sink,
+    Source,
+)
 
 MAIN = ""
 """The tag of the main output."""
@@ -34,7 +44,8 @@ def declared_inputs(operator: Operator) -> tuple[pa.Schema, ...]:
         return operator.inputs
     if isinstance(operator, Reduce) and operator.create is not None:
         return ()
-    return (operator.schema,) if isinstance(operator, Filter | Reduce | AssignWatermarks | Sink) else ()
+    passing = Filter | Reduce | AssignWatermarks | IterationHead | IterationTail | Sink
+    return (operator.schema,) if isinstance(operator, passing) else ()
 
 
 def keys_of(operator: Operator) -> tuple[tuple[str, ...], ...]:

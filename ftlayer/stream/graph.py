@@ -108,9 +108,7 @@ class StreamGraph:
         while here not in path:
             path.append(here)
             here = next(
-                edge.source
-                for edge in self.edges_into(here)
-                if edge.source not in done and not edge.feedback
+                edge.source for edge in self.edges_into(here) if edge.source not in done and not edge.feedback
             )
         return tuple(reversed(path[path.index(here) :]))
 

@@ -15,6 +15,8 @@ from ftlayer.stream.operators import (
     CoProcess,
     FunctionSink,
     IterableSource,
+    IterationHead,
+    IterationTail,
     Join,
     Operator,
     PushSource,
@@ -60,6 +62,8 @@ def kind_of(operator: Operator) -> str:
             return "map_batches"
         case AssignWatermarks():
             return "watermarks"
+        case IterationHead():
+            return "iteration"
         case Process(function=WindowFunction()):
             return "window"
         case CoProcess():
@@ -94,6 +98,10 @@ def display_name(operator: Operator) -> str:
             return f"co_process({function_name(operator.function)}{by})"
         case Join():
             return _joined(operator, operator.keys)
+        case IterationHead():
+            return f"iteration(ends after {operator.max_wait_ms} ms)"
+        case IterationTail():
+            return "feedback"
     connector = operator.connector
     if isinstance(connector, FunctionSink):
         return f"sink({function_name(connector.function)})"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
@@ -33,6 +33,7 @@ from ftlayer.stream.spans import span_ms
 
 if TYPE_CHECKING:
     from ftlayer.stream.builder import GraphBuilder
+    from ftlayer.stream.iterative import IterativeStream
     from ftlayer.stream.keyed import ConnectedStreams, KeyedStream
 
 Sides: TypeAlias = Mapping[str, Schema]
@@ -193,9 +194,22 @@ class DataStream:
             raise InvalidTopologyError(f"{operator.uid!r} has no side output {tag!r}; {declared}")
         return DataStream(self.builder, (replace(leg, tag=tag),), sides[tag])
 
-    def iterate(self) -> IterativeStream:
-        """Begin an iteration, which can be written down and not be run: `IterativeStream.close_with` refuses it."""
-        return IterativeStream(self.builder, self.legs, self.schema)
+    def iterate(
+        self, max_wait: str | int = "5s", *, uid: str | None = None, parallelism: int | None = None
+    ) -> IterativeStream:
+        """Begin an iteration: `IterativeStream.close_with` says what comes back to here. Not with fault tolerance on.
+
+        The operators behind it get this stream's records, and those that come back.
+
+        Args:
+            max_wait: the iteration of a bounded job ends when this stream has, and nothing has come back for so long;
+                a record that takes longer for a round, while its slot has nothing to do for it, comes too late.
+            uid: stable name.
+            parallelism: subtasks that it begins in.
+        """
+        from ftlayer.stream.iterative import begin_iteration
+
+        return begin_iteration(self, max_wait, uid, parallelism)
 
     # ------------------------------------------------------------ partitioners
 
@@ -331,18 +345,6 @@ class DataStream:
 
     def _described(self) -> str:
         return ", ".join(repr(self.builder.operator(leg.node).uid) for leg in self.legs)
-
-
-class IterativeStream(DataStream):
-    """A stream that something behind it was to be fed back into."""
-
-    def close_with(self, feedback: DataStream) -> NoReturn:
-        """Raise, naming the operators that would feed each other.
-
-        `InvalidTopologyError` with fault tolerance on, `UnsupportedError` without.
-        """
-        self._check_same_graph(feedback, "close_with")
-        raise self.builder.circle(self.legs, feedback.legs)
 
 
 def _check_function(function: object, what: str) -> None:

@@ -39,7 +39,8 @@ from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.explain import explain, to_mermaid
 from ftlayer.stream.job_graph_generator import job_graph
 from ftlayer.stream.keyed import ConnectedStreams, KeyedStream
-from ftlayer.stream.streams import DataStream, IterativeStream
+from ftlayer.stream.iterative import IterativeStream
+from ftlayer.stream.streams import DataStream
 from ftlayer.stream.windows import WindowedStream
 
 ROOT = Path(__file__).parents[2]

@@ -31,7 +31,7 @@ class JobFacts:
         max_parallelism: number of key groups.
         operators: of the graph.
         subtasks: of all chains: each has a part in every checkpoint.
-        sources: those of them that are a source's.
+        sources: those of them that say when their data has ended: a source's, and heads of iterations.
     """
 
     job: str

@@ -67,7 +67,7 @@ from ftlayer.runtime.messages import (
 )
 from ftlayer.runtime.slot.worker import Worker
 from ftlayer.stream.job_graph import JobGraph
-from ftlayer.stream.operators import Source
+from ftlayer.stream.operators import IterationHead, Source
 
 CLOSE_WAIT_S = 30.0
 """How long the end of a job waits for what is being published, committed and removed."""
@@ -178,7 +178,7 @@ class JobCheckpoints:
         sources = [
             (vertex.uid, subtask)
             for vertex in graph.vertices
-            if isinstance(vertex.operators[0], Source)
+            if isinstance(vertex.operators[0], Source | IterationHead)
             for subtask in range(vertex.parallelism)
             if graph.slot_of(vertex.uid, subtask) in asked.slots
         ]

@@ -24,7 +24,7 @@ from ftlayer.runtime.coordinator.committing import Committer, resealed
 from ftlayer.runtime.coordinator.restoring import operator_infos, restores
 from ftlayer.runtime.order import CheckpointPlan
 from ftlayer.stream.job_graph import JobGraph
-from ftlayer.stream.operators import Source
+from ftlayer.stream.operators import IterationHead, Source
 
 LATEST = "latest"
 """``restore_from``: the latest checkpoint of the topology in its directory."""
@@ -106,7 +106,9 @@ def _loaded(url: str, config: CheckpointConfig, key: bytes) -> Checkpoint:
 
 def _facts(graph: JobGraph, run: str) -> JobFacts:
     subtasks = {(vertex.uid, subtask) for vertex in graph.vertices for subtask in range(vertex.parallelism)}
-    sources = {vertex.uid for vertex in graph.vertices if isinstance(vertex.operators[0], Source)}
+    sources = {
+        vertex.uid for vertex in graph.vertices if isinstance(vertex.operators[0], Source | IterationHead)
+    }
     return JobFacts(
         graph.name,
         run,

@@ -27,6 +27,7 @@ from ftlayer.runtime.actions import Action
 from ftlayer.runtime.elements import CancelMarker, Element, EndOfStream
 from ftlayer.runtime.slot.capture import CapturedChannel
 from ftlayer.runtime.slot.crediting import Crediting
+from ftlayer.runtime.slot.feedback import FeedbackOutput
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Snapshots
@@ -260,7 +261,7 @@ class Barriers:
                     underway.outputs.add(channel)
                 else:
                     self._add_outgoing(underway, channel, overtaken)
-            else:
+            elif not isinstance(output, FeedbackOutput):
                 output.send(barrier, now.mono_ms)
                 self.arrived(channel, barrier, 0)
 

@@ -25,6 +25,7 @@ from ftlayer.runtime.actions import (
     Acknowledge,
     Action,
     AskReplays,
+    DataEnded,
     FailRoots,
     PersistRoots,
     ReplaysOut,
@@ -38,6 +39,7 @@ from ftlayer.runtime.slot.barriers import Barriers
 from ftlayer.runtime.slot.credit_wire import decode_grants, is_limits
 from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.debloating import Debloating
+from ftlayer.runtime.slot.loop_watch import watch_loops
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
@@ -57,6 +59,7 @@ class SlotCore:
     Attributes:
         activity: grows with everything that happens (see `Heartbeat`).
         working: what runs now; None between two tasks. Any thread may read it.
+        data_ended: iterations that have come to their end, for the coordinator to be told, and removed.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class SlotCore:
         self._vertex = vertex
         self._seating = seat_tasks(graph, slot, tasks, options, self._codec)
         self._seats = list(self._seating.seats.values())
+        watch_loops(graph, self._seating)
         self._next = 0
         self._outgoing = Outgoing(self._seating.remote, links, options.batch_age_ms)
         self._acks = AckBuffer()
@@ -91,6 +95,7 @@ class SlotCore:
         self._away: set[int] = set()
         self._reports: list[ReplaysOut] = []
         self.activity = 0
+        self.data_ended: list[DataEnded] = []
         self.working: Working | None = None
         self._barriers: Barriers | None = None
         self._debloating: Debloating | None = None
@@ -467,6 +472,8 @@ class SlotCore:
                 self._reports.append(action)
             case WakeAt(mono_ms):
                 seat.wake_ms = mono_ms if seat.wake_ms is None else min(seat.wake_ms, mono_ms)
+            case DataEnded():
+                self.data_ended.append(action)
             case TaskEnded():
                 seat.ended = True
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import AskReplays
+from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
 from ftlayer.runtime.slot.wire import ElementCodec
@@ -86,7 +87,6 @@ def seat_tasks(
     graph: JobGraph, slot: int, tasks: dict[TaskKey, AnyTask], options: TopologyOptions, codec: ElementCodec
 ) -> Seating:
     """Connect the tasks of a slot with each other and with the outside."""
-    limits = options.batch_rows, options.channel_bytes
     seats: dict[TaskKey, Seat] = {}
     receivers: dict[Channel, Seat] = {}
     senders: dict[Channel, int] = {}
@@ -100,7 +100,8 @@ def seat_tasks(
                 for channel in graph.channels(edge)
                 if channel.receiver == subtask
             ]
-            seat = _seat(graph.vertex(uid), subtask, tasks[uid, subtask], Inbox(channels, *limits), graph)
+            inbox = inbox_for(graph, uid, channels, options)
+            seat = _seat(graph.vertex(uid), subtask, tasks[uid, subtask], inbox, graph)
             seats[seat.key] = seat
             for channel in channels:
                 receivers[channel] = seat
@@ -112,7 +113,9 @@ def seat_tasks(
                 if channel.sender != seat.subtask:
                     continue
                 target = graph.slot_of(edge.target, channel.receiver)
-                if target == slot:
+                if edge.feedback:
+                    seat.outputs[channel] = FeedbackOutput(channel, receivers[channel].inbox)
+                elif target == slot:
                     seat.outputs[channel] = LocalOutput(channel, receivers[channel].inbox)
                 else:
                     output = RemoteOutput(channel, target, codec, options)

@@ -10,6 +10,7 @@ from ftlayer.checkpoint.handlers.making import make_handler
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.runtime.elements import Batch
 from ftlayer.runtime.slot.capture import CapturedChannel
+from ftlayer.runtime.slot.feedback import HeadInbox
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.contract import CheckpointedTask
 from ftlayer.stream.job_graph import Channel
@@ -61,7 +62,8 @@ class SeatBarriers:
 
     @classmethod
     def of(cls, seat: Seat, config: CheckpointConfig) -> SeatBarriers:
-        """Begin with no barriers."""
-        channels = seat.inbox.channels
+        """Begin with no barriers. None come by the channels that lead back to the head of an iteration."""
+        back = seat.inbox.feedback if isinstance(seat.inbox, HeadInbox) else ()
+        channels = tuple(channel for channel in seat.inbox.channels if channel not in back)
         handler = make_handler(config.mode, config.unaligned, len(channels)) if channels else None
         return cls(seat, handler, channels, {channel: place for place, channel in enumerate(channels)})

@@ -85,9 +85,12 @@ class Sources:
     def read(self, now: Now) -> bool:
         """Take one batch of every source that has one and room for it; whether there was any.
 
+        The coordinator is told of iterations that have come to their end as it is of sources.
         Raises `SourceError` for a source that cannot be read on.
         """
         found = False
+        while self._core.data_ended:
+            self._report(self._core.data_ended.pop())
         for key, running in self._running.items():
             if running.ended or not self._core.may_read(key) or not self._is_worth_asking(running, now):
                 continue

@@ -21,6 +21,7 @@ from ftlayer.runtime.task.checkpointed_source import CheckpointedSourceTask
 from ftlayer.runtime.task.contract import CommittingSinkBody, InputTask, SinkBody, Task
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.iteration import CheckpointedHeadTask, HeadTask, LoopGate
 from ftlayer.runtime.task.join import JoinTask
 from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.runtime.task.linked import LinkedSourceTask, LinkedTask
@@ -36,6 +37,8 @@ from ftlayer.stream.facts import has_timers
 from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.stream.operators import (
     CoProcess,
+    IterationHead,
+    IterationTail,
     Join,
     Operator,
     PushSource,
@@ -56,6 +59,9 @@ OpenBackend = Callable[[str, int, Mapping[str, pa.Schema]], CheckpointedBackend]
 
 ``keys`` are the types of the key columns of each operator that has a key, by uid.
 """
+
+NoFunction = Source | Replay | Join | IterationHead | IterationTail | Sink
+"""Operators that are no part of a chain's pipeline: they are what the task itself does, or nothing at all."""
 
 MAX_REMEMBER_MS = 5 * 60_000
 """A join remembers acknowledged rows no longer for replays: they are as many as come in that time."""
@@ -123,7 +129,7 @@ def _input_task(graph: JobGraph, uid: str, subtask: int, handler: Handler, open_
             uid, subtask, first, edges, gate, handler, emitter, _hold_ms(graph), _remember_ms(graph)
         )
     sink = last if isinstance(last, Sink) else None
-    functions = [op for op in vertex.operators if not isinstance(op, Source | Replay | Join | Sink)]
+    functions = [op for op in vertex.operators if not isinstance(op, NoFunction)]
     pipeline = Pipeline(functions, _inputs(first, edges), HeapBackend())
     outlet: Outlet
     if sink is not None:
@@ -132,6 +138,11 @@ def _input_task(graph: JobGraph, uid: str, subtask: int, handler: Handler, open_
         timed = graph.tracked and has_timers(last)
         roots = TimerRoots(graph, uid, last.uid, subtask, handler, emitter) if timed else None
         outlet = ChannelOutlet(handler, emitter, roots)
+    if isinstance(first, IterationHead):
+        loop = LoopGate.of(graph, uid, subtask)
+        head = HeadTask(uid, subtask, edges, loop, pipeline, handler, outlet)
+        head.attach(graph, loop)
+        return head
     return ChainTask(uid, subtask, edges, gate, pipeline, handler, outlet)
 
 
@@ -153,7 +164,7 @@ def _checkpointed_task(
         return CheckpointedSourceTask(graph, uid, subtask, handler, positions)
     edges = graph.edges_into(uid)
     inputs = _inputs(first, edges)
-    functions = [op for op in operators if not isinstance(op, Source | Replay | Join | Sink)]
+    functions = [op for op in operators if not isinstance(op, NoFunction)]
     keys = key_schemas(functions, inputs)
     backend = None
     if any(isinstance(op, Process | CoProcess | Reduce) for op in functions):
@@ -168,6 +179,11 @@ def _checkpointed_task(
         outlet = SinkOutlet(handler, body)
         if isinstance(last.connector, WriterSink):
             committing = cast(CommittingSinkBody, body)
+    if isinstance(first, IterationHead):
+        loop = LoopGate.of(graph, uid, subtask)
+        head = CheckpointedHeadTask(uid, subtask, edges, loop, pipeline, handler, outlet, backend, committing)
+        head.attach(graph, loop)
+        return head
     gate = Gate.of(graph, uid, subtask)
     return CheckpointedChainTask(uid, subtask, edges, gate, pipeline, handler, outlet, backend, committing)
 

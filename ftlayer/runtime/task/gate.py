@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Self
 
 from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
 from ftlayer.stream.job_graph import Channel, JobGraph
@@ -54,9 +55,9 @@ class Gate:
         self._update()
 
     @classmethod
-    def of(cls, graph: JobGraph, uid: str, subtask: int) -> Gate:
-        """Make the gate of one subtask of a chain."""
-        edges = graph.edges_into(uid)
+    def of(cls, graph: JobGraph, uid: str, subtask: int) -> Self:
+        """Make the gate of one subtask of a chain. Feedback edges say nothing of time or end."""
+        edges = [edge for edge in graph.edges_into(uid) if not edge.feedback]
         return cls(
             (channel for edge in edges for channel in graph.channels(edge) if channel.receiver == subtask),
             {edge.number for edge in edges if isinstance(graph.vertex(edge.source).operators[0], Replay)},
