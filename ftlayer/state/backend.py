@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
+from time import thread_time
 from typing import Protocol
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
@@ -38,6 +40,10 @@ LOG_MS = 250
 """Time between two such writes: a key that changes all the time is not written more often."""
 
 
+_MERGING = 0.25
+"""Part of the processor's time that merging takes at most. To use a key takes ten times as long as to merge it."""
+
+
 class Spilling(Protocol):
     """What keeps the stores below the tables, and moves into them what is too much for memory."""
 
@@ -50,8 +56,11 @@ class Spilling(Protocol):
     def is_empty(self) -> bool:
         """Whether nothing was ever moved into a store."""
 
-    def spill(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]]) -> None:
-        """Move entries of bases into the stores, if they are too many. Called while nobody reads either."""
+    def spill(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]], used_s: float) -> None:
+        """Move some entries of bases into the stores, if they are too many. Called while nobody reads either.
+
+        ``used_s``: the processor's time that the task has used since the last call.
+        """
 
     def room(self) -> int:
         """Return how many entries memory is to hold."""
@@ -91,6 +100,7 @@ class LayeredBackend:
         self._snapshots = 0
         self._serializer = serializer.Serializer()
         self._timer_readers = 0
+        self._tended_s = thread_time()
 
     # ------------------------------------------------------------ what operators use
 
@@ -154,7 +164,7 @@ class LayeredBackend:
     def make_room(self) -> None:
         """Move what is too much for memory into stores, while the backend is filled."""
         if self._spilling is not None:
-            self._spilling.spill(self._tables)
+            self._spilling.spill(self._tables, inf)
 
     def restored_timers(self, info: TableInfo) -> tuple[KeyGroups, TimerService]:
         """Return the timers of an operator, to be filled."""
@@ -292,16 +302,24 @@ class LayeredBackend:
     # ------------------------------------------------------------ between batches
 
     def tend(self, now_ms: int) -> None:
-        """Do a bit of what keeps layers few and memory small; a few milliseconds at most."""
+        """Do a bit of what keeps layers few and memory small; a part of the time that batches take."""
+        used_s = thread_time() - self._tended_s
         touched = sum(table.touched() for _, _, table in self._tables)
         if touched > (MAX_FRONT if self._spilling is None else min(MAX_FRONT, self._spilling.room() // 2)):
             self._push()
         elif self._changelog is not None:
             self._tend_log(self._changelog, touched, now_ms)
-        for merger in self._mergers:
-            merger.step()
+        self._merge(used_s)
         if self._spilling is not None and not self._sharing.base_readers:
-            self._spilling.spill(self._tables)
+            self._spilling.spill(self._tables, used_s)
+        self._tended_s = thread_time()
+
+    def _merge(self, used_s: float) -> None:
+        """Merge for a part of the time that the task has used, so that layers stay few whatever a batch is."""
+        until_s = thread_time() + _MERGING * used_s
+        for merger in self._mergers:
+            while merger.step() and thread_time() < until_s:
+                pass
 
     def _tend_log(self, changelog: Changelog, touched: int, now_ms: int) -> None:
         if self._materializing and not changelog.is_materializing:

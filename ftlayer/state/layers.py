@@ -82,16 +82,23 @@ class Layer:
         return len(self.values) + len(self.deleted)
 
 
-def merged(older: Layer, newer: Layer) -> Layer:
-    """Return one layer for two that follow each other."""
+def merged(older: Layer, newer: Layer, size: int) -> Iterator[Layer | None]:
+    """Return one layer for two that follow each other, behind a None for every ``size`` entries that were handled."""
     values = dict(older.values)
-    for key in newer.deleted:
-        values.pop(key, None)
-    values.update(newer.values)
+    yield None
+    for part in sliced(newer.deleted, size):
+        for key in part:
+            values.pop(key, None)
+        yield None
+    for pairs in sliced(newer.values.items(), size):
+        values.update(pairs)
+        yield None
     # A key that only the newer one read may have been changed in the older one: it is clean in none of them.
-    clean = {key: value for key, value in newer.clean.items() if key not in older.values}
-    clean.update(older.clean)
-    return Layer(values, older.deleted | newer.deleted, clean)
+    clean = dict(older.clean)
+    for pairs in sliced(newer.clean.items(), size):
+        clean |= [(key, value) for key, value in pairs if key not in older.values]
+        yield None
+    yield Layer(values, older.deleted | newer.deleted, clean)
 
 
 class _Raw(dict[Key, Any]):

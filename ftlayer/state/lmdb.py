@@ -1,7 +1,9 @@
 """State larger than memory: an LMDB environment below the tables, which is never written while a snapshot reads it.
 
 What a reader of LMDB holds on to cannot be used again by writers, so that a snapshot that takes seconds would make
-the file grow and updates slow. So entries are moved here only between snapshots, when memory holds too many.
+the file grow and updates slow. So entries are moved here only between snapshots, when memory holds too many. They are
+moved in the order of their keys (`ftlayer.state.sweep`): a fifth of the work of moving them in the order of their
+use, since what lies in one page is written together, and pages that are written together lie together.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import Lock
+from time import thread_time
 from typing import Any
 
 import lmdb
@@ -25,9 +28,19 @@ from ftlayer.state.entries import Block
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.layers import DELETED, NOTHING, LayeredTable
 from ftlayer.state.lmdb_copy import copied, grouped_blocks
-from ftlayer.state.lmdb_layout import DATA, FORMAT, TABLE, entry_of, stored_key, stored_value, value_of
+from ftlayer.state.lmdb_layout import (
+    DATA,
+    FORMAT,
+    TABLE,
+    entry_of,
+    is_replaced,
+    stored_key,
+    stored_value,
+    value_of,
+)
 from ftlayer.state.local_directory import LocalDirectory
 from ftlayer.state.serializer import Serializer, unpack
+from ftlayer.state.sweep import Sweep
 from ftlayer.state.view import TableView
 
 FIRST_MAP_BYTES = 64 * MIB
@@ -40,12 +53,17 @@ MAX_BYTES = 64 * MIB
 """Bytes that they would take up packed, as far as a few of them tell."""
 
 SLICE = 200
-"""Entries that are moved in one go: a few milliseconds where pages have to be read for them."""
+SLICE_BYTES = MIB // 4
+"""Entries that are moved in one go, and their bytes: a few milliseconds where pages have to be read for them."""
 
-_CATCH_UP = 32
-"""With four times as much as memory is to hold, this part of it is moved in one go, however long that takes."""
+_MOST_TIME = 3.0
+"""Time that is taken for moving at most, as a multiple of what the task has used since the last time."""
 
-_SAMPLE = 20
+SAMPLE = 20
+"""Entries that tell how large an entry is. So many are never too much for memory."""
+
+Spilled = tuple[TableInfo, KeyGroups, LayeredTable]
+"""A table whose base is moved."""
 
 
 class LmdbStores:
@@ -61,6 +79,7 @@ class LmdbStores:
         self._serializer = Serializer()
         self._entry_bytes = 0.0
         self._sampled_at = 0
+        self._sweep: Sweep | None = None
         self._readers = 0
         self._closed = False
         self._lock = Lock()
@@ -147,46 +166,66 @@ class LmdbStores:
         """Return the store of a new table."""
         return LmdbStore(self, info, groups)
 
-    def spill(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]]) -> None:
-        """Move a bit of the largest base, if memory holds too much."""
+    def spill(self, tables: Sequence[Spilled], used_s: float) -> None:
+        """Move a bit of the largest base, if memory holds too much, the more the longer.
+
+        How long is told by ``used_s``, so that what comes is moved at last, whatever a batch is.
+        """
+        over = self._over(tables)
+        pressure = over / max(self.room(), 1)
+        until_s = thread_time() + used_s * min(pressure / 2, _MOST_TIME)
+        while over > 0:
+            over -= self._step(tables)
+            if thread_time() >= until_s:
+                break
+
+    def _over(self, tables: Sequence[Spilled]) -> int:
         total = sum(len(table.base) for _, _, table in tables)
-        if total <= SLICE:
-            return
-        info, groups, table = max(tables, key=lambda each: len(each[2].base))
+        if total <= SAMPLE:
+            return 0
         if total > 1.5 * self._sampled_at or self._sampled_at > 1.5 * total:
-            self._entry_bytes = self._mean_size(table)
+            self._entry_bytes = self._mean_size(max(tables, key=_base_size)[2])
             self._sampled_at = total
-        over = total - self.room()
-        if over > 0:
-            hurried = over // _CATCH_UP if over > 3 * self.room() else 0
-            self._move(info, groups, table, max(SLICE, hurried))
+        return total - self.room()
 
     def room(self) -> int:
         """Return how many entries memory is to hold."""
         return min(MAX_ENTRIES, int(MAX_BYTES / max(self._entry_bytes, 1.0)))
 
     def _mean_size(self, table: LayeredTable) -> float:
-        sample = list(islice(table.base.items(), _SAMPLE))
+        sample = list(islice(table.base.items(), SAMPLE))
         pack = self._serializer.pack
         sizes = [len(pack(key)) + (0 if value is DELETED else len(pack(value))) for key, value in sample]
         return sum(sizes) / max(len(sizes), 1)
 
-    def _move(self, info: TableInfo, groups: KeyGroups, table: LayeredTable, count: int) -> None:
-        base = table.base
-        moved = list(islice(base.items(), count))
-        deleted = [key for key, value in moved if value is DELETED]
-        kept = [(key, value) for key, value in moved if value is not DELETED]
-        number = TABLE.pack(info.number)
+    def _step(self, tables: Sequence[Spilled]) -> int:
+        """Move a slice, or sort a bit for that; returns how many entries were moved."""
+        if self._sweep is None:
+            self._sweep = Sweep(*max(tables, key=_base_size), self.packed_key)
+        sweep = self._sweep
+        if sweep.sort():
+            return 0
+        count = max(1, min(SLICE, int(SLICE_BYTES / max(self._entry_bytes, 1.0))))
+        moved = list(islice(sweep.in_order, count))
+        if not moved:
+            self._sweep = None
+        else:
+            self._move(sweep, moved)
+        return len(moved)
+
+    def _move(self, sweep: Sweep, moved: list[tuple[bytes, Key]]) -> None:
+        base = sweep.table.base
+        info, groups = sweep.info, sweep.groups
+        gone = [stored for stored, key in moved if base[key] is DELETED]
+        kept = [(stored, key, base[key]) for stored, key in moved if base[key] is not DELETED]
         puts: list[tuple[bytes, bytes]] = []
-        for (key, value), group in zip(kept, groups.of([key for key, _ in kept]).tolist(), strict=True):
-            packed = self.packed_key(groups, key)
-            puts.append(
-                (stored_key(number, packed), stored_value(group, packed, self._packed(info, key, value)))
-            )
-        puts.sort()
-        gone = [stored_key(number, self.packed_key(groups, key)) for key in deleted]
+        of = groups.of([key for _, key, _ in kept]).tolist()
+        for (stored, key, value), group in zip(kept, of, strict=True):
+            # Only a long key is written once more, beside the value.
+            packed = self.packed_key(groups, key) if is_replaced(stored) else b""
+            puts.append((stored, stored_value(group, packed, self._packed(info, key, value))))
         self._write(puts, gone)
-        for key, _ in moved:
+        for _, key in moved:
             del base[key]
 
     def packed_key(self, groups: KeyGroups, key: Key) -> bytes:
@@ -243,7 +282,7 @@ class LmdbStores:
                     self._remove()
 
     def copy(self, writer: PieceWriter, scope: Scope, pace: Callable[[], None]) -> tuple[Any, int]:
-        """Write a compacted copy as one piece; returns the piece and the number of entries."""
+        """Write a copy as one piece; returns the piece and the number of entries."""
         with self._explained(), self.reading(pace) as checked:
             return writer.write(copied(self._env, self.local_path(), checked), scope), self._env.stat()[
                 "entries"
@@ -314,3 +353,7 @@ class LmdbView:
         """Write a copy of the environment, what memory knows better included."""
         piece, entries = self._stores.copy(writer, scope, pace)
         return StatePiece(FORMAT, piece, entries, checkpoint)
+
+
+def _base_size(table: Spilled) -> int:
+    return len(table[2].base)

@@ -15,12 +15,20 @@ from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
 from ftlayer.state.entries import BLOCK_ENTRIES, Block
-from ftlayer.state.lmdb_layout import Entry, entry_of
+from ftlayer.state.lmdb_layout import DATA, Entry, entry_of
 from ftlayer.state.restoring import BlocksOf
 from ftlayer.state.serializer import array_header
 from ftlayer.state.view import SLICE
 
-CHUNK = 8 * MIB
+CHUNK = 2 * MIB
+"""Fits into a processor's cache: it is written and hashed next."""
+
+MOST_FREE = 2.0
+"""A copy without free pages is made of a file that is more than so many times as large as what is in it …"""
+
+FEW_PAGES = 1_000
+"""… and has more than so many free pages."""
+
 MAX_BLOCK_BYTES = MIB
 
 BUCKETS = 64
@@ -28,12 +36,31 @@ BUCKETS = 64
 
 
 def copied(env: Any, directory: Path, pace: Callable[[], None]) -> Iterator[bytes]:
-    """Return a compacted copy of an environment in chunks, by way of a temporary file.
+    """Return a copy of an environment, which nobody writes to meanwhile, in chunks.
 
-    LMDB makes the file in one go, without the interpreter and without looking at ``pace``: 1 GiB takes seconds. (A
-    pipe would need no file. But each read of it, of 1 MiB at most, has to wait for a busy interpreter: 50 MB/s.)
+    It is the file as it is: to read that takes a fiftieth of the time that LMDB takes for a copy without free pages,
+    and no room on the disk. Such a copy is made where most of the file is free.
     """
+    stat, info = env.stat(), env.info()
+    pages = info["last_pgno"] + 1
     pace()
+    if pages > MOST_FREE * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]) + FEW_PAGES:
+        yield from _compacted(env, directory, pace)
+        return
+    left = pages * stat["psize"]
+    with (directory / DATA).open("rb", buffering=0) as file:
+        while left and (chunk := file.read(min(left, CHUNK))):
+            left -= len(chunk)
+            yield chunk
+            pace()
+
+
+def _compacted(env: Any, directory: Path, pace: Callable[[], None]) -> Iterator[bytes]:
+    """Return a copy without free pages, by way of a temporary file.
+
+    LMDB makes the file in one go, without the interpreter and without looking at ``pace``. (A pipe would need no
+    file. But each read of it, of 1 MiB at most, has to wait for a busy interpreter: 50 MB/s.)
+    """
     with TemporaryFile(dir=directory, buffering=0) as file:
         try:
             env.copyfd(file.fileno(), compact=True)

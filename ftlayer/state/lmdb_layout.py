@@ -46,8 +46,13 @@ def stored_key(table: bytes, packed: bytes) -> bytes:
     return table + _REPLACED + blake2b(packed, digest_size=32).digest()
 
 
+def is_replaced(stored: bytes) -> bool:
+    """Whether an LMDB key has a digest in place of the packed key."""
+    return stored[TABLE.size : TABLE.size + 1] == _REPLACED
+
+
 def stored_value(group: int, packed_key: bytes, packed_value: bytes) -> bytes:
-    """Return the LMDB value."""
+    """Return the LMDB value. ``packed_key`` is of no use where it is in the LMDB key."""
     if len(packed_key) + TABLE.size <= MAX_KEY:
         return GROUP.pack(group) + packed_value
     return GROUP.pack(group) + packed_key + packed_value
@@ -56,14 +61,14 @@ def stored_value(group: int, packed_key: bytes, packed_value: bytes) -> bytes:
 def value_of(key: bytes, value: memoryview) -> memoryview:
     """Return the packed value of an LMDB key and value."""
     body = value[GROUP.size :]
-    return body if key[TABLE.size : TABLE.size + 1] != _REPLACED else body[_first_length(body) :]
+    return body[_first_length(body) :] if is_replaced(key) else body
 
 
 def entry_of(key: bytes, value: bytes) -> Entry:
     """Return what an LMDB key and value say."""
     (table,) = TABLE.unpack_from(key)
     (group,) = GROUP.unpack_from(value)
-    if key[TABLE.size : TABLE.size + 1] != _REPLACED:
+    if not is_replaced(key):
         return Entry(table, group, key[TABLE.size :], value[GROUP.size :])
     end = GROUP.size + _first_length(value[GROUP.size :])
     return Entry(table, group, value[GROUP.size : end], value[end:])

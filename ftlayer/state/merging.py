@@ -25,6 +25,7 @@ class Merger:
         self._table = table
         self._sharing = sharing
         self._moving: tuple[Layer, Iterator[list[tuple[Key, Any]]]] | None = None
+        self._joining: tuple[Layer, Layer, Iterator[Layer | None]] | None = None
 
     def step(self) -> bool:
         """Do a bit of the work; False if there is none."""
@@ -32,14 +33,17 @@ class Merger:
         if not layers:
             return False
         if not self._sharing.base_readers:
+            self._joining = None
             self._into_base(layers[-1])
             return True
-        # The oldest stays alone while it is moved.
-        free = layers if self._moving is None else layers[:-1]
-        if len(free) > MAX_LAYERS:
-            self._join_two(free)
-            return True
-        return False
+        if self._joining is None:
+            # The oldest stays alone while it is moved.
+            free = layers if self._moving is None else layers[:-1]
+            if len(free) <= MAX_LAYERS:
+                return False
+            self._joining = _smallest(free)
+        self._join(*self._joining)
+        return True
 
     def _into_base(self, oldest: Layer) -> None:
         base = self._table.base
@@ -67,8 +71,15 @@ class Merger:
         self._moving = None
         self._table.replace_layers([layer], [])
 
-    def _join_two(self, layers: tuple[Layer, ...]) -> None:
-        """Join the smallest neighbours."""
-        at = min(range(len(layers) - 1), key=lambda place: len(layers[place]) + len(layers[place + 1]))
-        newer, older = layers[at], layers[at + 1]
-        self._table.replace_layers([newer, older], [merged(older, newer)])
+    def _join(self, newer: Layer, older: Layer, joining: Iterator[Layer | None]) -> None:
+        joined = next(joining)
+        if joined is not None:
+            self._joining = None
+            self._table.replace_layers([newer, older], [joined])
+
+
+def _smallest(layers: tuple[Layer, ...]) -> tuple[Layer, Layer, Iterator[Layer | None]]:
+    """Choose the smallest neighbours."""
+    at = min(range(len(layers) - 1), key=lambda place: len(layers[place]) + len(layers[place + 1]))
+    newer, older = layers[at], layers[at + 1]
+    return newer, older, merged(older, newer, SLICE)

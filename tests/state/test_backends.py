@@ -19,7 +19,7 @@ from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.functions.prepared import NAN
 from ftlayer.partitioning.key_groups import groups_of
-from ftlayer.state import backend, changelog, entries, lineage, lmdb, lmdb_copy, merging, opening, view
+from ftlayer.state import backend, changelog, entries, lineage, lmdb, lmdb_copy, merging, opening, sweep, view
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.opening import open_backend
@@ -105,8 +105,13 @@ def _small_limits() -> Iterator[None]:
         patch.setattr(lineage, "MAX_PIECES", 4)
         patch.setattr(lmdb, "MAX_ENTRIES", 2)
         patch.setattr(lmdb, "SLICE", 1)
+        patch.setattr(lmdb, "SAMPLE", 1)
         patch.setattr(lmdb, "FIRST_MAP_BYTES", 32 << 10)
         patch.setattr(lmdb_copy, "BLOCK_ENTRIES", 3)
+        patch.setattr(lmdb_copy, "CHUNK", 5_000)
+        patch.setattr(lmdb_copy, "FEW_PAGES", 0)
+        patch.setattr(sweep, "MOST_KEYS", 3)
+        patch.setattr(sweep, "SORTED", 2)
         yield
 
 
