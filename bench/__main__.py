@@ -10,7 +10,7 @@ from pathlib import Path
 import bench
 from bench import harness
 
-_NOT_BENCHMARKS = {"__main__", "harness", "peers"}
+_NOT_BENCHMARKS = {"__main__", "harness", "jobs", "peers"}
 
 
 def main() -> None:

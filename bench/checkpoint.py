@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 
 from bench.harness import Target, note
+from bench.jobs import SLOTS, Jobs, bytewax_rate, has_bytewax, session, wait_until
 from bench.topology import (
     PACE_S,
     PACED_PER_S,
-    SLOTS,
     STAMPED,
     STAMPED_COUNT,
     Delays,
@@ -38,7 +38,6 @@ from bench.topology import (
     read_delays,
     read_marks,
     stamp,
-    wait_until,
 )
 
 TARGETS = {
@@ -156,18 +155,8 @@ class Slow:
 # ---------------------------------------------------------------- measuring
 
 
-class Bench:
+class Bench(Jobs):
     """A Spark session, and a fresh folder for each job."""
-
-    def __init__(self, root: Path, spark: Any) -> None:
-        self.root, self.spark = root, spark
-        self._jobs = 0
-
-    def folder(self) -> Path:
-        self._jobs += 1
-        folder = self.root / str(self._jobs)
-        folder.mkdir()
-        return folder
 
     def environment(self, folder: Path, options: dict[str, Any] | None = None, **config: Any) -> Any:
         from ftlayer import CheckpointConfig, StreamEnvironment, TopologyOptions
@@ -177,7 +166,7 @@ class Bench:
         )
         return StreamEnvironment(
             self.spark,
-            name=f"bench-{self._jobs}",
+            name=self.name,
             parallelism=SLOTS,
             options=TopologyOptions(**(options or {})),
             checkpointing=checkpointing,
@@ -198,7 +187,7 @@ class Bench:
 
         folder = self.folder()
         with FTLayer.embedded(folder / "ft", status=FTStatus.OFF) as layer:
-            env = StreamEnvironment(self.spark, layer, name=f"bench-{self._jobs}", parallelism=SLOTS)
+            env = StreamEnvironment(self.spark, layer, name=self.name, parallelism=SLOTS)
             python_job(env, folder, records)
             env.execute_async().wait()
         return _rate(folder, records)
@@ -328,55 +317,24 @@ def _records(folder: Path, begin: float, end: float) -> float:
     return total / (end - begin)
 
 
-def bytewax_recovery_rate(root: Path, records: int) -> float | None:
-    """Run the peer with its recovery on, a snapshot a second; None, with a note, if it is not installed."""
-    try:
-        import bytewax  # noqa: F401 - asked for, not used
-    except ImportError:
-        note("bytewax is not installed (pip install '.[bench]'): no vs_bytewax_recovery")
-        return None
-    folder = root / "bytewax"
-    store = folder / "recovery"
-    store.mkdir(parents=True)
+def bytewax_recovery_rate(store: Path, records: int) -> float:
+    """Run the peer with its recovery on, a snapshot a second."""
     subprocess.run(
         [sys.executable, "-m", "bytewax.recovery", str(store), str(SLOTS)], check=True, capture_output=True
     )
-    job = [sys.executable, "-m", "bytewax.testing", "bench.peers.bytewax_job:flow", "-p", str(SLOTS)]
-    subprocess.run(
-        [*job, "-r", str(store), "-s", "1", "-b", "0"],
-        env={**os.environ, "BENCH_RECORDS": str(records), "BENCH_OUT": str(folder)},
-        check=True,
-        capture_output=True,
-    )
-    first = min(float(path.read_text()) for path in folder.glob("start-*"))
-    end = max(float(path.read_text()) for path in folder.glob("end-*"))
-    shutil.rmtree(folder)
-    return records / (end - first)
+    return bytewax_rate(records, "-r", str(store), "-s", "1", "-b", "0")
 
 
 def run(quick: bool) -> dict[str, float]:
-    from pyspark.sql import SparkSession
-
     records = 3_000_000 if quick else 12_000_000
-    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
-        root = Path(folder)
-        spark = (
-            SparkSession.builder.master("local[4]")
-            .appName("ftlayer-bench")
-            .config("spark.ui.enabled", "false")
-            .config("spark.python.daemon.module", "ftlayer.runtime.worker_daemon")
-            .config("spark.sql.warehouse.dir", str(root / "warehouse"))
-            .getOrCreate()
-        )
-        spark.sparkContext.setLogLevel("ERROR")
-        try:
-            found = _measured(Bench(root, spark), records, quick)
-        finally:
-            spark.stop()
-        bytewax = bytewax_recovery_rate(root, records // 3)
-        if bytewax is not None:
-            found["records_per_s_bytewax_recovery"] = bytewax
-            found["vs_bytewax_recovery"] = found["records_per_s_python"] / bytewax
+    with session() as (root, spark):
+        found = _measured(Bench(root, spark), records, quick)
+    if has_bytewax():
+        with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as store:
+            found["records_per_s_bytewax_recovery"] = bytewax_recovery_rate(Path(store), records // 3)
+        found["vs_bytewax_recovery"] = found["records_per_s_python"] / found["records_per_s_bytewax_recovery"]
+    else:
+        note("bytewax is not installed (pip install '.[bench]'): no vs_bytewax_recovery")
     return found
 
 

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -26,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bench.harness import Target, note
+from bench.jobs import SLOTS, Jobs, bytewax_rate, has_bytewax, session, wait_until
 from bench.peers.functions import KEYS, last, names, with_key
 
 TARGETS = {
@@ -40,7 +40,6 @@ TARGETS = {
     "start_s": Target(at_most=3),
 }
 
-SLOTS = 2
 ARROW_ROWS = 65_536
 ARROW_OPTIONS = {"batch_rows": ARROW_ROWS, "channel_bytes": 8 << 20}
 PACED_PER_S = 10_000
@@ -259,18 +258,8 @@ def paced_job(env: Any, folder: Path, seconds: float) -> None:
 # ---------------------------------------------------------------- measuring
 
 
-class Bench:
+class Bench(Jobs):
     """A Spark session, and a fresh folder and vertex for each job."""
-
-    def __init__(self, root: Path, spark: Any) -> None:
-        self.root, self.spark = root, spark
-        self._jobs = 0
-
-    def folder(self) -> Path:
-        self._jobs += 1
-        folder = self.root / str(self._jobs)
-        folder.mkdir()
-        return folder
 
     def layer(self, folder: Path, *, tracked: bool) -> Any:
         from ftlayer import FTLayer, FTStatus
@@ -281,7 +270,7 @@ class Bench:
         """Run a bounded job; return records a second from the first one in to the last one out."""
         folder = self.folder()
         with self.layer(folder, tracked=tracked) as layer:
-            env = environment(self.spark, layer, f"bench-{self._jobs}", **options)
+            env = environment(self.spark, layer, self.name, **options)
             job(env, folder, records)
             running = env.execute_async()
             running.wait()
@@ -294,7 +283,7 @@ class Bench:
         """Return the median and the 99th percentile, in ms, of source to sink."""
         folder = self.folder()
         with self.layer(folder, tracked=True) as layer:
-            env = environment(self.spark, layer, f"bench-{self._jobs}")
+            env = environment(self.spark, layer, self.name)
             paced_job(env, folder, seconds)
             env.execute_async().wait()
         rows = np.concatenate(list(read_delays(folder).values()))
@@ -308,7 +297,7 @@ class Bench:
         """Kill a slot; return seconds to its successor's first record, and to the last of what was held."""
         folder = self.folder()
         with self.layer(folder, tracked=True) as layer:
-            env = environment(self.spark, layer, f"bench-{self._jobs}")
+            env = environment(self.spark, layer, self.name)
             paced_job(env, folder, seconds)
             job = env.execute_async()
             wait_until(lambda: len(read_delays(folder)) == SLOTS)
@@ -331,42 +320,13 @@ class Bench:
         folder = self.folder()
         with self.layer(folder, tracked=True) as layer:
             layer.address  # noqa: B018 - starts the vertex, which belongs to the session being warm
-            env = environment(self.spark, layer, f"bench-{self._jobs}")
+            env = environment(self.spark, layer, self.name)
             python_job(env, folder, 100_000)
             begin = time.monotonic()
             env.execute_async().wait()
         first = min(first for _, first, _ in read_marks(folder, "out"))
         shutil.rmtree(folder)
         return first - begin
-
-
-def wait_until(condition: Any, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the topology did not come up within a minute")
-        time.sleep(0.01)
-
-
-def bytewax_rate(root: Path, records: int) -> float | None:
-    """Run the peer in two processes of its own; None, with a note, if it is not installed."""
-    try:
-        import bytewax  # noqa: F401 - asked for, not used
-    except ImportError:
-        note("bytewax is not installed (pip install '.[bench]'): no vs_bytewax")
-        return None
-    folder = root / "bytewax"
-    folder.mkdir(exist_ok=True)
-    subprocess.run(
-        [sys.executable, "-m", "bytewax.testing", "bench.peers.bytewax_job:flow", "-p", str(SLOTS)],
-        env={**os.environ, "BENCH_RECORDS": str(records), "BENCH_OUT": str(folder)},
-        check=True,
-        capture_output=True,
-    )
-    first = min(float(path.read_text()) for path in folder.glob("start-*"))
-    end = max(float(path.read_text()) for path in folder.glob("end-*"))
-    shutil.rmtree(folder)
-    return records / (end - first)
 
 
 def pyflink_rates(records: int) -> dict[str, float]:
@@ -389,36 +349,22 @@ def pyflink_rates(records: int) -> dict[str, float]:
 
 
 def run(quick: bool, pyflink: bool = False) -> dict[str, float]:
-    from pyspark.sql import SparkSession
-
     records = 2_000_000 if quick else 8_000_000
-    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
-        root = Path(folder)
-        spark = (
-            SparkSession.builder.master("local[4]")
-            .appName("ftlayer-bench")
-            .config("spark.ui.enabled", "false")
-            .config("spark.python.daemon.module", "ftlayer.runtime.worker_daemon")
-            .config("spark.sql.warehouse.dir", str(root / "warehouse"))
-            .getOrCreate()
-        )
-        spark.sparkContext.setLogLevel("ERROR")
-        try:
-            bench = Bench(root, spark)
-            bench.rate(python_job, 200_000, tracked=True)
-            found = {"start_s": bench.start()}
-            found["records_per_s_python"] = bench.rate(python_job, records, tracked=True)
-            found["records_per_s_untracked"] = bench.rate(python_job, records, tracked=False)
-            found["tracking_cost"] = found["records_per_s_python"] / found["records_per_s_untracked"]
-            found["records_per_s_arrow"] = bench.rate(arrow_job, 4 * records, tracked=True, **ARROW_OPTIONS)
-            found["p50_ms_at_10k"], found["p99_ms_at_10k"] = bench.delays(6 if quick else 20)
-            found["slot_recovery_s"], found["replayed_s"] = bench.recovery(6 if quick else 15)
-        finally:
-            spark.stop()
-        bytewax = bytewax_rate(root, records // 2)
-        if bytewax is not None:
-            found["records_per_s_bytewax"] = bytewax
-            found["vs_bytewax"] = found["records_per_s_python"] / bytewax
+    with session() as (root, spark):
+        bench = Bench(root, spark)
+        bench.rate(python_job, 200_000, tracked=True)
+        found = {"start_s": bench.start()}
+        found["records_per_s_python"] = bench.rate(python_job, records, tracked=True)
+        found["records_per_s_untracked"] = bench.rate(python_job, records, tracked=False)
+        found["tracking_cost"] = found["records_per_s_python"] / found["records_per_s_untracked"]
+        found["records_per_s_arrow"] = bench.rate(arrow_job, 4 * records, tracked=True, **ARROW_OPTIONS)
+        found["p50_ms_at_10k"], found["p99_ms_at_10k"] = bench.delays(6 if quick else 20)
+        found["slot_recovery_s"], found["replayed_s"] = bench.recovery(6 if quick else 15)
+    if has_bytewax():
+        found["records_per_s_bytewax"] = bytewax_rate(records // 2)
+        found["vs_bytewax"] = found["records_per_s_python"] / found["records_per_s_bytewax"]
+    else:
+        note("bytewax is not installed (pip install '.[bench]'): no vs_bytewax")
     if pyflink:
         found |= pyflink_rates(records // 4)
     return found

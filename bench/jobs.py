@@ -1,0 +1,89 @@
+"""What the benchmarks of topologies share: a Spark session, a folder for each job, waiting, and the peer."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+SLOTS = 2
+
+
+@contextmanager
+def session() -> Iterator[tuple[Path, Any]]:
+    """Give a new directory and a Spark session with room for the slots; both go in the end."""
+    from pyspark.sql import SparkSession
+
+    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
+        root = Path(folder)
+        spark = (
+            SparkSession.builder.master("local[4]")
+            .appName("ftlayer-bench")
+            .config("spark.ui.enabled", "false")
+            .config("spark.python.daemon.module", "ftlayer.runtime.worker_daemon")
+            .config("spark.sql.warehouse.dir", str(root / "warehouse"))
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            yield root, spark
+        finally:
+            spark.stop()
+
+
+class Jobs:
+    """A Spark session, and a fresh folder for each job."""
+
+    def __init__(self, root: Path, spark: Any) -> None:
+        self.root, self.spark = root, spark
+        self._jobs = 0
+
+    @property
+    def name(self) -> str:
+        """Of the job that has the latest folder."""
+        return f"bench-{self._jobs}"
+
+    def folder(self) -> Path:
+        self._jobs += 1
+        folder = self.root / str(self._jobs)
+        folder.mkdir()
+        return folder
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the topology was not as far as that within {timeout_s:.0f} s")
+        time.sleep(0.01)
+
+
+def has_bytewax() -> bool:
+    try:
+        import bytewax  # noqa: F401 - asked for, not used
+    except ImportError:
+        return False
+    return True
+
+
+def bytewax_rate(records: int, *options: str) -> float:
+    """Run the peer in two processes of its own, with more ``options`` of its command; return records a second."""
+    with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as folder:
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "bytewax.testing", "bench.peers.bytewax_job:flow", "-p", str(SLOTS)),
+                *options,
+            ],
+            env={**os.environ, "BENCH_RECORDS": str(records), "BENCH_OUT": folder},
+            check=True,
+            capture_output=True,
+        )
+        first = min(float(path.read_text()) for path in Path(folder).glob("start-*"))
+        end = max(float(path.read_text()) for path in Path(folder).glob("end-*"))
+    return records / (end - first)
