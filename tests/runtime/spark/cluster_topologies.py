@@ -1,7 +1,7 @@
 """Topologies on a standalone cluster: ``python cluster_topologies.py CONFIG.json``; see test_cluster_topologies.py.
 
-Each case is the topology of ``log_job.py`` over a directory of its own, checked against the recount; what was seen on
-the way is in ``result.json``.
+Each case is the topology of ``log_job.py`` over a directory of its own, checked against the recount (that of barrier
+mode is the one of ``barrier_job.py``); what was seen on the way is in ``result.json``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from typing import Any
 CASES = ("clean", "executor", "worker")
 # The last case leaves one worker of two cores.
 SLOTS = {"clean": 3, "executor": 3, "worker": 2}
+CHECKPOINTS_S = 60.0
+"""A job that has not taken two checkpoints by then takes none."""
 
 
 @dataclass
@@ -37,10 +39,14 @@ class ClusterJob:
         return file
 
 
-def children(parent: int) -> list[int]:
-    """Return the process ids of a process's children."""
-    tasks = Path(f"/proc/{parent}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+def executors_of(worker: int) -> list[int]:
+    """Return the process ids of the executors that a worker runs."""
+    tasks = Path(f"/proc/{worker}/task").iterdir()
+    children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    # A worker leaves the ones that were killed lying about for a while.
+    return [
+        child for child in children if Path(f"/proc/{child}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    ]
 
 
 def descends_from(pid: int, ancestor: int) -> bool:
@@ -78,7 +84,7 @@ def run(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob, case: str) -> 
     lost_s = 0.0
     if case != "clean":
         worker = places[0][0]
-        executors = children(worker)
+        executors = executors_of(worker)
         killed = [worker] if case == "worker" else executors
         began = time.monotonic()
         for pid in killed:
@@ -101,6 +107,35 @@ def run(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob, case: str) -> 
     }
 
 
+def run_barriers(kit: ModuleType, spark: Any, job: ClusterJob) -> dict[str, Any]:
+    """Kill an executor under a topology with exact state; return what was seen."""
+    from ftlayer import CheckpointConfig, StreamEnvironment
+
+    directory = Path(job.directory) / "barriers"
+    directory.mkdir()
+    checkpointing = CheckpointConfig(interval="200ms", directory=str(directory / "checkpoints"))
+    env = StreamEnvironment(spark, name="barriers", parallelism=3, checkpointing=checkpointing)
+    kit.build(env, directory, sources=3, pace_s=0.05)
+    running = env.execute_async()
+
+    def await_checkpoints(more: int) -> None:
+        wanted = running.status().checkpoints.completed + more
+        deadline = time.monotonic() + CHECKPOINTS_S
+        while running.status().checkpoints.completed < wanted:
+            assert not running.over(0.02), "the job ended before its executor was killed"
+            assert time.monotonic() < deadline, running.status()
+
+    await_checkpoints(2)
+    slots = running.status().slots
+    places = [[worker for worker in job.workers if descends_from(slot.pid, worker)] for slot in slots]
+    killed = executors_of(places[0][0])
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    running.wait()
+    kit.Ledger(directory, sources=3).check()
+    return {"places": places, "killed": killed, "restarts": running.status().restarts}
+
+
 def refuse_speculation(spark: Any, layer: Any) -> str:
     """Ask for a topology in a session with speculation; return what it says."""
     from ftlayer import StreamEnvironment
@@ -115,24 +150,31 @@ def refuse_speculation(spark: Any, layer: Any) -> str:
     return ""
 
 
-def main(job: ClusterJob) -> None:
+def load(name: str) -> ModuleType:
+    """Load a script of this directory; executors get what is in it by value."""
     from pyspark import cloudpickle
 
-    from ftlayer import FTLayer
-
-    spec = importlib.util.spec_from_file_location("log_job", Path(__file__).with_name("log_job.py"))
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
-    kit = importlib.util.module_from_spec(spec)
-    sys.modules["log_job"] = kit
-    spec.loader.exec_module(kit)
-    cloudpickle.register_pickle_by_value(kit)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)
+    return module
 
+
+def main(job: ClusterJob) -> None:
+    from ftlayer import FTLayer
+
+    kit, barrier_kit = (load(name) for name in ("log_job", "barrier_job"))
     spark = session(job)
     layer = FTLayer.embedded(
         Path(job.directory) / "store", max_attempts=kit.MAX_ATTEMPTS, backoff="20ms", jitter=0
     )
-    result: dict[str, Any] = {case: run(kit, spark, layer, job, case) for case in CASES}
+    # Before the case that leaves one worker.
+    result: dict[str, Any] = {"barriers": run_barriers(barrier_kit, spark, job)}
+    result |= {case: run(kit, spark, layer, job, case) for case in CASES}
     spark.stop()
     # Of a session that is to be refused, nothing but its settings counts.
     spark = session(job, master="local[1]", **{"spark.speculation": "true"})

@@ -65,5 +65,13 @@ def test_what_is_killed_loses_nothing(found: Any, case: str) -> None:
     assert result["lost_s"] < 60
 
 
+def test_state_is_exact_though_an_executor_is_killed(found: Any, cluster: tuple[str, list[int]]) -> None:
+    """Barrier mode; the driver has looked for lost, doubled and miscounted rows."""
+    barriers = found["barriers"]
+    assert {worker for (worker,) in barriers["places"]} == set(cluster[1])
+    assert len(barriers["killed"]) == 1
+    assert barriers["restarts"] >= 1
+
+
 def test_speculation_is_refused(found: Any) -> None:
     assert found["speculation"].startswith("spark.speculation is on")
