@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -12,6 +13,18 @@ from ftlayer.errors import ConfigError
 KIB = 1 << 10
 MAX_MEMORY_THRESHOLD = MIB
 MAX_PARALLELISM_LIMIT = 1 << 15
+
+_SWITCHES = (
+    "unaligned",
+    "force_iterations",
+    "force_unaligned",
+    "incremental",
+    "changelog",
+    "file_merging_across",
+    "allow_unclaimed_state",
+    "debloating",
+)
+_NOTHING = re.compile(r"\s*0+(\.0+)?\s*(ms|s|min|m|h)?\s*")
 
 Duration = str | int
 """``"30s"``, or milliseconds."""
@@ -126,8 +139,8 @@ class CheckpointConfig:
         _between("max_parallelism", self.max_parallelism, 1, MAX_PARALLELISM_LIMIT)
         _between("max_file_size", self.max_file_size, 4 * KIB)
         _bound("max_space_amplification", self.max_space_amplification)
-        for name in ("force_iterations", "force_unaligned"):
-            # What gives a guarantee up is said in so many words.
+        for name in _SWITCHES:
+            # A text from a file of options, "false" say, would switch it on.
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: expected True or False, got {getattr(self, name)!r}")
         for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
@@ -221,9 +234,14 @@ class CheckpointConfig:
 
 def span_ms(value: Duration, option: str, *, zero: bool = False) -> int:
     """Return a duration in ms; `ConfigError` naming ``option`` if it is none, or 0 where ``zero`` is False."""
-    if zero and value in (0, "0", "0ms", "0s"):
-        return 0
-    return duration_ms(value, option)
+    if not zero:
+        return duration_ms(value, option)
+    if type(value) is int and value < 0:
+        raise ConfigError(f"{option}: expected 0 or a duration of at least 1 ms, got {value}")
+    nothing = (
+        _NOTHING.fullmatch(value) is not None if isinstance(value, str) else type(value) is int and not value
+    )
+    return 0 if nothing else duration_ms(value, option)
 
 
 def _between(option: str, value: int, least: int, most: int | None = None) -> None:

@@ -27,7 +27,7 @@ def test_no_interval_and_no_checkpoint_during_a_backlog_are_two_things() -> None
     assert CheckpointConfig(interval_during_backlog=0).interval_during_backlog_ms == 0
 
 
-@pytest.mark.parametrize("zero", [0, "0", "0ms", "0s"])
+@pytest.mark.parametrize("zero", [0, "0", "0ms", "0s", "0 s", "0m", " 0.0h "])
 def test_zero(zero: str | int) -> None:
     assert span_ms(zero, "min_pause", zero=True) == 0
     with pytest.raises(ConfigError, match="timeout"):
@@ -51,7 +51,10 @@ def test_the_key_is_not_shown() -> None:
         ({"interval": "soon"}, "interval"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": True}, "timeout"),
-        ({"min_pause": -1}, "min_pause"),
+        ({"min_pause": -1}, "min_pause: expected 0 or a duration of at least 1 ms, got -1"),
+        ({"min_pause": False}, "min_pause"),
+        ({"min_pause": "0 days"}, "min_pause"),
+        ({"aligned_timeout": None}, "aligned_timeout"),
         ({"materialization_interval": 0}, "materialization_interval"),
         ({"debloat_target": "0s"}, "debloat_target"),
         ({"max_concurrent": 0}, "max_concurrent"),
@@ -73,6 +76,12 @@ def test_the_key_is_not_shown() -> None:
         ({"directory": ""}, "directory"),
         ({"savepoint_directory": Path("/save")}, "savepoint_directory"),
         ({"local_recovery": ""}, "local_recovery"),
+        ({"unaligned": "false"}, "unaligned: expected True or False, got 'false'"),
+        ({"incremental": 1}, "incremental"),
+        ({"changelog": "no"}, "changelog"),
+        ({"debloating": None}, "debloating"),
+        ({"file_merging_across": "no"}, "file_merging_across"),
+        ({"allow_unclaimed_state": "no"}, "allow_unclaimed_state"),
         ({"state_directory": ""}, "state_directory"),
     ],
 )
