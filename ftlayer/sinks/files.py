@@ -49,8 +49,8 @@ class FileSink(DataSourceStreamArrowWriter):
 
     The rows of one ``write`` are one file. It gets the name that readers see when it is committed, by a rename (on an
     object store: a copy), so each file is seen as a whole or not at all; several files of one commit are not seen at
-    the same moment. A commit that was called before changes nothing; an abort leaves alone what is committed. Files
-    are durable before the checkpoint that holds them is.
+    the same moment. A commit that was called before changes nothing, as long as its files are where it has put them;
+    an abort leaves alone what is committed. Files are durable before the checkpoint that holds them is.
 
     Not guaranteed: any order of rows or files.
     """
@@ -207,8 +207,9 @@ def _name(files: Files, written: list[WrittenFile]) -> None:
             files.delete(one.temporary)
         elif not files.move(one.temporary, one.target) and files.size(one.target) != one.size:
             raise SinkError(
-                f"{join(files.url, one.temporary)} is gone, and was not committed as {one.target}: did something else "
-                "remove it (FileSink.clean with a checkpoint that was kept, say)? Its rows are lost to this sink"
+                f"{join(files.url, one.temporary)} is gone, and {one.target}, as which it is committed, is not there: "
+                "either it was committed and moved away or removed since, or something has removed it before "
+                "(FileSink.clean with a checkpoint that was kept, say), and its rows are lost"
             )
 
     crew = Crew()
