@@ -91,7 +91,7 @@ def test_an_abort_removes_what_waits_and_nothing_else(url: str) -> None:
     sink.abort([second], 2)
     assert numbers_in(url) == [1]
     assert in_progress(url) == []
-    with pytest.raises(SinkError, match="is gone, and .* is not there"):
+    with pytest.raises(SinkError, match=r"is gone, and .* is not there"):
         sink.commit([second], 3)
 
 
