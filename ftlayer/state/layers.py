@@ -84,19 +84,24 @@ class Layer:
 
 def merged(older: Layer, newer: Layer, size: int) -> Iterator[Layer | None]:
     """Return one layer for two that follow each other, behind a None for every ``size`` entries that were handled."""
-    values = dict(older.values)
-    yield None
-    for part in sliced(newer.deleted, size):
-        for key in part:
+    values: dict[Key, Any] = {}
+    clean: dict[Key, Any] = {}
+    for part in sliced(older.values.items(), size):
+        values.update(part)
+        yield None
+    for keys in sliced(newer.deleted, size):
+        for key in keys:
             values.pop(key, None)
         yield None
-    for pairs in sliced(newer.values.items(), size):
-        values.update(pairs)
+    for part in sliced(newer.values.items(), size):
+        values.update(part)
+        yield None
+    for part in sliced(older.clean.items(), size):
+        clean.update(part)
         yield None
     # A key that only the newer one read may have been changed in the older one: it is clean in none of them.
-    clean = dict(older.clean)
-    for pairs in sliced(newer.clean.items(), size):
-        clean |= [(key, value) for key, value in pairs if key not in older.values]
+    for part in sliced(newer.clean.items(), size):
+        clean.update([(key, value) for key, value in part if key not in older.values])
         yield None
     yield Layer(values, older.deleted | newer.deleted, clean)
 

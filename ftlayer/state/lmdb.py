@@ -39,6 +39,7 @@ from ftlayer.state.lmdb_layout import (
     value_of,
 )
 from ftlayer.state.local_directory import LocalDirectory
+from ftlayer.state.pace import giving_way
 from ftlayer.state.serializer import Serializer, unpack
 from ftlayer.state.sweep import Sweep
 from ftlayer.state.view import TableView
@@ -173,7 +174,7 @@ class LmdbStores:
         """
         over = self._over(tables)
         pressure = over / max(self.room(), 1)
-        until_s = thread_time() + used_s * min(pressure / 2, _MOST_TIME)
+        until_s = thread_time() + used_s * min(pressure, _MOST_TIME)
         while over > 0:
             over -= self._step(tables)
             if thread_time() >= until_s:
@@ -284,9 +285,8 @@ class LmdbStores:
     def copy(self, writer: PieceWriter, scope: Scope, pace: Callable[[], None]) -> tuple[Any, int]:
         """Write a copy as one piece; returns the piece and the number of entries."""
         with self._explained(), self.reading(pace) as checked:
-            return writer.write(copied(self._env, self.local_path(), checked), scope), self._env.stat()[
-                "entries"
-            ]
+            chunks = copied(self._env, self.local_path(), checked)
+            return giving_way(lambda: writer.write(chunks, scope)), self._env.stat()["entries"]
 
     def close(self) -> None:
         """Remove it; the last of the snapshots that still read it does so, which are given up."""
