@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -54,12 +55,15 @@ class Outside:
         wrong: what must never happen, and did.
         armed: faults that wait for their moment.
         writer: names the process that runs now.
+        forgotten: up to where readers were told that they may forget, by source.
         stuck: metadata that cannot be removed while its driver lives.
     """
 
     worlds: dict[int, Outside] = {}  # noqa: RUF012 - processes of one simulation find it by number
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
+        self.random = Random(seed)
+        self.forgotten: dict[str, int] = {}
         self.number = len(self.worlds) + 1
         self.worlds[self.number] = self
         self.staged: dict[int, Rows] = {}
@@ -87,9 +91,15 @@ class Outside:
         if self.strikes(fault):
             raise Dies(fault, self.writer)
 
-    def visible(self, sink: str) -> list[tuple[Any, ...]]:
+    def visible(
+        self, sink: str, counts: Callable[[int, Rows], bool] = lambda name, rows: True
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows that readers of a sink see, of the messages that count."""
         return [
-            row for rows in self.staged.values() if rows.visible and rows.sink == sink for row in rows.rows
+            row
+            for name, rows in self.staged.items()
+            if rows.visible and rows.sink == sink and counts(name, rows)
+            for row in rows.rows
         ]
 
     def check(self, holds: bool, text: str) -> None:

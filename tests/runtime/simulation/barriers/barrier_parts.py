@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import Empty
@@ -12,16 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.pieces import Piece
-from ftlayer.errors import CheckpointError, CheckpointStorageError
-from ftlayer.layer.calls import SourcePosition
-from ftlayer.runtime.connectors.positions import pack_rows, partition_key, unpack_rows
-from ftlayer.runtime.connectors.rows import RowMaker
+from ftlayer.errors import CheckpointError
 from ftlayer.runtime.coordinator.frames import decode_from_slot, decode_to_slot, encode
 from ftlayer.runtime.slot.events import CreditCame, FrameCame, LinkBroke
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
-from ftlayer.runtime.task.contract import SourceRows
 
 
 class IdleThread:
@@ -41,6 +38,50 @@ class IdleThread:
 
     def is_alive(self) -> bool:
         return False
+
+
+class Rests(BaseException):
+    """A thread has nothing to do for now: its next step comes when there is something."""
+
+
+class StepCondition:
+    """A condition on which a thread rests instead of waiting."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def notify_all(self) -> None:
+        pass
+
+    def wait_for(self, holds: Callable[[], Any], timeout: float | None = None) -> Any:
+        if timeout is not None or not holds():
+            raise Rests
+        return True
+
+
+class ThreadInSteps:
+    """The thread of a changelog: what it does until it rests is a move."""
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        self._target = target
+        self._log: Any = target.__self__  # type: ignore[attr-defined]
+
+    @property
+    def has_work(self) -> bool:
+        return not self._log._closed and bool(self._log._pending or self._log._materializing)
+
+    def step(self) -> None:
+        with contextlib.suppress(Rests):
+            self._target()
+
+    def start(self) -> None:
+        pass
+
+    def join(self) -> None:
+        pass
 
 
 class StepQueue:
@@ -310,134 +351,13 @@ class Link:
         self._post(LinkBroke(self.peer.slot, self.peer.instance, self.broken))
 
 
-# ---------------------------------------------------------------- sources
-
-
-class StepReader:
-    """`SourceReader` of numbered partitions: reads as much at a time as the world draws."""
-
-    due_ms: int | None = None
-
-    def __init__(self, world: Any, source: Any, subtask: int, parallelism: int, positions: Any, limits: Any):
-        self._world = world
-        self._maker = RowMaker(source.uid, source.schema)
-        self._most = limits.rows
-        self._finished = False
-        lists = source.connector.partitions
-        self._rows = {index: list(lists[index]()) for index in range(subtask, len(lists), parallelism)}
-        self._last = {index: positions.get(partition_key(index)) for index in self._rows}
-        self._at = {
-            index: 0 if last is None else unpack_rows(source.uid, last) for index, last in self._last.items()
-        }
-
-    def start(self) -> None:
-        pass
-
-    def take(self, mono_ms: int) -> SourceRows | None:
-        left = [index for index, rows in self._rows.items() if self._at[index] < len(rows)]
-        if not left or self._finished or (self.due_ms is not None and mono_ms < self.due_ms):
-            return None
-        index = self._world.random.choice(left)
-        at = self._at[index]
-        rows = self._rows[index][at : at + self._world.random.randint(1, self._most)]
-        end = pack_rows(at + len(rows))
-        position = SourcePosition(partition_key(index), self._last[index], end)
-        self._at[index], self._last[index] = at + len(rows), end
-        if self.ended and self._world.outside.strikes("others-die"):
-            self._world.kill_others()
-        self.due_ms = mono_ms + self._world.random.randrange(self._world.pace_ms)
-        return SourceRows(partition_key(index), index, at, self._maker.batch(rows), position)
-
-    def accepted(self, rows: SourceRows) -> None:
-        return None
-
-    @property
-    def ended(self) -> bool:
-        return self._finished or all(self._at[index] >= len(rows) for index, rows in self._rows.items())
-
-    def finish(self) -> None:
-        self._finished = True
-
-    def stop(self) -> None:
-        self._finished = True
-
-
-# ---------------------------------------------------------------- storage that fails
-
-
-class FaultySlotStorage:
-    """A slot's storage whose writers fail when that is armed."""
-
-    def __init__(self, outside: Any, inner: Any) -> None:
-        self._outside, self._inner = outside, inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def writer(self, barrier: Any) -> Any:
-        return FaultyWriter(self._outside, self._inner.writer(barrier))
-
-
-class FaultyWriter:
-    def __init__(self, outside: Any, inner: Any) -> None:
-        self._outside, self._inner = outside, inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def write(self, chunks: Iterable[bytes], *args: Any) -> Piece:
-        if self._outside.strikes("snapshot"):
-            raise CheckpointStorageError("meant to fail: a snapshot cannot be written")
-        # Here, and not below, where locks are held.
-        gathered = []
-        for chunk in chunks:
-            gathered.append(chunk)
-            self._outside.pause()
-        piece = self._inner.write(gathered, *args)
-        self._outside.pause()
-        return piece
-
-    def sync(self) -> None:
-        self._fail()
-        self._inner.sync()
-
-    def close(self) -> None:
-        self._fail()
-        self._inner.close()
-
-    def _fail(self) -> None:
-        if self._outside.strikes("sync"):
-            raise CheckpointStorageError("meant to fail: a snapshot cannot be synced")
-
-
-class FaultyFiles:
-    """The driver's files, whose metadata cannot be written, or not be removed, when that is armed."""
-
-    def __init__(self, outside: Any, inner: Any) -> None:
-        self._outside, self._inner = outside, inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def publish(self, path: str, data: bytes) -> None:
-        if self._outside.strikes("publish"):
-            raise CheckpointStorageError("meant to fail: the metadata cannot be written")
-        self._outside.die("die-before-publish")
-        self._inner.publish(path, data)
-        self._outside.die("die-after-publish")
-        if self._outside.strikes("publish-after"):
-            if self._outside.strikes("unpublish"):
-                self._outside.stuck.add(f"{self.url}/{path}")
-            raise CheckpointStorageError("meant to fail: nobody knows whether the metadata was written")
-
-    def delete(self, path: str) -> None:
-        if f"{self.url}/{path}" in self._outside.stuck:
-            raise CheckpointStorageError("meant to fail: the metadata cannot be removed")
-        self._inner.delete(path)
-
-
 def threads_of(thread: type) -> Any:
     """Return what takes the place of the module `threading`."""
-    import threading
+    return SimpleNamespace(Thread=thread, Lock=threading.Lock, Event=StepEvent)
 
-    return SimpleNamespace(Thread=thread, Lock=threading.Lock, Event=threading.Event)
+
+class StepEvent(threading.Event):
+    """Nobody waits for it."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()

@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from barrier_outside import Dies, Outside
-from barrier_topologies import CASES, Case
-from barrier_world import Setting, World
+from barrier_driver import Setting
+from barrier_faults import cut, cut_control, damage_copies, kill
+from barrier_outside import Dies, Outside, Rows
+from barrier_standins import StandIns
+from barrier_topologies import CASES, Case, Extent
+from barrier_world import World
 
-from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import CheckpointError, IncompatibleCheckpointError
-from ftlayer.runtime.coordinator.events import JobState
+from ftlayer.errors import CheckpointError, IncompatibleCheckpointError, JobError
+from ftlayer.runtime.coordinator.events import Broken, CancelRequested, DrainRequested, JobState
 from ftlayer.runtime.environment import LATEST
 
 MOST_MOVES = 40_000
@@ -50,6 +53,9 @@ ARMED = (
     "die-before-publish",
     "die-after-publish",
     "others-die",
+    "log",
+    "plan",
+    "forget",
 )
 """Faults that happen where the code comes to them next."""
 
@@ -65,8 +71,15 @@ ACTS = (
     "savepoint",
     "checkpoint",
     "stop",
+    "damage-copies",
+    "drain",
+    "cancel",
+    "fail",
 )
 """Faults, and wishes of users, that happen at once."""
+
+DRIVER_DIES = {"driver", "die-in-commit", "die-before-publish", "die-after-publish"}
+"""Behind these a job whose checkpoints are in the driver's memory begins afresh, and its sinks see all rows again."""
 
 FROZEN_MS = 3_000
 
@@ -102,6 +115,8 @@ class Run:
             "state_directory": str(self.directory),
             **plan.config,
         }
+        copies = str(self.directory / "local")
+        config["local_recovery"] = copies if config.get("local_recovery") else None
         options: dict[str, Any] = {
             "batch_rows": 4,
             "batch_age_ms": 3,
@@ -111,7 +126,7 @@ class Run:
             **plan.options,
         }
         exact = config.get("mode") != "at-least-once"
-        self.case = Case(plan.name, Outside(), exact=exact, count=plan.count, parts=plan.parts)
+        self.case = Case(plan.name, Outside(plan.seed + 2), exact=exact, count=plan.count, parts=plan.parts)
         setting = Setting(TopologyOptions(**options), CheckpointConfig(**config), plan.parallelism)
         self.world = World(self.case, setting, plan.seed, self.directory)
         self.random = Random(plan.seed + 1)
@@ -119,13 +134,23 @@ class Run:
         self.happened: list[str] = []
         self.stopping: tuple[str, Future[Any]] | None = None
         self.base: str | None = None  # the savepoint that the job goes on behind
+        self.expected = {JobState.ENDED}
+        self.extent = Extent.WHOLE
+        self.went_back = False
 
     def run(self) -> Run:
         """Run to the end, and check everything; the directory is removed."""
+        return self._with_everything(self._to_the_end)
+
+    def run_and_go_back(self) -> Run:
+        """Run to the end, and again from the last savepoint that the job went on behind."""
+        return self._with_everything(self._there_and_back)
+
+    def _with_everything(self, work: Callable[[], None]) -> Run:
         try:
-            with self.world.installed():
+            with StandIns(self.world).installed():
                 self.world.begin()
-                self._to_the_end()
+                work()
         except BaseException as error:
             error.add_note(f"{self.plan}\nhappened: {self.happened}\nwrong: {self.outside.wrong}")
             raise
@@ -146,6 +171,15 @@ class Run:
             self._live(events)
             self.world.finish()
             self._check_life()
+            verdict = self.world.driver.verdict
+            assert verdict is not None
+            if verdict.state is not JobState.ENDED:
+                self.world.killed.add(f"{self.world.lives}.")
+                if not self._is_retained(verdict.state):
+                    self.extent = Extent.CUT
+                    break
+                self._go_on()
+                continue
             if self.stopping is None:
                 break
             location, answer = self.stopping
@@ -156,6 +190,31 @@ class Run:
             self.base = location
             self._begin(location)
         self._check_end()
+
+    def _there_and_back(self) -> None:
+        self._live(sorted(self.plan.events))
+        self.world.finish()
+        self._check_life()
+        self._check_end()
+        answers = [answer.result() for answer in self.world.driver.answers if answer.exception() is None]
+        if not answers:
+            return
+        savepoint = answers[-1]
+        held = self.world.in_savepoint(savepoint, self.world.driver.key)
+        self._begin(savepoint.location)
+        life = f"{self.world.lives}."
+        self._live([])
+        self.world.finish()
+        self._check_life()
+        assert not self.outside.wrong, self.outside.wrong
+
+        def counts(name: int, rows: Rows) -> bool:
+            """What was there at the savepoint, what it holds, and what came of it. The rest is of another future."""
+            was_there = bool(rows.ids) and rows.ids[0] < savepoint.checkpoint
+            return was_there or name in held or rows.writer.startswith(life)
+
+        self.went_back = True
+        self.case.check(Extent.WHOLE, counts)
 
     def _live(self, events: list[tuple[int, str]]) -> None:
         """Go on until the job is over; drivers may die meanwhile."""
@@ -170,7 +229,7 @@ class Run:
             except Dies as fault:
                 self.happened.append(f"{self.moves}: driver, {fault}")
                 self._next_driver()
-        assert world.driver.verdict.state is JobState.ENDED, world.driver.verdict
+        assert world.driver.verdict.state in self.expected, world.driver.verdict
 
     def _happen(self, what: str) -> None:
         self.happened.append(f"{self.moves}: {what}")
@@ -179,7 +238,7 @@ class Run:
             case "kill" | "kill-two" | "kill-all":
                 number = {"kill": 1, "kill-two": 2, "kill-all": len(world.processes)}[what]
                 for process in self.random.sample(world.processes, min(number, len(world.processes))):
-                    world.kill(process)
+                    kill(world, process)
             case "freeze":
                 if world.processes:
                     self.random.choice(world.processes).frozen_until_ms = world.mono + FROZEN_MS
@@ -190,15 +249,26 @@ class Run:
             case "cut-link":
                 open_links = [link for link in world.links if not link.silent and not link.broken]
                 if open_links:
-                    world.cut(self.random.choice(open_links))
+                    cut(world, self.random.choice(open_links))
             case "cut-control":
                 if world.processes:
-                    world.cut_control(self.random.choice(world.processes))
+                    cut_control(world, self.random.choice(world.processes))
             case "driver":
                 self._next_driver()
             case "savepoint":
                 where = world.savepoint()
                 world.driver.request(lambda rules, number, now: rules.savepoint(number, now, where))
+            case "damage-copies":
+                damage_copies(world)
+            case "drain":
+                world.driver.events.put(DrainRequested())
+                self.extent = Extent.DRAINED
+            case "cancel":
+                world.driver.events.put(CancelRequested("a user wants it"))
+                self.expected.add(JobState.CANCELLED)
+            case "fail":
+                world.driver.events.put(Broken(JobError("meant to fail for good")))
+                self.expected.add(JobState.FAILED)
             case "checkpoint":
                 world.driver.request(lambda rules, number, now: rules.checkpoint_now(number, now))
             case "stop":
@@ -215,10 +285,20 @@ class Run:
     def _next_driver(self) -> None:
         """The driver dies, and another one goes on from the latest checkpoint."""
         self.world.kill_driver()
+        self._go_on()
+
+    def _go_on(self) -> None:
         self.stopping = None
         self._begin(LATEST if self.world.latest() is not None or self.base is None else self.base)
 
+    def _is_retained(self, state: JobState) -> bool:
+        retention = self.world.setting.config.retention
+        if state is JobState.CANCELLED:
+            return retention is Retention.RETAIN_ON_CANCELLATION
+        return retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS
+
     def _begin(self, restore_from: str) -> None:
+        self.expected, self.extent = {JobState.ENDED}, Extent.WHOLE
         before = self.world.setting.parallelism
         try:
             self.world.begin(restore_from, self.random.randint(1, 3))
@@ -242,13 +322,19 @@ class Run:
             error = answer.exception()
             assert error is None or isinstance(error, CheckpointError), error
         assert not world.processes
-        left = [path for path in world.files() if path.split("/")[1] == driver.job.job]
+        assert driver.verdict is not None
+        left = {path for path in world.files() if path.split("/")[1] == driver.job.job}
+        if driver.verdict.state is not JobState.ENDED and self._is_retained(driver.verdict.state):
+            left -= world.referred_to(driver.job._checkpoints._rules.completed)
         assert not left, f"orphans: {left}"
+        if not any(writer.startswith(f"{world.lives}.") for writer in world.killed):
+            copies = [path for path in world.copies() if path.split("/")[1] == driver.job.job]
+            assert not copies, f"orphans: {copies}"
 
     def _check_end(self) -> None:
         outside = self.outside
         assert not outside.wrong, outside.wrong
-        self.case.check()
+        self.case.check(self.extent)
         first = list(dict.fromkeys(outside.log))
         assert first == sorted(first), f"commits out of order: {outside.log}"
         for name, rows in outside.staged.items():
@@ -280,7 +366,14 @@ def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None)
         "memory_threshold": random.choice((0, 64, 1 << 14)),
         "debloating": random.random() < 0.3,
         "debloat_target": 5,
+        "changelog": random.random() < 0.3,
+        "materialization_interval": random.choice((10, 40, "10m")),
+        "local_recovery": random.random() < 0.3,
+        "retention": random.choice(list(Retention)),
     }
+    in_memory = random.random() < 0.1
+    if in_memory:
+        config |= {"directory": None, "changelog": False, "retention": Retention.NO_EXTERNALIZED_CHECKPOINTS}
     options = {
         "batch_rows": random.choice((2, 4, 16)),
         "channel_bytes": random.choice((1 << 10, 1 << 14)),
@@ -289,7 +382,8 @@ def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None)
     events = []
     for _ in range(number):
         what = random.choice(ACTS) if random.random() < 0.5 else random.choice(ARMED)
-        events.append((random.randrange(1_500), what))
+        if not in_memory or what not in DRIVER_DIES:
+            events.append((random.randrange(1_500), what))
     return Plan(
         name=random.choice(list(names)),
         seed=seed,

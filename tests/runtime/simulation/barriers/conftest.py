@@ -9,7 +9,20 @@ from types import ModuleType
 
 import pytest
 
-MODULES = ("barrier_outside", "barrier_topologies", "barrier_parts", "barrier_world", "barrier_runs")
+MODULES = (
+    "barrier_outside",
+    "barrier_topologies",
+    "barrier_parts",
+    "barrier_storage",
+    "barrier_process",
+    "barrier_faults",
+    "barrier_sources",
+    "barrier_driver",
+    "barrier_standins",
+    "barrier_moves",
+    "barrier_world",
+    "barrier_runs",
+)
 
 
 def _load(name: str) -> ModuleType:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-NAMES = ("counting", "union", "co", "side", "windows", "forward")
+NAMES = ("counting", "union", "co", "side", "windows", "forward", "reader")
 MODES = ("aligned", "at-least-once", "unaligned", "turning")
 CHUNK = 15
 CAMPAIGN = int(os.environ.get("FTLAYER_SEEDS", "3000"))
@@ -73,7 +73,7 @@ def test_a_checkpoint_that_was_perhaps_published_is_gone_before_its_rows_are_abo
     runs: Any, is_stuck: bool
 ) -> None:
     """Else a driver that goes on from the latest checkpoint may find it, and commit them. Or nothing is aborted."""
-    for seed in range(16):
+    for seed in range(8):
         at = 80 + 14 * seed
         faults = [(at, "publish-after"), (at + 10, "function"), (at + 60 + 5 * seed, "driver")]
         if is_stuck:
@@ -82,7 +82,93 @@ def test_a_checkpoint_that_was_perhaps_published_is_gone_before_its_rows_are_abo
         runs.Run(runs.Plan("counting", seed, parallelism=2, events=tuple(faults), config=config)).run()
 
 
-@pytest.mark.parametrize("first", range(0, 90, CHUNK))
+@pytest.mark.parametrize("backend", ["heap", "lmdb"])
+def test_changelogs_that_are_materialized_and_cannot_always_be_written(runs: Any, backend: str) -> None:
+    for seed in range(8):
+        events = tuple(
+            (60 * place + 7 * seed, what) for place, what in enumerate(["log", "kill", "log", "driver"])
+        )
+        config = {"interval": 10, "changelog": True, "materialization_interval": 15, "backend": backend}
+        run = runs.Run(runs.Plan("counting", seed, events=events, config=config)).run()
+        assert run.world.moves_made["log"] > 10
+
+
+def test_local_copies_that_are_damaged_are_as_good_as_none(runs: Any) -> None:
+    for seed in range(8):
+        at = 150 + 20 * seed
+        events = (
+            (at, "damage-copies"),
+            (at + 1, "kill"),
+            (at + 120, "damage-copies"),
+            (at + 121, "function"),
+        )
+        config = {"interval": 5, "local_recovery": True, "memory_threshold": 0, "incremental": seed % 2 == 0}
+        runs.Run(runs.Plan("union", seed, events=events, config=config)).run()
+
+
+def test_checkpoints_in_the_drivers_memory(runs: Any) -> None:
+    for seed in range(12):
+        events = ((90 + 17 * seed, "kill"), (200 + 17 * seed, "kill-all"), (300, "stop"))
+        runs.Run(runs.Plan("side", seed, events=events, config={"interval": 10, "directory": None})).run()
+
+
+def test_readers_that_plan_otherwise_each_time(runs: Any) -> None:
+    """What a checkpoint was in the middle of is read on as it was planned, and nothing is read that may be gone."""
+    kinds = ("kill", "driver", "plan", "forget", "kill-all", "stop")
+    for seed in range(0, 18, 2):
+        events = ((100 + 25 * seed, kinds[seed % 6]), (250 + 20 * seed, kinds[(seed + 1) % 6]))
+        plan = runs.Plan("reader", seed, 1 + seed % 3, events, {"interval": 5}, count=100)
+        assert runs.Run(plan).run().outside.forgotten["a"] == 100
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_job_that_is_drained_has_read_up_to_somewhere(runs: Any, mode: str) -> None:
+    for seed, name in enumerate(NAMES):
+        for then in ((), ("kill",), ("driver",)):
+            events = ((150, "drain"), *((170 + 5 * seed, what) for what in then))
+            runs.Run(runs.Plan(name, seed, events=events, config=runs.MODES[mode], count=200)).run()
+
+
+@pytest.mark.parametrize("end", ["cancel", "fail"])
+@pytest.mark.parametrize(
+    "retention", ["retain-on-cancellation", "delete-on-cancellation", "no-externalized-checkpoints"]
+)
+def test_what_is_retained_is_whole_and_what_is_not_is_gone(runs: Any, end: str, retention: str) -> None:
+    kept = {
+        "cancel": retention == "retain-on-cancellation",
+        "fail": retention != "no-externalized-checkpoints",
+    }
+    for seed in range(6):
+        config = {"retention": retention, "interval": 10, "retained": 1 + seed % 2, "incremental": True}
+        plan = runs.Plan("counting", seed, events=((200 + 30 * seed, end),), config=config, count=200)
+        run = runs.Run(plan).run()
+        assert run.world.lives == 1 + kept[end]
+        assert run.extent is (runs.Extent.WHOLE if kept[end] else runs.Extent.CUT)
+
+
+@pytest.mark.parametrize("then", [(), ("kill",), ("function",), ("commit-middle",)])
+def test_a_savepoint_that_the_job_went_on_behind_begins_another_future(runs: Any, then: tuple[str]) -> None:
+    """What was there, what it holds, and what comes of it is every record once; the old future changes nothing."""
+    went_back = 0
+    for seed, name in enumerate(["counting", "union", "co", "side", "windows", "forward"]):
+        events = ((60 + 40 * seed, "savepoint"), *((120 + 40 * seed, what) for what in then))
+        config = {"interval": 10, "backend": ("heap", "lmdb")[seed % 2], "changelog": seed % 3 == 0}
+        run = runs.Run(runs.Plan(name, seed, events=events, config=config)).run_and_go_back()
+        went_back += run.went_back
+    # Some are given up.
+    assert went_back >= 2
+
+
+def test_at_least_once_loses_nothing_and_counts_no_less(runs: Any) -> None:
+    for seed in range(7):
+        events = tuple(
+            (100 + 90 * place + seed, what) for place, what in enumerate(("kill", "driver", "kill-all"))
+        )
+        config = {**runs.MODES["at-least-once"], "interval": 5, "max_concurrent": 1 + 2 * (seed % 2)}
+        runs.Run(runs.Plan(NAMES[seed % 7], seed, 3, events, config)).run()
+
+
+@pytest.mark.parametrize("first", range(0, 60, CHUNK))
 def test_anything_happens(runs: Any, first: int) -> None:
     for seed in range(first, first + CHUNK):
         runs.Run(runs.drawn(seed)).run()

@@ -1,0 +1,138 @@
+"""One life of the driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from barrier_parts import ControlServer, StepQueue, StepWorker, Submitter
+from barrier_sources import PlannerInSteps
+from barrier_topologies import Case
+from pyspark import cloudpickle
+
+from ftlayer.checkpoint.barrier import SnapshotKind
+from ftlayer.checkpoint.coordinator import decisions
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.config import TopologyOptions
+from ftlayer.restart import FixedDelay
+from ftlayer.runtime.coordinator import job_thread
+from ftlayer.runtime.coordinator.events import JobState, Over
+from ftlayer.runtime.coordinator.job import Job
+from ftlayer.runtime.coordinator.opening import open_checkpoints
+from ftlayer.runtime.coordinator.planners import Planners
+from ftlayer.runtime.order import Door, SlotOrder
+from ftlayer.stream.job_graph_generator import job_graph
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a world moves. ``pace_ms``: sources wait up to so long between two batches."""
+
+    options: TopologyOptions
+    config: CheckpointConfig
+    parallelism: int = 2
+    pace_ms: int = 8
+
+
+class Driver:
+    """One life of the driver: a real `Job`, whose thread's work is done by moves."""
+
+    def __init__(self, world: Any, setting: Setting, case: Case, restore_from: str | None) -> None:
+        self.world = world
+        self.graph = job_graph(
+            case.build(setting.parallelism).build(), max_parallelism=setting.config.max_parallelism
+        )
+        self.events = StepQueue()
+        self.job = Job(f"run-{world.lives}")
+        self.job._events = self.events
+        self.server, self.submitter = ControlServer(), Submitter()
+        self.workers: list[StepWorker] = []
+        self.answers: list[Future[Any]] = []
+        self.ends: Counter[int] = Counter()
+        self.triggered: list[int] = []
+        parts, plan = open_checkpoints(self.graph, setting.config, self.job.job, restore_from)
+        order = SlotOrder(
+            job=self.job.job,
+            slot=0,
+            coordinator=Door("grpc://driver:1", "t" * 32),
+            graph=self.graph,
+            options=setting.options,
+            vertex=None,
+            listen_on="127.0.0.1",
+            tls_cert=None,
+            tls_key=None,
+            key=b"k" * 32,
+            checkpoints=plan,
+        )
+        self.key = plan.key
+        self.order = cloudpickle.dumps(order)
+        self.storage = parts.storage
+        restart = FixedDelay(attempts=10_000, delay="10ms")
+        planners = Planners(
+            self.graph,
+            None,
+            plan.key,
+            restart,
+            send=self.job.send_splits,
+            failed=self.job.broken,
+            stop_at_latest=True,
+            backlog=self.job.source_backlog,
+        )
+        self.readers = [PlannerInSteps(world, planner) for planner in planners._planners.values()]
+        self.job.start(
+            job_thread.JobParts(
+                self.graph,
+                setting.options,
+                restart,
+                self.server,
+                self.submitter,
+                None,
+                planners,
+                on_over=lambda: None,
+                checkpoints=parts,
+            )
+        )
+        self._watch()
+        self.job._do_all(self.job._core.start(self.job._started_ms))
+        planners.start()
+        self.ticked_ms = world.mono
+
+    def _watch(self) -> None:
+        """Note how each checkpoint ends, before it is carried out."""
+        carry_out = self.job._checkpoints._do_one
+
+        def noted(decision: Any) -> None:
+            match decision:
+                case decisions.Trigger(barrier):
+                    self.triggered.append(barrier.checkpoint)
+                case decisions.NotifyAborted(checkpoint, _):
+                    self.ends[checkpoint] += 1
+                case decisions.Answer(_, Checkpoint(kind=SnapshotKind.SAVEPOINT) as savepoint):
+                    self.world.note_savepoint(savepoint, self.key)
+            carry_out(decision)
+
+        self.job._checkpoints._do_one = noted
+
+    @property
+    def verdict(self) -> Over | None:
+        return self.job._verdict
+
+    @property
+    def state(self) -> JobState:
+        return self.job.state
+
+    def step(self) -> None:
+        self.job._step()
+        self.ticked_ms = self.world.mono
+
+    def request(self, ask: Callable[..., Any]) -> Future[Any]:
+        """Have a user's request carried out, as `Job._requested` does."""
+        answer: Future[Any] = Future()
+        checkpoints = self.job._checkpoints
+        self.events.put(job_thread.Later(lambda: checkpoints.request(ask, answer)))
+        self.answers.append(answer)
+        return answer

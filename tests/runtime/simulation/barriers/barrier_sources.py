@@ -1,0 +1,167 @@
+"""Sources whose threads are the world's: in the slots, and the planners of readers in the driver."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from queue import Empty
+from typing import Any
+
+import pyarrow as pa
+from barrier_faults import kill_others
+from barrier_parts import Rests
+
+from ftlayer.layer.calls import SourcePosition
+from ftlayer.runtime.connectors.lane import SplitProgress
+from ftlayer.runtime.connectors.positions import pack_rows, partition_key, unpack_rows
+from ftlayer.runtime.connectors.readers import SplitReader
+from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker
+from ftlayer.runtime.task.contract import SourceRows
+
+
+def step_reader(
+    world: Any,
+    source: Any,
+    subtask: int,
+    parallelism: int,
+    *,
+    positions: Any,
+    limits: Any,
+    key: bytes,
+    **_: Any,
+) -> Any:
+    """Return the reader of a subtask (`ftlayer.runtime.connectors.opening.open_reader`)."""
+    if hasattr(source.connector, "partitions"):
+        return StepReader(world, source, subtask, parallelism, positions, limits)
+    return StepSplitReader(world, source, subtask, positions, key, limits)
+
+
+class StepReader:
+    """`SourceReader` of numbered partitions: reads as much at a time as the world draws."""
+
+    due_ms: int | None = None
+
+    def __init__(self, world: Any, source: Any, subtask: int, parallelism: int, positions: Any, limits: Any):
+        self._world = world
+        self._maker = RowMaker(source.uid, source.schema)
+        self._most = limits.rows
+        self._finished = False
+        lists = source.connector.partitions
+        self._rows = {index: list(lists[index]()) for index in range(subtask, len(lists), parallelism)}
+        self._last = {index: positions.get(partition_key(index)) for index in self._rows}
+        self._at = {
+            index: 0 if last is None else unpack_rows(source.uid, last) for index, last in self._last.items()
+        }
+
+    def start(self) -> None:
+        pass
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        left = [index for index, rows in self._rows.items() if self._at[index] < len(rows)]
+        if not left or self._finished or (self.due_ms is not None and mono_ms < self.due_ms):
+            return None
+        index = self._world.random.choice(left)
+        at = self._at[index]
+        rows = self._rows[index][at : at + self._world.random.randint(1, self._most)]
+        end = pack_rows(at + len(rows))
+        position = SourcePosition(partition_key(index), self._last[index], end)
+        self._at[index], self._last[index] = at + len(rows), end
+        if self.ended and self._world.outside.strikes("others-die"):
+            kill_others(self._world)
+        self.due_ms = mono_ms + self._world.random.randrange(self._world.pace_ms)
+        return SourceRows(partition_key(index), index, at, self._maker.batch(rows), position)
+
+    def accepted(self, rows: SourceRows) -> None:
+        return None
+
+    @property
+    def ended(self) -> bool:
+        return self._finished or all(self._at[index] >= len(rows) for index, rows in self._rows.items())
+
+    def finish(self) -> None:
+        self._finished = True
+
+    def stop(self) -> None:
+        self._finished = True
+
+
+class StepSplitReader(SplitReader):
+    """`SplitReader` whose lane reads on when it is asked."""
+
+    def __init__(
+        self, world: Any, source: Any, subtask: int, positions: Any, key: bytes, limits: Any
+    ) -> None:
+        super().__init__(source, subtask, positions, key, limits, lambda: None)
+        self._lane = StepLane(world, self, SparkRowMaker(source.uid, source.schema), limits)  # type: ignore[assignment]
+
+    def start(self) -> None:
+        pass
+
+
+class StepLane:
+    """`Lane`: reads as much at a time as the world draws."""
+
+    due_ms: int | None = None
+
+    def __init__(self, world: Any, reader: StepSplitReader, maker: RowMaker, limits: Any) -> None:
+        self._world, self._reader, self._maker, self._limits = world, reader, maker, limits
+        self._split: tuple[list[Any], SplitProgress] | None = None
+        self.ended = False
+
+    def pump(self, items: Iterator[Any], split: SplitProgress) -> None:
+        self._split = list(items), split
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        if self.ended or (self.due_ms is not None and mono_ms < self.due_ms):
+            return None
+        if self._split is None:
+            self._begin_split()
+        if self._split is None:
+            return None
+        rows, split = self._split
+        taken = self._world.random.randint(1, self._limits.rows)
+        # That was all: said with the last rows, or behind them.
+        done = len(rows) < taken
+        self._split = None if done else (rows[taken:], split)
+        self.due_ms = mono_ms + self._world.random.randrange(self._world.pace_ms)
+        batch: pa.RecordBatch = self._maker.batch(rows[:taken]) if rows else self._maker.empty()
+        return split.advance(batch, done=done)
+
+    def _begin_split(self) -> None:
+        try:
+            todo = self._reader._todo.get_nowait()
+        except Empty:
+            return
+        if todo is None:
+            self.ended = True
+        else:
+            self._reader._read(*todo)
+
+    def close(self, *, discard: bool) -> None:
+        self._split, self.ended = None, True
+
+
+class PlannerInSteps:
+    """The thread of a `ReaderPlanner`: one of its steps is a move."""
+
+    def __init__(self, world: Any, planner: Any) -> None:
+        self._world, self._planner = world, planner
+        self._step, planner._step = planner._step, self._one
+        self._due_ms = 0
+
+    def _one(self) -> None:
+        self._step()
+        if not self._world.closing:
+            raise Rests
+
+    def is_due(self) -> bool:
+        planner = self._planner
+        if not planner._events.empty():
+            return True
+        rests = planner._core.reading or ((planner._draining or planner._ended) and not planner._restored)
+        return not rests and self._world.mono >= self._due_ms
+
+    def step(self) -> None:
+        with contextlib.suppress(Rests):
+            self._planner._run()
+        self._due_ms = self._world.mono + max(1, self._planner._pause_ms)

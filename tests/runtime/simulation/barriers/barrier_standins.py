@@ -1,0 +1,130 @@
+"""What takes the place of threads, sockets, queues and clocks while a world moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from queue import Empty
+from types import SimpleNamespace
+from typing import Any
+
+from barrier_parts import (
+    Channels,
+    Control,
+    IdleThread,
+    InlineExecutor,
+    Link,
+    StepCondition,
+    StepExecutor,
+    StepMailbox,
+    StepPulse,
+    StepQueue,
+    StepWorker,
+    ThreadInSteps,
+    threads_of,
+)
+from barrier_process import Runner
+from barrier_sources import step_reader
+from barrier_storage import FaultyFiles, FaultySlotStorage
+
+from ftlayer.checkpoint.storage import deleting
+from ftlayer.checkpoint.storage import driver as storage_driver
+from ftlayer.checkpoint.storage import slot as storage_slot
+from ftlayer.runtime.coordinator import checkpointing, job_thread, planners, reader_planner
+from ftlayer.runtime.slot import links, loop, main, pulse, snapshotting
+from ftlayer.state import changelog, lmdb
+
+SHORT_LIVED = 4
+"""So many entries the LMDB backend keeps in memory, so that it is used."""
+
+
+class StandIns:
+    """Those of one world: what they make belongs to the process that runs."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Have them where the real code looks."""
+        told: list[tuple[Any, str, Any]] = [
+            (job_thread, "now_ms", lambda: self._world.mono),
+            (job_thread, "threading", threads_of(IdleThread)),
+            (checkpointing, "_now", lambda: self._world.now),
+            (checkpointing, "Worker", self._worker),
+            (loop, "_now", lambda: self._world.now),
+            (pulse, "_mono_ms", lambda: self._world.mono),
+            (main, "ControlClient", self._control),
+            (main, "ChannelServer", self._server),
+            (main, "Mailbox", StepMailbox),
+            (main, "Pulse", StepPulse),
+            (main, "SnapshotRunner", self._runner),
+            (main, "open_reader", partial(step_reader, self._world)),
+            (main, "slot_storage", self._slot_storage(main.slot_storage)),
+            (links, "PeerLink", self._link),
+            (snapshotting, "threading", threads_of(IdleThread)),
+            (snapshotting, "queue", SimpleNamespace(SimpleQueue=StepQueue)),
+            (storage_slot, "ThreadPoolExecutor", self._executor),
+            (deleting, "ThreadPoolExecutor", InlineExecutor),
+            (storage_driver, "open_files", self._files(storage_driver.open_files)),
+            (changelog, "Thread", self._log),
+            (changelog, "Condition", StepCondition),
+            (planners, "threading", threads_of(IdleThread)),
+            (reader_planner, "threading", threads_of(IdleThread)),
+            (reader_planner, "queue", SimpleNamespace(SimpleQueue=StepQueue, Empty=Empty)),
+            (lmdb, "MAX_ENTRIES", SHORT_LIVED),
+        ]
+        before = [(module, name, getattr(module, name)) for module, name, _ in told]
+        for module, name, value in told:
+            setattr(module, name, value)
+        try:
+            yield
+        finally:
+            for module, name, value in before:
+                setattr(module, name, value)
+
+    def _worker(self, name: str, on_error: Callable[[Exception], None]) -> StepWorker:
+        worker = StepWorker(self._world, on_error)
+        self._world.workers.append(worker)
+        return worker
+
+    def _control(self, door: Any, *, job: str, slot: int, instance: str) -> Control:
+        control = Control(slot, instance, process=self._world.current)
+        self._world.controls.append(control)
+        self._world.driver.server.streams[instance] = control
+        return control
+
+    def _server(self, host: str, **options: Any) -> Channels:
+        return Channels(host, **options)
+
+    def _link(self, *args: Any) -> Link:
+        assert self._world.current is not None
+        link = Link(*args)
+        self._world.links.append(link)
+        self._world.current.links.append(link)
+        return link
+
+    def _runner(self, *args: Any) -> Runner:
+        assert self._world.current is not None
+        runner = Runner(*args)
+        self._world.current.runners.append(runner)
+        return runner
+
+    def _log(self, target: Callable[[], None], **_: Any) -> ThreadInSteps:
+        assert self._world.current is not None
+        thread = ThreadInSteps(target)
+        self._world.current.logs.append(thread)
+        return thread
+
+    def _slot_storage(self, opened: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: FaultySlotStorage(self._world.outside, opened(*args, **options))
+
+    def _files(self, opened: Callable[[str], Any]) -> Callable[[str], FaultyFiles]:
+        return lambda url: FaultyFiles(self._world.outside, opened(url))
+
+    def _executor(self, *_: Any) -> StepExecutor:
+        executor = StepExecutor()
+        if self._world.current is not None:
+            self._world.current.executors.append(executor)
+        return executor
