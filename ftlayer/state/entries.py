@@ -83,12 +83,12 @@ class TableEncoder:
         values: list[Any] = []
         deleted: list[Key] = []
         for part in parts:
-            for key, value in part:
-                if value is DELETED:
-                    deleted.append(key)
-                else:
-                    keys.append(key)
-                    values.append(value)
+            gone = [key for key, value in part if value is DELETED]
+            if gone:
+                deleted += gone
+                part = [pair for pair in part if pair[1] is not DELETED]
+            keys += [key for key, _ in part]
+            values += [value for _, value in part]
             pace()
             if len(keys) + len(deleted) >= RUN_ENTRIES:
                 yield from self._run(keys, values, pace)

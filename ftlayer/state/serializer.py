@@ -20,6 +20,8 @@ import datetime as dt
 import pickle
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import lru_cache
+from itertools import chain
 from typing import Any, Literal
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -48,20 +50,47 @@ class Serializer:
 
     def __init__(self) -> None:
         self._packer = msgpack.Packer(strict_types=True, default=_large_int, unicode_errors="surrogatepass")
+        # Writes a tuple as an array.
+        self._arrays = msgpack.Packer(default=_large_int, unicode_errors="surrogatepass")
 
     def pack(self, value: Any) -> bytes:
         """Return one value's bytes. Raises whatever a user's object raises when it is pickled."""
-        if type(value) not in ATOMS:
+        kind = type(value)
+        if kind is tuple and ATOMS.issuperset(map(type, value)):
+            array: bytes = self._arrays.pack(value)
+            return _ext_header(_TUPLE, len(array)) + array
+        if kind not in ATOMS:
             value = _packable(value, MAX_DEPTH)
         packed: bytes = self._packer.pack(value)
         return packed
 
     def pack_all(self, values: Sequence[Any]) -> bytes:
         """Return the bytes of several values as one msgpack array; raises as `pack`."""
-        if not ATOMS.issuperset(map(type, values)):
+        kinds = set(map(type, values))
+        if kinds == _ONLY_TUPLES and ATOMS.issuperset(map(type, chain.from_iterable(values))):
+            # A fifth of the time that the general way takes; nearly all aggregates are such tuples.
+            parts = [array_header(len(values))]
+            for array in map(self._arrays.pack, values):
+                parts += _ext_header(_TUPLE, len(array)), array
+            return b"".join(parts)
+        if not kinds <= ATOMS:
             values = [v if type(v) in ATOMS else _packable(v, MAX_DEPTH) for v in values]
         packed: bytes = self._packer.pack(values if type(values) is list else list(values))
         return packed
+
+
+@lru_cache(1 << 10)
+def _ext_header(code: int, length: int) -> bytes:
+    """Return what is before the bytes of an extension."""
+    if length in _FIXED:
+        return bytes((0xD4 + _FIXED.index(length), code))
+    size, mark = next((size, mark) for size, mark in _SIZES if length < 1 << 8 * size)
+    return bytes((mark,)) + length.to_bytes(size, "big") + bytes((code,))
+
+
+_FIXED = (1, 2, 4, 8, 16)
+_SIZES = ((1, 0xC7), (2, 0xC8), (4, 0xC9))
+_ONLY_TUPLES = {tuple}
 
 
 def unpack(data: bytes | memoryview) -> Any:

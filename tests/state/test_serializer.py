@@ -149,3 +149,13 @@ def test_not_a_number_stays_one() -> None:
     assert math.isnan(unpack(Serializer().pack(math.nan)))
     assert unpack(Serializer().pack(UUID(int=5))) == UUID(int=5)
     assert str(unpack(Serializer().pack(Decimal("1.50")))) == "1.50"
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 12, 13, 250, 256, 65_530, 65_540])
+def test_flat_tuples_are_written_as_any_others(size: int) -> None:
+    """They go a way of their own, around the general one."""
+    serializer = Serializer()
+    flat = [(), (1,), (None, 2**70, "\ud800"), (bytes(size),), ("x", True, 1.5)]
+    alone, general = serializer.pack_all(flat), serializer.pack_all([*flat, [(1,)]])
+    assert split_array(alone) == split_array(general)[:-1] == list(map(serializer.pack, flat))
+    assert shown(unpack(alone)) == shown(flat)
