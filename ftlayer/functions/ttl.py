@@ -24,8 +24,8 @@ class StateTtl:
     """How long a value is there after it was written: `StateTtlConfig` in Flink.
 
     By processing time. What is over is never returned; it is removed when its key is used the next time, and is left
-    out of snapshots by backends that look at it. ``time`` may be changed between two runs: what is stored keeps the
-    time that it was written with.
+    out of snapshots, save where they are copies of what a backend has on its disk. ``time`` may be changed between two
+    runs: what is stored keeps the time that it was written with.
 
     Attributes:
         time: a duration, ``"1h"`` or milliseconds.
@@ -52,7 +52,11 @@ def is_expired(stamped: Stamped, now_ms: int) -> bool:
 
 
 def table_name(name: str, ttl: StateTtl | None) -> str:
-    """Return the table of a state of this name."""
+    """Return the table of a state of this name; ConfigError for one that is kept for others."""
+    if name.endswith(_SUFFIX):
+        raise ConfigError(
+            f"a state cannot be named {name!r}: names that end so are those of states with a time to live"
+        )
     return name if ttl is None else name + _SUFFIX
 
 

@@ -173,8 +173,8 @@ class LayeredBackend:
 
     # ------------------------------------------------------------ snapshots
 
-    def freeze(self, barrier: Barrier) -> Frozen:
-        """Freeze the state for a snapshot: keyed state in layers, operator state as bytes.
+    def freeze(self, barrier: Barrier, now_ms: int = 0) -> Frozen:
+        """Freeze the state for a snapshot: keyed state in layers, operator state as bytes. See the contract.
 
         `StateSerializationError` for operator state that cannot be written.
         """
@@ -182,7 +182,7 @@ class LayeredBackend:
             [saved for states in self._operators.values() for saved in states.snapshot(self._serializer)]
         )
         self._push()
-        view = self._view(with_timers=True)
+        view = self._view(with_timers=True, now_ms=now_ms)
         self._timer_readers += 1
         if barrier.kind is SnapshotKind.CHECKPOINT:
             if self._lineage is not None:
@@ -209,7 +209,7 @@ class LayeredBackend:
             if plan.base is None:
                 pieces = out.full(view)
             else:
-                pieces = [*plan.base.pieces, *out.changes(plan.layers, tables)]
+                pieces = [*plan.base.pieces, *out.changes(plan.layers, tables, view.now_ms)]
             lineage.wrote(checkpoint, Written(plan.freeze, tuple(pieces)))
             own = StateWriter(writer, checkpoint, Scope.EXCLUSIVE, pace)
             return view.snapshot([*pieces, *own.timers(view)])
@@ -275,7 +275,7 @@ class LayeredBackend:
             self._changelog.pushed(self._freezes, layers, self._by_number())
             self._count_readers()
 
-    def _view(self, *, with_timers: bool) -> StateView:
+    def _view(self, *, with_timers: bool, now_ms: int = 0) -> StateView:
         spilling = self._spilling
         timers = [
             TimersView(info, self._groups[info.operator], *service.freeze())
@@ -286,6 +286,7 @@ class LayeredBackend:
             self._spec.end_group,
             tuple([TableView(info, groups, t.layers, t.base) for info, groups, t in self._tables]),
             tuple(timers),
+            now_ms,
             None if spilling is None or spilling.is_empty() else spilling.view,
         )
 

@@ -61,8 +61,11 @@ class CheckpointedBackend(Protocol):
     def operators(self, uid: str) -> OperatorStates:
         """Return the operator state of an operator, the same at every call."""
 
-    def freeze(self, barrier: Barrier) -> Frozen:
-        """The synchronous part of a snapshot: a few milliseconds at most. Several may be out at a time."""
+    def freeze(self, barrier: Barrier, now_ms: int = 0) -> Frozen:
+        """The synchronous part of a snapshot: a few milliseconds at most. Several may be out at a time.
+
+        ``now_ms``: processing time. Values with a time to live that are over by then may be left out; 0: none are.
+        """
 
     def completed(self, checkpoint: int) -> None:
         """The checkpoint is complete: what it refers to stays, and later ones may build on it."""

@@ -12,6 +12,7 @@ from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.state import entries
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.entries import Block, EntriesWriter, TableEncoder
+from ftlayer.state.expiry import unexpired
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.layers import Layer
 from ftlayer.state.pace import Pace
@@ -33,12 +34,13 @@ class StoreView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StateView:
-    """All keyed state and timers of a backend at a freeze."""
+    """All keyed state and timers of a backend at a freeze; what is over at ``now_ms`` is of no use (0: nothing is)."""
 
     first_group: int
     end_group: int
     tables: tuple[TableView, ...]
     timers: tuple[TimersView, ...]
+    now_ms: int
     store: Callable[[Sequence[TableView]], StoreView] | None = None
 
     @property
@@ -76,10 +78,13 @@ class StateWriter:
         return [below, *self._piece(self._memory_blocks(view, deletions=True))]
 
     def changes(
-        self, layers: Mapping[int, Sequence[Layer]], tables: Mapping[int, tuple[TableInfo, KeyGroups]]
+        self,
+        layers: Mapping[int, Sequence[Layer]],
+        tables: Mapping[int, tuple[TableInfo, KeyGroups]],
+        now_ms: int = 0,
     ) -> list[StatePiece]:
-        """Write what the layers of each table, the newest first, have changed."""
-        return self._piece(self._change_blocks(layers, tables))
+        """Write what the layers of each table, the newest first, have changed; ``now_ms`` as in `StateView`."""
+        return self._piece(self._change_blocks(layers, tables, now_ms))
 
     def timers(self, view: StateView) -> list[StatePiece]:
         """Write the timers, which are always complete: in one piece of a snapshot, referred to by no other."""
@@ -96,7 +101,9 @@ class StateWriter:
     def _memory_blocks(self, view: StateView, *, deletions: bool) -> Iterator[Block]:
         for table in view.tables:
             encoder = TableEncoder(table.info, table.groups, self._serializer)
-            yield from encoder.blocks(table.parts(deletions=deletions), self._pace)
+            parts = table.parts(deletions=deletions)
+            left = unexpired(table.info, parts, view.now_ms, deletions=deletions)
+            yield from encoder.blocks(left, self._pace)
 
     def _timer_blocks(self, view: StateView) -> Iterator[Block]:
         for timers in view.timers:
@@ -104,12 +111,16 @@ class StateWriter:
             yield from encoder.blocks(timers.parts(), self._pace)
 
     def _change_blocks(
-        self, layers: Mapping[int, Sequence[Layer]], tables: Mapping[int, tuple[TableInfo, KeyGroups]]
+        self,
+        layers: Mapping[int, Sequence[Layer]],
+        tables: Mapping[int, tuple[TableInfo, KeyGroups]],
+        now_ms: int,
     ) -> Iterator[Block]:
         for number, own in layers.items():
             info, groups = tables[number]
             encoder = TableEncoder(info, groups, self._serializer)
-            yield from encoder.blocks(newest_of([layer.changes() for layer in own]), self._pace)
+            parts = newest_of([layer.changes() for layer in own])
+            yield from encoder.blocks(unexpired(info, parts, now_ms, deletions=True), self._pace)
 
     def _piece(self, blocks: Iterator[Block]) -> list[StatePiece]:
         first = next(blocks, None)

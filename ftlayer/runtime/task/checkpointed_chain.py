@@ -87,7 +87,7 @@ class CheckpointedChainTask(ChainTask):
         # That it was given up may be known before its barrier has come.
         if barrier.kind is SnapshotKind.SAVEPOINT and barrier.checkpoint not in self._given_up:
             self._savepoints.add(barrier.checkpoint)
-        frozen = None if self._backend is None else self._backend.freeze(barrier)
+        frozen = None if self._backend is None else self._backend.freeze(barrier, now.wall_ms)
         precommitted = None if self._sink is None else self._sink.precommit(barrier.checkpoint)
         return [], ChainSnapshot(self.uid, self.subtask, barrier.checkpoint, frozen, precommitted)
 

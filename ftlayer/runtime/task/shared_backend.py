@@ -21,9 +21,9 @@ class SharedBackend:
         self.closed = False
         self._out = 0
 
-    def freeze(self, barrier: Barrier) -> _SharedFrozen:
+    def freeze(self, barrier: Barrier, now_ms: int) -> _SharedFrozen:
         """See `CheckpointedBackend.freeze`."""
-        frozen = self.backend.freeze(barrier)
+        frozen = self.backend.freeze(barrier, now_ms)
         self._out += 1
         return _SharedFrozen(frozen, self._released)
 

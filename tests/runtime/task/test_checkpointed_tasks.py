@@ -95,7 +95,7 @@ class ModelBackend(HeapBackend):
         self.said: list[Any] = []
         self.tended: list[int] = []
 
-    def freeze(self, barrier: Barrier) -> ModelFrozen:
+    def freeze(self, barrier: Barrier, now_ms: int = 0) -> ModelFrozen:
         return ModelFrozen(self, barrier.checkpoint)
 
     def operators(self, uid: str) -> Any:
