@@ -114,7 +114,6 @@ class Statistics:
     completed: int = 0
     failed: int = 0
     restored: int = 0
-    last_restored: int | None = None
     _ended: deque[CheckpointStats] = field(default_factory=lambda: deque(maxlen=HISTORY))
 
     def complete(self, pending: PendingCheckpoint, checkpoint: Checkpoint, wall_ms: int) -> None:

@@ -23,7 +23,6 @@ from ftlayer.errors import ConfigError
 from ftlayer.layer.calls import SourcePosition
 
 _KEY_PREFIX = "p"
-_FIELDS = 7
 
 
 def partition_key(index: int) -> str:
