@@ -96,6 +96,11 @@ class Inbox:
         return not self._turn and not any(queue.items for queue in self._blocked)
 
     @property
+    def has_records(self) -> bool:
+        """Whether records wait, in blocked channels too."""
+        return any(queue.rows for queue in self._queues.values())
+
+    @property
     def channels(self) -> tuple[Channel, ...]:
         """All channels that lead here."""
         return tuple(self._queues)

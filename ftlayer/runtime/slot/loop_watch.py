@@ -21,7 +21,7 @@ def watch_loops(graph: JobGraph, seating: Seating) -> None:
 
 def _is_busy(seats: list[Seat]) -> bool:
     return any(
-        not seat.inbox.is_empty
+        seat.inbox.has_records
         or any(isinstance(output, RemoteOutput) and not output.is_empty for output in seat.outputs.values())
         for seat in seats
     )

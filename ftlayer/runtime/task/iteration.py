@@ -52,7 +52,7 @@ class LoopGate(Gate):
 
 
 class Quiet:
-    """Whether nothing has happened for ``max_wait_ms``, by `LOOKS` looks in a row.
+    """Whether nothing has come back for ``max_wait_ms``, by `LOOKS` looks.
 
     ``due_ms`` is the monotone time of the next one, None for none.
     """
@@ -67,11 +67,14 @@ class Quiet:
         """Something happens: wait from now on."""
         self._seen, self.due_ms = 0, now_ms + self._every_ms
 
-    def look(self, now_ms: int) -> bool:
-        """Look, without having seen anything; whether it was the last time. Early looks do not count."""
+    def look(self, now_ms: int, is_busy: bool) -> bool:
+        """Look; whether it was the last time. Early looks do not count, and those that see a busy loop.
+
+        (Such ones do not begin anew, either: barriers on their way to other slots look like records.)
+        """
         if self.due_ms is None or now_ms < self.due_ms:
             return False
-        self._seen += 1
+        self._seen += not is_busy
         self.due_ms = now_ms + self._every_ms if self._seen < self._looks else None
         return self.due_ms is None
 
@@ -96,7 +99,7 @@ class HeadTask(ChainTask):
         self._is_busy: Callable[[], bool] = lambda: False
 
     def watch(self, is_busy: Callable[[], bool]) -> None:
-        """``is_busy()`` says whether records wait in this slot's part of the loop: the end is not near then."""
+        """``is_busy()`` says whether records wait in this slot's part of the loop: such time does not count."""
         self._is_busy = is_busy
 
     def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
@@ -113,11 +116,9 @@ class HeadTask(ChainTask):
         """See `Task.on_time`."""
         self._bell.rung()
         actions: list[Action] = []
-        if self._quiet.due_ms is not None:
-            if self._is_busy():
-                self._quiet.begin(now.mono_ms)
-            elif self._quiet.look(now.mono_ms):
-                actions = self._loop_ended(now)
+        due_ms = self._quiet.due_ms
+        if due_ms is not None and due_ms <= now.mono_ms and self._quiet.look(now.mono_ms, self._is_busy()):
+            actions = self._loop_ended(now)
         return [*actions, *super().on_time(now), *self._wait(now)]
 
     def _loop_ended(self, now: Now) -> list[Action]:
