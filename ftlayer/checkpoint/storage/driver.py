@@ -75,8 +75,7 @@ class DriverStorageBase:
         for number, (files, path) in list(self._undecided.items()):
             try:
                 files.delete(path)
-                # Or it might be there again once the machine has failed.
-                files.sync_names(parent(path))
+                _make_deletion_last(files, parent(path))
             except CheckpointStorageError as error:
                 left[number] = error
             else:
@@ -123,6 +122,17 @@ class DriverStorageBase:
             return self._key
         is_own = self._own is not None and location.startswith(f"{self._own}/")
         return self._key if is_own else None
+
+
+def _make_deletion_last(files: Files, directory: str) -> None:
+    """Else what was deleted might be there again once the machine has failed."""
+    try:
+        files.sync_names(directory)
+    except CheckpointStorageError as error:
+        if not directory or not isinstance(error.__cause__, FileNotFoundError):
+            raise
+        # It was never made, or is not mounted now: then what it lies in is not there either.
+        files.sync_names("")
 
 
 class FileDriverStorage(DriverStorageBase):

@@ -123,6 +123,24 @@ def test_metadata_of_which_nobody_knows_whether_it_was_written_is_removed(
         driver.load(location)
 
 
+@pytest.mark.parametrize("run_is_there", [True, False])
+def test_metadata_that_was_never_written_is_not_there_if_its_disk_is(
+    make_kit: Any, made: Any, monkeypatch: pytest.MonkeyPatch, run_is_there: bool
+) -> None:
+    kit = make_kit("local")
+    driver = kit.driver()
+    if run_is_there:
+        driver.publish(made.checkpoint(1, made.subtask([])))
+
+    def fail(*_: object) -> None:
+        raise CheckpointStorageError("made to fail")
+
+    monkeypatch.setattr(driver._files, "publish", fail)
+    with pytest.raises(CheckpointStorageError, match="made to fail"):
+        driver.publish(made.checkpoint(2, made.subtask([])))
+    assert set(driver.undecided()) == (set() if run_is_there else {2})
+
+
 def test_what_may_have_been_published_and_cannot_be_removed_keeps_its_files(
     make_kit: Any, made: Any, faults: Any
 ) -> None:

@@ -111,6 +111,7 @@ class Driver:
                     self.triggered.append(barrier.checkpoint)
                 case decisions.NotifyAborted(checkpoint, _):
                     self.ends[checkpoint] += 1
+                    self.world.was_undecided |= bool(self.storage._undecided)
                 case decisions.Answer(_, Checkpoint(kind=SnapshotKind.SAVEPOINT) as savepoint):
                     self.world.note_savepoint(savepoint, self.key)
             carry_out(decision)

@@ -150,6 +150,9 @@ class Process:
 
     def end(self, error: str | None) -> None:
         self.alive = False
+        if self.instance.loop is None or any(runner.at_work for runner in self.runners):
+            # It had nothing open yet, or its thread comes too late to remove its copies.
+            self.world.leaves_copies.add(self.world.lives)
         self.let_go_of_local_copies()
         self.world.processes.remove(self)
         self.world.spark_ended.append((self.slot, self.attempt, error))

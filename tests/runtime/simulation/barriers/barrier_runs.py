@@ -327,7 +327,8 @@ class Run:
         if driver.verdict.state is not JobState.ENDED and self._is_retained(driver.verdict.state):
             left -= world.referred_to(driver.job._checkpoints._rules.completed)
         assert not left, f"orphans: {left}"
-        if not any(writer.startswith(f"{world.lives}.") for writer in world.killed):
+        may_leave = any(writer.startswith(f"{world.lives}.") for writer in world.killed)
+        if not may_leave and world.lives not in world.leaves_copies:
             copies = [path for path in world.copies() if path.split("/")[1] == driver.job.job]
             assert not copies, f"orphans: {copies}"
 
@@ -345,8 +346,7 @@ class Run:
     def _may_leave(self, writer: str) -> bool:
         life = writer.partition(".")[0]
         # What metadata names that may stand is left alone.
-        unknown = self.outside.fired["unpublish"]
-        return writer in self.world.killed or f"{life}." in self.world.killed or bool(unknown)
+        return writer in self.world.killed or f"{life}." in self.world.killed or self.world.was_undecided
 
 
 def drawn(seed: int, *, names: Iterable[str] = CASES, faults: int | None = None) -> Plan:
