@@ -40,7 +40,7 @@ class _Capture:
 
 
 class _ChannelQueue:
-    __slots__ = ("blocked", "bytes", "capture", "channel", "items", "rows")
+    __slots__ = ("blocked", "bytes", "capture", "channel", "items", "restored", "rows")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -48,6 +48,7 @@ class _ChannelQueue:
         self.rows = 0
         self.bytes = 0
         self.blocked = False
+        self.restored = 0  # so many of the first items
         self.capture: _Capture | None = None
 
     def put(self, element: Element, credit: int) -> None:
@@ -85,6 +86,7 @@ class Inbox:
         self._batch_rows = batch_rows
         self._limit_bytes = limit_bytes
         self._join_bytes = sys.maxsize
+        self._restored = 0
 
     def __bool__(self) -> bool:
         """Whether there is something to `take`."""
@@ -112,8 +114,19 @@ class Inbox:
             self._turn.append(queue)
         queue.put(element, credit)
 
+    def restore(self, channel: Channel, batch: Batch) -> None:
+        """Add records that were in flight in a checkpoint, before anything else is put.
+
+        They come out before everything else: with another parallelism, what follows them may come by another channel.
+        """
+        self.put(channel, batch, 0)
+        self._queues[channel].restored += 1
+        self._restored += 1
+
     def take(self) -> Taken:
         """Return the next element; batches of one channel that wait behind each other as one."""
+        if self._restored:
+            return self._take_restored()
         queue = self._turn.popleft()
         first = queue.pop()
         element, credit, size = first.element, first.credit, first.size
@@ -135,6 +148,16 @@ class Inbox:
             self._turn.append(queue)
         return Taken(queue.channel, element, credit, size)
 
+    def _take_restored(self) -> Taken:
+        # None of them is blocked: no barrier is taken before what is in front of it.
+        queue = next(queue for queue in self._turn if queue.restored)
+        item = queue.pop()
+        queue.restored -= 1
+        self._restored -= 1
+        if not queue.items:
+            self._turn.remove(queue)
+        return Taken(queue.channel, item.element, item.credit, item.size)
+
     def has_room(self, channel: Channel) -> bool:
         """Whether a sender in the same slot should produce more for this channel."""
         queue = self._queues[channel]
@@ -150,6 +173,8 @@ class Inbox:
         if not queue.items:
             return 0
         rows, queue.rows, queue.bytes = queue.rows, 0, 0
+        self._restored -= queue.restored
+        queue.restored = 0
         queue.items.clear()
         self._forget_turn(queue)
         return rows

@@ -39,7 +39,7 @@ def put_in_flight(
             for batch in _batches(graph, codec, part, read):
                 kept = _kept(graph, batch, graph.edges[part.edge], subtask.subtask, part.keep)
                 if kept.num_rows:
-                    receiver.inbox.put(channel, kept, 0)
+                    receiver.inbox.restore(channel, kept)
     for subtask in restore.subtasks:
         seat = seating.seats.get((subtask.uid, subtask.subtask))
         for part in subtask.outgoing:
