@@ -24,8 +24,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.storage.deleting import Crew, raise_together
-from ftlayer.checkpoint.storage.files import Files, Output, open_files
-from ftlayer.checkpoint.storage.layout import join, normal, parent
+from ftlayer.checkpoint.storage.files import Entry, Files, Output, open_files
+from ftlayer.checkpoint.storage.layout import join, last_name, normal, parent
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.sinks.batch_log import BatchLog, WrittenFile, all_logged
 from ftlayer.sinks.formats import format_named
@@ -141,7 +141,8 @@ class FileSink(DataSourceStreamArrowWriter):
             for entry in files.walk(IN_PROGRESS)
             if entry.path not in kept
             and not entry.path.startswith(f"{IN_PROGRESS}/{self._execution}/")
-            and entry.modified_ms <= horizon_ms
+            and (written_ms := _written_ms(entry)) is not None
+            and written_ms <= horizon_ms
         ]
         _delete_paths(files, dead)
         for directory in {parent(path) for path in dead}:
@@ -150,6 +151,16 @@ class FileSink(DataSourceStreamArrowWriter):
 
     def _files(self) -> Files:
         return open_files(self._path)
+
+
+def _written_ms(entry: Entry) -> int | None:
+    """Return when a file in progress was written, as its storage says, or its name; None: nobody knows."""
+    if entry.modified_ms:
+        return entry.modified_ms
+    try:
+        return int(last_name(entry.path).partition("-")[0], 16)
+    except ValueError:
+        return None
 
 
 class _Stream(io.RawIOBase):

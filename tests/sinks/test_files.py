@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ftlayer.checkpoint.storage import remote_files
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.errors import CheckpointStorageError, ConfigError, SinkError
 from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files
@@ -222,6 +223,24 @@ def test_what_the_dead_have_left_is_cleaned(url: str) -> None:
     assert numbers_in(url) == [2, 3]
     with pytest.raises(SinkError, match="is gone"):
         alive.commit([lost], 3)
+
+
+def test_what_others_are_writing_is_not_cleaned_where_nobody_knows_its_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Some file systems (FTP, say) do not tell when a file was changed."""
+    url = f"memory://sink-{next(_directories)}"
+    monkeypatch.setattr(remote_files, "_modified_ms", lambda info: 0)
+    job, other = FileSink(url), FileSink(url)
+    message = job.write(rows(1))
+    fs, root = fsspec.core.url_to_fs(url)
+    fs.pipe_file(f"{root}/_ftlayer-inprogress/x/not-ours", b"")
+    assert other.clean() == []
+    job.commit([message], 1)
+    assert numbers_in(url) == [1]
+    job.write(rows(2))
+    assert len(other.clean(older_than_s=-1)) == 1
+    assert in_progress(url) == ["_ftlayer-inprogress/x/not-ours"]
 
 
 @settings(
