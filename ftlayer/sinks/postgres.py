@@ -57,7 +57,8 @@ class PostgresSink(DataSourceStreamArrowWriter):
         Args:
             dsn: connection string or URL, as libpq takes it; slots and driver connect.
             table: ``"table"`` or ``"schema.table"``, which is there, with a column for each of the rows'.
-            name: of the sink in ``ftlayer_commits``; "": the table's. Two jobs have different ones.
+            name: of the sink in ``ftlayer_commits``; "": the table's. Two jobs have different ones, and a job keeps
+                its own: what was committed is known by it.
 
         Raises `ConfigError` if psycopg is missing, or a name that will not do.
         """
@@ -184,7 +185,8 @@ class PostgresSink(DataSourceStreamArrowWriter):
             if moved != expected:
                 raise SinkError(
                     f"{self._place}: {expected:,} rows were staged and {moved:,} are there, which were not committed: "
-                    "did something else remove them (PostgresSink.clean with a checkpoint that was kept, say)?"
+                    "did something else remove them (PostgresSink.clean with a checkpoint that was kept, say), or had "
+                    f"the sink another name than {self._name!r} when they were committed?"
                 )
 
     def _tables(self) -> Tables:

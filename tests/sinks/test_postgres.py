@@ -70,6 +70,14 @@ def test_a_commit_that_comes_again_changes_nothing(server: Any, sink: PostgresSi
     assert numbers_in(server, table) == [1, 2]
 
 
+def test_a_commit_under_another_name_says_what_may_be_wrong(server: Any, table: str) -> None:
+    message = PostgresSink(server.dsn, table).write(rows(1))
+    PostgresSink(server.dsn, table).commit([message], 1)
+    with pytest.raises(SinkError, match=f"had the sink another name than {table + '-2'!r}"):
+        PostgresSink(server.dsn, table, name=f"{table}-2").commit([message], 1)
+    assert numbers_in(server, table) == [1]
+
+
 def test_an_abort_removes_what_is_staged_and_nothing_else(
     server: Any, sink: PostgresSink, table: str
 ) -> None:
