@@ -1,0 +1,175 @@
+"""Whole jobs with a loop in barrier mode: everything is exact, save what was on the feedback edge at a restore."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ftlayer.config import FTStatus
+from ftlayer.functions.process import ProcessFunction
+from ftlayer.stream.builder import GraphBuilder
+from ftlayer.stream.connectors import partitions
+
+GOING = pa.schema([("key", pa.string()), ("part", pa.int64()), ("n", pa.int64()), ("rounds", pa.int64())])
+COUNTED = pa.schema([*GOING, ("count", pa.int64())])
+MODES = ("aligned", "at-least-once", "unaligned", "turning")
+Row = tuple[Any, ...]
+
+
+def numbers(part: int, count: int, keys: int) -> list[Row]:
+    """The records of a partition, with the rounds that each has before it."""
+    return [(f"k{(n * 7 + part) % keys}", part, n, (n * 5 + part) % 6) for n in range(count)]
+
+
+class Logging(ProcessFunction):
+    """Passes records on, and says so."""
+
+    def process(self, record: Any, ctx: Any) -> Iterator[Any]:
+        ctx.output("log", record)
+        yield record
+
+
+class Rounds(ProcessFunction):
+    """Counts the rounds of a key, and sends a record back that has more of them before it."""
+
+    def process(self, record: Any, ctx: Any) -> Iterator[Any]:
+        count = ctx.value("count", 0)
+        count.set(count.get() + 1)
+        *name, rounds = record
+        if rounds:
+            ctx.output("back", (*name, rounds - 1))
+        yield (*record, count.get())
+
+
+@dataclass
+class Loop:
+    """In place of `barrier_topologies.Case`.
+
+    ``entered`` is noted right behind the loop's head, and ``left`` right before its tail: what is in the second and not
+    in the first was on the feedback edge.
+    """
+
+    name: str
+    outside: Any
+    count: int = 60
+    keys: int = 5
+    parts: int = 2
+    exact: bool = True
+    checked: bool = False
+
+    def build(self, parallelism: int) -> GraphBuilder:
+        topologies = sys.modules["barrier_topologies"]
+        env = GraphBuilder("simulated", parallelism=parallelism, status=FTStatus.OFF)
+        lists = [partial(numbers, part, self.count, self.keys) for part in range(self.parts)]
+        reading = min(self.parts, parallelism)
+        read = env.source(partitions(*lists), GOING, uid="a", parallelism=reading)
+        passing = topologies.Passing(self.outside.number)
+        loop = read.iterate("500ms", uid="loop")
+        entered = loop.process(Logging(), GOING, side={"log": GOING}, uid="entering")
+        self._sink(entered.side_output("log"), "entered")
+        counted = (
+            entered.map(passing, GOING, uid="passing")
+            .key_by("key")
+            .process(Rounds(), COUNTED, side={"back": GOING}, uid="counting")
+        )
+        self._sink(counted, "out")
+        leaving = (
+            counted.side_output("back")
+            .rebalance()
+            .process(Logging(), GOING, side={"log": GOING}, uid="leaving")
+        )
+        self._sink(leaving.side_output("log"), "left")
+        loop.close_with(leaving)
+        return env
+
+    def _sink(self, stream: Any, uid: str) -> None:
+        stream.sink(sys.modules["barrier_topologies"].Writer(self.outside.number, uid), uid=uid)
+
+    # ------------------------------------------------------------ checking
+
+    @property
+    def lost(self) -> set[Row]:
+        """What has left, and never entered again."""
+        return set(self.outside.visible("left")) - set(self.outside.visible("entered"))
+
+    def check(self, extent: Any, *_: Any) -> None:
+        """Check that nothing is lost but on the feedback edge, and nothing is there twice.
+
+        A job that was ended early has not read everything.
+        """
+        self.checked = True
+        read = {record for part in range(self.parts) for record in numbers(part, self.count, self.keys)}
+        entered, left = self._seen("entered"), self._seen("left")
+        if extent.name == "WHOLE":
+            assert read <= set(entered), "something was read, and never entered"
+        if not self.exact:
+            # Of what came between two barriers one sink may show something, and another one not.
+            return
+        passed = Counter(row[:-1] for row in self.outside.visible("out"))
+        assert set(entered) <= read | set(left), "something entered that never left"
+        assert set(passed) == set(entered), "something entered, and was not counted"
+        again = {(*row[:-1], row[-1] - 1) for row in passed if row[-1]}
+        assert set(left) == again, "something was counted, and never left"
+        for seen in (entered, left, passed):
+            assert set(seen.values()) <= {1}, [row for row, times in seen.items() if times > 1][:5]
+        counts: dict[str, list[int]] = {}
+        for row in self.outside.visible("out"):
+            counts.setdefault(row[0], []).append(row[-1])
+        for key, its in counts.items():
+            assert sorted(its) == list(range(1, len(its) + 1)), key
+
+    def _seen(self, sink: str) -> Counter[Row]:
+        return Counter(self.outside.visible(sink))
+
+
+@pytest.fixture
+def loops(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`barrier_runs`, whose topology is the loop."""
+    monkeypatch.setattr(runs, "Case", Loop)
+    return runs
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_fails(loops: Any, mode: str, parallelism: int) -> None:
+    for seed in range(3):
+        config = {**loops.MODES[mode], "interval": 10}
+        run = loops.Run(loops.Plan("loop", seed, parallelism=parallelism, config=config, count=30)).run()
+        assert run.case.checked
+        assert not run.case.lost
+        assert run.world.driver.job._checkpoints.counts.completed > 3
+
+
+@pytest.mark.parametrize(
+    "act", ["kill", "kill-all", "function", "driver", "savepoint", "stop", "commit-middle"]
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_one_thing_happens(loops: Any, mode: str, act: str) -> None:
+    for move in (60, 450):
+        config = {**loops.MODES[mode], "interval": 10}
+        plan = loops.Plan("loop", move, events=((move, act),), config=config, count=30)
+        assert loops.Run(plan).run().case.checked
+
+
+def test_what_was_on_the_feedback_edge_is_lost(loops: Any) -> None:
+    """Else the tests above show nothing."""
+    lost = 0
+    for seed in range(15):
+        plan = loops.Plan("loop", seed, events=((300 + 10 * seed, "kill"),), config={"interval": 5}, count=60)
+        lost += len(loops.Run(plan).run().case.lost)
+    assert lost
+
+
+@pytest.mark.parametrize("first", range(0, 45, 15))
+def test_anything_happens(loops: Any, first: int) -> None:
+    for seed in range(first, first + 15):
+        plan = loops.drawn(seed, names=["loop"])
+        # There are more subtasks than in other topologies: a checkpoint takes more moves.
+        loops.Run(replace(plan, config={**plan.config, "timeout": "2s"})).run()
