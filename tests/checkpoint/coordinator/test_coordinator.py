@@ -106,8 +106,11 @@ def test_without_interval_none_begins_by_itself(desk: Make) -> None:
 
 def test_another_interval_during_a_backlog(desk: Make) -> None:
     it = desk(interval="1s", interval_during_backlog="10s").begin()
+    planned = it.coordinator.due_ms
+    it.wait(500)
     it.call("backlog", ("source", 1), True)
     # What is planned stays; the longer interval holds from the next trigger on.
+    assert it.coordinator.due_ms == planned
     assert it.trigger() == 1
     it.complete(1)
     it.mono_ms = it.coordinator.due_ms - 9_000
@@ -321,6 +324,27 @@ def test_a_success_between_them_begins_the_count_anew(desk: Make) -> None:
         it.complete(it.trigger())
     assert not of(it.said, FailJob)
     assert it.coordinator.counts.failures_in_a_row == 0
+
+
+def test_nothing_begins_behind_what_the_job_ends_with(desk: Make) -> None:
+    it = desk(interval="1s", max_concurrent=3).begin()
+    it.call("stop_with_savepoint", 1, location="/save")
+    assert not triggered(it.wait(60_000))
+    it = desk(interval="1s", max_concurrent=3).begin()
+    for source in (0, 1):
+        it.call("data_ended", ("source", source))
+    assert [barrier.final for barrier in triggered(it.said)] == [True]
+    assert not triggered(it.wait(60_000))
+
+
+def test_a_failure_from_before_the_last_success_does_not_count(desk: Make) -> None:
+    """A savepoint may overtake a checkpoint, and does not subsume it."""
+    it = desk(tolerable_failures=0, timeout="5s").begin()
+    number = it.trigger()
+    it.call("savepoint", 1, location="/save")
+    it.complete(number + 1)
+    assert ids(it.wait(5_000), NotifyAborted) == [number]
+    assert not of(it.said, FailJob)
 
 
 def test_after_it_failed_the_job_the_count_begins_anew(desk: Make) -> None:
