@@ -96,8 +96,9 @@ class Committable:
 class ChannelState:
     """Records that an unaligned barrier has overtaken on one channel, as frames of `ElementCodec`, in order.
 
-    The edge is named by what stays the same over restarts. ``outgoing``: they had not left the sender yet; they
-    come behind those that had.
+    ``edge`` is its number in the graph that was snapshotted (`Checkpoint.edges`); the chains, the tag and the input
+    are what stays the same over restarts. ``outgoing``: they had not left the sender yet; they come behind those that
+    had.
     """
 
     source: str
@@ -109,6 +110,7 @@ class ChannelState:
     outgoing: bool
     frames: Piece
     count: int
+    edge: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,19 @@ class OperatorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class EdgeInfo:
+    """An edge of the graph that was snapshotted.
+
+    Attributes:
+        place: how many edges before it lead from the same output to the same input.
+        partitioner: says what decides about channels: edges of which it is equal send a record to the same receiver.
+    """
+
+    place: int
+    partitioner: str
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A completed checkpoint or savepoint: what its metadata file holds.
 
@@ -185,6 +200,7 @@ class Checkpoint:
         max_parallelism: number of key groups.
         operators: of the graph.
         subtasks: one for each.
+        edges: of the graph, by their numbers.
         sources: by source uid, what the driver's planner has to know of its open ranges (sealed).
         unaligned: whether records in flight are in it.
         location: URL of the directory it lies in; "" in the driver's memory. Not written: it is where it is.
@@ -201,6 +217,7 @@ class Checkpoint:
     subtasks: tuple[SubtaskSnapshot, ...]
     sources: dict[str, bytes] = field(default_factory=dict)
     unaligned: bool = False
+    edges: tuple[EdgeInfo, ...] = ()
     location: str = ""
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
-from ftlayer.checkpoint.snapshots import Checkpoint, OperatorInfo, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import Checkpoint, EdgeInfo, OperatorInfo, SubtaskSnapshot
 
 Subtask = tuple[str, int]
 """Uid of a chain, and the number of one of its subtasks."""
@@ -32,6 +32,7 @@ class JobFacts:
         operators: of the graph.
         subtasks: of all chains: each has a part in every checkpoint.
         sources: those of them that say when their data has ended: a source's, and heads of iterations.
+        edges: of the graph.
     """
 
     job: str
@@ -40,6 +41,7 @@ class JobFacts:
     operators: tuple[OperatorInfo, ...]
     subtasks: frozenset[Subtask]
     sources: frozenset[Subtask]
+    edges: tuple[EdgeInfo, ...] = ()
 
 
 @dataclass(eq=False)
@@ -113,4 +115,5 @@ class PendingCheckpoint:
             operators=facts.operators,
             subtasks=parts,
             unaligned=any(part.channels for part in parts),
+            edges=facts.edges,
         )

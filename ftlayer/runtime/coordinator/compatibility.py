@@ -6,8 +6,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.snapshots import Checkpoint, OperatorInfo
+from ftlayer.checkpoint.snapshots import Checkpoint, EdgeInfo, OperatorInfo
 from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.partitioning.key_groups import HashByKeyGroup
+from ftlayer.partitioning.partitioners import Custom, Partitioner
+from ftlayer.partitioning.replay import ReplayPartitioner
+from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.stream.facts import inputs_of
 from ftlayer.stream.job_graph import JobGraph, JobVertex
@@ -27,6 +31,31 @@ def operator_infos(graph: JobGraph) -> tuple[OperatorInfo, ...]:
         for keys in [key_schemas(vertex.operators, _inputs(graph, vertex))]
         for operator in vertex.operators
     )
+
+
+def edge_infos(graph: JobGraph) -> tuple[EdgeInfo, ...]:
+    """Describe all edges, in their order."""
+    between = [(edge.source, edge.tag, edge.target, edge.input) for edge in graph.edges]
+    return tuple(
+        EdgeInfo(between[:number].count(ends), partitioner_text(graph.edges[number].partitioner))
+        for number, ends in enumerate(between)
+    )
+
+
+def partitioner_text(partitioner: Partitioner | ReplayPartitioner) -> str:
+    """Say what decides about channels: equal texts, equal channels.
+
+    A function of the user's is known by its name: that another one has the same name now nobody sees.
+    """
+    kind = type(partitioner).__name__.lower()
+    match partitioner:
+        case HashByKeyGroup(selector=KeySelector(columns)):
+            return f"{kind}({', '.join(columns)})"
+        case Custom(KeySelector(columns), function):
+            name = getattr(function, "__qualname__", type(function).__qualname__)
+            return f"{kind}({name}, {', '.join(columns)})"
+        case _:
+            return kind
 
 
 def check_fits(checkpoint: Checkpoint, graph: JobGraph) -> None:

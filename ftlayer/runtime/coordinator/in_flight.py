@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence
 from ftlayer.checkpoint.snapshots import ChannelState, Checkpoint, InFlight
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.partitioning.key_groups import HashByKeyGroup
-from ftlayer.partitioning.partitioners import Global, Rebalance, Shuffle
-from ftlayer.runtime.coordinator.compatibility import named
+from ftlayer.partitioning.partitioners import Broadcast, Global, Rebalance, Shuffle
+from ftlayer.runtime.coordinator.compatibility import named, partitioner_text
 from ftlayer.stream.job_graph import JobEdge, JobGraph
 
 KEEP_GROUPS = "groups"
 """`InFlight.keep` for rows of the task's key groups alone."""
+
+COPIES = partitioner_text(Broadcast())
 
 
 class InFlightDealer:
@@ -37,10 +39,10 @@ class InFlightDealer:
 
     def _by_edge(self) -> Iterator[list[ChannelState]]:
         """Yield the states of each edge: on each channel what had left its sender first."""
-        edges: dict[tuple[str, str, str, int], list[ChannelState]] = defaultdict(list)
+        edges: dict[int, list[ChannelState]] = defaultdict(list)
         for part in self._checkpoint.subtasks:
             for state in part.channels:
-                edges[state.source, state.tag, state.target, state.input].append(state)
+                edges[state.edge].append(state)
         for states in edges.values():
             yield sorted(states, key=lambda state: (state.sender, state.receiver, state.outgoing))
 
@@ -49,16 +51,29 @@ class InFlightDealer:
         if first.target not in self._known:
             return
         edge = self._edge_of(first)
-        senders = self._graph.vertex(edge.source).parallelism
+        before, now = self._checkpoint.edges[first.edge].partitioner, partitioner_text(edge.partitioner)
         receivers = self._graph.vertex(edge.target).parallelism
         same_receivers = self._parallelism[first.target] == receivers
-        if same_receivers and self._parallelism[first.source] == senders:
+        same_senders = self._parallelism[first.source] == self._graph.vertex(edge.source).parallelism
+        if before == COPIES != now:
+            raise self._refusal(first, f"each receiver had a copy, and they are partitioned by {now} now")
+        if before != now:
+            self._anew(edge, states, f"they were partitioned by {before}, and are by {now} now")
+        elif same_receivers and same_senders:
             self._as_they_were(edge, states)
         elif same_receivers:
             # Who sends has changed, not who receives.
             for state in states:
                 self._put(edge, state, state.receiver)
-        elif isinstance(edge.partitioner, HashByKeyGroup):
+        else:
+            were = self._parallelism[first.target]
+            reason = f"their channels ({now}) mean nothing at parallelism {receivers} instead of {were}"
+            self._anew(edge, states, reason)
+
+    def _anew(self, edge: JobEdge, states: Sequence[ChannelState], reason: str) -> None:
+        """Deal them out by the edge's partitioner; ``reason`` is why they cannot go where they were going."""
+        receivers = self._graph.vertex(edge.target).parallelism
+        if isinstance(edge.partitioner, HashByKeyGroup):
             for state in states:
                 for receiver in range(receivers):
                     self._put(edge, state, receiver, KEEP_GROUPS)
@@ -71,11 +86,7 @@ class InFlightDealer:
             for state in states:
                 self._put(edge, state, turn[state.sender, state.receiver] % receivers)
         else:
-            raise self._refusal(
-                first,
-                f"their channels ({type(edge.partitioner).__name__.lower()}) mean nothing at parallelism {receivers} "
-                f"instead of {self._parallelism[first.target]}",
-            )
+            raise self._refusal(states[0], reason)
 
     def _as_they_were(self, edge: JobEdge, states: Sequence[ChannelState]) -> None:
         for state in states:
@@ -91,12 +102,21 @@ class InFlightDealer:
 
     def _edge_of(self, state: ChannelState) -> JobEdge:
         """Return the edge between the same operators, which may be in chains that are cut otherwise."""
-        sender = self._last_of[state.source]
-        for edge in self._graph.edges:
-            last = self._graph.vertex(edge.source).operators[-1].uid
-            if (last, edge.tag, edge.target, edge.input) == (sender, state.tag, state.target, state.input):
-                return edge
-        raise self._refusal(state, "the job has no such stream between chains any more")
+        found = [
+            edge
+            for edge in self._graph.edges
+            if (edge.tag, edge.target, edge.input) == (state.tag, state.target, state.input)
+            and self._graph.vertex(edge.source).operators[-1].uid == self._last_of[state.source]
+        ]
+        if not found:
+            raise self._refusal(state, "the job has no such stream between chains any more")
+        # Several edges may lead from the same output to the same input.
+        place = self._checkpoint.edges[state.edge].place
+        if place >= len(found):
+            raise self._refusal(
+                state, f"there were {place + 1} such streams or more, and there are {len(found)} now"
+            )
+        return found[place]
 
     def _refusal(self, state: ChannelState, reason: str) -> IncompatibleCheckpointError:
         return IncompatibleCheckpointError(

@@ -21,7 +21,8 @@ from ftlayer.checkpoint.storage.opening import (
 from ftlayer.errors import CheckpointDamagedError, ConfigError
 from ftlayer.runtime.coordinator.checkpointing import CheckpointParts
 from ftlayer.runtime.coordinator.committing import Committer, resealed
-from ftlayer.runtime.coordinator.restoring import operator_infos, restores
+from ftlayer.runtime.coordinator.compatibility import edge_infos, operator_infos
+from ftlayer.runtime.coordinator.restoring import restores
 from ftlayer.runtime.order import CheckpointPlan
 from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.operators import IterationHead, Source
@@ -116,4 +117,5 @@ def _facts(graph: JobGraph, run: str) -> JobFacts:
         operator_infos(graph),
         frozenset(subtasks),
         frozenset(subtask for subtask in subtasks if subtask[0] in sources),
+        edge_infos(graph),
     )

@@ -16,7 +16,6 @@ from ftlayer.checkpoint.snapshots import (
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.runtime.coordinator.compatibility import check_fits, named, unclaimed
-from ftlayer.runtime.coordinator.compatibility import operator_infos as operator_infos
 from ftlayer.runtime.coordinator.in_flight import InFlightDealer
 from ftlayer.stream.job_graph import JobGraph, JobVertex
 

@@ -53,6 +53,7 @@ class CapturedChannel:
             outgoing=self.outgoing,
             frames=writer.write(self._chunks()),
             count=self.records,
+            edge=self.edge.number,
         )
 
     def _chunks(self) -> Iterator[bytes]:

@@ -30,7 +30,8 @@ from ftlayer.functions.steps import Map, Reduce
 from ftlayer.partitioning.key_groups import HashByKeyGroup, groups_of
 from ftlayer.partitioning.partitioners import Broadcast, Custom, Forward, Global, Rebalance, Shuffle
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.coordinator.restoring import operator_infos, restores
+from ftlayer.runtime.coordinator.compatibility import edge_infos, operator_infos
+from ftlayer.runtime.coordinator.restoring import restores
 from ftlayer.stream.facts import keys_of
 from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.stream.operators import FunctionSink, IterableSource, Operator, Sink, Source
@@ -128,6 +129,7 @@ def channel_states(of: JobGraph, uid: str, subtask: int) -> Iterator[ChannelStat
                 outgoing,
                 piece(text),
                 1,
+                edge.number,
             )
 
 
@@ -143,6 +145,7 @@ def checkpoint_of(of: JobGraph, parts: Iterable[SubtaskSnapshot] | None = None, 
         of.max_parallelism,
         operator_infos(of),
         tuple(snapshots(of, in_flight) if parts is None else parts),
+        edges=edge_infos(of),
         location="/chk-7",
         **options,
     )
@@ -388,6 +391,67 @@ def test_edges_are_found_again_when_chains_are_cut_otherwise() -> None:
     # The other way round what was between the two chains is within one.
     with pytest.raises(IncompatibleCheckpointError, match="no such stream"):
         restores(checkpoint_of(after, in_flight=True), before, allow_unclaimed=True)
+
+
+def twins(*partitioners: Any, sources: int = 2, counters: int = 2) -> JobGraph:
+    """Edges that lead from the same output to the same input."""
+    one = line(sources, counters)
+    edges = tuple(
+        replace(one.edges[0], number=number, partitioner=partitioner)
+        for number, partitioner in enumerate(partitioners)
+    )
+    return replace(one, edges=edges)
+
+
+def test_edges_between_the_same_chains_are_told_apart() -> None:
+    before = twins(by_key(), Rebalance(), by_key())
+    got = assigned(checkpoint_of(before, in_flight=True), before)
+    for part in (*got["count", 0].in_flight, *got["source", 1].outgoing):
+        assert part.state.frames.inline.decode().startswith(f"{part.edge}:")
+    assert {part.edge for part in got["count", 1].in_flight} == {0, 1, 2}
+    # The second one goes by another rule now, and the third one as it did.
+    got = assigned(checkpoint_of(before, in_flight=True), twins(by_key(), Global(), by_key()))
+    assert [part.edge for part in got["count", 1].in_flight] == [0, 0, 2, 2]
+    assert [part.edge for part in got["count", 0].in_flight].count(1) == 8
+    with pytest.raises(IncompatibleCheckpointError, match=r"3 such streams.*2 now.*take a savepoint"):
+        restores(checkpoint_of(before, in_flight=True), twins(by_key(), Rebalance()), allow_unclaimed=True)
+
+
+OTHER_KEY = HashByKeyGroup(KeySelector(("n",)), GROUPS)
+
+
+@pytest.mark.parametrize("before", [Rebalance(), OTHER_KEY, Forward(), Custom(KeySelector(("key",)), hash)])
+def test_another_partitioner_deals_them_out_anew(before: Any) -> None:
+    """At the same parallelism too: where they were going others of their key do not go any more."""
+    checkpoint = checkpoint_of(line(2, 2, before), in_flight=True)
+    states = sum(len(part.channels) for part in checkpoint.subtasks)
+    got = assigned(checkpoint, line(2, 2, by_key()))
+    for subtask in range(2):
+        assert len(got["count", subtask].in_flight) == states
+        assert {part.keep for part in got["count", subtask].in_flight} == {"groups"}
+    got = assigned(checkpoint, line(2, 2, Global()))
+    assert len(got["count", 0].in_flight) == states
+    assert not any(got["source", subtask].outgoing for subtask in range(2))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (Broadcast(), by_key()),
+        (Broadcast(), Rebalance()),
+        (by_key(), Broadcast()),
+        (by_key(), Forward()),
+        (by_key(), Custom(KeySelector(("key",)), hash)),
+        (Custom(KeySelector(("key",)), hash), Custom(KeySelector(("key",)), max)),
+    ],
+)
+@pytest.mark.parametrize("receivers", [2, 3])
+def test_another_partitioner_that_cannot_deal_them_out_is_refused(
+    before: Any, after: Any, receivers: int
+) -> None:
+    checkpoint = checkpoint_of(line(2, 2, before), in_flight=True)
+    with pytest.raises(IncompatibleCheckpointError, match=r"'source' to 'count'.* now.*take a savepoint"):
+        restores(checkpoint, line(receivers, receivers, after), allow_unclaimed=True)
 
 
 # ---------------------------------------------------------------- refusals
