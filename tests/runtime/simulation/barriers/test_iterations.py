@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.config import FTStatus
-from ftlayer.functions.process import ProcessFunction
+from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.connectors import partitions
 
@@ -48,9 +48,19 @@ class Rounds(ProcessFunction):
         yield (*record, count.get())
 
 
+class Beside(CoProcessFunction):
+    """Passes on what goes round; what comes from outside of the loop is taken."""
+
+    def process_left(self, record: Any, ctx: Any) -> Iterator[Any]:
+        yield record
+
+    def process_right(self, record: Any, ctx: Any) -> Iterator[Any]:
+        return iter(())
+
+
 @dataclass
 class Loop:
-    """In place of `barrier_topologies.Case`.
+    """In place of `barrier_topologies.Case`. In ``"beside"`` another source leads into the body.
 
     ``entered`` is noted right behind the loop's head, and ``left`` right before its tail: what is in the second and not
     in the first was on the feedback edge.
@@ -74,11 +84,11 @@ class Loop:
         loop = read.iterate("500ms", uid="loop")
         entered = loop.process(Logging(), GOING, side={"log": GOING}, uid="entering")
         self._sink(entered.side_output("log"), "entered")
-        counted = (
-            entered.map(passing, GOING, uid="passing")
-            .key_by("key")
-            .process(Rounds(), COUNTED, side={"back": GOING}, uid="counting")
-        )
+        body = entered.map(passing, GOING, uid="passing")
+        if self.name == "beside":
+            other = env.source(partitions(*lists), GOING, uid="b", parallelism=1)
+            body = body.rebalance().connect(other.broadcast()).process(Beside(), GOING, uid="beside")
+        counted = body.key_by("key").process(Rounds(), COUNTED, side={"back": GOING}, uid="counting")
         self._sink(counted, "out")
         leaving = (
             counted.side_output("back")
@@ -136,12 +146,13 @@ def loops(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return runs
 
 
+@pytest.mark.parametrize("name", ["loop", "beside"])
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_fails(loops: Any, mode: str, parallelism: int) -> None:
-    for seed in range(3):
+def test_nothing_fails(loops: Any, mode: str, parallelism: int, name: str) -> None:
+    for seed in range(2):
         config = {**loops.MODES[mode], "interval": 10}
-        run = loops.Run(loops.Plan("loop", seed, parallelism=parallelism, config=config, count=30)).run()
+        run = loops.Run(loops.Plan(name, seed, parallelism=parallelism, config=config, count=30)).run()
         assert run.case.checked
         assert not run.case.lost
         assert run.world.driver.job._checkpoints.counts.completed > 3
@@ -170,6 +181,6 @@ def test_what_was_on_the_feedback_edge_is_lost(loops: Any) -> None:
 @pytest.mark.parametrize("first", range(0, 45, 15))
 def test_anything_happens(loops: Any, first: int) -> None:
     for seed in range(first, first + 15):
-        plan = loops.drawn(seed, names=["loop"])
+        plan = loops.drawn(seed, names=["loop", "beside"])
         # There are more subtasks than in other topologies: a checkpoint takes more moves.
         loops.Run(replace(plan, config={**plan.config, "timeout": "2s"})).run()
