@@ -59,6 +59,8 @@ class IngestReader(DataSourceStreamReader):
         self._owner = owner
         self._epoch = 0
         self._next_batch = 0
+        # Whether that one is known to be open: a call that was not answered may have had its effect or not.
+        self._is_open = False
         self._removed = 0
 
     # ------------------------------------------------------------ in the driver
@@ -86,13 +88,15 @@ class IngestReader(DataSourceStreamReader):
         ]
 
     def commit(self, end: dict[str, int]) -> None:
-        """Remove what comes before ``end``; again does no harm."""
+        """Remove what comes before ``end``; again does no harm, also where it has failed."""
         self._own()
         if end["next"] <= self._removed:
             return
+        self._is_open = False
         delivered = {self._stream: (0, end["next"])}
         self._client.call(Seal(self._owner, self._epoch, self._next_batch, delivered))
-        self._finish_batch()
+        # What is committed goes when a later batch begins.
+        self._open_batch()
         self._removed = end["next"]
 
     def stop(self) -> None:
@@ -107,26 +111,29 @@ class IngestReader(DataSourceStreamReader):
 
     def _own(self) -> None:
         """Take the stream over from whoever has read it for this owner before."""
-        if self._epoch:
-            return
-        opened = self._client.call(OpenQuery(self._owner, self._client.client_id, (self._stream,)))
-        assert isinstance(opened, QueryOpened)
-        self._epoch = opened.epoch
-        self._next_batch = opened.last_committed + 1
-        if self._begin_batch() is BatchState.SEALED:
-            # Of a driver that did not live to see the end of it.
-            self._finish_batch()
+        if not self._epoch:
+            opened = self._client.call(OpenQuery(self._owner, self._client.client_id, (self._stream,)))
+            assert isinstance(opened, QueryOpened)
+            self._epoch = opened.epoch
+            self._next_batch = opened.last_committed + 1
+        if not self._is_open:
+            self._open_batch()
+
+    def _open_batch(self) -> None:
+        """Begin the next batch that can be sealed; one that is sealed is committed first, whoever has sealed it.
+
+        The epoch stays: a driver that another one has taken over from is told so here as well.
+        """
+        while (state := self._begin_batch()) is not BatchState.NEW:
+            if state is BatchState.SEALED:
+                self._client.call(Commit(self._owner, self._epoch, self._next_batch))
+            self._next_batch += 1
+        self._is_open = True
 
     def _begin_batch(self) -> BatchState:
         begun = self._client.call(BeginBatch(self._owner, self._epoch, self._next_batch))
         assert isinstance(begun, BatchBegun)
         return begun.state
-
-    def _finish_batch(self) -> None:
-        self._client.call(Commit(self._owner, self._epoch, self._next_batch))
-        self._next_batch += 1
-        # What was committed goes when a later batch begins.
-        self._begin_batch()
 
     # ------------------------------------------------------------ in the slots
 
@@ -148,7 +155,7 @@ class IngestReader(DataSourceStreamReader):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy owns nothing: slots read, and each driver takes over by itself.
-        return {**self.__dict__, "_epoch": 0, "_next_batch": 0, "_removed": 0}
+        return {**self.__dict__, "_epoch": 0, "_next_batch": 0, "_is_open": False, "_removed": 0}
 
 
 @dataclass(frozen=True)

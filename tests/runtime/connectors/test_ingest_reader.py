@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from ftlayer.config import VertexOptions
-from ftlayer.errors import SourceError, StaleOwnerError
-from ftlayer.layer.calls import Commit, Ingest, OpenStream, Seal
+from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
+from ftlayer.layer.calls import BeginBatch, Commit, Ingest, OpenQuery, OpenStream, Seal
 from ftlayer.runtime.connectors import ingest_reader
 from ftlayer.runtime.connectors.ingest_reader import IngestReader
 from ftlayer.runtime.coordinator.checkpointed_planner import CheckpointedReaderPlanner
@@ -149,6 +149,33 @@ def test_a_driver_that_dies_while_it_removes(make: Maker, orders: Orders, where:
     assert rows(after, {"next": 6}, {"next": 10}) == [6, 7, 8, 9]
     after.commit({"next": 6})
     assert after.initialOffset() == {"next": 6}
+
+
+@pytest.mark.parametrize("where", [OpenQuery, BeginBatch, Seal, Commit])
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_vertex_that_is_away_while_records_are_removed(
+    make: Maker, orders: Orders, where: type, arrived: bool
+) -> None:
+    """The driver lives, and goes on with a later checkpoint."""
+    orders.put(10)
+    source = make.reader()
+    call = source._client.call
+    broken = []
+
+    def breaks(what: Any, **more: Any) -> Any:
+        if not isinstance(what, where) or broken:
+            return call(what, **more)
+        broken.append(what)
+        if arrived:
+            call(what, **more)
+        raise VertexUnavailableError("away")
+
+    source._client.call = breaks  # type: ignore[method-assign]
+    with pytest.raises(VertexUnavailableError):
+        source.commit({"next": 6})
+    source.commit({"next": 8})
+    assert rows(source, {"next": 8}, {"next": 10}) == [8, 9]
+    assert make.reader().initialOffset() == {"next": 8}
 
 
 def test_ranges_are_cut_into_splits(make: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
