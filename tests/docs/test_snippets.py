@@ -37,9 +37,9 @@ from ftlayer.spark.writer import TrackedWriter
 from ftlayer.store.memory import MemoryStore
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.explain import explain, to_mermaid
+from ftlayer.stream.iterative import IterativeStream
 from ftlayer.stream.job_graph_generator import job_graph
 from ftlayer.stream.keyed import ConnectedStreams, KeyedStream
-from ftlayer.stream.iterative import IterativeStream
 from ftlayer.stream.streams import DataStream
 from ftlayer.stream.windows import WindowedStream
 
