@@ -21,10 +21,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FTLayerError, error_for_code
+from ftlayer.errors import FTLayerError
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.restart import RestartStrategy
-from ftlayer.runtime.coordinator.crew import Crew, Recalls
+from ftlayer.runtime.coordinator.crew import Recalls
 from ftlayer.runtime.coordinator.ending import (
     AskStatus,
     EndDetection,
@@ -33,58 +33,41 @@ from ftlayer.runtime.coordinator.ending import (
 )
 from ftlayer.runtime.coordinator.events import (
     AskVertexStatus,
-    Broke,
-    Broken,
-    CancelRequested,
     Condemned,
-    Decision,
-    DrainRequested,
     Event,
     JobState,
     Over,
     RecallDone,
-    Said,
-    SendTo,
     SlotDown,
     SlotUp,
-    SparkJobEnded,
     StatusKnown,
     Tick,
 )
 from ftlayer.runtime.coordinator.isolation import IsolationStatus, ReplayInput
+from ftlayer.runtime.coordinator.job_core import JobCore
 from ftlayer.runtime.coordinator.reasons import (
     given_up,
-    never_works,
-    not_up,
-    reason_of,
     untracked,
-    with_spark_error,
 )
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
-from ftlayer.runtime.coordinator.stopping import Stopping
 from ftlayer.runtime.coordinator.suspicion import Suspicion
-from ftlayer.runtime.coordinator.upkeep import Upkeep
 from ftlayer.runtime.messages import (
-    Cancel,
     Deploy,
     DropPeers,
     EndReplays,
     FromSlot,
     Heartbeat,
-    Hello,
     PeersDropped,
     PeersUp,
     Probe,
     ReplayNow,
     ReplaysOut,
     SlotEnded,
-    SlotFailed,
-    SplitDone,
     StopSources,
 )
 
 
-class CoordinatorCore:
+class CoordinatorCore(JobCore):
     """The state of one execution of a job.
 
     ``run`` names it; each epoch's instances get a name of their own made from it, so that a root id is never
@@ -106,71 +89,40 @@ class CoordinatorCore:
 
         ``timeout_ms``: no record times out before.
         """
+        super().__init__(slots, options, restart)
         self._tracked = tracked
         self._run = run
-        self._options = options
-        self._out: list[Decision] = []
-        self._crew = Crew(slots, self._out)
-        self.slots = self._crew.slots
-        self.epoch = 0
-        self.restarts = 0
-        self.last_failure = ""
-        self._draining = False
-        self._ending = False
-        self._end: Stopping | None = None
-        self._started_ms = self._last_ms = 0
         self._recalls = Recalls(not tracked, timeout_ms, self._out)
         self._detection = EndDetection()
-        self._upkeep = Upkeep(options, restart, self._out)
         self._suspicion = Suspicion(
             replays, self._crew, self._recalls, self._detection, self._upkeep, self._out
         )
-
-    @property
-    def state(self) -> JobState:
-        """Where the job is."""
-        if self._end is not None:
-            return self._end.verdict.state if self._end.over else JobState.STOPPING
-        if self.epoch == 0:
-            return JobState.STARTING
-        if self._ending:
-            return JobState.ENDING
-        if not self._crew.all_deployed:
-            return JobState.RECOVERING
-        if self._suspicion.active:
-            return JobState.ISOLATING
-        return JobState.DRAINING if self._draining else JobState.RUNNING
 
     @property
     def isolation(self) -> IsolationStatus | None:
         """How far the search for a record that ends processes is; None while there is none."""
         return self._suspicion.status
 
-    def start(self, now_ms: int) -> list[Decision]:
-        """Begin: what an earlier run left pending becomes due, and the slots are submitted."""
-        self._started_ms = self._last_ms = now_ms
+    @property
+    def _has_begun(self) -> bool:
+        return self.epoch > 0
+
+    @property
+    def _never_ran(self) -> bool:
+        return self.epoch == 1
+
+    def _state_while_it_runs(self) -> JobState | None:
+        if not self._crew.all_deployed:
+            return JobState.RECOVERING
+        return JobState.ISOLATING if self._suspicion.active else None
+
+    def _begin(self, now_ms: int) -> None:
+        # What an earlier run left pending becomes due.
         if self._tracked:
             self._recalls.ask()
-        for slot in self.slots:
-            self._upkeep.submit(slot, now_ms)
-        return self._decided()
 
-    def handle(self, event: Event, now_ms: int) -> list[Decision]:
-        """Take one event and return what is to be done, in order."""
-        if self._end is not None and self._end.over:
-            return []
-        self._mind_the_gap(now_ms)
+    def _take(self, event: Event, now_ms: int) -> None:
         match event:
-            case Said():
-                self._said(self.slots[event.slot], event.instance, event.message, now_ms)
-            case Broke():
-                self._broke(self.slots[event.slot], event, now_ms)
-            case SparkJobEnded():
-                self._spark_job_ended(self.slots[event.slot], event, now_ms)
-            case CancelRequested():
-                self._stop(Over(JobState.CANCELLED), event.reason, now_ms)
-            case DrainRequested():
-                self._drain()
             case StatusKnown():
                 self._probe(self._detection.status(event.number, event.status, now_ms))
             case RecallDone():
@@ -179,107 +131,31 @@ class CoordinatorCore:
                     self._suspicion.recalled(event.rows, now_ms)
             case Condemned():
                 self._suspicion.condemned()
-            case Broken():
-                self._fail(event.error, now_ms)
-            case Tick():
-                self._check_silence(now_ms)
-                if not self._stopping():
-                    self._suspicion.tick(now_ms)
-        self._advance(now_ms)
-        return self._decided()
+            case Tick() if not self._stopping():
+                self._suspicion.tick(now_ms)
 
-    def _decided(self) -> list[Decision]:
-        out = list(self._out)
-        self._out.clear()
-        return out
-
-    # ------------------------------------------------------------ what slots say
-
-    def _said(self, slot: SlotRecord, instance: str, message: FromSlot, now_ms: int) -> None:
-        if isinstance(message, Hello):
-            self._hello(slot, message, now_ms)
-            return
-        if not slot.is_instance(instance):
-            if isinstance(message, SlotFailed) and slot.hello is None and not self._stopping():
-                slot.failure = self.last_failure = f"slot {slot.number}: {reason_of(message)}"
-            return
-        slot.heard_ms = now_ms
+    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> None:
         match message:
-            case Heartbeat():
-                slot.heartbeat = message
-                if slot.running:
-                    self._detection.heartbeat(slot.number, message)
+            case Heartbeat() if slot.running:
+                self._detection.heartbeat(slot.number, message)
             case PeersDropped():
                 slot.dropped_epoch = max(slot.dropped_epoch, message.epoch)
-            case SlotFailed(code=code) if code:
-                self._fail(error_for_code(code)(message.reason), now_ms)
-            case SlotFailed(lasting=True) if self.epoch == 1:
-                self._fail(never_works(slot.number, message), now_ms)
-            case SlotFailed():
-                self._lose(slot, reason_of(message), now_ms, message.operator)
             case SlotEnded():
                 slot.ended = slot.deployed
                 if slot.ended and self.state is JobState.RECOVERING:
                     self._repair([], now_ms)
             case ReplaysOut() if not self._stopping():
                 self._suspicion.took(message, now_ms)
-            case SplitDone() | ReplaysOut():
-                pass  # the planner's, not ours; of no use any more
-
-    def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> None:
-        if self._stopping() or slot.ended:
-            self._out.append(SendTo(slot.number, hello.instance, Cancel("the job does not need it any more")))
-            return
-        if slot.hello is not None:
-            self._crew.tell(slot, Cancel("another process has taken its place"))
-            self._lose(slot, "another process took its place", now_ms)
-            if self._stopping():
-                return
-        slot.connect(hello, now_ms)
-        slot.submit_at_ms = slot.lost_ms = None
-
-    def _broke(self, slot: SlotRecord, event: Broke, now_ms: int) -> None:
-        if slot.is_instance(event.instance) and not slot.ended:
-            self._lose(slot, event.reason, now_ms)
-
-    def _spark_job_ended(self, slot: SlotRecord, event: SparkJobEnded, now_ms: int) -> None:
-        if event.attempt != slot.attempt:
-            return
-        if self._stopping():
-            slot.submitted = False
-            return
-        error = self._upkeep.ended(slot, event)
-        if event.error is not None and slot.hello is None:
-            self.last_failure = slot.loss = slot.failure
-        if error is not None:
-            self._fail(error, now_ms)
 
     # ------------------------------------------------------------ losses
 
-    def _check_silence(self, now_ms: int) -> None:
-        if self._stopping():
-            return
-        limit = self._options.heartbeat_timeout_ms
-        for slot in self.slots:
-            if slot.running and now_ms - slot.heard_ms >= limit:
-                self._lose(slot, f"it was not heard of for {limit} ms", now_ms)
-                self._upkeep.cancel(slot, now_ms)
+    def _lost_before(self) -> None:
+        if self.epoch:
+            # The others went on since the vertex was asked to recall.
+            self._recalls.forget()
 
-    def _lose(self, slot: SlotRecord, reason: str, now_ms: int, operator: str = "") -> None:
-        was_deployed, alone = slot.deployed, self._crew.all_deployed
-        busy = "" if slot.heartbeat is None else slot.heartbeat.busy
-        slot.disconnect(now_ms + self._options.start_timeout_ms)
-        if self._stopping():
-            return
-        slot.failure = self.last_failure = with_spark_error(f"slot {slot.number}: {reason}", slot.spark_error)
-        if not was_deployed:
-            if self.epoch:
-                # Nobody has heard of it; but the others went on since the vertex was asked to recall.
-                self._recalls.forget()
-            return
-        slot.loss, slot.loss_in = slot.failure, operator or busy
+    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> None:
         slot.lost_ms = now_ms
-        slot.restarts += 1
         self.restarts += 1
         if not self._tracked:
             self._fail(untracked(slot.failure), now_ms)
@@ -309,27 +185,17 @@ class CoordinatorCore:
 
     # ------------------------------------------------------------ going on
 
-    def _advance(self, now_ms: int) -> None:
-        if not self._stopping():
-            self._keep_slots_up(now_ms)
-        if not self._stopping():
-            self._bring_up(now_ms)
-            self._look_for_end(now_ms)
-        if self._end is not None and self._end.advance(now_ms):
-            if self._tracked and self._end.verdict.state is not JobState.ENDED:
-                # For the next start, which may be long after their timeout.
-                self._recalls.at_the_end()
-            self._out.append(self._end.verdict)
+    def _given_up(self, error: FTLayerError) -> FTLayerError:
+        return given_up(error, self._suspicion.quick_losses)
 
-    def _keep_slots_up(self, now_ms: int) -> None:
-        late = self.epoch == 0 and now_ms - self._started_ms >= self._options.start_timeout_ms
-        if late and not all(slot.hello for slot in self.slots):
-            self._fail(not_up(self.slots, self._options.start_timeout_ms), now_ms)
-        for slot in self.slots:
-            if slot.hello is None and not self._stopping():
-                error = self._upkeep.keep_up(slot, now_ms)
-                if error is not None:
-                    self._fail(given_up(error, self._suspicion.quick_losses), now_ms)
+    def _go_on(self, now_ms: int) -> None:
+        self._bring_up(now_ms)
+        self._look_for_end(now_ms)
+
+    def _last_wish(self, verdict: Over) -> None:
+        if self._tracked and verdict.state is not JobState.ENDED:
+            # For the next start, which may be long after their timeout.
+            self._recalls.at_the_end()
 
     def _bring_up(self, now_ms: int) -> None:
         new = [slot for slot in self.slots if not slot.deployed]
@@ -388,32 +254,3 @@ class CoordinatorCore:
     def _probe(self, probe: ProbeAll | None) -> None:
         if probe is not None:
             self._crew.tell_running(Probe(probe.number))
-
-    def _drain(self) -> None:
-        if not self._draining and not self._stopping():
-            self._draining = True
-            self._crew.tell_running(StopSources())
-
-    # ------------------------------------------------------------ coming to an end
-
-    def _fail(self, error: FTLayerError, now_ms: int) -> None:
-        self.last_failure = str(error)
-        self._stop(Over(JobState.FAILED, error), str(error).partition("\n")[0], now_ms)
-
-    def _stop(self, verdict: Over, reason: str, now_ms: int) -> None:
-        if self._end is None:
-            self._end = Stopping(verdict, self.slots, self._out, now_ms)
-            self._end.begin(reason)
-
-    # ------------------------------------------------------------ small ones
-
-    def _stopping(self) -> bool:
-        return self._end is not None
-
-    def _mind_the_gap(self, now_ms: int) -> None:
-        """Where the driver itself stood still, silence says nothing of the slots: give them the time back."""
-        gap = now_ms - self._last_ms
-        self._last_ms = now_ms
-        if gap >= self._options.heartbeat_timeout_ms // 2:
-            for slot in self.slots:
-                slot.heard_ms += gap
