@@ -151,6 +151,28 @@ def test_a_copy_whose_original_was_not_deleted(url: str) -> None:
     assert in_progress(url) == []
 
 
+def test_names_last_before_a_commit_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is committed is forgotten elsewhere: a machine that crashes then must not lose the names."""
+    sink = FileSink(str(tmp_path / "out"))
+    messages = [sink.write(rows(number)) for number in range(3)]
+    calls: list[str] = []
+    for name in ("move", "sync_names"):
+        real = getattr(LocalFiles, name)
+
+        def noted(self: Any, *args: Any, name: str = name, real: Any = real) -> Any:
+            done = real(self, *args)
+            calls.append(name)
+            return done
+
+        monkeypatch.setattr(LocalFiles, name, noted)
+    sink.commit(messages, 1)
+    assert calls == ["move", "move", "move", "sync_names"]
+    # A commit that was interrupted may have left names that do not last yet.
+    sink.commit(messages, 1)
+    assert calls[-1] == "sync_names"
+    assert len(calls) == 5
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_descriptor: int) -> None:
         raise OSError(28, os.strerror(28))
