@@ -124,9 +124,13 @@ class Loop:
             return
         passed = Counter(row[:-1] for row in self.outside.visible("out"))
         assert set(entered) <= read | set(left), "something entered that never left"
-        assert set(passed) == set(entered), "something entered, and was not counted"
         again = {(*row[:-1], row[-1] - 1) for row in passed if row[-1]}
-        assert set(left) == again, "something was counted, and never left"
+        assert set(passed) <= set(entered), "something was counted that never entered"
+        assert set(left) <= again, "something left that was not counted"
+        if extent.name != "CUT":
+            # What an unaligned checkpoint has in flight would come out behind a restore.
+            assert set(passed) == set(entered), "something entered, and was not counted"
+            assert set(left) == again, "something was counted, and never left"
         for seen in (entered, left, passed):
             assert set(seen.values()) <= {1}, [row for row, times in seen.items() if times > 1][:5]
         counts: dict[str, list[int]] = {}
