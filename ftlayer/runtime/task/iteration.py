@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.layer.calls import Now
 from ftlayer.runtime.actions import Action, DataEnded
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.checkpointed_chain import RETRY_MS, CheckpointedChainTask
+from ftlayer.runtime.task.checkpointed_chain import RETRY_MS, ChainSnapshot, CheckpointedChainTask
 from ftlayer.runtime.task.gate import Gate
 from ftlayer.stream.job_graph import Channel, JobGraph
 from ftlayer.stream.operators import IterationHead
@@ -161,13 +162,21 @@ class CheckpointedHeadTask(HeadTask, CheckpointedChainTask):
         return super().input(channel, element, now)
 
     def on_time(self, now: Now) -> list[Action]:
-        """See `Task.on_time`. If the last checkpoint was given up, what was kept goes on."""
-        actions = super().on_time(now)
-        if self._last_barrier is None and not self._closing:
-            kept, self._kept = self._kept, []
-            for channel, batch in kept:
-                actions.extend(self.input(channel, batch, now))
-        return actions
+        """See `Task.on_time`."""
+        return [*super().on_time(now), *self._go_on(now)]
+
+    def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], ChainSnapshot]:
+        """See `CheckpointedTask.snapshot`."""
+        going_on = self._go_on(now)
+        actions, pending = super().snapshot(barrier, now)
+        return [*going_on, *actions], pending
+
+    def _go_on(self, now: Now) -> list[Action]:
+        """Let what was kept go round, if the last checkpoint was given up: there is another one to come."""
+        if self._last_barrier is not None or self._closing:
+            return []
+        kept, self._kept = self._kept, []
+        return [action for channel, batch in kept for action in self.input(channel, batch, now)]
 
     def _loop_ended(self, now: Now) -> list[Action]:
         return [*super()._loop_ended(now), DataEnded(self.uid, self.subtask)]

@@ -172,6 +172,16 @@ def test_what_was_kept_goes_on_if_the_last_checkpoint_was_given_up(checked: Rig)
     assert checked.task.late == 0
 
 
+def test_what_was_kept_goes_ahead_of_the_next_barrier(checked: Rig) -> None:
+    checked.take(checked.fresh, Watermark(MAX_TIME_MS))
+    checked.wait(200)
+    checked.task.snapshot(FINAL, checked.now)
+    checked.take(checked.back, batch_of(1))
+    checked.task.aborted(FINAL.checkpoint, checked.now)
+    actions, _ = checked.task.snapshot(Barrier(4, 0, final=True), checked.now)
+    assert [element.payload.column(0).to_pylist() for element in checked.do(actions)] == [[1]]
+
+
 def test_what_comes_behind_the_end_is_dropped() -> None:
     rig = Rig(False)
     rig.take(rig.fresh, EndOfStream())
