@@ -12,9 +12,10 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, TableInfo
 from ftlayer.checkpoint.storage.contract import PieceWriter
-from ftlayer.errors import ConfigError
+from ftlayer.errors import CheckpointDamagedError, ConfigError
 from ftlayer.state import serializer
 from ftlayer.state.changelog import Changelog
+from ftlayer.state.compaction import Compaction
 from ftlayer.state.contract import BackendSpec, Frozen
 from ftlayer.state.frozen import FrozenState, StateView, StateWriter, StoreView
 from ftlayer.state.groups import KeyGroups
@@ -76,10 +77,12 @@ class LayeredBackend:
         self,
         config: CheckpointConfig,
         spec: BackendSpec,
+        compaction: Compaction,
         spilling: Spilling | None = None,
         changelog: Changelog | None = None,
     ) -> None:
         self._spec = spec
+        self._compaction = compaction
         self._spilling = spilling
         self._sharing = Sharing()
         self._states: dict[str, OperatorTables] = {}
@@ -206,11 +209,20 @@ class LayeredBackend:
 
         def write(writer: PieceWriter, pace: Pace) -> KeyedSnapshot | None:
             out = StateWriter(writer, checkpoint, Scope.SHARED, pace)
-            if plan.base is None:
+            base = plan.base
+            if base is None:
                 pieces = out.full(view)
+                full = len(pieces)
             else:
-                pieces = [*plan.base.pieces, *out.changes(plan.layers, tables, view.now_ms)]
-            lineage.wrote(checkpoint, Written(plan.freeze, tuple(pieces)))
+                try:
+                    pieces = self._compaction.moved(writer, base.pieces, plan.moved, checkpoint, pace)
+                except CheckpointDamagedError:
+                    lineage.distrust(base)
+                    raise
+                pieces += out.changes(plan.layers, tables, view.now_ms)
+                full = base.full
+            wasteful = self._compaction.wasteful(writer, pieces)
+            lineage.wrote(checkpoint, Written(plan.freeze, tuple(pieces), full), wasteful)
             own = StateWriter(writer, checkpoint, Scope.EXCLUSIVE, pace)
             return view.snapshot([*pieces, *own.timers(view)])
 

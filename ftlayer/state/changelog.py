@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Condition, Lock, Thread
 
 from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import StatePiece, TableInfo
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.config import MIB
-from ftlayer.errors import CheckpointError, SnapshotCancelledError
+from ftlayer.errors import CheckpointDamagedError, CheckpointError, SnapshotCancelledError
+from ftlayer.state.compaction import Compaction
 from ftlayer.state.frozen import StateView, StateWriter
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.layers import Layer
@@ -49,7 +50,14 @@ class Changelog:
     """The log of one backend. Belongs to the task's thread, save what says otherwise."""
 
     def __init__(
-        self, storage: SlotStorage, interval_ms: int, amplification: float, max_kept: int, *, empty: bool
+        self,
+        storage: SlotStorage,
+        compaction: Compaction,
+        interval_ms: int,
+        amplification: float,
+        max_kept: int,
+        *,
+        empty: bool,
     ) -> None:
         """Begin a log.
 
@@ -57,6 +65,7 @@ class Changelog:
         materialized ones, at most. ``max_kept``: entries that may wait. ``empty``: there is no state yet.
         """
         self._storage = storage
+        self._compaction = compaction
         self._interval_ms = interval_ms
         self._amplification = amplification
         self._max_kept = max_kept
@@ -67,6 +76,9 @@ class Changelog:
         self._begun = 0
         self._materializing: tuple[int, StateView] | None = None
         self._plans = 0
+        self._wasteful: set[str] = set()
+        # What was written anew, while there are plans that know it as it was.
+        self._moved: dict[StatePiece, StatePiece] = {}
         self._closed = False
         self._changed = Condition()
         self._writing = Lock()
@@ -81,10 +93,7 @@ class Changelog:
             waiting = sum(len(layer) for entry in self._pending for layer in entry.layers.values())
             if waiting > self._max_kept:
                 # The storage does not take them. The next snapshot is a full one, which says so if it still fails.
-                self._begun += 1
-                self._pending.clear()
-                self._materialized = None
-                self._due_ms = None
+                self._begin_anew()
             self._changed.notify_all()
         self._start()
 
@@ -173,9 +182,33 @@ class Changelog:
                         "the changelog was begun anew while the snapshot was written"
                     )
                 log = [piece for number, piece in self._pieces if base.freeze < number <= freeze]
-            return [*base.pieces, *log]
+            return self._compacted([*base.pieces, *log], begun, pace)
 
         return write
+
+    def _compacted(self, known: list[StatePiece], begun: int, pace: Pace) -> list[StatePiece]:
+        """Return the pieces as they are now, having moved those that lie in wasteful files."""
+        parts = [self._moved.get(part, part) for part in known]
+        writer = self._storage.log_writer()
+        try:
+            moved = self._compaction.moved(writer, parts, self._wasteful, NO_CHECKPOINT, pace)
+        except CheckpointDamagedError:
+            with self._changed:
+                if begun == self._begun:
+                    self._begin_anew()
+            raise
+        writer.sync()
+        with self._changed:
+            self._moved.update(zip(known, moved, strict=True))
+        self._wasteful = self._compaction.wasteful(writer, moved)
+        return moved
+
+    def _begin_anew(self) -> None:
+        """Forget the log: the next snapshot is a full one."""
+        self._begun += 1
+        self._pending.clear()
+        self._materialized = None
+        self._due_ms = None
 
     def done(self) -> None:
         """What `plan` returned is not called any more."""
@@ -183,7 +216,11 @@ class Changelog:
             self._plans -= 1
             if not self._plans:
                 first = 0 if self._materialized is None else self._materialized.freeze
-                self._pieces = [each for each in self._pieces if each[0] > first]
+                moved, self._moved = self._moved, {}
+                self._pieces = [(n, moved.get(piece, piece)) for n, piece in self._pieces if n > first]
+                if self._materialized is not None:
+                    now = tuple([moved.get(part, part) for part in self._materialized.pieces])
+                    self._materialized = replace(self._materialized, pieces=now)
 
     # ------------------------------------------------------------ materialization
 

@@ -5,12 +5,13 @@ checkpoint of freeze m refers to that one's pieces and writes one more, of the l
 written for a checkpoint that did not complete is never built on: its layers are written again.
 
 When a checkpoint completes, pieces that only older ones refer to are removed. So while others are under way, of
-which any may complete first, a snapshot builds on what all of them build on, and on nothing if one of them is full.
+which any may complete first, a snapshot builds on what all of them build on, and on nothing if one of them is full,
+or writes pieces anew that others would go on to refer to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.snapshots import StatePiece
@@ -22,31 +23,33 @@ MAX_PIECES = 50
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The pieces that hold the state at a freeze."""
+    """The pieces that hold the state at a freeze; the first ``full`` of them are a full snapshot."""
 
     freeze: int
     pieces: tuple[StatePiece, ...]
+    full: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to write for the freeze ``freeze``: the layers of each table, the newest first, behind ``base``'s pieces.
 
-    ``base`` None: everything.
+    ``base`` None: everything. ``moved``: files whose pieces in ``base`` are written anew.
     """
 
     freeze: int
     base: Written | None
     layers: Mapping[int, tuple[Layer, ...]]
+    moved: frozenset[str] = frozenset()
 
 
 class Lineage:
-    """Belongs to the task's thread, save `wrote`."""
+    """Belongs to the task's thread, save `wrote` and `distrust`."""
 
     def __init__(self, max_space_amplification: float, max_kept: int) -> None:
         """Set limits.
 
-        ``max_space_amplification``: bytes of all pieces ÷ bytes of the full one, at most; 0: no bound.
+        ``max_space_amplification``: bytes of all pieces ÷ bytes of the full ones, at most; 0: no bound.
         ``max_kept``: entries of layers that are kept for the next snapshot; if it needs more it is a full one.
         """
         self._amplification = max_space_amplification
@@ -56,6 +59,8 @@ class Lineage:
         self._completed: tuple[int, Written] | None = None
         self._under_way: dict[int, Written | None] = {}
         self._written: dict[int, Written] = {}
+        self._wasteful: frozenset[str] = frozenset()
+        self._distrusted: Written | None = None
 
     def pushed(self, freeze: int, layers: dict[int, Layer]) -> None:
         """Layers were frozen, by table."""
@@ -70,27 +75,35 @@ class Lineage:
     def plan(self, freeze: int, checkpoint: int) -> Plan:
         """Return how the freeze is written for ``checkpoint``."""
         base = self._base()
-        self._under_way[checkpoint] = base
         if base is None:
+            self._under_way[checkpoint] = None
             return Plan(freeze, None, {})
+        moved = self._wasteful.intersection(part.piece.path for part in base.pieces)
+        self._under_way[checkpoint] = None if moved else base
         newer = [tables for number, tables in reversed(self._layers) if base.freeze < number <= freeze]
         tables = {table for layers in newer for table in layers}
-        return Plan(
-            freeze, base, {t: tuple([layers[t] for layers in newer if t in layers]) for t in sorted(tables)}
-        )
+        layers = {t: tuple([layers[t] for layers in newer if t in layers]) for t in sorted(tables)}
+        return Plan(freeze, base, layers, moved)
 
     def _base(self) -> Written | None:
         if self._completed is None:
             return None
         bases = list(self._under_way.values()) or [self._completed[1]]
         base = bases[0]
-        if base is None or any(other is not base for other in bases) or self._is_too_much(base.pieces):
+        if base is None or any(other is not base for other in bases) or self._is_too_much(base):
+            return None
+        if base is self._distrusted:
             return None
         return base
 
-    def wrote(self, checkpoint: int, written: Written) -> None:
-        """The snapshot was written. In any thread."""
+    def wrote(self, checkpoint: int, written: Written, wasteful: Iterable[str]) -> None:
+        """The snapshot was written; ``wasteful``: files that its pieces had better not lie in. In any thread."""
         self._written[checkpoint] = written
+        self._wasteful = frozenset(wasteful)
+
+    def distrust(self, base: Written) -> None:
+        """Build on this never more: it cannot be read. In any thread."""
+        self._distrusted = base
 
     def completed(self, checkpoint: int) -> None:
         """Later snapshots build on this checkpoint."""
@@ -111,10 +124,10 @@ class Lineage:
         self._under_way.pop(checkpoint, None)
         self._written.pop(checkpoint, None)
 
-    def _is_too_much(self, pieces: tuple[StatePiece, ...]) -> bool:
-        total = sum(part.piece.length for part in pieces)
-        grown = self._amplification and total > self._amplification * pieces[0].piece.length
-        return bool(grown) or len(pieces) >= MAX_PIECES
+    def _is_too_much(self, written: Written) -> bool:
+        lengths = [part.piece.length for part in written.pieces]
+        grown = self._amplification and sum(lengths) > self._amplification * sum(lengths[: written.full])
+        return bool(grown) or len(lengths) >= MAX_PIECES
 
     def _forget(self) -> None:
         """Keep no layers; the next snapshots are full, until one of them completes."""

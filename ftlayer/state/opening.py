@@ -11,6 +11,7 @@ from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.state import entries, lmdb_layout, serializer
 from ftlayer.state.backend import MAX_KEPT, LayeredBackend
 from ftlayer.state.changelog import Changelog
+from ftlayer.state.compaction import Compaction
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.entries import Block
 from ftlayer.state.keyed import TIMERS
@@ -48,15 +49,17 @@ def open_backend(
 
         stores = LmdbStores(directory)
     changelog = None
+    compaction = Compaction(storage, spec)
     if config.changelog:
         changelog = Changelog(
             storage,
+            compaction,
             config.materialization_interval_ms,
             config.max_space_amplification,
             MAX_KEPT,
             empty=restore is None or not restore.keyed,
         )
-    backend = LayeredBackend(config, spec, stores, changelog)
+    backend = LayeredBackend(config, spec, compaction, stores, changelog)
     try:
         if restore is not None:
             from ftlayer.state.lmdb_copy import blocks_of_copies

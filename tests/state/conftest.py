@@ -39,6 +39,11 @@ class MemoryWriter:
     def write_file(self, path: Path, scope: Scope = Scope.EXCLUSIVE) -> Piece:
         return self.write([path.read_bytes()], scope)
 
+    def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
+        """Every other time the first one: what is moved, and when, is up to the storage."""
+        self.storage.asked += 1
+        return {piece.path for piece in list(pieces)[:1]} if self.storage.asked % 2 else set()
+
     def sync(self) -> None:
         self.synced = self.count
 
@@ -56,6 +61,8 @@ class MemoryStorage:
         self.files: dict[str, bytes] = {}
         self.writers: dict[str, MemoryWriter] = {}
         self.opened: list[str] = []
+        self.asked = 0
+        self.location = ""
 
     def discard(self, name: str) -> None:
         for path in [path for path in self.files if path.startswith(name + "/")]:

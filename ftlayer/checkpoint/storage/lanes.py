@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from ftlayer.checkpoint.storage.files import Files, Output
 from ftlayer.errors import CheckpointStorageError
@@ -216,6 +216,12 @@ class Lane:
             file, self._current = self._current, None
             if file is not None:
                 file.retire()
+
+    def leave(self, paths: Collection[str]) -> None:
+        """Append no more to a file that is one of ``paths``."""
+        with self.lock:
+            if self._current is not None and self._current.path in paths:
+                self.rotate()
 
     def close(self) -> None:
         """Close the file."""

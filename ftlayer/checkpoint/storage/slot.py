@@ -212,9 +212,8 @@ class FileSlotStorage(SlotStorageBase):
         self._files = open_files(self.location)
         self._copies = _local_copies(config, job, run, seat.slot)
         self._copy_files = None if self._copies is None else self._copies.files
-        # A file that cannot be appended to keeps its size.
-        size_of = self._files.size if self._files.appends else functools.cache(self._files.size)
-        self._amplification = Amplification(size_of, config.max_space_amplification)
+        self._sizes: dict[str, int] = {}
+        self._amplification = Amplification(self._size_of, config.max_space_amplification)
         self._across: Lane | None = None
         if config.file_merging_across and self._files.appends:
             self._across = self._shared_lane(
@@ -273,6 +272,15 @@ class FileSlotStorage(SlotStorageBase):
             return join(SHARED, self._seat.file_name(first, last))
 
         return Lane(self._files, self._copy_files, name, span=span, reach=reach, max_bytes=max_bytes)
+
+    def _size_of(self, path: str) -> int | None:
+        size = self._sizes.get(path)
+        if size is None:
+            size = self._files.size(path)
+            if size is not None and not self._files.appends:
+                # It is there when it is whole, and keeps its size.
+                self._sizes[path] = size
+        return size
 
     def _log_path(self, first: int, last: int) -> str:
         return join(SHARED, self._seat.file_name(first, last if first else NEVER))

@@ -88,8 +88,11 @@ class FileWriter:
         return self.write(file_chunks(path), scope)
 
     def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
-        """See `PieceWriter.wasteful`."""
-        return self._wasteful(owner, pieces)
+        """See `PieceWriter.wasteful`. What is written anew does not go into the same file."""
+        found = self._wasteful(owner, pieces)
+        if found:
+            self._lanes[Scope.SHARED].leave(found)
+        return found
 
     def sync(self) -> None:
         """See `PieceWriter.sync`."""
