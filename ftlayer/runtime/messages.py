@@ -113,7 +113,7 @@ class SubtaskAcked:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskDeclined:
-    """Barrier mode: a subtask cannot take its part of a checkpoint. ``synchronous``: and has to be restarted.
+    """Barrier mode: a subtask cannot take its part of a checkpoint.
 
     ``counts`` toward ``tolerable_failures``: false for what a `GiveUp` says, since nothing has gone wrong here.
     """
@@ -122,7 +122,6 @@ class SubtaskDeclined:
     uid: str
     subtask: int
     reason: str
-    synchronous: bool = False
     counts: bool = True
 
 

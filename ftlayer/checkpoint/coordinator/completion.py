@@ -76,7 +76,7 @@ class Completion:
             self._complete(pending, checkpoint, now)
             self.discard(self._store.subsume() + self._store.over(self._end))
         elif self._has_to_commit(checkpoint):
-            self._out.append(CommitSinks(checkpoint, self._committed))
+            self._out.append(CommitSinks(checkpoint))
         else:
             self._sinks_committed(pending, checkpoint, now)
 

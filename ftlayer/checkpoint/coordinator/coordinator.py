@@ -157,20 +157,14 @@ class CheckpointCoordinator:
         reason: str,
         now: Now,
         *,
-        synchronous: bool = False,
         counts: bool = True,
     ) -> list[Decision]:
         """A subtask cannot take its part: see `ftlayer.runtime.messages.SubtaskDeclined`."""
         pending = self._flight.get(checkpoint)
         detail = f"{subtask[0]!r}, subtask {subtask[1]}: {reason}"
         if pending is not None and pending.can_be_aborted:
-            if synchronous:
-                why = AbortReason.SYNC_FAILED
-            else:
-                why = AbortReason.DECLINED if counts else AbortReason.GIVEN_UP
+            why = AbortReason.DECLINED if counts else AbortReason.GIVEN_UP
             self._flight.abort(pending, why, now, detail)
-        if synchronous:
-            self._flight.failure = f"{AbortReason.SYNC_FAILED.text}: {detail}"
         return self._advance(now)
 
     def data_ended(self, subtask: Subtask, now: Now) -> list[Decision]:

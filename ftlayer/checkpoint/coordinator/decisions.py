@@ -40,11 +40,10 @@ class Publish:
 class CommitSinks:
     """Commit what the checkpoint's sinks have written; answered by `committed` or `commit_failed`.
 
-    Committables of checkpoints up to ``above`` are committed already, and may be left out.
+    Some of it may be committed already, and is to be left out.
     """
 
     checkpoint: Checkpoint
-    above: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ class AbortReason(Enum):
     EXPIRED = ("it took longer than the timeout", True)
     DECLINED = ("a task could not write its part", True)
     STORAGE = ("its metadata could not be written", True)
-    SYNC_FAILED = ("a task failed at its barrier", False)
     GIVEN_UP = ("a task gave it up", False)
     SUBSUMED = ("a later checkpoint was completed before it", False)
     BASE_GONE = ("it builds on a checkpoint that was discarded meanwhile", False)

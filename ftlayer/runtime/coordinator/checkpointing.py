@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
 
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from ftlayer.checkpoint.coordinator.decisions import (
@@ -30,19 +29,14 @@ from ftlayer.checkpoint.coordinator.decisions import (
     Trigger,
 )
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
-from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.snapshots import Checkpoint, Restore, SubtaskSnapshot
-from ftlayer.checkpoint.storage.contract import DriverStorage
-from ftlayer.checkpoint.storage.opening import new_savepoint, pieces_directory
+from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.opening import new_savepoint
 from ftlayer.errors import (
-    CheckpointDamagedError,
     CheckpointError,
     ConfigError,
     FTLayerError,
-    IncompatibleCheckpointError,
 )
 from ftlayer.layer.calls import Now
-from ftlayer.runtime.coordinator.committing import Committer
 from ftlayer.runtime.coordinator.events import (
     EndTasksRequested,
     Event,
@@ -50,11 +44,12 @@ from ftlayer.runtime.coordinator.events import (
     PrepareRestore,
     RegionDeployed,
     RestartRequested,
-    RestoreFailed,
-    RestoreReady,
 )
+from ftlayer.runtime.coordinator.given_up import GivenUp
 from ftlayer.runtime.coordinator.planners import Planners
-from ftlayer.runtime.coordinator.restoring import restores
+from ftlayer.runtime.coordinator.publishing import CheckpointParts, Publisher
+from ftlayer.runtime.coordinator.requests import Requests
+from ftlayer.runtime.coordinator.restore_points import RestorePoints
 from ftlayer.runtime.messages import (
     CheckpointAborted,
     CheckpointCompleted,
@@ -66,28 +61,12 @@ from ftlayer.runtime.messages import (
     TriggerCheckpoint,
 )
 from ftlayer.runtime.slot.worker import Worker
-from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.operators import IterationHead, Source
 
 CLOSE_WAIT_S = 30.0
 """How long the end of a job waits for what is being published, committed and removed."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CheckpointParts:
-    """What a job's checkpoints are made of.
-
-    ``run`` names the execution. ``rules`` are made with what the job may be restored from at its start.
-    """
-
-    graph: JobGraph
-    config: CheckpointConfig
-    run: str
-    rules: CheckpointCoordinator
-    storage: DriverStorage
-    committer: Committer
 
 
 class JobCheckpoints:
@@ -130,12 +109,19 @@ class JobCheckpoints:
         )
         self._io = Worker("checkpoints", self._io_failed)
         self._cleaning = Worker("checkpoint-cleaning", self._io_failed)
-        self._asked: dict[int, PrepareRestore] = {}
         self._down: set[int] = set(range(graph.slots))
-        self._damaged: set[int] = set()
-        self._given_up: list[SubtaskSnapshot] = []
-        self._undecided: frozenset[int] = frozenset()
-        self._requests: dict[int, Future[Checkpoint]] = {}
+        self._given_up = GivenUp()
+        self._publisher = Publisher(parts, planners)
+        self._restores = RestorePoints(
+            parts,
+            planners,
+            self._publisher,
+            self._io,
+            happened=happened,
+            later=later,
+            restored=self._restored,
+        )
+        self._requests = Requests()
         self._cancelled = False
 
     # ------------------------------------------------------------ what is known
@@ -160,12 +146,8 @@ class JobCheckpoints:
         match message:
             case SubtaskAcked(checkpoint, snapshot):
                 self._do(self._rules.acked(checkpoint, snapshot, _now()))
-            case SubtaskDeclined(checkpoint, uid, subtask, reason, synchronous, counts):
-                self._do(
-                    self._rules.declined(
-                        checkpoint, (uid, subtask), reason, _now(), synchronous=synchronous, counts=counts
-                    )
-                )
+            case SubtaskDeclined(checkpoint, uid, subtask, reason, counts):
+                self._do(self._rules.declined(checkpoint, (uid, subtask), reason, _now(), counts=counts))
             # Of an instance that is about to be reset it means nothing: the next one reads on from the checkpoint.
             case DataEnded(uid, subtask) if self._parts.graph.slot_of(uid, subtask) not in self._down:
                 self._do(self._rules.data_ended((uid, subtask), _now()))
@@ -173,7 +155,7 @@ class JobCheckpoints:
     def prepare(self, asked: PrepareRestore) -> None:
         """Slots are lost, or begin: find out what they restore."""
         graph = self._parts.graph
-        self._asked[asked.number] = asked
+        self._restores.ask(asked)
         self._down.update(asked.slots)
         sources = [
             (vertex.uid, subtask)
@@ -207,7 +189,7 @@ class JobCheckpoints:
 
     def damaged(self, checkpoint: int) -> None:
         """A slot could not read this checkpoint: it is not restored any more."""
-        self._damaged.add(checkpoint)
+        self._restores.damaged(checkpoint)
 
     def cancel(self) -> None:
         """The job is being ended: nothing begins any more. Calling it again does no harm."""
@@ -232,8 +214,7 @@ class JobCheckpoints:
         for worker in (self._io, self._cleaning):
             self._settle(worker, take_events)
             worker.stop()
-        for request in list(self._requests):
-            self._answer(Answer(request, error=CheckpointError(f"the job is {state}")))
+        self._requests.refuse_all(f"the job is {state}")
 
     # ------------------------------------------------------------ users
 
@@ -251,10 +232,9 @@ class JobCheckpoints:
         self, ask: Callable[[CheckpointCoordinator, int, Now], list[Decision]], answer: Future[Checkpoint]
     ) -> None:
         """Have a user's request carried out; ``answer`` gets what became of it."""
-        number = len(self._requests) + max(self._requests, default=0) + 1
-        self._requests[number] = answer
+        number = self._requests.add(answer)
         if self._cancelled:
-            self._answer(Answer(number, error=CheckpointError("the job is ending")))
+            self._requests.refuse_all("the job is ending")
         else:
             self._do(ask(self._rules, number, _now()))
 
@@ -272,77 +252,52 @@ class JobCheckpoints:
                     self._tell_slot(slot, TriggerCheckpoint(barrier))
             case Publish(checkpoint, location):
                 self._publish(checkpoint, location)
-            case CommitSinks(checkpoint, _):
+            case CommitSinks(checkpoint):
                 self._commit(checkpoint)
             case NotifyCompleted(number):
                 self._tell_all(CheckpointCompleted(number))
                 # What those that were given up before had written was in this one.
-                self._given_up = [part for part in self._given_up if _holds_later(part, number)]
+                self._given_up.completed(number)
                 for known in self._rules.completed:
                     if known.checkpoint == number:
                         self._planners.completed(known)
             case NotifyAborted(checkpoint, reason):
                 logger.info("checkpoint %d is given up: %s", checkpoint, reason)
-                self._tell_all(CheckpointAborted(checkpoint, files_stay=checkpoint in self._undecided))
+                self._tell_all(
+                    CheckpointAborted(checkpoint, files_stay=checkpoint in self._publisher.undecided)
+                )
             case Discard(old):
                 keep = self._rules.completed
                 self._cleaning.do(lambda: self._parts.storage.discard(old, keep))
             case DiscardParts(number, parts, location):
                 keep = self._rules.completed
-                # While the job goes on, the next checkpoint holds them.
-                self._given_up += [part for part in parts if part.committables]
+                self._given_up.add(parts)
                 self._cleaning.do(lambda: self._parts.storage.discard_parts(number, parts, keep, location))
             case FailJob(reason):
                 self._happened(RestartRequested(reason))
             case RestoreFrom(number, checkpoint):
-                self._restore(number, checkpoint)
+                self._restores.restore(number, checkpoint)
             case Answer():
-                self._answer(decision)
+                self._requests.answer(decision)
             case EndTasks(drain):
                 self._happened(EndTasksRequested(drain))
 
     def _publish(self, checkpoint: Checkpoint, location: str) -> None:
         def work() -> None:
             try:
-                sources = self._planners.capture(checkpoint.subtasks)
-                # Here, behind the commit of the one before: no message is to be committed under two ids.
-                subtasks = self._parts.committer.uncommitted(checkpoint.checkpoint, checkpoint.subtasks)
-                whole = replace(checkpoint, sources=sources, subtasks=subtasks)
-                published = self._parts.storage.publish(whole, location)
+                published = self._publisher.publish(checkpoint, location)
             except CheckpointError as error:
                 reason = str(error)
-                # Before anybody hears of it.
-                self._decide([checkpoint.checkpoint])
                 self._event(lambda now: self._rules.publish_failed(checkpoint.checkpoint, reason, now))
             else:
                 self._event(lambda now: self._rules.published(published, now))
 
         self._io.do(work)
 
-    def _decide(self, failed: Iterable[int]) -> None:
-        """Find out which of the checkpoints that could not be published may be there; in the I/O thread.
-
-        The order that is safe whenever the driver dies: first the metadata is gone for good, then messages of the
-        checkpoint may be aborted (`ResetTasks`, `Committer.abort`), then its files are removed. If it dies before the
-        first, a later job may find the checkpoint, and commits what nobody has aborted. While the metadata cannot be
-        removed nothing else of this happens: messages and files stay, as that later job would need them.
-        """
-        undecided = self._parts.storage.undecided()
-        for number, error in undecided.items():
-            logger.error(
-                "checkpoint %d could not be published, and may be there all the same, as its metadata cannot be "
-                "removed; its files are left, and what sinks have written for it is not aborted: %s",
-                number,
-                error,
-            )
-        for number in {*failed, *self._undecided} - undecided.keys():
-            self._parts.committer.never_published(number)
-        self._undecided = frozenset(undecided)
-
     def _commit(self, checkpoint: Checkpoint) -> None:
         def work() -> None:
             try:
-                self._parts.committer.commit(checkpoint.checkpoint, checkpoint.subtasks)
+                self._publisher.commit(checkpoint)
             except FTLayerError as error:
                 reason = str(error)
                 self._event(lambda now: self._rules.commit_failed(checkpoint.checkpoint, reason, now))
@@ -353,92 +308,24 @@ class JobCheckpoints:
 
     # ------------------------------------------------------------ restoring
 
-    def _restore(self, number: int, checkpoint: Checkpoint | None) -> None:
-        """Bring sinks and readers to where a checkpoint has them, and say what each slot begins with."""
-        asked = self._asked.pop(number)
-        readable = [known for known in self._rules.completed if known.checkpoint not in self._damaged]
-        if checkpoint is not None and checkpoint.checkpoint in self._damaged:
-            if not readable:
-                error = CheckpointDamagedError(
-                    f"checkpoint {checkpoint.checkpoint} cannot be read, and there is no other one; retained=2 or "
-                    "more keeps an older one, and restore_from takes any checkpoint or savepoint by its path"
-                )
-                self._happened(RestoreFailed(number, error, lasting=True))
-                return
-            logger.error(
-                "checkpoint %d is damaged: the job goes back to checkpoint %d; what sinks have committed since "
-                "will be committed again",
-                checkpoint.checkpoint,
-                readable[-1].checkpoint,
-            )
-            checkpoint = readable[-1]
-        chosen = checkpoint
-
-        def work() -> None:
-            try:
-                self._decide(())
-                made = self._prepared(chosen)
-            except FTLayerError as error:
-                lasting = isinstance(error, IncompatibleCheckpointError)
-                self._happened(RestoreFailed(number, error, lasting))
-                return
-            self._later(lambda: self._restored(asked, chosen, made))
-
-        self._io.do(work)
-
-    def _prepared(self, checkpoint: Checkpoint | None) -> Mapping[int, Restore]:
-        """Commit again what a checkpoint holds of sinks and is not known to be; in the I/O thread."""
-        if checkpoint is None:
-            return {}
-        self._parts.committer.commit(checkpoint.checkpoint, checkpoint.subtasks)
-        placed = replace(checkpoint, location=pieces_directory(checkpoint))
-        found = restores(placed, self._parts.graph, allow_unclaimed=self._parts.config.allow_unclaimed_state)
-        for dropped in found.dropped:
-            logger.warning("checkpoint %d: %s", checkpoint.checkpoint, dropped)
-        return found.by_slot
-
     def _abort_given_up(self, slots: Collection[int]) -> None:
         """Abort what tasks in ``slots``, which are gone, wrote for checkpoints that are none.
 
-        (Survivors of their region abort their own as well.) Those of other regions go on, with what they wrote.
+        (Survivors of their region abort their own as well.)
         """
-        graph = self._parts.graph
-        gone: list[SubtaskSnapshot] = []
-        left: list[SubtaskSnapshot] = []
-        for part in self._given_up:
-            (gone if graph.slot_of(part.uid, part.subtask) in slots else left).append(part)
-        self._given_up = left
+        slot_of = self._parts.graph.slot_of
+        gone = self._given_up.take(lambda uid, subtask: slot_of(uid, subtask) in slots)
         if gone:
             self._io.do(lambda: self._parts.committer.abort(gone))
 
-    def _restored(
-        self, asked: PrepareRestore, checkpoint: Checkpoint | None, made: Mapping[int, Restore]
-    ) -> None:
-        try:
-            self._planners.restore(checkpoint, asked.slots)
-        except FTLayerError as error:
-            self._happened(RestoreFailed(asked.number, error, lasting=True))
-            return
+    def _restored(self, asked: PrepareRestore, checkpoint: Checkpoint | None) -> None:
         self._do(self._rules.restored(checkpoint, _now()))
-        mine = {slot: made[slot] for slot in asked.slots if slot in made}
-        number = 0 if checkpoint is None else checkpoint.checkpoint
         self._abort_given_up(asked.slots)
-        undecided = max(self._undecided, default=0)
-        self._happened(RestoreReady(asked.number, number, mine, undecided))
 
     # ------------------------------------------------------------ small ones
 
     def _event(self, event: Callable[[Now], list[Decision]]) -> None:
         self._later(lambda: self._do(event(_now())))
-
-    def _answer(self, answer: Answer) -> None:
-        future = self._requests.pop(answer.request, None)
-        if future is None:
-            return
-        if answer.checkpoint is not None:
-            future.set_result(answer.checkpoint)
-        else:
-            future.set_exception(answer.error or CheckpointError("there is no checkpoint"))
 
     def _io_failed(self, error: Exception) -> None:
         if isinstance(error, CheckpointError):
@@ -453,10 +340,6 @@ class JobCheckpoints:
         if not done.wait(CLOSE_WAIT_S):
             logger.warning("the storage of checkpoints did not answer within %.0f s", CLOSE_WAIT_S)
         take_events()
-
-
-def _holds_later(part: SubtaskSnapshot, checkpoint: int) -> bool:
-    return any(committable.checkpoint > checkpoint for committable in part.committables)
 
 
 def _now() -> Now:

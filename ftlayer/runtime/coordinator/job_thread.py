@@ -14,7 +14,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.barrier_core import BarrierJobCore
-from ftlayer.runtime.coordinator.checkpointing import CheckpointParts, JobCheckpoints
+from ftlayer.runtime.coordinator.checkpointing import JobCheckpoints
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.core import CoordinatorCore
 from ftlayer.runtime.coordinator.events import (
@@ -46,6 +46,7 @@ from ftlayer.runtime.coordinator.isolation import ReplayInput
 from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
 from ftlayer.runtime.coordinator.meter import Meter
 from ftlayer.runtime.coordinator.planners import Planners
+from ftlayer.runtime.coordinator.publishing import CheckpointParts
 from ftlayer.runtime.coordinator.regions import regions_of
 from ftlayer.runtime.coordinator.submit import SlotSubmitter
 from ftlayer.runtime.messages import (

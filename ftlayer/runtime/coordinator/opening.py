@@ -19,9 +19,9 @@ from ftlayer.checkpoint.storage.opening import (
     storage_key,
 )
 from ftlayer.errors import CheckpointDamagedError, ConfigError
-from ftlayer.runtime.coordinator.checkpointing import CheckpointParts
 from ftlayer.runtime.coordinator.committing import Committer, resealed
 from ftlayer.runtime.coordinator.compatibility import edge_infos, operator_infos
+from ftlayer.runtime.coordinator.publishing import CheckpointParts
 from ftlayer.runtime.coordinator.restoring import restores
 from ftlayer.runtime.order import CheckpointPlan
 from ftlayer.stream.job_graph import JobGraph

@@ -81,7 +81,7 @@ class Snapshots(Protocol):
         """
 
     def give_up(self, key: TaskKey, checkpoint: int, reason: str) -> None:
-        """The task cannot take its part: tell the coordinator (not ``synchronous``). What was begun is cancelled."""
+        """The task cannot take its part: tell the coordinator. What was begun is cancelled."""
 
     def cancel(self, key: TaskKey, checkpoint: int) -> None:
         """The coordinator has given the checkpoint up. What was begun is cancelled; nothing to tell."""

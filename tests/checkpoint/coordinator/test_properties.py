@@ -118,10 +118,9 @@ class Coordinated(RuleBasedStateMachine):
                 assert len(checkpoint.subtasks) == len(SUBTASKS)
                 assert location == self.barriers[checkpoint.checkpoint].location
                 self.to_publish = checkpoint
-            case CommitSinks(checkpoint, above):
+            case CommitSinks(checkpoint):
                 assert checkpoint.checkpoint in self.published
                 assert self.commits(checkpoint.checkpoint)
-                assert all(number in self.committed for number in self.numbers(checkpoint) if number <= above)
                 self.to_commit = decision
             case NotifyCompleted(number):
                 assert number in self.published
@@ -241,12 +240,12 @@ class Coordinated(RuleBasedStateMachine):
         self.call("acked", number, SubtaskSnapshot(*subtask, committables=committables))
 
     @precondition(lambda self: self.in_flight)
-    @rule(data=st.data(), synchronous=st.booleans(), counts=st.booleans())
-    def a_subtask_declines(self, data: st.DataObject, synchronous: bool, counts: bool) -> None:
+    @rule(data=st.data(), counts=st.booleans())
+    def a_subtask_declines(self, data: st.DataObject, counts: bool) -> None:
         number = data.draw(st.sampled_from(sorted(self.in_flight)))
         if self.waiting[number]:
             subtask = data.draw(st.sampled_from(sorted(self.waiting[number])))
-            self.call("declined", number, subtask, "cannot", synchronous=synchronous, counts=counts)
+            self.call("declined", number, subtask, "cannot", counts=counts)
 
     @precondition(lambda self: self.to_publish is not None)
     @rule(works=st.sampled_from([True, True, True, False]))

@@ -1,0 +1,103 @@
+"""What checkpoints take that may block: storage and sinks. All of it is done in one thread, in the order asked for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.snapshots import Checkpoint, Restore
+from ftlayer.checkpoint.storage.contract import DriverStorage
+from ftlayer.checkpoint.storage.opening import pieces_directory
+from ftlayer.errors import CheckpointError
+from ftlayer.runtime.coordinator.committing import Committer
+from ftlayer.runtime.coordinator.planners import Planners
+from ftlayer.runtime.coordinator.restoring import restores
+from ftlayer.stream.job_graph import JobGraph
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CheckpointParts:
+    """What a job's checkpoints are made of.
+
+    ``run`` names the execution. ``rules`` are made with what the job may be restored from at its start.
+    """
+
+    graph: JobGraph
+    config: CheckpointConfig
+    run: str
+    rules: CheckpointCoordinator
+    storage: DriverStorage
+    committer: Committer
+
+
+class Publisher:
+    """Publishes checkpoints, commits their sinks, and prepares their restore.
+
+    Attributes:
+        undecided: checkpoints that could not be published, and may be there all the same. Read by other threads
+            behind what was done.
+    """
+
+    def __init__(self, parts: CheckpointParts, planners: Planners) -> None:
+        """``planners``: of the job's reader sources, whose ranges belong to a checkpoint too."""
+        self._parts = parts
+        self._planners = planners
+        self.undecided: frozenset[int] = frozenset()
+
+    def publish(self, checkpoint: Checkpoint, location: str) -> Checkpoint:
+        """Write the metadata; returns what was written. `CheckpointError`: see `DriverStorage.publish`."""
+        try:
+            sources = self._planners.capture(checkpoint.subtasks)
+            # Here, behind the commit of the one before: no message is to be committed under two ids.
+            subtasks = self._parts.committer.uncommitted(checkpoint.checkpoint, checkpoint.subtasks)
+            return self._parts.storage.publish(
+                replace(checkpoint, sources=sources, subtasks=subtasks), location
+            )
+        except CheckpointError:
+            # Before anybody hears of it.
+            self._decide([checkpoint.checkpoint])
+            raise
+
+    def commit(self, checkpoint: Checkpoint) -> None:
+        """Commit what a checkpoint holds; errors as `Committer.commit`."""
+        self._parts.committer.commit(checkpoint.checkpoint, checkpoint.subtasks)
+
+    def prepare(self, checkpoint: Checkpoint | None) -> Mapping[int, Restore]:
+        """Return what each slot begins with, once everything that a checkpoint holds of sinks is committed.
+
+        Errors as `Committer.commit` and `restores`.
+        """
+        self._decide(())
+        if checkpoint is None:
+            return {}
+        self.commit(checkpoint)
+        placed = replace(checkpoint, location=pieces_directory(checkpoint))
+        found = restores(placed, self._parts.graph, allow_unclaimed=self._parts.config.allow_unclaimed_state)
+        for dropped in found.dropped:
+            logger.warning("checkpoint %d: %s", checkpoint.checkpoint, dropped)
+        return found.by_slot
+
+    def _decide(self, failed: Iterable[int]) -> None:
+        """Find out which of the checkpoints that could not be published may be there.
+
+        The order that is safe whenever the driver dies: first the metadata is gone for good, then messages of the
+        checkpoint may be aborted (`ResetTasks`, `Committer.abort`), then its files are removed. If it dies before the
+        first, a later job may find the checkpoint, and commits what nobody has aborted. While the metadata cannot be
+        removed nothing else of this happens: messages and files stay, as that later job would need them.
+        """
+        undecided = self._parts.storage.undecided()
+        for number, error in undecided.items():
+            logger.error(
+                "checkpoint %d could not be published, and may be there all the same, as its metadata cannot be "
+                "removed; its files are left, and what sinks have written for it is not aborted: %s",
+                number,
+                error,
+            )
+        for number in {*failed, *self.undecided} - undecided.keys():
+            self._parts.committer.never_published(number)
+        self.undecided = frozenset(undecided)
