@@ -91,10 +91,13 @@ class Ingest:
         """Return a source for a topology in barrier mode: a stream reader that can go back to any checkpoint.
 
         Records stay in the vertex until a checkpoint that has read them is complete. ``topology`` is its name, the
-        same over restarts: the vertex gives these records to one topology, and not to a query as well.
+        same over restarts: the vertex gives these records to one topology, and not to a query as well. Raises
+        `ConfigError` for what is no name.
         """
         from ftlayer.runtime.connectors.ingest_reader import IngestReader
+        from ftlayer.stream.names import check_job_name
 
+        check_job_name(topology)
         return IngestReader(self._client, stream_of_ingest(self.name), f"topology/{topology}")
 
 

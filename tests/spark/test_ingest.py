@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from ftlayer.errors import (
     CodecError,
+    ConfigError,
     IntakeTimeoutError,
     MalformedRequestError,
     ProtocolError,
@@ -190,3 +191,9 @@ def test_batches_must_have_the_schemas_columns() -> None:
     ):
         with pytest.raises(CodecError, match="expected columns"):
             ingest.put_batch(wrong)
+
+
+@pytest.mark.parametrize("name", ["", "two words", "ingest", None])
+def test_a_reader_is_for_a_topology_with_a_name(name: Any) -> None:
+    with pytest.raises(ConfigError, match="name of the topology"):
+        ingest_of(FakeClient()).reader(name)
