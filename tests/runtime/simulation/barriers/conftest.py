@@ -12,6 +12,7 @@ import pytest
 MODULES = (
     "barrier_outside",
     "barrier_topologies",
+    "barrier_plans",
     "barrier_parts",
     "barrier_storage",
     "barrier_process",
