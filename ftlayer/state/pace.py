@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TypeVar
 
 from ftlayer.errors import SnapshotCancelledError
@@ -43,10 +43,20 @@ class Pace:
 def giving_way(work: Callable[[], _Result]) -> _Result:
     """Do work that hardly needs the interpreter in a thread that tasks go before, where the system has such threads.
 
-    Whoever holds the interpreter is not to give way: tasks would wait for him.
+    Whoever holds the interpreter is not to give way: tasks would wait for him. The process does not wait for the
+    thread when it ends: a storage may never answer.
     """
-    with ThreadPoolExecutor(1, "ftlayer-copy", _give_way) as pool:
-        return pool.submit(work).result()
+    outcome: Future[_Result] = Future()
+
+    def run() -> None:
+        _give_way()
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for it
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="ftlayer-copy", daemon=True).start()
+    return outcome.result()
 
 
 def _give_way() -> None:

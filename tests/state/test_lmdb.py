@@ -12,6 +12,7 @@ import pytest
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore, TableInfo
+from ftlayer.errors import SnapshotCancelledError
 from ftlayer.state import lmdb, lmdb_copy, sweep
 from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec
@@ -19,6 +20,7 @@ from ftlayer.state.groups import KeyGroups
 from ftlayer.state.layers import DELETED, LayeredTable, Sharing
 from ftlayer.state.lmdb import LmdbStores
 from ftlayer.state.opening import open_backend
+from ftlayer.state.pace import Pace, giving_way
 
 SCHEMA = pa.schema([("k", pa.int64())])
 INFO = TableInfo(3, "op", "v", "value", "msgpack", 1)
@@ -133,3 +135,9 @@ def settle(backend: LayeredBackend, table: LayeredTable) -> None:
         if not table.layers and len(table.base) <= lmdb.SAMPLE:
             return
     raise AssertionError(f"{len(table.base)} entries are still in memory")
+
+
+def test_work_that_gives_way_returns_and_raises_as_if_it_were_called() -> None:
+    assert giving_way(lambda: 7) == 7
+    with pytest.raises(SnapshotCancelledError, match="given up"):
+        giving_way(Pace(lambda: True))
