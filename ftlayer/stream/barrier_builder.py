@@ -11,7 +11,7 @@ from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import HashByKey
 from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.stream.join_rewrite import as_co_process
-from ftlayer.stream.operators import Join
+from ftlayer.stream.operators import Join, PushSource, Source
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,12 @@ class BarrierBuilder:
         return False
 
     def wire(self, graph: JobGraph, retry: Mapping[str, StreamOptions]) -> JobGraph:
-        """Return the graph for barriers; `InvalidTopologyError` for more subtasks than key groups."""
+        """Return the graph for barriers.
+
+        Raises `InvalidTopologyError` for more subtasks than key groups, and for a source that cannot rewind.
+        """
         for vertex in graph.vertices:
+            _check_rewinds(vertex)
             if vertex.parallelism > self.max_parallelism:
                 raise InvalidTopologyError(
                     f"{vertex.uid!r} has parallelism {vertex.parallelism}, and there are {self.max_parallelism} key "
@@ -48,6 +52,15 @@ class BarrierBuilder:
         if not isinstance(edge.partitioner, HashByKey):
             return edge
         return replace(edge, partitioner=HashByKeyGroup(edge.partitioner.selector, self.max_parallelism))
+
+
+def _check_rewinds(vertex: JobVertex) -> None:
+    source = vertex.operators[0]
+    if isinstance(source, Source) and isinstance(source.connector, PushSource):
+        raise InvalidTopologyError(
+            f"source {source.uid!r}: what was pushed cannot be had again, so there is nothing to restore it from; put "
+            "the records into an ingest of an FTLayer, and let the topology read layer.ingest(…).reader(name)"
+        )
 
 
 def _without_joins(vertex: JobVertex) -> JobVertex:

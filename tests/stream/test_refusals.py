@@ -22,7 +22,7 @@ from ftlayer.stream.checks import check_graph
 from ftlayer.stream.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.stream.job_graph_generator import job_graph
 from ftlayer.stream.operators import FunctionSink as Function
-from ftlayer.stream.operators import IterableSource, Join, Sink, Source
+from ftlayer.stream.operators import IterableSource, Join, PushSource, Sink, Source
 from ftlayer.stream.streams import DataStream
 
 Orders = Callable[[GraphBuilder], DataStream]
@@ -589,3 +589,14 @@ def test_options_of_a_sink(env: GraphBuilder, orders: Orders) -> None:
     refused(ConfigError, "sink: every", of=lambda: stream.sink(print, every="0s"))
     refused(ConfigError, "max_rows", of=lambda: stream.sink(print, max_rows=0))
     refused(ConfigError, "options are for", of=lambda: stream.sink(print, options={}))
+
+
+def test_with_checkpoints_a_source_has_to_rewind() -> None:
+    pushed = StreamNode(Source("calls", PushSource(print), SCHEMA), 2)
+    of = graph([pushed, sink()], StreamEdge("calls", "out"))
+    refused(
+        InvalidTopologyError,
+        "source 'calls'",
+        "layer.ingest(…).reader(name)",
+        of=lambda: job_graph(of, max_parallelism=8),
+    )

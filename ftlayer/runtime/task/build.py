@@ -41,7 +41,6 @@ from ftlayer.stream.operators import (
     IterationTail,
     Join,
     Operator,
-    PushSource,
     Replay,
     Sink,
     Source,
@@ -201,16 +200,9 @@ def _check_checkpointable(operators: tuple[Operator, ...]) -> None:
             f"join {first.uid!r}: its buffers are in no checkpoint; with checkpoints a join is a CoProcess with keyed "
             "state"
         )
-    if not isinstance(first, Source):
-        return
-    if len(operators) > 1:
+    if isinstance(first, Source) and len(operators) > 1:
         raise InvalidTopologyError(
             f"source {first.uid!r} is chained with {operators[1].uid!r}; with checkpoints it is a chain of its own"
-        )
-    if isinstance(first.connector, PushSource):
-        raise InvalidTopologyError(
-            f"source {first.uid!r}: what was pushed cannot be had again, so there is nothing to restore it from; put "
-            "the records into an ingest of an FTLayer, and let the topology read layer.ingest(…).reader(name)"
         )
 
 

@@ -45,7 +45,6 @@ from ftlayer.stream.operators import (
     FunctionSink,
     IterableSource,
     Join,
-    PushSource,
     Replay,
     Sink,
     Source,
@@ -559,7 +558,6 @@ def test_what_a_source_with_checkpoints_does_not_know() -> None:
         ((Replay("r", "s", "src", ROW),), "'r' lets records in again"),
         ((Join("j", max, (("key",), ("key",)), (ROW, ROW), 0, 1, ROW),), "join 'j'.*CoProcess"),
         ((Source("s", IterableSource(()), ROW), Map("m", max, ROW)), "'s' is chained with 'm'"),
-        ((Source("s", PushSource(print), ROW),), "'s': what was pushed cannot be had again"),
     ],
 )
 def test_chains_that_barriers_cannot_go_through(operators: Any, says: str) -> None:
