@@ -318,7 +318,7 @@ class LayeredBackend:
         """Do a bit of what keeps layers few and memory small; a part of the time that batches take."""
         used_s = thread_time() - self._tended_s
         touched = sum(table.touched() for _, _, table in self._tables)
-        if touched > (MAX_FRONT if self._spilling is None else min(MAX_FRONT, self._spilling.room() // 2)):
+        if touched > self._most_touched():
             self._push()
         elif self._changelog is not None:
             self._tend_log(self._changelog, touched, now_ms)
@@ -326,6 +326,12 @@ class LayeredBackend:
         if self._spilling is not None and not self._sharing.base_readers:
             self._spilling.spill(self._tables, used_s)
         self._tended_s = thread_time()
+
+    def _most_touched(self) -> int:
+        if self._spilling is None or self._sharing.base_readers:
+            # Nothing can be moved into a store: more layers would only have to be joined.
+            return MAX_FRONT
+        return min(MAX_FRONT, self._spilling.room() // 2)
 
     def _merge(self, used_s: float) -> None:
         """Merge for a part of the time that the task has used, so that layers stay few whatever a batch is."""
