@@ -97,6 +97,12 @@ class Completion:
         pending = self._answered(checkpoint, Stage.COMMITTING)
         assert pending.checkpoint is not None
         text = f"checkpoint {checkpoint} is complete, but its sinks could not be committed: {reason}"
+        if pending.is_savepoint:
+            # "latest" does not find it, and what it holds of sinks may be committed.
+            text += (
+                f". The job goes on from savepoint {pending.checkpoint.location}; if its driver dies before the next "
+                "checkpoint is complete, restore it from there"
+            )
         self._complete(pending, pending.checkpoint, now, CommitFailedError(text))
         self._commits_again = True
         self._flight.failure = text

@@ -384,6 +384,17 @@ def test_what_is_given_up_by_tasks_does_not_count(desk: Make) -> None:
     assert it.coordinator.counts.failures_in_a_row == 0
 
 
+def test_a_savepoint_to_stop_with_that_cannot_be_committed_says_where_it_is(desk: Make) -> None:
+    """The job goes on from it, and a driver that dies then would not find it by "latest"."""
+    it = desk(interval=None).begin()
+    it.call("stop_with_savepoint", 1, location="/save")
+    (publish,) = it.ack_all(1, committables=True)
+    it.call("published", replace(publish.checkpoint, location="/save"))
+    decided = it.call("commit_failed", 1, "no connection")
+    assert "goes on from savepoint /save" in str(of(decided, Answer)[0].error)
+    assert "no connection" in of(decided, FailJob)[0].reason
+
+
 def test_failed_savepoints_do_not_count(desk: Make) -> None:
     it = desk(timeout="5s", interval=None).begin()
     it.call("savepoint", 1, location="/save")

@@ -24,7 +24,7 @@ from barrier_world import World
 
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import CheckpointError, IncompatibleCheckpointError, JobError
+from ftlayer.errors import CheckpointError, CommitFailedError, IncompatibleCheckpointError, JobError
 from ftlayer.runtime.coordinator.events import Broken, CancelRequested, DrainRequested, JobState
 from ftlayer.runtime.environment import LATEST
 
@@ -69,6 +69,7 @@ class Run:
         self.moves = 0
         self.happened: list[str] = []
         self.stopping: tuple[str, Future[Any]] | None = None
+        self.stops: list[tuple[str, Future[Any]]] = []
         self.base: str | None = None  # the savepoint that the job goes on behind
         self.expected = {JobState.ENDED}
         self.extent = Extent.WHOLE
@@ -212,6 +213,7 @@ class Run:
                 answer = world.driver.request(
                     lambda rules, number, now: rules.stop_with_savepoint(number, now, where)
                 )
+                self.stops.append((where, answer))
                 if self.stopping is None or self.stopping[1].done():
                     self.stopping = where, answer
             case _:
@@ -225,7 +227,15 @@ class Run:
 
     def _go_on(self) -> None:
         self.stopping = None
-        self._begin(LATEST if self.world.latest() is not None or self.base is None else self.base)
+        latest = self.world.latest()
+        since = 0 if latest is None else latest.completed_ms
+        for location, answer in self.stops:
+            if answer.done() and isinstance(answer.exception(), CommitFailedError):
+                savepoint = self.world.load(location)
+                if savepoint.completed_ms >= since:
+                    # It was said that the job is to go on from there.
+                    self.base, latest, since = location, None, savepoint.completed_ms
+        self._begin(LATEST if latest is not None or self.base is None else self.base)
 
     def _is_retained(self, state: JobState) -> bool:
         retention = self.world.setting.config.retention

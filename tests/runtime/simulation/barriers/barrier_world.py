@@ -159,12 +159,21 @@ class World:
         """Return the files of local copies, relative to their directory."""
         return files_below(self.local_copies)
 
+    def _storage(self) -> Any:
+        config = self.setting.config
+        return driver_storage(config, self.driver.graph.name, "look", storage_key(config, "simulated"))
+
+    def load(self, location: str) -> Checkpoint:
+        """Return the checkpoint or savepoint that lies there."""
+        checkpoint: Checkpoint = self._storage().load(location)
+        return checkpoint
+
     def latest(self) -> Any:
         """Return the latest checkpoint in the storage, everything that it refers to read; None without one."""
         config = self.setting.config
         if config.directory is None:
             return None
-        storage = driver_storage(config, self.driver.graph.name, "look", storage_key(config, "simulated"))
+        storage = self._storage()
         found = storage.completed(self.driver.graph.name)
         if not found:
             return None
