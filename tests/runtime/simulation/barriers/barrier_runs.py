@@ -214,7 +214,9 @@ class Run:
                     lambda rules, number, now: rules.stop_with_savepoint(number, now, where)
                 )
                 self.stops.append((where, answer))
-                if self.stopping is None or self.stopping[1].done():
+                before = None if self.stopping is None else self.stopping[1]
+                # One that has succeeded is what the next life begins with, whatever is asked for behind it.
+                if before is None or (before.done() and before.exception() is not None):
                     self.stopping = where, answer
             case _:
                 assert what in ARMED, what
