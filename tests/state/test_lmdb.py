@@ -12,6 +12,7 @@ import pytest
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore, TableInfo
+from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.state import lmdb, lmdb_copy, sweep
 from ftlayer.state.backend import LayeredBackend
@@ -141,3 +142,31 @@ def test_work_that_gives_way_returns_and_raises_as_if_it_were_called() -> None:
     assert giving_way(lambda: 7) == 7
     with pytest.raises(SnapshotCancelledError, match="given up"):
         giving_way(Pace(lambda: True))
+
+
+def test_snapshots_that_are_given_up_leave_no_file_open_and_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb, "MAX_ENTRIES", 10)
+    monkeypatch.setattr(lmdb_copy, "CHUNK", 4_096)
+    config = CheckpointConfig(backend="lmdb", directory=str(tmp_path / "chk"), key=b"k" * 32)
+    slot = slot_storage(config, "job", "run", 0, 0, "i", b"k" * 32)
+    backend = opened(slot, tmp_path / "state")
+    table = backend.state("op").values("v")
+    for key in range(5_000):
+        table[key] = bytes(1_000)
+    settle(backend, table)
+    descriptors = Path("/proc/self/fd")
+    before = len(list(descriptors.iterdir()))
+    for number in range(1, 6):
+        barrier = Barrier(number, 0)
+        looks = iter(range(100 * number))
+        frozen = backend.freeze(barrier)
+        with pytest.raises(SnapshotCancelledError):
+            frozen.write(slot.writer(barrier), lambda looks=looks: next(looks, None) is None)
+        frozen.release()
+        slot.writer(barrier).discard()
+    assert len(list(descriptors.iterdir())) == before
+    assert not [path for path in (tmp_path / "chk").rglob("*") if path.is_file()]
+    backend.close()
+    slot.close()
