@@ -45,6 +45,7 @@ from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
 from ftlayer.runtime.slot.restoring import put_in_flight
 from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, counters_of, seat_tasks
+from ftlayer.runtime.slot.turns import Turns
 from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
 from ftlayer.stream.job_graph import Channel, JobGraph
@@ -85,7 +86,7 @@ class SlotCore:
         self._seating = seat_tasks(graph, slot, tasks, options, self._codec)
         self._seats = list(self._seating.seats.values())
         watch_loops(graph, self._seating)
-        self._next = 0
+        self._turns = Turns(self._seats)
         self._outgoing = Outgoing(self._seating.remote, links, options.batch_age_ms)
         self._acks = AckBuffer()
         self._credit = Crediting(links, self._seating.senders, options.channel_bytes)
@@ -303,14 +304,11 @@ class SlotCore:
         self._send_due(now.mono_ms)
         if self._barriers is not None:
             self._barriers.settle(now)
-        seats = self._seats
-        for step in range(len(seats)):
-            seat = seats[(self._next + step) % len(seats)]
-            if seat.inbox and seat.has_room:
-                self._next = (self._next + step + 1) % len(seats)
-                self._run_input(seat, now)
-                return True
-        return False
+        seat = self._turns.next()
+        if seat is None:
+            return False
+        self._run_input(seat, now)
+        return True
 
     def on_time(self, now: Now) -> None:
         """Call the tasks whose time has come, and let replays be asked for where there is room again.

@@ -93,6 +93,11 @@ class Inbox:
         return bool(self._turn)
 
     @property
+    def ready(self) -> int:
+        """Number of channels from which there is something to `take`."""
+        return len(self._turn)
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing waits, in blocked channels neither."""
         return not self._turn and not any(queue.items for queue in self._blocked)
