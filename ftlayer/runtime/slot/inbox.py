@@ -87,6 +87,7 @@ class Inbox:
         self._limit_bytes = limit_bytes
         self._join_bytes = sys.maxsize
         self._restored = 0
+        self._barriers = 0
 
     def __bool__(self) -> bool:
         """Whether there is something to `take`."""
@@ -96,6 +97,11 @@ class Inbox:
     def ready(self) -> int:
         """Number of channels from which there is something to `take`."""
         return len(self._turn)
+
+    @property
+    def has_barriers(self) -> bool:
+        """Whether a barrier waits here, or for the others of its checkpoint."""
+        return bool(self._barriers or self._blocked)
 
     @property
     def is_empty(self) -> bool:
@@ -118,6 +124,8 @@ class Inbox:
         if not queue.items and not queue.blocked:
             self._turn.append(queue)
         queue.put(element, credit)
+        if isinstance(element, Barrier):
+            self._barriers += 1
 
     def restore(self, channel: Channel, batch: Batch) -> None:
         """Add records that were in flight in a checkpoint, before anything else is put.
@@ -135,7 +143,9 @@ class Inbox:
         queue = self._turn.popleft()
         first = queue.pop()
         element, credit, size = first.element, first.credit, first.size
-        if isinstance(element, Batch) and queue.items:
+        if isinstance(element, Barrier):
+            self._barriers -= 1
+        elif isinstance(element, Batch) and queue.items:
             batches, rows = [element], element.num_rows
             while queue.items:
                 behind = queue.items[0].element
@@ -180,6 +190,7 @@ class Inbox:
         rows, queue.rows, queue.bytes = queue.rows, 0, 0
         self._restored -= queue.restored
         queue.restored = 0
+        self._barriers -= sum(isinstance(item.element, Barrier) for item in queue.items)
         queue.items.clear()
         self._forget_turn(queue)
         return rows
@@ -236,6 +247,7 @@ class Inbox:
         queue = self._queues[channel]
         place = next(place for place, item in enumerate(queue.items) if item.element is barrier)
         del queue.items[place]
+        self._barriers -= 1
         if not queue.items:
             self._forget_turn(queue)
 

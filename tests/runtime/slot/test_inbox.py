@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.runtime.elements import Batch, Watermark
+from ftlayer.runtime.elements import Barrier, Batch, Watermark
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.stream.job_graph import Channel
 
@@ -23,6 +23,7 @@ def values_in(element: object) -> list[int]:
     return found
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=8), st.lists(st.integers(0, 2), max_size=8))
 def test_what_is_restored_comes_before_everything_else(restored: list[int], new: list[int]) -> None:
     """With another parallelism the next record of a partition may come by another channel than those in flight."""
@@ -49,3 +50,27 @@ def test_what_was_restored_and_is_dropped_is_not_waited_for() -> None:
     assert box.drop(CHANNELS[0]) == 1
     box.put(CHANNELS[1], Watermark(5), 0)
     assert box.take().element == Watermark(5)
+
+
+def test_a_barrier_is_known_of_until_all_have_come() -> None:
+    box = Inbox(CHANNELS, 100, 1 << 20)
+    first, second = Barrier(1, 0), Barrier(2, 0)
+    box.put(CHANNELS[0], batch(1), 0)
+    assert not box.has_barriers
+    box.put(CHANNELS[0], first, 0)
+    assert box.has_barriers
+    box.take()
+    assert box.take().element is first
+    assert not box.has_barriers
+    box.block(CHANNELS[0])
+    assert box.has_barriers
+    box.unblock(CHANNELS[0])
+    assert not box.has_barriers
+    box.put(CHANNELS[1], batch(1), 0)
+    box.put(CHANNELS[1], first, 0)
+    box.put(CHANNELS[1], second, 0)
+    box.take_out(CHANNELS[1], first)
+    assert box.has_barriers
+    box.drop(CHANNELS[1])
+    assert not box.has_barriers
+    assert box.is_empty

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.runtime.slot.turns import Turns
+from ftlayer.runtime.slot.turns import IN_HASTE, Turns
 
 
 @dataclass
@@ -17,6 +17,7 @@ class FakeInbox:
     """``ready`` channels wait."""
 
     ready: int
+    has_barriers: bool = False
 
     def __bool__(self) -> bool:
         return self.ready > 0
@@ -52,6 +53,29 @@ def test_who_has_no_room_or_nothing_to_do_is_passed_over() -> None:
     assert names(turns, 4) == "aaaa"
     a.inbox.ready = 0
     assert turns.next() is None
+
+
+def test_barriers_come_first_from_the_source_on() -> None:
+    a, b, c = FakeSeat("a", FakeInbox(2)), FakeSeat("b"), FakeSeat("c")
+    turns = turns_of(a, b, c)
+    a.inbox.has_barriers = True
+    assert names(turns, 3) == "aaa"
+    b.inbox.has_barriers = True
+    assert names(turns, 2) == "bb"
+    b.has_room = False
+    assert names(turns, 2) == "aa"
+    a.inbox.has_barriers = False
+    assert names(turns, 3) == "aac"
+
+
+def test_barriers_do_not_keep_others_from_working_for_ever() -> None:
+    """What a barrier waits behind may be another task's to take."""
+    seats = [FakeSeat("a", FakeInbox(1, has_barriers=True)), FakeSeat("b"), FakeSeat("c")]
+    turns = turns_of(*seats)
+    given = names(turns, 5 * (IN_HASTE + 1))
+    assert given.count("b") >= 1
+    assert given.count("c") >= 1
+    assert given.count("a") >= 5 * IN_HASTE
 
 
 @given(
