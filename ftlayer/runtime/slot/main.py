@@ -174,9 +174,8 @@ class _Slot:
         if self._snapshots is not None:
             self._snapshots.close(over=self._is_over)
         for task in self._tasks:
-            # What was not acknowledged is in no checkpoint.
             acked = 0 if self._snapshots is None else self._snapshots.latest_acked((task.uid, task.subtask))
-            cast(CheckpointedTask, task).discard(min(self._stands, acked))
+            cast(CheckpointedTask, task).discard(self._stands, acked)
         if self._pulse is not None:
             self._pulse.stop()
         if self._links is not None:

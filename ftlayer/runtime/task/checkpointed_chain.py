@@ -109,7 +109,7 @@ class CheckpointedChainTask(ChainTask):
         if self._backend is not None and not self._backend.closed:
             self._backend.backend.aborted(checkpoint)
 
-    def discard(self, restored: int) -> None:
+    def discard(self, stands: int, acked: int) -> None:
         """See `CheckpointedTask.discard`. What a function raises while it is closed is logged: nobody waits for it."""
         if self._closing:
             return
@@ -120,7 +120,8 @@ class CheckpointedChainTask(ChainTask):
             self._backend.close()
         if self._sink is not None:
             # A savepoint is a user's: what it holds of the sink stays, whether the job goes on from there or not.
-            self._sink.discard(max([restored, *self._savepoints]))
+            savepoints = (savepoint for savepoint in self._savepoints if savepoint <= acked)
+            self._sink.discard(max([min(stands, acked), *savepoints]))
 
     def _close(self, now: Now) -> list[Action]:
         actions = super()._close(now)

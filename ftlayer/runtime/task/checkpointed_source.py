@@ -86,7 +86,7 @@ class CheckpointedSourceTask:
     def aborted(self, checkpoint: int, now: Now) -> None:
         """The next one has the positions of its own time."""
 
-    def discard(self, restored: int) -> None:
+    def discard(self, stands: int, acked: int) -> None:
         """Nothing to close: the reader is the slot's."""
 
 

@@ -177,8 +177,12 @@ class CheckpointedTask(Task, Protocol):
     def aborted(self, checkpoint: int, now: Now) -> None:
         """The checkpoint was given up: the next one has to hold what it would have held."""
 
-    def discard(self, restored: int) -> None:
-        """The task goes away before its end: close everything, abort what is not in checkpoint ``restored``."""
+    def discard(self, stands: int, acked: int) -> None:
+        """The task goes away before its end: close everything, abort what no checkpoint can hold.
+
+        ``stands`` is the latest checkpoint that may stand, ``acked`` the latest that the task has acknowledged: it is
+        in none behind that, and in no savepoint either.
+        """
 
 
 class CheckpointedSource(CheckpointedTask, Protocol):

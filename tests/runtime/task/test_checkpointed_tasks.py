@@ -258,7 +258,7 @@ def test_state_is_that_of_all_records_before_the_barrier_and_none_behind(events:
             task.completed(number, now(0))
             kept = backend.written[number], expected
         elif event == "crash":
-            task.discard(0)
+            task.discard(0, 0)
             backend = ModelBackend(kept[0])
             task = build(job, "sum", backend=backend)
             task.start(now(0))
@@ -307,7 +307,7 @@ def test_a_chain_without_state_has_no_backend_and_an_empty_snapshot() -> None:
     assert (snapshot.keyed, snapshot.operators, snapshot.committables) == (None, (), ())
     task.completed(1, now(0))
     task.aborted(2, now(0))
-    task.discard(1)
+    task.discard(1, 1)
 
 
 def test_the_backend_is_tended_between_batches_and_told_what_became_of_checkpoints() -> None:
@@ -333,9 +333,9 @@ def test_the_backend_is_closed_behind_the_last_snapshot_that_is_written(ends: bo
     first.release()
     if ends:
         assert task.input(IN, EndOfStream(), now(0))[-1] == TaskEnded()
-        task.discard(2)
+        task.discard(2, 2)
     else:
-        task.discard(2)
+        task.discard(2, 2)
         assert task.input(IN, batch(("a", 1)), now(0)) == []
     task.completed(2, now(0))
     assert backend.said == []
@@ -390,8 +390,8 @@ def test_a_function_that_does_not_close_does_not_hinder_the_others(caplog: pytes
     )
     task.start(now(0))
     with caplog.at_level(logging.WARNING):
-        task.discard(3)
-        task.discard(3)
+        task.discard(3, 3)
+        task.discard(3, 3)
     assert "'p' does not close cleanly" in caplog.text
     assert backend.said == ["closed"]
     assert sink.said == [("discard", 3)]
@@ -401,7 +401,8 @@ def test_what_a_savepoint_may_hold_is_not_aborted() -> None:
     def snapshot(task: Any, number: int, kind: SnapshotKind) -> None:
         task.snapshot(Barrier(number, 0, kind=kind), now(0))
 
-    for what, kept in (("nothing", 3), ("aborted", 1), ("aborted before", 1)):
+    cases = (("nothing", 4, 3), ("aborted", 4, 1), ("aborted before", 4, 1), ("not acknowledged", 2, 1))
+    for what, acked, kept in cases:
         sink = ModelSink()
         task = build(graph(Sink("out", WriterSink(None, 1, 1), ROW)), "out", sink=sink)
         task.start(now(0))
@@ -411,18 +412,18 @@ def test_what_a_savepoint_may_hold_is_not_aborted() -> None:
         snapshot(task, 4, SnapshotKind.CHECKPOINT)
         if what == "aborted":
             task.aborted(3, now(0))
-        task.discard(1)
+        task.discard(1, acked)
         assert sink.said == [("discard", kept)]
 
 
 def test_functions_are_closed_if_they_were_opened() -> None:
     Alarmed.closed = 0
     operator = Process("alarm", Alarmed(), ("key",), ROW)
-    build(graph(operator), "alarm", backend=ModelBackend()).discard(0)
+    build(graph(operator), "alarm", backend=ModelBackend()).discard(0, 0)
     assert Alarmed.closed == 0
     task = build(graph(operator), "alarm", backend=ModelBackend())
     task.start(now(0))
-    task.discard(0)
+    task.discard(0, 0)
     assert Alarmed.closed == 1
 
 
@@ -537,7 +538,7 @@ def test_a_source_goes_on_with_barriers_when_its_rows_have_ended() -> None:
     *marks, end = task.end_stream(now(0))
     assert [action.element for action in marks] == [EndOfStream()] * 2
     assert end == TaskEnded()
-    task.discard(1)
+    task.discard(1, 1)
 
 
 def test_what_a_source_with_checkpoints_does_not_know() -> None:
