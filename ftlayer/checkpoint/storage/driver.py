@@ -102,7 +102,7 @@ class DriverStorageBase:
         """Publish it. Where that fails it may be there all the same: remove it, or remember that it may be."""
         try:
             files.publish(path, encode(checkpoint, self._signer))
-        except CheckpointStorageError:
+        except BaseException:
             self._undecided[checkpoint.checkpoint] = files, path
             self.undecided()
             raise

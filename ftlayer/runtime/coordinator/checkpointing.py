@@ -286,8 +286,8 @@ class JobCheckpoints:
         def work() -> None:
             try:
                 published = self._publisher.publish(checkpoint, location)
-            except CheckpointError as error:
-                reason = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
+                reason = _said(error)
                 self._event(lambda now: self._rules.publish_failed(checkpoint.checkpoint, reason, now))
             else:
                 self._event(lambda now: self._rules.published(published, now))
@@ -298,8 +298,8 @@ class JobCheckpoints:
         def work() -> None:
             try:
                 self._publisher.commit(checkpoint)
-            except FTLayerError as error:
-                reason = str(error)
+            except Exception as error:  # noqa: BLE001 - as above
+                reason = _said(error)
                 self._event(lambda now: self._rules.commit_failed(checkpoint.checkpoint, reason, now))
             else:
                 self._event(lambda now: self._rules.committed(checkpoint.checkpoint, now))
@@ -340,6 +340,14 @@ class JobCheckpoints:
         if not done.wait(CLOSE_WAIT_S):
             logger.warning("the storage of checkpoints did not answer within %.0f s", CLOSE_WAIT_S)
         take_events()
+
+
+def _said(error: Exception) -> str:
+    """Return the reason to give; what should never have been raised is logged with where it comes from."""
+    if isinstance(error, FTLayerError):
+        return str(error)
+    logger.error("checkpoints failed in a way they never should", exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _now() -> Now:

@@ -11,7 +11,6 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore
 from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.opening import pieces_directory
-from ftlayer.errors import CheckpointError
 from ftlayer.runtime.coordinator.committing import Committer
 from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.coordinator.restoring import restores
@@ -50,7 +49,7 @@ class Publisher:
         self.undecided: frozenset[int] = frozenset()
 
     def publish(self, checkpoint: Checkpoint, location: str) -> Checkpoint:
-        """Write the metadata; returns what was written. `CheckpointError`: see `DriverStorage.publish`."""
+        """Write the metadata; returns what was written. Errors as `DriverStorage.publish`."""
         try:
             sources = self._planners.capture(checkpoint.subtasks)
             # Here, behind the commit of the one before: no message is to be committed under two ids.
@@ -58,7 +57,7 @@ class Publisher:
             return self._parts.storage.publish(
                 replace(checkpoint, sources=sources, subtasks=subtasks), location
             )
-        except CheckpointError:
+        except BaseException:
             # Before anybody hears of it.
             self._decide([checkpoint.checkpoint])
             raise

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore
-from ftlayer.errors import CheckpointDamagedError, FTLayerError, IncompatibleCheckpointError
+from ftlayer.errors import CheckpointDamagedError, FTLayerError, IncompatibleCheckpointError, JobError
 from ftlayer.runtime.coordinator.events import Event, PrepareRestore, RestoreFailed, RestoreReady
 from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.coordinator.publishing import CheckpointParts, Publisher
@@ -65,6 +65,12 @@ class RestorePoints:
             except FTLayerError as error:
                 lasting = isinstance(error, IncompatibleCheckpointError)
                 self._happened(RestoreFailed(number, error, lasting))
+                return
+            except Exception as error:
+                logger.error("a restore failed in a way it never should", exc_info=error)
+                self._happened(
+                    RestoreFailed(number, JobError(f"{type(error).__name__}: {error}"), lasting=True)
+                )
                 return
             self._later(lambda: self._restored(asked, chosen, made))
 

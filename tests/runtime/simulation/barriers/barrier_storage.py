@@ -91,6 +91,8 @@ class FaultyFiles:
             if self._outside.strikes("unpublish"):
                 self._outside.stuck.add(f"{self.url}/{path}")
             raise CheckpointStorageError("meant to fail: nobody knows whether the metadata was written")
+        if self._outside.strikes("publish-odd"):
+            raise ZeroDivisionError("meant to fail: in a way that nobody has thought of")
 
     def delete(self, path: str) -> None:
         if f"{self.url}/{path}" in self._outside.stuck:

@@ -68,6 +68,15 @@ def test_the_end_of_a_source_that_is_reset_does_not_count(runs: Any) -> None:
         runs.Run(plan).run()
 
 
+def test_an_error_that_nobody_has_thought_of_fails_a_checkpoint_like_any_other(runs: Any) -> None:
+    """While the rules wait for a checkpoint to be published they begin no other one, and restore none."""
+    for seed in range(6):
+        at = 80 + 14 * seed
+        events = ((at, "publish-odd"), (at + 15, "function"), (at + 80, "publish-odd"), (at + 100, "driver"))
+        plan = runs.Plan("counting", seed, parallelism=2, events=events, config={"interval": 10})
+        assert not runs.Run(plan).run().outside.armed["publish-odd"]
+
+
 @pytest.mark.parametrize("is_stuck", [False, True])
 def test_a_checkpoint_that_was_perhaps_published_is_gone_before_its_rows_are_aborted(
     runs: Any, is_stuck: bool
