@@ -38,6 +38,7 @@ class Completion:
         self._out = out
         self._current: PendingCheckpoint | None = None
         self._committed = 0
+        self._completed_ms = max((known.completed_ms for known in store.checkpoints), default=0)
         self._end: JobEnd | None = None
         # A commit has failed: it has to be done again, with the same id, before another one holds its messages.
         self._commits_again = False
@@ -59,7 +60,10 @@ class Completion:
                 self._flight.abort(pending, AbortReason.BASE_GONE, now)
                 continue
             self._current, pending.stage = pending, Stage.PUBLISHING
-            self._out.append(Publish(pending.assembled(self._facts, now.wall_ms), pending.barrier.location))
+            # "The latest" goes by this time, whatever the clock of this driver says, or that of the one before.
+            self._completed_ms = max(now.wall_ms, self._completed_ms + 1)
+            whole = pending.assembled(self._facts, self._completed_ms)
+            self._out.append(Publish(whole, pending.barrier.location))
 
     def published(self, checkpoint: Checkpoint, now: Now) -> None:
         """The metadata is written."""

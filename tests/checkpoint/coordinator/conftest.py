@@ -34,11 +34,12 @@ class Desk:
         self.facts = facts
         self.coordinator = CheckpointCoordinator(config, facts, **options)
         self.mono_ms = 1_000
+        self.wall_ms = WALL_MS
         self.said: list[Decision] = []
 
     @property
     def now(self) -> Now:
-        return Now(self.mono_ms, WALL_MS + self.mono_ms)
+        return Now(self.mono_ms, self.wall_ms + self.mono_ms)
 
     def call(self, event: str, *args: Any, **options: Any) -> list[Decision]:
         decisions: list[Decision] = getattr(self.coordinator, event)(*args, now=self.now, **options)

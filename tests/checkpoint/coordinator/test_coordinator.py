@@ -166,6 +166,18 @@ def test_ids_go_on_above_every_one_that_was_used(desk: Make) -> None:
     assert it.trigger() == 42
 
 
+def test_a_later_checkpoint_is_the_later_one_though_a_clock_was_set_back(desk: Make) -> None:
+    """ "The latest" of a directory is the one that was completed last."""
+    old = desk().begin()
+    old.complete(old.trigger())
+    it = desk({"known": old.coordinator.completed}).begin()
+    for hours in (1, 2):
+        it.wall_ms -= hours * 3_600_000
+        it.complete(it.trigger())
+    (before,), (latest,) = old.coordinator.completed, it.coordinator.completed
+    assert latest.completed_ms == before.completed_ms + 2
+
+
 # ---------------------------------------------------------------- completion
 
 
