@@ -46,6 +46,7 @@ from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.coordinator.range_log import unpack_captured
 from ftlayer.runtime.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.sealed import unseal
+from ftlayer.runtime.slot.main import ANY_CHECKPOINT
 from ftlayer.runtime.task.build import build_task
 from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.stream.operators import ReaderSource, Sink, Source, WriterSink
@@ -397,7 +398,7 @@ class World:
             if sink.subtask in lost:
                 self.dead.add(sink.task._sink._writer)
             else:
-                sink.task.discard(restored)
+                sink.task.discard(restored, ANY_CHECKPOINT)
                 # What was being written when it was discarded comes to its end later.
                 self.zombies += [pending for _, pending in sink.writing]
         positions = {
