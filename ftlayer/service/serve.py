@@ -29,6 +29,7 @@ EXIT_FAULT = 70  # EX_SOFTWARE
 # Threads of Flight, the writer and the answers take turns many times in a millisecond; at Python's 5 ms one that
 # decodes a large batch would keep all others from answering.
 SWITCH_INTERVAL_S = 0.000_5
+_LOOK_FOR_SIGNALS_S = 0.1
 # What was answered should reach its client before the process ends.
 _LAST_ANSWERS_S = 0.5
 
@@ -66,10 +67,13 @@ def serve(
     try:
         server = _listen(options, vertex)
         host, _ = options.host_and_port
-        with _signals(stop), Metrics(vertex, host, options.metrics_port):
+        with _signals() as signals, Metrics(vertex, host, options.metrics_port):
             if on_ready is not None:
                 on_ready(address_of(options, server.port))
-            stop.wait()
+            while not signals and not stop.wait(_LOOK_FOR_SIGNALS_S):
+                pass
+        for number in signals:
+            logger.info("stopping: %s", signal.Signals(number).name)
     finally:
         vertex.close()
     _finish_answers(server)
@@ -117,18 +121,23 @@ def _check_free(options: ServeOptions) -> None:
 
 
 @contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
+def _signals() -> Iterator[list[int]]:
+    """Gather what comes of SIGTERM and SIGINT, if this is the main thread.
+
+    A handler runs in the middle of whatever the thread does, `Event.wait` too: `Event.set` would wait there for a lock
+    that its own thread holds.
+    """
+    came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield came
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        logger.info("stopping: %s", signal.Signals(number).name)
-        stop.set()
+        came.append(number)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield came
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

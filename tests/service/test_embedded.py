@@ -244,6 +244,28 @@ def test_serve_ends_well_at_a_signal_with_streams_open(
     assert opens(tmp_path / "vertex")
 
 
+INTERRUPTED = """
+    import os, signal, sys, threading
+    from ftlayer.config import ServeOptions, VertexOptions
+    from ftlayer.service.serve import serve
+
+    class Interrupted(threading.Event):
+        def wait(self, timeout=None):
+            with self._cond:
+                signal.raise_signal(signal.SIGINT)
+            return super().wait(timeout)
+
+    options = ServeOptions(VertexOptions(sys.argv[1]), token=sys.argv[2], listen="127.0.0.1:0")
+    os._exit(serve(options, stop=Interrupted()))
+"""
+
+
+def test_serve_ends_at_a_signal_that_comes_while_it_begins_to_wait(tmp_path: Path) -> None:
+    """A handler runs in the middle of `Event.wait`, which holds a lock then."""
+    command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(tmp_path / "vertex"), TOKEN]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+
+
 def test_serve_says_what_is_wrong_with_its_address(tmp_path: Path, running: Any) -> None:
     taken = f"127.0.0.1:{running.server.port}"
     for listen in (taken, "127.0.0.1:1", "192.0.2.7:0", "no.such.host.example:0"):
