@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Literal
 
@@ -14,16 +14,6 @@ KIB = 1 << 10
 MAX_MEMORY_THRESHOLD = MIB
 MAX_PARALLELISM_LIMIT = 1 << 15
 
-_SWITCHES = (
-    "unaligned",
-    "force_iterations",
-    "force_unaligned",
-    "incremental",
-    "changelog",
-    "file_merging_across",
-    "allow_unclaimed_state",
-    "debloating",
-)
 _NOTHING = re.compile(r"\s*0+(\.0+)?\s*(ms|s|min|m|h)?\s*")
 
 Duration = str | int
@@ -139,10 +129,12 @@ class CheckpointConfig:
         _between("max_parallelism", self.max_parallelism, 1, MAX_PARALLELISM_LIMIT)
         _between("max_file_size", self.max_file_size, 4 * KIB)
         _bound("max_space_amplification", self.max_space_amplification)
-        for name in _SWITCHES:
+        for option in fields(self):
             # A text from a file of options, "false" say, would switch it on.
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}: expected True or False, got {getattr(self, name)!r}")
+            if option.type == "bool" and not isinstance(getattr(self, option.name), bool):
+                raise ConfigError(
+                    f"{option.name}: expected True or False, got {getattr(self, option.name)!r}"
+                )
         for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
             _directory(name, getattr(self, name))
         self._check_enums()
