@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ftlayer.demo.choices import Kind
-from ftlayer.demo.events import Event, Finished, to_line
+from ftlayer.demo.events import Event, Finished, Starting, to_line
 from ftlayer.demo.layout import RunDirectory
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ Tell = Callable[[Event], None]
 def main(directory: RunDirectory, kind: Kind) -> None:
     """Run until nothing is left to do."""
     tell = _event_channel()
+    tell(Starting("Spark"))
     spark = _session(directory)
     import_module(f"ftlayer.demo.{kind}").run(spark, directory, tell)
     spark.stop()

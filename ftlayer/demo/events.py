@@ -8,6 +8,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Starting:
+    """The driver has begun to start ``what``; what it had begun before is up."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class Started:
     """Spark is up and the query or topology runs."""
 
@@ -65,9 +72,11 @@ class Finished:
     """Everything is done; what the ledger needs is written down."""
 
 
-Event = Started | Writing | BatchDone | Progress | Restarted | Finished
+Event = Starting | Started | Writing | BatchDone | Progress | Restarted | Finished
 
-_TYPES = {kind.__name__: kind for kind in (Started, Writing, BatchDone, Progress, Restarted, Finished)}
+_TYPES = {
+    kind.__name__: kind for kind in (Starting, Started, Writing, BatchDone, Progress, Restarted, Finished)
+}
 
 
 def to_line(event: Event) -> str:

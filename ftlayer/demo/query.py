@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftlayer import FTLayer
 from ftlayer.demo.dead import write_dead_letters
-from ftlayer.demo.events import BatchDone, Event, Restarted, Started, Writing
+from ftlayer.demo.events import BatchDone, Event, Restarted, Started, Starting, Writing
 from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, words_of
 from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
 from ftlayer.demo.text import FILES_A_BATCH
@@ -44,6 +44,9 @@ class Enrich:
 def run(spark: SparkSession, directory: RunDirectory, tell: Tell) -> None:
     """Run the query until nothing is left to do."""
     with FTLayer.embedded(directory.store, max_attempts=MAX_ATTEMPTS, backoff=BACKOFF) as layer:
+        tell(Starting("the vertex"))
+        layer.client_for(spark)
+        tell(Starting("the query"))
         query = _start(spark, layer, directory, tell)
         tell(Started())
         _report(query, tell)

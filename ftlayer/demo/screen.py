@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ftlayer.demo.events import BatchDone, Finished, Progress, Restarted, Started
+from ftlayer.demo.events import BatchDone, Finished, Progress, Restarted, Started, Starting
 from ftlayer.demo.supervisor import BackAgain, Happening, Killed, WentOn
 from ftlayer.demo.tally import Tally
 
@@ -33,7 +33,9 @@ class Screen:
         self._console = console
         self._lines = lines
         self._since = time.monotonic()
-        self._state = "starting Spark"
+        self._state = "starting"
+        self._starting = ""
+        self._starting_since = self._since
         self._events: deque[Text] = deque(maxlen=KEPT_EVENTS)
         self._said_at = 0.0
         self._live: Live | None = None
@@ -63,11 +65,16 @@ class Screen:
         """Show what happened."""
         self._tally.count(happening)
         match happening:
+            case Starting(what):
+                self._say_started()
+                self._starting, self._starting_since = what, time.monotonic()
+                self._state = f"starting {what}"
             case Started():
+                self._say_started()
                 self._state = "running"
             case Killed():
                 if happening.victim == "driver":
-                    self._state = "starting Spark again"
+                    self._state, self._starting = "starting again", ""
                 self._say(f"{happening.victim} killed (SIGKILL) {happening.when}", "bold red")
             case BackAgain():
                 self._say(f"{happening.victim} is back after {happening.seconds:.1f} s", "green")
@@ -95,6 +102,13 @@ class Screen:
         if self._live is None and time.monotonic() - self._said_at >= PLAIN_EVERY_S:
             self._said_at = time.monotonic()
             self._console.print(f"[{self.seconds:5.1f} s] {self._tally.sentence()}", soft_wrap=True)
+
+    def _say_started(self) -> None:
+        """Say how long it took to start what was being started."""
+        if self._starting:
+            took = time.monotonic() - self._starting_since
+            self._say(f"{self._starting} started in {took:.1f} s", "dim")
+            self._starting = ""
 
     def _say(self, sentence: str, style: str) -> None:
         line = Text(f"[{self.seconds:5.1f} s] {sentence}", style=style, no_wrap=True, overflow="ellipsis")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ftlayer import Job, JobState, StreamEnvironment, partitions
-from ftlayer.demo.events import Event, Progress, Started
+from ftlayer.demo.events import Event, Progress, Started, Starting
 from ftlayer.demo.layout import RunDirectory
 from ftlayer.demo.lines import input_partitions, lines_read
 from ftlayer.errors import JobError
@@ -32,8 +32,11 @@ def read_lines(env: StreamEnvironment, directory: RunDirectory) -> DataStream:
 def follow(job: Job, directory: RunDirectory, tell: Callable[[Event], None], figures: Figures) -> None:
     """Tell where a job is until it has ended. Raises what it fails with."""
     before = directory.committed_files()
-    tell(Started())
+    tell(Starting("the slots"))
     over = False
+    while not over and job.state is not JobState.RUNNING:
+        over = job.over(POLL_S)
+    tell(Started())
     while not over:
         over = job.over(POLL_S)
         status = job.status()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ftlayer import FTLayer, StreamEnvironment
 from ftlayer.demo.dead import write_dead_letters
-from ftlayer.demo.events import Event
+from ftlayer.demo.events import Event, Starting
 from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
 from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
 from ftlayer.demo.topology import PARALLELISM, follow, read_lines
@@ -39,6 +39,8 @@ def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], No
     with FTLayer.embedded(
         directory.store, timeout=TIMEOUT, max_attempts=MAX_ATTEMPTS, backoff=BACKOFF
     ) as layer:
+        tell(Starting("the vertex"))
+        layer.client_for(spark)
         env = StreamEnvironment(spark, layer, name="demo", parallelism=PARALLELISM)
         (
             read_lines(env, directory)

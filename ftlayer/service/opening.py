@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ftlayer.acker import warm_up
 from ftlayer.config import VertexOptions, duration_ms
 from ftlayer.errors import StorePathError
 from ftlayer.layer.layer import FTLayerCore
@@ -18,7 +17,7 @@ ROOT_MODE = 0o700
 
 
 def open_vertex(options: VertexOptions, on_fatal: Callable[[Exception], None]) -> Vertex:
-    """Open (or make) the stores of a vertex, recover what they hold, and have its kernels compiled.
+    """Open (or make) the stores of a vertex, and recover what they hold.
 
     Raises what is wrong with the directory or a store (`StoreError`), and `ConfigError` for another number
     of shards than the store was made with.
@@ -29,7 +28,6 @@ def open_vertex(options: VertexOptions, on_fatal: Callable[[Exception], None]) -
         fix_shards(path, options.shards)
     except OSError as error:
         raise StorePathError(f"{path}: the store's directory cannot be used: {error.strerror}") from error
-    warm_up()
     return Vertex(path, [_parts(options, path, shard) for shard in range(options.shards)], on_fatal)
 
 

@@ -8,12 +8,14 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 import pyarrow as pa
 
+from ftlayer.acker import warm_up
 from ftlayer.config import ServeOptions, is_loopback
 from ftlayer.errors import ConfigError
 from ftlayer.service.heap import keep_freed_memory
@@ -64,6 +66,7 @@ def serve(
     vertex = open_vertex(options.vertex, on_fatal)
     # What is there now stays: looking at it for garbage would stop every thread for a tenth of a second.
     gc.freeze()
+    threading.Thread(target=_compile_kernels, args=(on_fatal,), name="ftlayer-kernels", daemon=True).start()
     try:
         server = _listen(options, vertex)
         host, _ = options.host_and_port
@@ -78,6 +81,23 @@ def serve(
         vertex.close()
     _finish_answers(server)
     return EXIT_FAULT if faults else EXIT_STOPPED
+
+
+def _compile_kernels(on_fatal: Callable[[Exception], None]) -> None:
+    """Compile the kernels beside the service, ten seconds the first time on a machine; later they are read from disk.
+
+    A wrapped query starts without them: only records that are followed by XOR need the table. A call that needs a
+    kernel before it is there waits for it (numba compiles under one lock).
+    """
+    began = time.monotonic()
+    try:
+        warm_up()
+    except Exception as error:
+        logger.exception("the kernels of the acker table cannot be compiled")
+        on_fatal(error)
+        return
+    gc.freeze()
+    logger.info("the kernels of the acker table are ready after %.1f s", time.monotonic() - began)
 
 
 def address_of(options: ServeOptions, port: int) -> str:

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from ftlayer.demo.choices import Victim
-from ftlayer.demo.events import Progress, Started
+from ftlayer.demo.events import Progress, Started, Starting
 from ftlayer.demo.screen import Screen
 from ftlayer.demo.supervisor import Happening, Killed
 from ftlayer.demo.tally import TopologyTally
@@ -38,3 +38,15 @@ def test_elsewhere_there_are_plain_lines() -> None:
     assert "what will happen" in text
     assert "] 50 lines read, 1 restores" in text
     assert "] slot killed (SIGKILL) when 50 lines had been read" in text
+
+
+def test_what_is_being_started_is_said_with_its_time() -> None:
+    console = Console(width=80, force_terminal=False, color_system=None, file=io.StringIO())
+    with Screen(console, TopologyTally(), "what will happen", 100) as screen:
+        for happening in (Starting("Spark"), Starting("the vertex"), Started()):
+            screen.show(happening)
+    assert isinstance(console.file, io.StringIO)
+    said = [
+        line.partition("] ")[2] for line in console.file.getvalue().splitlines() if " started in " in line
+    ]
+    assert [line.partition(" started in ")[0] for line in said] == ["Spark", "the vertex"]

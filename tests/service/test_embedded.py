@@ -13,15 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError, StoreLockedError, StorePathError, VertexError, VertexUnavailableError
+from ftlayer.layer import calls
 from ftlayer.layer.calls import Accepted, Stats, StreamOpened, Xored
 from ftlayer.service import embedded as embedded_module
 from ftlayer.service.client import VertexClient
 from ftlayer.service.embedded import EmbeddedVertex
-from ftlayer.service.serve import serve
+from ftlayer.service.serve import EXIT_FAULT, serve
 from ftlayer.store.lmdb_store import LmdbStore
 
 TOKEN = "t" * 32
@@ -210,7 +213,7 @@ def opens(path: Path) -> bool:
 SERVE = """
     import os, sys
     from ftlayer.config import ServeOptions, VertexOptions
-    from ftlayer.service.serve import serve
+    from ftlayer.service.serve import EXIT_FAULT, serve
     options = ServeOptions(
         VertexOptions(sys.argv[1]), token=sys.argv[2], listen="127.0.0.1:0", metrics_port=int(sys.argv[3])
     )
@@ -244,10 +247,60 @@ def test_serve_ends_well_at_a_signal_with_streams_open(
     assert opens(tmp_path / "vertex")
 
 
+NEVER_COMPILED = """
+    import os, sys, threading
+    import ftlayer.service.serve as serving
+    from ftlayer.config import ServeOptions, VertexOptions
+    serving.warm_up = threading.Event().wait
+    options = ServeOptions(VertexOptions(sys.argv[1]), token=sys.argv[2], listen="127.0.0.1:0")
+    os._exit(serving.serve(options, on_ready=lambda address: print(address, flush=True)))
+"""
+
+
+def test_batches_of_a_query_do_not_wait_for_the_kernels_of_the_table(tmp_path: Path) -> None:
+    """They take ten seconds the first time on a machine, and nothing in a micro-batch is followed by XOR."""
+    command = [sys.executable, "-c", textwrap.dedent(NEVER_COMPILED), str(tmp_path / "vertex"), TOKEN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().strip()
+        rows = pa.record_batch({"value": ["good", "bad"]})
+        roots = np.array([7, 8], np.uint64)
+        failed = calls.SealedRows("q/lines", rows.slice(1), roots[1:], (calls.Failure(8, "broken"),))
+        with VertexClient(address, TOKEN, deadline_ms=20_000) as client:
+            opened: Any = client.call(calls.OpenQuery("q", "run", ("q/lines",), calls.StreamOptions()))
+            client.call(calls.BeginBatch("q", opened.epoch, 0))
+            sealed: Any = client.call(calls.Seal("q", opened.epoch, 0, {}, (failed,)))
+            assert sealed.waiting == 1
+            client.call(calls.Commit("q", opened.epoch, 0))
+            status: Any = client.call(calls.QueryStatusCall("q"))
+            assert status.waiting == 1
+            assert stats(client)["tracked_roots"] == 0
+        server.terminate()
+        assert server.wait(20) == 0
+
+
+KERNELS_FAIL = """
+    import os, sys
+    import ftlayer.service.serve as serving
+    from ftlayer.config import ServeOptions, VertexOptions
+    def fail():
+        raise RuntimeError("no compiler")
+    serving.warm_up = fail
+    os._exit(serving.serve(ServeOptions(VertexOptions(sys.argv[1]), token=sys.argv[2], listen="127.0.0.1:0")))
+"""
+
+
+def test_kernels_that_cannot_be_compiled_end_the_vertex(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(KERNELS_FAIL), str(tmp_path / "vertex"), TOKEN]
+    ended = subprocess.run(command, timeout=60, check=False, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == EXIT_FAULT
+    assert "no compiler" in ended.stderr
+
+
 INTERRUPTED = """
     import os, signal, sys, threading
     from ftlayer.config import ServeOptions, VertexOptions
-    from ftlayer.service.serve import serve
+    from ftlayer.service.serve import EXIT_FAULT, serve
 
     class Interrupted(threading.Event):
         def wait(self, timeout=None):
