@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.errors import FailException, FTLayerError
+from ftlayer.errors import FailException, FTLayerError, PermanentFailure, RetryLater
 from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 if TYPE_CHECKING:
@@ -37,9 +37,11 @@ __all__ = [
     "Job",
     "JobState",
     "NoRestart",
+    "PermanentFailure",
     "ProcessFunction",
     "PushSource",
     "Retention",
+    "RetryLater",
     "StateTtl",
     "StreamEnvironment",
     "StreamOptions",

@@ -63,6 +63,47 @@ class FailException(FTLayerError):  # noqa: N818 - the name the original design 
     code = "FAIL"
 
 
+class PermanentFailure(FailException):
+    """Raised by a user's function: trying this record again is of no use, so it is a dead letter at once."""
+
+    code = "PERMANENT"
+
+
+MAX_RETRY_LATER_MS = 366 * 24 * 3_600_000
+"""The longest pause that a `RetryLater` may ask for."""
+
+
+class RetryLater(FailException):
+    """Raised by a user's function: try this record again after a pause of its own, whatever `backoff` says.
+
+    The pause is kept exactly: no jitter shortens it. `retry_on` and `dead_on` are not asked.
+
+    Args:
+        reason: what is noted as the attempt's failure.
+        after: the pause, a duration like ``"30s"`` or milliseconds, up to 366 days; None: as `backoff` says.
+        uses_attempt: False: the failure does not count, and the record has as many attempts left as before. It
+            is tried without end if its function goes on saying so.
+
+    Raises `ConfigError` for an ``after`` that is no such duration, which fails the record as any other error does.
+    """
+
+    code = "RETRY_LATER"
+
+    def __init__(
+        self, reason: str = "", *, after: str | int | None = None, uses_attempt: bool = True
+    ) -> None:
+        # Late, because options raise the errors of this module.
+        from ftlayer.config import duration_ms
+
+        super().__init__(reason)
+        self.after_ms = None if after is None else duration_ms(after, "RetryLater: after")
+        if self.after_ms is not None and self.after_ms > MAX_RETRY_LATER_MS:
+            raise ConfigError(f"RetryLater: after: expected 366 days at most, got {after!r}")
+        if not isinstance(uses_attempt, bool):
+            raise ConfigError(f"RetryLater: uses_attempt: expected True or False, got {uses_attempt!r}")
+        self.uses_attempt = uses_attempt
+
+
 class CodecError(FTLayerError, ValueError):
     """Bytes or a schema that are not a tracked batch."""
 

@@ -49,7 +49,7 @@ class BatchSegment:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its records
             if batch.num_rows == 1:
-                failures.append(failure_of(int(parents[0]), self._step.uid, error))
+                failures.append(failure_of(int(parents[0]), self._step.uid, error, self._step.rules))
                 return
             half = batch.num_rows // 2
             self._run(batch.slice(0, half), parents[:half], done, failures)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ftlayer.errors import FailException
 from ftlayer.functions.conversion import text_of
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
 MAX_REASON = 512
 MAX_TRACEBACK = 4_096
@@ -14,29 +15,45 @@ MAX_TRACEBACK = 4_096
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """Input row ``row`` failed in ``operator``."""
+    """Input row ``row`` failed in ``operator``.
+
+    ``fatal``, ``after_ms`` and ``uses_attempt`` as in `ftlayer.functions.retry_rules.Decision`.
+    """
 
     row: int
     operator: str
     reason: str
     traceback: str
     fatal: bool = False
+    after_ms: int | None = None
+    uses_attempt: bool = True
 
 
-def failure_of(row: int, operator: str, error: BaseException) -> RowFailure:
-    """Describe ``error``, raised by ``operator`` for input row ``row``, within bounds."""
+def failure_of(row: int, operator: str, error: BaseException, rules: RetryRules = NO_RULES) -> RowFailure:
+    """Describe ``error``, raised by ``operator`` for input row ``row``, within bounds; ``rules`` decide on it."""
     said = text_of(error)
     if isinstance(error, FailException):
-        reason = said or "FailException"
+        reason = said or type(error).__name__
     else:
         reason = f"{type(error).__name__}: {said}"
+    decision = rules.decide(error)
+    if decision.note:
+        reason = f"{reason[: MAX_REASON // 2]} ({decision.note})"
     # The first frame is ours; the user's own code starts below it.
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     text = "".join(traceback.format_exception(type(error), error, frames))
     if len(text) > MAX_TRACEBACK:
         half = MAX_TRACEBACK // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
-    return RowFailure(row, operator, _encodable(reason[:MAX_REASON]), _encodable(text))
+    return RowFailure(
+        row,
+        operator,
+        _encodable(reason[:MAX_REASON]),
+        _encodable(text),
+        decision.fatal,
+        decision.after_ms,
+        decision.uses_attempt,
+    )
 
 
 def _encodable(text: str) -> str:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from ftlayer.errors import InvalidTopologyError, UnhashableKeyError
 from ftlayer.functions.context import Context
 from ftlayer.functions.keyed import Key
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import Filter, FlatMap, Map
 
 NAN = float("nan")
@@ -75,6 +76,7 @@ class Reducing:
     key: KeyColumns
     table: MutableMapping[Key, Any]
     create: Callable[[], Any] | None = None
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Processing:
     key: KeyColumns | None
     context: Context
     side: tuple[tuple[str, pa.Schema], ...]
+    rules: RetryRules = NO_RULES
 
 
 PreparedStep = Map | FlatMap | Filter | Reducing | Processing

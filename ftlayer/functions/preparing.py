@@ -88,7 +88,9 @@ def _prepare_step(operator: ChainOperator, schema: pa.Schema, backend: Backend) 
         )
     key = KeyColumns.of(operator.uid, operator.keys, schema)
     table = backend.state(operator.uid).values(REDUCE_TABLE)
-    return Reducing(operator.uid, operator.function, operator.schema, key, table, operator.create)
+    return Reducing(
+        operator.uid, operator.function, operator.schema, key, table, operator.create, operator.rules
+    )
 
 
 def _prepare_process(
@@ -120,6 +122,7 @@ def _prepare_process(
             KeyColumns.of(uid, keys, taken) if keys else None,
             context,
             operator.side,
+            operator.rules,
         )
         for call, keys, taken in entries
     ]

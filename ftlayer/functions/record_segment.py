@@ -22,6 +22,7 @@ from ftlayer.functions.fitting import convert
 from ftlayer.functions.fused import Fused, fuse, is_one_to_one
 from ftlayer.functions.outcome import I64, Outcome
 from ftlayer.functions.prepared import PreparedStep, Processing
+from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.side_outputs import take_side_outputs
 from ftlayer.functions.steps import Filter
 
@@ -52,8 +53,10 @@ class RecordSegment:
         self._loop = fuse(steps, form)
         self._single = is_one_to_one(steps)
         self._processing = [step for step in steps if isinstance(step, Processing)]
-        makers = [step.uid for step in steps if not isinstance(step, Filter)]
-        self._maker = (makers or [made_by or steps[-1].uid])[-1]
+        makers = [step for step in steps if not isinstance(step, Filter)]
+        maker = makers[-1] if makers else None if made_by else steps[-1]
+        self._maker = made_by if maker is None else maker.uid
+        self._maker_rules = NO_RULES if maker is None else maker.rules
 
     @property
     def progress(self) -> int:
@@ -96,6 +99,7 @@ class _Run:
         self._parents = parents
         self._times = self._times_by_place(times)
         self._uids = [step.uid for step in segment._steps]
+        self._rules = [step.rules for step in segment._steps]
         self._failures: list[RowFailure] = []
         self._counts: list[int] = []
         self._out: list[Any] = []
@@ -142,11 +146,13 @@ class _Run:
         return by_place
 
     def _fail(self, place: int, step: int, error: Exception) -> None:
-        self._failures.append(failure_of(int(self._parents[place]), self._uids[step], error))
+        row = int(self._parents[place])
+        self._failures.append(failure_of(row, self._uids[step], error, self._rules[step]))
 
     def _convert(self) -> None:
         """Convert what has come out since the last time."""
         schema, form, uid = self._segment._schema, self._segment._form, self._segment._maker
+        rules = self._segment._maker_rules
         parents = self._parents[self._converted : len(self._counts)]
 
         def misfit(place: int, error: Exception) -> None:
@@ -154,7 +160,7 @@ class _Run:
                 f"what {uid!r} returned does not fit its schema ({schema_text(schema)}): {text_of(error)}; "
                 f"{form.expected(schema)}"
             )
-            self._failures.append(failure_of(int(parents[place]), uid, said))
+            self._failures.append(failure_of(int(parents[place]), uid, said, rules))
 
         batch, counts = convert(self._out, self._counts[self._converted :], schema, form, misfit)
         if not self._segment._single or len(parents) != batch.num_rows:

@@ -23,13 +23,13 @@ def take_side_outputs(
     """
     schemas = dict(step.side)
     return [
-        _converted(step.uid, tag, schemas[tag], form, records, parents[places], failures)
+        _converted(step, tag, schemas[tag], form, records, parents[places], failures)
         for tag, (records, places) in step.context.take_side().items()
     ]
 
 
 def _converted(
-    uid: str,
+    step: Processing,
     tag: str,
     schema: pa.Schema,
     form: Form,
@@ -39,9 +39,9 @@ def _converted(
 ) -> SideOutput:
     def misfit(place: int, error: Exception) -> None:
         said = TypeError(
-            f"what {uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): {text_of(error)}"
+            f"what {step.uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): {text_of(error)}"
         )
-        failures.append(failure_of(int(parents[place]), uid, said))
+        failures.append(failure_of(int(parents[place]), step.uid, said, step.rules))
 
     batch, kept = convert(records, [1] * len(records), schema, form, misfit)
     return SideOutput(tag, batch, np.repeat(parents, kept))

@@ -1,4 +1,4 @@
-"""The functions a user gave, each with its operator's uid and what it returns."""
+"""The functions a user gave, each with its operator's uid, what it returns, and which failures are worth a retry."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
+
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
 Record = dict[str, Any]
 
@@ -18,6 +20,7 @@ class Map:
     uid: str
     function: Callable[[Record], Record]
     schema: pa.Schema
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class FlatMap:
     uid: str
     function: Callable[[Record], Any]
     schema: pa.Schema
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Filter:
     uid: str
     function: Callable[[Record], Any]
     schema: pa.Schema
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class MapBatches:
     schema: pa.Schema
     kind: Literal["arrow", "pandas"]
     tagged: bool
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,7 @@ class Reduce:
     schema: pa.Schema
     volatile_state: bool = False
     create: Callable[[], Any] | None = None
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,7 @@ class Process:
     schema: pa.Schema
     side: tuple[tuple[str, pa.Schema], ...] = ()
     volatile_state: bool = False
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,7 @@ class CoProcess:
     schema: pa.Schema
     side: tuple[tuple[str, pa.Schema], ...] = ()
     volatile_state: bool = False
+    rules: RetryRules = NO_RULES
 
 
 RecordStep = Map | FlatMap | Filter

@@ -22,7 +22,6 @@ from ftlayer.layer.calls import (
     Commit,
     Committed,
     EventIds,
-    Failure,
     Now,
     Reseal,
     Seal,
@@ -32,7 +31,7 @@ from ftlayer.layer.calls import (
 from ftlayer.layer.deliveries import Deliveries
 from ftlayer.layer.event_ids import stored_event_ids
 from ftlayer.layer.failing import Failing
-from ftlayer.layer.retry import Cause
+from ftlayer.layer.retry import cause_of
 from ftlayer.layer.seals import SealWriter, plain_failure, said
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
@@ -266,8 +265,3 @@ def emitted_ids(emit: StoredEmit) -> tuple[U64, U64, EventIds | None]:
     """Return the roots that were handed on, their values, and the lists of ids behind these."""
     roots, values = np.frombuffer(emit.roots, np.uint64), np.frombuffer(emit.values, np.uint64)
     return roots, values, stored_event_ids(emit.ids)
-
-
-def cause_of(failure: StoredFailure | Failure) -> Cause:
-    """Return why an attempt ended."""
-    return Cause(failure.reason, failure.operator, failure.traceback, failure.fatal)

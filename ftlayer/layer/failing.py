@@ -14,6 +14,7 @@ from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.rows import U64, Rows
+from ftlayer.store.streams import put_asked_pause_ms
 from ftlayer.store.texts import SHARED_FROM
 
 
@@ -56,7 +57,7 @@ class Failing:
         """Store one failed row by itself; return its key if it waits, None if it is dead."""
         info = rows.info
         origin, attempt = int(info.origins[row]), int(info.attempts[row])
-        retry = next_attempt(stream.options, origin, attempt, fatal=cause.fatal, wall_ms=now.wall_ms)
+        retry = next_attempt(stream.options, origin, attempt, cause, wall_ms=now.wall_ms)
         digest, body = self._state.payloads.write(txn, rows.payload.slice(row, 1))
         hashes, flat = failed.hashes_of(info.key_hashes, row)
         frames, last_line = split_traceback(cut(cause.traceback, MAX_TRACEBACK))
@@ -73,6 +74,9 @@ class Failing:
             digest=digest,
             body=bytes(body),
         )
+        if retry and (cause.after_ms or 0) > stream.longest_pause_ms:
+            stream.asked_pause_ms = cause.after_ms or 0
+            put_asked_pause_ms(txn, stream.number, stream.asked_pause_ms)
         time_ms = retry.not_before_ms if retry else now.wall_ms
         key = failed.key_of(stream.number, time_ms, self._state.new_serial())
         if retry is None:

@@ -14,7 +14,7 @@ from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction
 from ftlayer.store.segments import Kind
-from ftlayer.store.streams import all_streams, get_bounds
+from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds
 
 
 def recover(state: State, txn: ReadTransaction) -> None:
@@ -24,6 +24,7 @@ def recover(state: State, txn: ReadTransaction) -> None:
         bounds = get_bounds(txn, stream.number)
         stream.logged = bounds.next - bounds.committed
         stream.offered = bounds.committed
+        stream.asked_pause_ms = get_asked_pause_ms(txn, stream.number)
         state.add_stream(stream)
     for key, _ in txn.scan(FailedTable.WAITING):
         _stream(state, failed.stream_of(key)).waiting += 1

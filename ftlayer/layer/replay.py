@@ -11,7 +11,6 @@ import numpy as np
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import Now, RecordBatches, Records, TakeReplays
 from ftlayer.layer.live import Counts
-from ftlayer.layer.retry import longest_pause_ms
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
 from ftlayer.layer.tracking import Tracking
@@ -161,7 +160,7 @@ class Replay:
                 break
             yield key, value
         # No pause is that long: the wall clock was ahead when these were stored, and has been set back.
-        too_late = now.wall_ms + longest_pause_ms(stream.options) + 1
+        too_late = now.wall_ms + stream.longest_pause_ms + 1
         yield from failed.scan(txn, FailedTable.WAITING, stream.number, too_late)
 
     def _put_together(self, txn: WriteTransaction, records: list[FailedRecord]) -> Rows:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftlayer.errors import MalformedRequestError
-from ftlayer.layer.calls import StreamOptions
+from ftlayer.layer.calls import Failure, StreamOptions
+from ftlayer.store.batches import StoredFailure
 from ftlayer.store.rows import History
 
 MAX_REASON = 1_024  # characters
@@ -25,6 +26,8 @@ class Cause:
     operator: str = ""
     traceback: str = ""
     fatal: bool = False
+    after_ms: int | None = None
+    uses_attempt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +38,35 @@ class Retry:
     not_before_ms: int
 
 
+def cause_of(failure: Failure | StoredFailure) -> Cause:
+    """Return why an attempt ended."""
+    return Cause(
+        failure.reason,
+        failure.operator,
+        failure.traceback,
+        failure.fatal,
+        failure.after_ms,
+        failure.uses_attempt,
+    )
+
+
 def next_attempt(
-    options: StreamOptions, origin: int, attempt: int, *, fatal: bool, wall_ms: int
+    options: StreamOptions, origin: int, attempt: int, cause: Cause, *, wall_ms: int
 ) -> Retry | None:
     """Return what follows when ``attempt`` failed at ``wall_ms``; None when the record is dead.
 
     The pause is the same whenever it is computed for one record and attempt: its random share is a hash of
-    both.
+    both. A pause that the failure itself asks for is kept as it is.
     """
-    if fatal or attempt >= options.max_attempts:
+    most = options.max_attempts
+    if cause.fatal or (cause.uses_attempt and most is not None and attempt >= most):
         return None
+    following = attempt + cause.uses_attempt
+    if cause.after_ms is not None:
+        return Retry(following, wall_ms + cause.after_ms)
     pause = options.backoff_ms[min(attempt, len(options.backoff_ms)) - 1] if options.backoff_ms else 0
     drawn = _hash64(origin, attempt) / 2**64
-    return Retry(attempt + 1, wall_ms + round(pause * (1 - options.jitter * drawn)))
-
-
-def longest_pause_ms(options: StreamOptions) -> int:
-    """Return the longest pause that `next_attempt` makes."""
-    return max(options.backoff_ms, default=0)
+    return Retry(following, wall_ms + round(pause * (1 - options.jitter * drawn)))
 
 
 def extended(history: History, wall_ms: int, cause: Cause) -> History:
@@ -77,7 +91,7 @@ def check_options(options: StreamOptions, buckets: int) -> None:
     """Raise `MalformedRequestError` for options that make no sense, naming the field."""
     checks = (
         ("timeout_ms", buckets - 1 <= options.timeout_ms <= _LONGEST_MS, f"at least {buckets - 1} ms"),
-        ("max_attempts", 1 <= options.max_attempts < 2**31, "at least 1"),
+        ("max_attempts", options.max_attempts is None or 1 <= options.max_attempts < 2**31, "at least 1"),
         ("backoff_ms", all(0 <= ms <= _LONGEST_MS for ms in options.backoff_ms), "no negative pause"),
         ("jitter", 0 <= options.jitter <= 1, "from 0 to 1"),
         ("max_pending", 1 <= options.max_pending <= _LONGEST_MS, "at least 1"),

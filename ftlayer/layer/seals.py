@@ -11,7 +11,7 @@ import numpy as np
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import EmittedRows, Failure, Now, Reseal, Seal, SealedRows
 from ftlayer.layer.event_ids import check_event_ids, plain_event_ids
-from ftlayer.layer.retry import MAX_OPERATOR, MAX_REASON, MAX_TRACEBACK, cut, next_attempt
+from ftlayer.layer.retry import MAX_OPERATOR, MAX_REASON, MAX_TRACEBACK, cause_of, cut, next_attempt
 from ftlayer.layer.state import State, check_array
 from ftlayer.layer.tracking import check_payload, failed_roots
 from ftlayer.store import batches
@@ -113,7 +113,7 @@ class SealWriter:
 
     def _will_wait(self, stream: str, attempt: int, failure: Failure | StoredFailure, now: Now) -> bool:
         options = self._state.stream(stream).options
-        retry = next_attempt(options, failure.root, attempt, fatal=failure.fatal, wall_ms=now.wall_ms)
+        retry = next_attempt(options, failure.root, attempt, cause_of(failure), wall_ms=now.wall_ms)
         return retry is not None
 
     def _check(
@@ -183,16 +183,36 @@ def stored_failure(failure: Failure) -> StoredFailure:
         cut(failure.operator, MAX_OPERATOR),
         cut(failure.traceback, MAX_TRACEBACK),
         failure.fatal,
+        failure.after_ms,
+        failure.uses_attempt,
     )
 
 
 def plain_failure(failure: StoredFailure) -> Failure:
     """Return a stored failure as calls have it."""
-    return Failure(failure.root, failure.reason, failure.operator, failure.traceback, failure.fatal)
+    return Failure(
+        failure.root,
+        failure.reason,
+        failure.operator,
+        failure.traceback,
+        failure.fatal,
+        failure.after_ms,
+        failure.uses_attempt,
+    )
 
 
 def _plain(failures: Iterable[Failure]) -> list[list[object]]:
-    return [[failure.root, failure.reason, failure.operator, failure.fatal] for failure in failures]
+    return [
+        [
+            failure.root,
+            failure.reason,
+            failure.operator,
+            failure.fatal,
+            failure.after_ms,
+            failure.uses_attempt,
+        ]
+        for failure in failures
+    ]
 
 
 def _check_stream(query: QueryRecord, stream: str, what: str) -> None:

@@ -18,7 +18,8 @@ class Stream:
     ``in_flight`` are registered and not complete, ``waiting`` are in the table of that name (cancelled
     replays left out), ``logged`` are in the delivery log beyond what is committed, ``dead`` are dead.
     ``due`` are rows of tracked segments that nobody works on: after a restart, recalled, or registered under a
-    root that was taken. ``offered`` is the offset up to which the query was told of deliveries.
+    root that was taken. ``offered`` is the offset up to which the query was told of deliveries. ``asked_pause_ms`` is
+    the longest pause that a failure has asked for itself.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Stream:
     logged: int = 0
     dead: int = 0
     offered: int = 0
+    asked_pause_ms: int = 0
     due: deque[tuple[int, I64]] = field(default_factory=deque)
     due_rows: int = 0
 
@@ -53,6 +55,11 @@ class Stream:
             rows = rows[:limit]
         self.due_rows -= len(rows)
         return segment, rows
+
+    @property
+    def longest_pause_ms(self) -> int:
+        """No waiting record's time is further ahead than this, unless the wall clock was set back."""
+        return max(*self.options.backoff_ms, self.asked_pause_ms, 0)
 
     @property
     def held(self) -> int:

@@ -26,7 +26,7 @@ from ftlayer.layer.calls import (
 from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.layer.failing import Failing
 from ftlayer.layer.live import MAX_ROWS, by_segment, locate, locations_of
-from ftlayer.layer.retry import Cause
+from ftlayer.layer.retry import Cause, cause_of
 from ftlayer.layer.state import State, check_array
 from ftlayer.layer.streams import Stream
 from ftlayer.store.kv import WriteTransaction
@@ -295,11 +295,6 @@ def failed_roots(failures: dict[int, Failure]) -> U64:
         if not 0 < root < 1 << 64:
             raise MalformedRequestError(f"failures: root {root} is no id (1 to 2**64 - 1)")
     return np.fromiter(failures, np.uint64, len(failures))
-
-
-def cause_of(failure: Failure) -> Cause:
-    """Return why an attempt ended."""
-    return Cause(failure.reason, failure.operator, failure.traceback, failure.fatal)
 
 
 def check_payload(rows: int, key_hashes: I32 | None) -> None:

@@ -14,6 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 COLUMNS = ("roots", "texts", "reasons", "operators", "frames", "last_lines", "fatal")
+WISHES = ("after_ms", "uses_attempt")
+"""Columns that are there where a failure says something of its next attempt, both or none."""
+
+NO_PAUSE = -1
+"""In ``after_ms``: the failure asks for no pause of its own."""
 
 
 class FailureRow(NamedTuple):
@@ -24,6 +29,8 @@ class FailureRow(NamedTuple):
     operator: str
     traceback: str
     fatal: bool
+    after_ms: int | None = None
+    uses_attempt: bool = True
 
 
 class FailureLike(Protocol):
@@ -39,14 +46,19 @@ class FailureLike(Protocol):
     def traceback(self) -> str: ...  # noqa: D102
     @property
     def fatal(self) -> bool: ...  # noqa: D102
+    @property
+    def after_ms(self) -> int | None: ...  # noqa: D102
+    @property
+    def uses_attempt(self) -> bool: ...  # noqa: D102
 
 
 def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
-    """Return failures as plain values for msgpack, under the names in `COLUMNS`.
+    """Return failures as plain values for msgpack, under the names in `COLUMNS` and, where needed, `WISHES`.
 
     ``roots`` is a list of numbers, ``texts`` one of texts; ``reasons``, ``operators``, ``frames`` and
-    ``last_lines`` are little-endian int32 positions in ``texts``, ``fatal`` a byte 0 or 1 for each. Lone
-    surrogates, which UTF-8 does not have (file names from the system may), are written as their escapes.
+    ``last_lines`` are little-endian int32 positions in ``texts``, ``fatal`` and ``uses_attempt`` a byte 0 or 1 for
+    each, ``after_ms`` little-endian int64, `NO_PAUSE` for none. Lone surrogates, which UTF-8 does not have (file
+    names from the system may), are written as their escapes.
     """
     texts: dict[str, int] = {}
     halves: dict[str, tuple[int, int]] = {}
@@ -56,7 +68,8 @@ def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
 
     roots: list[int] = []
     numbers: list[int] = []
-    fatal = bytearray()
+    fatal, uses_attempt = bytearray(), bytearray()
+    pauses: list[int] = []
     for failure in failures:
         traceback = failure.traceback
         half = halves.get(traceback)
@@ -66,10 +79,15 @@ def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
         roots.append(failure.root)
         numbers += (number(failure.reason), number(failure.operator), *half)
         fatal.append(failure.fatal)
+        uses_attempt.append(failure.uses_attempt)
+        pauses.append(NO_PAUSE if failure.after_ms is None else failure.after_ms)
     positions = np.array(numbers, "<i4").reshape(-1, 4)
     columns = [np.ascontiguousarray(column).tobytes() for column in positions.T]
     written = [well_formed(text) for text in texts]
-    return dict(zip(COLUMNS, (roots, written, *columns, bytes(fatal)), strict=True))
+    found = dict(zip(COLUMNS, (roots, written, *columns, bytes(fatal)), strict=True))
+    if not all(uses_attempt) or any(pause != NO_PAUSE for pause in pauses):
+        found |= zip(WISHES, (np.array(pauses, "<i8").tobytes(), bytes(uses_attempt)), strict=True)
+    return found
 
 
 def from_columns(columns: Any) -> list[FailureRow]:
@@ -77,27 +95,47 @@ def from_columns(columns: Any) -> list[FailureRow]:
 
     Raises ValueError that says what is wrong with ``columns``, whatever they are.
     """
-    if type(columns) is not dict or set(columns) != set(COLUMNS):
-        raise ValueError(f"expected a map with {', '.join(COLUMNS)}")
+    if type(columns) is not dict or set(columns) not in (set(COLUMNS), {*COLUMNS, *WISHES}):
+        raise ValueError(f"expected a map with {', '.join(COLUMNS)}, and maybe {' and '.join(WISHES)}")
     roots, texts, fatal = columns["roots"], columns["texts"], columns["fatal"]
     if type(roots) is not list or any(type(root) is not int for root in roots):
         raise ValueError("roots: expected an array of integers")
     if type(texts) is not list or any(type(text) is not str for text in texts):
         raise ValueError("texts: expected an array of texts")
-    if type(fatal) is not bytes or len(fatal) != len(roots) or fatal.translate(None, b"\0\1"):
-        raise ValueError(f"fatal: expected {len(roots)} bytes, each 0 or 1")
+    _check_flags(fatal, "fatal", len(roots))
+    pauses, uses_attempt = _wishes(columns, len(roots))
     reasons, operators, frames, last_lines = (
         _positions(columns[name], name, len(roots), len(texts)).tolist() for name in COLUMNS[2:6]
     )
     joined: dict[tuple[int, int], str] = {}
     rows = []
     halves = zip(frames, last_lines, strict=True)
-    for root, reason, operator, half, is_fatal in zip(roots, reasons, operators, halves, fatal, strict=True):
+    lists = (roots, reasons, operators, halves, fatal, pauses, uses_attempt)
+    for root, reason, operator, half, is_fatal, pause, uses in zip(*lists, strict=True):
         traceback = joined.get(half)
         if traceback is None:
             traceback = joined[half] = texts[half[0]] + texts[half[1]]
-        rows.append(FailureRow(root, texts[reason], texts[operator], traceback, is_fatal == 1))
+        after_ms = None if pause == NO_PAUSE else pause
+        rows.append(
+            FailureRow(root, texts[reason], texts[operator], traceback, is_fatal == 1, after_ms, uses == 1)
+        )
     return rows
+
+
+def _wishes(columns: dict[str, Any], rows: int) -> tuple[list[int], bytes]:
+    """Return the pauses that were asked for and whether each failure uses up an attempt."""
+    if WISHES[0] not in columns:
+        return [NO_PAUSE] * rows, b"\1" * rows
+    pauses, uses_attempt = (columns[name] for name in WISHES)
+    _check_flags(uses_attempt, WISHES[1], rows)
+    if type(pauses) is not bytes or len(pauses) != 8 * rows:
+        raise ValueError(f"{WISHES[0]}: expected {rows} little-endian int64")
+    return np.frombuffer(pauses, "<i8").tolist(), uses_attempt
+
+
+def _check_flags(flags: Any, name: str, rows: int) -> None:
+    if type(flags) is not bytes or len(flags) != rows or flags.translate(None, b"\0\1"):
+        raise ValueError(f"{name}: expected {rows} bytes, each 0 or 1")
 
 
 def split_traceback(traceback: str) -> tuple[str, str]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import FTStatus, TopologyOptions, is_loopback
 from ftlayer.errors import ConfigError, JobStartError
+from ftlayer.functions.retry_rules import Errors
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.restart import ExponentialDelay, RestartStrategy
 from ftlayer.runtime.coordinator.control_server import ControlServer
@@ -115,10 +116,19 @@ class StreamEnvironment:
         uid: str | None = None,
         parallelism: int | None = None,
         retry: StreamOptions | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Begin a stream; arguments and errors as `ftlayer.stream.builder.GraphBuilder.source`."""
         return self._builder.source(
-            source, schema, options=options, uid=uid, parallelism=parallelism, retry=retry
+            source,
+            schema,
+            options=options,
+            uid=uid,
+            parallelism=parallelism,
+            retry=retry,
+            retry_on=retry_on,
+            dead_on=dead_on,
         )
 
     # ------------------------------------------------------------ looking at it
@@ -130,7 +140,7 @@ class StreamEnvironment:
             check_forced(graph, self._checkpointing)
             return job_graph(graph, max_parallelism=self._checkpointing.max_parallelism)
         assert self._layer is not None
-        return job_graph(graph, self._layer.status, self._layer.stream_options)
+        return job_graph(graph, self._layer.status, self._layer.stream_options, rules=self._layer.rules)
 
     def explain(self) -> str:
         """Return the topology in words: its chains, how records get from one to the next, where the vertex comes in."""

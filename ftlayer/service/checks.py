@@ -11,7 +11,7 @@ from collections.abc import Sized
 
 import numpy as np
 
-from ftlayer.errors import MalformedRequestError
+from ftlayer.errors import MAX_RETRY_LATER_MS, MalformedRequestError
 from ftlayer.layer import calls
 from ftlayer.layer.calls import I32, U64, Call, Envelope
 from ftlayer.layer.event_ids import check_event_ids
@@ -144,11 +144,16 @@ def _check_failures(failures: tuple[calls.Failure, ...], where: str) -> None:
             raise MalformedRequestError(
                 f"{where}[{index}].root: expected an id, 1 to 2^64-1, got {failure.root}"
             )
+        if failure.after_ms is not None and not 0 <= failure.after_ms <= MAX_RETRY_LATER_MS:
+            raise MalformedRequestError(
+                f"{where}[{index}].after_ms: expected 0 to {MAX_RETRY_LATER_MS}, got {failure.after_ms}"
+            )
 
 
 def _check_options(options: calls.StreamOptions, where: str) -> None:
     _check_least(options.timeout_ms, 1, f"{where}.timeout_ms")
-    _check_least(options.max_attempts, 1, f"{where}.max_attempts")
+    if options.max_attempts is not None:
+        _check_least(options.max_attempts, 1, f"{where}.max_attempts")
     _check_least(options.max_pending, 1, f"{where}.max_pending")
     for index, pause in enumerate(options.backoff_ms):
         _check_least(pause, 0, f"{where}.backoff_ms[{index}]")

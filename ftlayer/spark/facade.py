@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftlayer.config import FTStatus, VertexOptions, duration_ms
 from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.layer.calls import (
     Changed,
     OpenStream,
@@ -45,6 +46,7 @@ class FTLayer:
         status: FTStatus = FTStatus.ON,
         strict: bool = True,
         max_rows: int = MAX_ROWS,
+        rules: RetryRules = NO_RULES,
     ) -> None:
         """Use `embedded` or `connect` instead."""
         self._vertex_options = vertex if isinstance(vertex, VertexOptions) else None
@@ -52,6 +54,7 @@ class FTLayer:
         self._embedded: EmbeddedVertex | None = None
         self._host = "127.0.0.1"
         self.stream_options = options
+        self.rules = rules
         self.status = _status(status)
         self.strict = strict
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
@@ -64,13 +67,15 @@ class FTLayer:
         path: str | Path,
         *,
         timeout: str | int = "30s",
-        max_attempts: int = 5,
+        max_attempts: int | None = 5,
         backoff: str | int | Sequence[str | int] = BACKOFF,
         jitter: float = 0.1,
         max_pending: int = 1_000_000,
         max_rows: int = MAX_ROWS,
         strict: bool = True,
         status: FTStatus = FTStatus.ON,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
         **vertex: Any,
     ) -> FTLayer:
         """Keep the vertex as a child process of this driver, with its store in ``path``.
@@ -78,13 +83,18 @@ class FTLayer:
         Args:
             path: directory of the store; made if missing.
             timeout: how long a record handed to another query (`TrackedStream.emit`) may take.
-            max_attempts: runs a record gets, the first included, before it is a dead letter.
-            backoff: pause before each further attempt; the last one serves all later ones.
+            max_attempts: runs a record gets, the first included, before it is a dead letter; None: any number.
+            backoff: pause before each further attempt; the last one serves all later ones. A list has no more pauses
+                than there are further attempts.
             jitter: share of a pause (0 to 1) that is drawn at random.
             max_pending: records of a source that may be in flight before intake waits.
             max_rows: rows that the vertex delivers to one batch.
             strict: every record has to be accounted for; see `TrackedStream.transform`.
             status: `FTStatus.OFF` runs the same program as plain Spark, and starts no vertex.
+            retry_on: the failures that are worth another attempt: exception classes, or a function of the exception
+                that says yes or no. Whatever else is raised makes a dead letter at once.
+            dead_on: the failures that are not, asked before ``retry_on``. A source and an operator may have rules of
+                their own; the narrowest that says something decides.
             vertex: further fields of `ftlayer.config.VertexOptions` (durability, max_store_bytes, …).
 
         Raises `ConfigError` naming the option. The vertex starts with the first query that needs it.
@@ -94,7 +104,8 @@ class FTLayer:
             vertex_options = VertexOptions(path, **vertex)
         except TypeError as error:
             raise ConfigError(f"FTLayer.embedded: {error}") from error
-        return cls(vertex_options, options, status=status, strict=strict, max_rows=max_rows)
+        rules = rules_of(retry_on, dead_on, "FTLayer.embedded")
+        return cls(vertex_options, options, status=status, strict=strict, max_rows=max_rows, rules=rules)
 
     @classmethod
     def connect(
@@ -104,18 +115,21 @@ class FTLayer:
         token: str,
         root_certs: bytes | None = None,
         timeout: str | int = "30s",
-        max_attempts: int = 5,
+        max_attempts: int | None = 5,
         backoff: str | int | Sequence[str | int] = BACKOFF,
         jitter: float = 0.1,
         max_pending: int = 1_000_000,
         max_rows: int = MAX_ROWS,
         strict: bool = True,
         status: FTStatus = FTStatus.ON,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> FTLayer:
         """Use a vertex that ``ftlayer serve`` runs; arguments as in `embedded` and `VertexClient`."""
         options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending)
+        rules = rules_of(retry_on, dead_on, "FTLayer.connect")
         client = VertexClient(address, token, root_certs=root_certs, client_id="driver")
-        return cls(client, options, status=status, strict=strict, max_rows=max_rows)
+        return cls(client, options, status=status, strict=strict, max_rows=max_rows, rules=rules)
 
     def __enter__(self) -> FTLayer:
         return self
@@ -186,7 +200,13 @@ class FTLayer:
     # ------------------------------------------------------------ sources
 
     def source(
-        self, frame: DataFrame | Ingest, *, name: str = "", key: str | Sequence[str] = ()
+        self,
+        frame: DataFrame | Ingest,
+        *,
+        name: str = "",
+        key: str | Sequence[str] = (),
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> TrackedStream:
         """Wrap a streaming DataFrame (or an `ingest`): its records are tracked from here on.
 
@@ -194,11 +214,13 @@ class FTLayer:
             frame: ``spark.readStream.….load()``, or what `ingest` returned.
             name: the source's name; it has to stay the same over restarts.
             key: columns whose hash, Spark's own, is stored with a record.
+            retry_on, dead_on: as for `embedded`, for what this source's records fail with.
 
         Raises `InvalidTopologyError`, `UnsupportedError` or `UnhashableKeyError` for what cannot be wrapped.
         """
+        rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self.rules)
         if isinstance(frame, Ingest):
-            return self._ingested(frame)
+            return self._ingested(frame, rules)
         _check_name(name)
         check_source(frame, name)
         wanted = (key,) if isinstance(key, str) else tuple(key)
@@ -206,14 +228,23 @@ class FTLayer:
         if keys:
             check_key(frame.schema, keys, f"source {name!r}: key")
         self._place(frame.sparkSession)
-        return TrackedStream(self, SourceSpec(frame, name, keys), frame.schema)
+        return TrackedStream(self, SourceSpec(frame, name, keys, rules=rules), frame.schema)
 
-    def resume(self, frame: DataFrame, *, name: str, carrier: str = "ft") -> TrackedStream:
+    def resume(
+        self,
+        frame: DataFrame,
+        *,
+        name: str,
+        carrier: str = "ft",
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+    ) -> TrackedStream:
         """Go on tracking records that another query handed on with `TrackedStream.emit`.
 
         ``carrier`` is the column of ``frame`` (binary) with their ids. A record that fails here is replayed
-        from where it came into the other query.
+        from where it came into the other query. ``retry_on`` and ``dead_on`` as for `source`.
         """
+        rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self.rules)
         _check_name(name)
         check_source(frame, name)
         (carrier,) = check_columns(frame.sparkSession, frame.schema, [carrier], f"resume {name!r}: carrier")
@@ -222,7 +253,7 @@ class FTLayer:
                 f"resume {name!r}: column {carrier!r} is {dict(frame.dtypes)[carrier]}, not binary"
             )
         self._place(frame.sparkSession)
-        return TrackedStream(self, SourceSpec(frame, name, carrier=carrier), frame.schema)
+        return TrackedStream(self, SourceSpec(frame, name, carrier=carrier, rules=rules), frame.schema)
 
     def ingest(self, name: str, schema: StructType | str) -> Ingest:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
@@ -238,7 +269,7 @@ class FTLayer:
         self.client.call(OpenStream(stream_of_ingest(name), self.stream_options))
         return Ingest(name, struct, self.client)
 
-    def _ingested(self, ingest: Ingest) -> TrackedStream:
+    def _ingested(self, ingest: Ingest, rules: RetryRules) -> TrackedStream:
         from pyspark.sql import SparkSession
 
         if not self.enabled:
@@ -248,7 +279,8 @@ class FTLayer:
         spark = SparkSession.active()
         check_session(spark)
         frame = spark.createDataFrame([], ingest.schema)
-        return TrackedStream(self, SourceSpec(frame, ingest.name, ingest=ingest.name), ingest.schema)
+        spec = SourceSpec(frame, ingest.name, ingest=ingest.name, rules=rules)
+        return TrackedStream(self, spec, ingest.schema)
 
     def _place(self, spark: SparkSession) -> None:
         """Let an embedded vertex listen where this session's executors can reach it."""
@@ -329,13 +361,13 @@ def _check_name(name: str) -> None:
 
 def _stream_options(
     timeout: str | int,
-    max_attempts: int,
+    max_attempts: int | None,
     backoff: str | int | Sequence[str | int],
     jitter: float,
     max_pending: int,
 ) -> StreamOptions:
-    if max_attempts < 1:
-        raise ConfigError(f"max_attempts: expected 1 or more, got {max_attempts}")
+    if max_attempts is not None and max_attempts < 1:
+        raise ConfigError(f"max_attempts: expected 1 or more, or None for no bound, got {max_attempts}")
     if not 0 <= jitter <= 1:
         raise ConfigError(f"jitter: expected 0 to 1, got {jitter}")
     if max_pending < 1:
@@ -343,10 +375,12 @@ def _stream_options(
     pauses = [backoff] if isinstance(backoff, (str, int)) else list(backoff)
     if not pauses:
         raise ConfigError("backoff: give one pause at least")
-    return StreamOptions(
+    options = StreamOptions(
         duration_ms(timeout, "timeout"),
         max_attempts,
         tuple(duration_ms(pause, "backoff") for pause in pauses),
         jitter,
         max_pending,
     )
+    options.check_pauses("FTLayer")
+    return options

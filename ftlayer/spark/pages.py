@@ -47,6 +47,8 @@ class FailedRow:
     reason: str
     traceback: int  # index into the head's tracebacks
     fatal: bool
+    after_ms: int | None = None
+    uses_attempt: bool = True
 
 
 @dataclass(frozen=True, slots=True)

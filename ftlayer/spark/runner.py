@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -196,10 +196,7 @@ def resumed_events(verdict: Verdict, failures: dict[int, Failure], exact: str = 
     children = dict(zip(emitted.tolist(), values.tolist(), strict=True))
     for incarnation in np.unique(carriers["incarnation"]):
         part = carriers[carriers["incarnation"] == incarnation]
-        failed = [
-            Failure(int(root), failure.reason, failure.operator, failure.traceback, failure.fatal)
-            for root, failure in _failed_of(part, failures)
-        ]
+        failed = [replace(failure, root=int(root)) for root, failure in _failed_of(part, failures)]
         if failed:
             yield Fail(tuple(failed), int(incarnation))
         good = np.array([int(id_) not in failures for id_ in part["id"]], bool)

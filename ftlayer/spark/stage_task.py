@@ -7,7 +7,7 @@ from the pages is exactly what Spark's winning task attempts produced.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -123,7 +123,7 @@ class StageTask:
         """Run the functions; again in place, or in a child process, where the task says so."""
         result = self._run_once(rows)
         for _ in range(self.again):
-            failed = sorted({failure.row for failure in result.failures if not failure.fatal})
+            failed = sorted({failure.row for failure in result.failures if _may_pass_now(failure)})
             if not failed:
                 break
             result = _merge_retry(result, failed, self._run_once(rows.take(pa.array(failed))))
@@ -142,14 +142,18 @@ class StageTask:
         return Chain(self.functions)
 
 
+def _may_pass_now(failure: RowFailure) -> bool:
+    """Whether trying again at once makes sense: not for what is dead, nor for what asked for a pause."""
+    return not failure.fatal and failure.after_ms is None
+
+
 def _merge_retry(result: ChainResult, failed: list[int], retry: ChainResult) -> ChainResult:
     """Put the outcome of trying the rows ``failed`` again in the place of their first one."""
     places = np.array(failed, np.int64)
     batches = result.batches + [(rows, places[parents]) for rows, parents in retry.batches]
-    failures = [failure for failure in result.failures if failure.fatal]
+    failures = [failure for failure in result.failures if not _may_pass_now(failure)]
     for failure in retry.failures:
-        row = int(places[failure.row])
-        failures.append(RowFailure(row, failure.operator, failure.reason, failure.traceback, failure.fatal))
+        failures.append(replace(failure, row=int(places[failure.row])))
     return ChainResult(batches, failures)
 
 
@@ -262,7 +266,16 @@ class _Page:
                 taken.append(row)
             index = self._tracebacks.setdefault(failure.traceback, len(self._tracebacks))
             self._failures.append(
-                FailedRow(int(roots[row]), place, failure.operator, failure.reason, index, failure.fatal)
+                FailedRow(
+                    int(roots[row]),
+                    place,
+                    failure.operator,
+                    failure.reason,
+                    index,
+                    failure.fatal,
+                    failure.after_ms,
+                    failure.uses_attempt,
+                )
             )
         if taken:
             self._failed_rows.append(rows.take(pa.array(taken)))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Record
 from ftlayer.spark.delivery_source import arrow_schema
 from ftlayer.spark.plain import transform_plain
@@ -36,6 +37,7 @@ class SourceSpec:
     key: tuple[str, ...] = ()
     ingest: str = ""
     carrier: str = ""
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -51,28 +53,51 @@ class TrackedStream:
     # ------------------------------------------------------------ functions of a record
 
     def map(
-        self, function: Callable[[Record], Record], schema: StructType | str, *, name: str = ""
+        self,
+        function: Callable[[Record], Record],
+        schema: StructType | str,
+        *,
+        name: str = "",
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> TrackedStream:
         """Apply ``function`` to each record (a dict); it returns a dict with the columns of ``schema``.
 
-        A record for which it raises (or returns what does not fit) fails alone and is tried again.
+        A record for which it raises (or returns what does not fit) fails alone and is tried again. ``retry_on`` and
+        ``dead_on`` say for which errors, as those of `FTLayer.embedded` do for all operators.
         """
         uid = self._uid("map", function, name)
         struct = struct_of(schema, uid)
-        return self._then(Map(uid, function, arrow_schema(struct)), struct)
+        rules = self._rules(retry_on, dead_on, uid)
+        return self._then(Map(uid, function, arrow_schema(struct), rules), struct)
 
     def flat_map(
-        self, function: Callable[[Record], Any], schema: StructType | str, *, name: str = ""
+        self,
+        function: Callable[[Record], Any],
+        schema: StructType | str,
+        *,
+        name: str = "",
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> TrackedStream:
         """Like `map`, with an iterable of dicts: none, one or many."""
         uid = self._uid("flat_map", function, name)
         struct = struct_of(schema, uid)
-        return self._then(FlatMap(uid, function, arrow_schema(struct)), struct)
+        rules = self._rules(retry_on, dead_on, uid)
+        return self._then(FlatMap(uid, function, arrow_schema(struct), rules), struct)
 
-    def filter(self, function: Callable[[Record], Any], *, name: str = "") -> TrackedStream:
+    def filter(
+        self,
+        function: Callable[[Record], Any],
+        *,
+        name: str = "",
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+    ) -> TrackedStream:
         """Keep the records for which ``function`` is true; the others are done."""
         uid = self._uid("filter", function, name)
-        return self._then(Filter(uid, function, arrow_schema(self.schema)), self.schema)
+        rules = self._rules(retry_on, dead_on, uid)
+        return self._then(Filter(uid, function, arrow_schema(self.schema), rules), self.schema)
 
     def map_batches(
         self,
@@ -82,6 +107,8 @@ class TrackedStream:
         kind: Literal["arrow", "pandas"] = "arrow",
         tagged: bool = False,
         name: str = "",
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> TrackedStream:
         """Apply ``function`` to a ``pa.RecordBatch`` (or ``pandas.DataFrame``) at a time, row for row.
 
@@ -93,7 +120,8 @@ class TrackedStream:
             raise ConfigError(f"map_batches: kind is 'arrow' or 'pandas', not {kind!r}")
         uid = self._uid("map_batches", function, name)
         struct = struct_of(schema, uid)
-        return self._then(MapBatches(uid, function, arrow_schema(struct), kind, tagged), struct)
+        rules = self._rules(retry_on, dead_on, uid)
+        return self._then(MapBatches(uid, function, arrow_schema(struct), kind, tagged, rules), struct)
 
     # ------------------------------------------------------------ Spark's own operators
 
@@ -202,6 +230,9 @@ class TrackedStream:
 
     def _then(self, step: Step, schema: StructType) -> TrackedStream:
         return replace(self, steps=(*self.steps, step), schemas=(*self.schemas, schema), schema=schema)
+
+    def _rules(self, retry_on: Errors | None, dead_on: Errors | None, uid: str) -> RetryRules:
+        return rules_of(retry_on, dead_on, repr(uid)).within(self.source.rules)
 
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
         if not callable(function):

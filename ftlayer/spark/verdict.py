@@ -79,7 +79,13 @@ def add_failures(verdict: Verdict, head: PageHead) -> None:
     for failed in head.failures:
         verdict.fail(
             Failure(
-                failed.root, failed.reason, failed.operator, head.tracebacks[failed.traceback], failed.fatal
+                failed.root,
+                failed.reason,
+                failed.operator,
+                head.tracebacks[failed.traceback],
+                failed.fatal,
+                failed.after_ms,
+                failed.uses_attempt,
             )
         )
         if failed.row >= 0 and whole is not None:

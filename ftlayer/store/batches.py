@@ -15,7 +15,9 @@ from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import Rows, decode_info, encode_info, pack, unpack
 
-_FORMAT = 3
+_FORMAT = 4
+# Format 3 has failures that say nothing of their next attempt, which format 4 leaves out too.
+_READABLE = (3, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class StoredFailure:
     operator: str
     traceback: str
     fatal: bool
+    after_ms: int | None = None
+    uses_attempt: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
     try:
         version, committed, said, delivered, redelivered, resumed, emitted, *numbers = unpack(value)
         parts, waiting, dead = numbers
-        if version != _FORMAT:
+        if version not in _READABLE:
             raise ValueError(f"format {version}")
         return BatchHead(
             committed,

@@ -16,7 +16,7 @@ from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import pack, unpack
 
-_STREAM, _BOUNDS, _POSITION = b"stream/", b"bounds/", b"position/"
+_STREAM, _BOUNDS, _POSITION, _PAUSE = b"stream/", b"bounds/", b"position/", b"pause/"
 _BOUNDS_FORMAT = struct.Struct(">QQQ")
 
 
@@ -109,6 +109,17 @@ def put_bounds(txn: WriteTransaction, stream: int, bounds: LogBounds) -> None:
     """Store how far a stream's delivery log has come."""
     packed = _BOUNDS_FORMAT.pack(bounds.next, bounds.committed, bounds.floor)
     txn.put("meta", _BOUNDS + stream.to_bytes(4, "big"), packed)
+
+
+def get_asked_pause_ms(txn: ReadTransaction, stream: int) -> int:
+    """Return the longest pause (ms) that a failure in a stream has ever asked for; 0: none has."""
+    value = txn.get("meta", _PAUSE + stream.to_bytes(4, "big"))
+    return 0 if value is None else int.from_bytes(value, "big")
+
+
+def put_asked_pause_ms(txn: WriteTransaction, stream: int, pause_ms: int) -> None:
+    """Store the longest pause that a failure in a stream has asked for."""
+    txn.put("meta", _PAUSE + stream.to_bytes(4, "big"), pause_ms.to_bytes(8, "big"))
 
 
 def put_entry(txn: WriteTransaction, stream: int, entry: LogEntry) -> None:

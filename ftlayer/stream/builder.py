@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.retry_rules import Errors, rules_of
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.stream.checks import check_columns, check_graph, check_operator, check_parallelism
@@ -65,6 +66,8 @@ class GraphBuilder:
         uid: str | None = None,
         parallelism: int | None = None,
         retry: StreamOptions | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Begin a stream.
 
@@ -79,10 +82,15 @@ class GraphBuilder:
             parallelism: subtasks that read. By default as many as there are partitions of iterables, up to the
                 topology's; one for a `PushSource` (its callback is registered in each subtask) and a simple reader.
             retry: retry options of these records; by default the topology's.
+            retry_on, dead_on: which errors are worth another attempt of these records, where an operator does not say
+                so itself; by default the topology's. Acker mode only.
 
         Raises:
             ConfigError: what cannot be a source, a one-shot iterator among others; no or a wrong schema.
         """
+        rules = rules_of(retry_on, dead_on, "source")
+        if retry is not None:
+            retry.check_pauses("source: retry")
         wanted = None if schema is None else self.schema(schema, "source")
         opened = open_source(source, wanted, options, self._parse)
         known = wanted if wanted is not None else opened.schema
@@ -91,7 +99,7 @@ class GraphBuilder:
         if parallelism is None and opened.most_subtasks is not None:
             parallelism = min(opened.most_subtasks, self.parallelism)
         node = self.add(
-            lambda uid: Source(uid, opened.connector, known),
+            lambda uid: Source(uid, opened.connector, known, rules),
             [],
             uid=uid,
             parallelism=parallelism,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ftlayer.layer.calls import StreamOptions
 from ftlayer.stream.drawing import to_dot, to_mermaid
 from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.stream.labels import original_edges, partitioner_name, persisted_name, replay_of, stored_name
@@ -51,13 +52,17 @@ def _edge(edge: JobEdge) -> list[str]:
     return [f"{source} → {edge.target}", f"input {edge.input}", partitioner_name(edge.partitioner), stored]
 
 
+def _attempts(options: StreamOptions) -> str:
+    return "any number of attempts" if options.max_attempts is None else f"{options.max_attempts} attempts"
+
+
 def _vertex(graph: JobGraph) -> list[str]:
     """Say of each stream what is stored and where it is replayed."""
     lines: list[str] = []
     replays = {replay.stream: replay for vertex in graph.vertices if (replay := replay_of(vertex))}
     for stream, options in graph.options:
         lines.append(
-            f"  stream {stream!r}: {options.max_attempts} attempts of {options.timeout_ms} ms, "
+            f"  stream {stream!r}: {_attempts(options)} of {options.timeout_ms} ms, "
             f"{options.max_pending} records in flight"
         )
         replay = replays.get(stream)

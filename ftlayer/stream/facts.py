@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import Filter, Process, Reduce
 from ftlayer.stream.operators import (
     AssignWatermarks,
@@ -56,6 +57,11 @@ def keys_of(operator: Operator) -> tuple[tuple[str, ...], ...]:
         case CoProcess() | Join():
             return operator.keys
     return ((),) * inputs_of(operator)
+
+
+def rules_of_operator(operator: Operator) -> RetryRules:
+    """Return which failures of an operator are worth a retry; those that only pass records on have no rules."""
+    return NO_RULES if isinstance(operator, IterationHead | IterationTail) else operator.rules
 
 
 def is_volatile(operator: Operator) -> bool:

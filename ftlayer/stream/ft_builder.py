@@ -11,7 +11,7 @@ from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey, Partitioner
 from ftlayer.partitioning.replay import replay_twin
 from ftlayer.records.batch import MAX_SELECTORS
-from ftlayer.stream.facts import emits_roots, outputs_of
+from ftlayer.stream.facts import emits_roots, outputs_of, rules_of_operator
 from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.stream.operators import Operator, Replay
 
@@ -78,7 +78,8 @@ class OpFTLayerBuilder:
                     continue
                 for edge in routed:
                     edges[edge.number] = edge
-                replay = Replay(replay_uid(operator.uid, tag), stream, operator.uid, schema, tag)
+                rules = rules_of_operator(operator)
+                replay = Replay(replay_uid(operator.uid, tag), stream, operator.uid, schema, tag, rules)
                 vertices.append(JobVertex(replay.uid, (replay,), 1))
                 for edge in routed:
                     edges.append(_twin(edge, len(edges), replay))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ftlayer.config import FTStatus
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.stream.barrier_builder import BarrierBuilder
 from ftlayer.stream.checks import check_graph
 from ftlayer.stream.facts import MAIN, has_timers, inputs_of, side_outputs_of
+from ftlayer.stream.failure_rules import check_no_rules, with_rules
 from ftlayer.stream.ft_builder import FTLayerBuilder, NopFTLayerBuilder, OpFTLayerBuilder
 from ftlayer.stream.graph import StreamEdge, StreamGraph
 from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
@@ -21,18 +23,20 @@ def job_graph(
     status: FTStatus = FTStatus.ON,
     retry: StreamOptions | None = None,
     *,
+    rules: RetryRules = NO_RULES,
     max_parallelism: int = 0,
 ) -> JobGraph:
     """Translate a graph. ``retry`` are the options of sources that have none of their own.
 
-    ``max_parallelism`` above 0 is the number of key groups in barrier mode. Raises what `check_graph` and the
-    ``wire`` of the builders raise.
+    ``rules`` are the topology's, on which failures are worth a retry. ``max_parallelism`` above 0 is the number of key
+    groups in barrier mode. Raises what `check_graph`, `with_rules` and the ``wire`` of the builders raise.
     """
     if max_parallelism:
+        check_no_rules(graph)
         return generate(graph, BarrierBuilder(max_parallelism))
     if status is FTStatus.OFF:
         return generate(graph, NopFTLayerBuilder())
-    return generate(graph, OpFTLayerBuilder(retry or StreamOptions()))
+    return generate(with_rules(graph, rules), OpFTLayerBuilder(retry or StreamOptions()))
 
 
 def generate(graph: StreamGraph, ft_builder: FTLayerBuilder) -> JobGraph:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.functions.windows.assigners import WindowKind
 from ftlayer.stream.connectors import Schema
@@ -41,6 +42,8 @@ class KeyedStream(DataStream):
         volatile_state: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Emit for each record the aggregate of its key: the first record, then ``function(aggregate, record)``.
 
@@ -49,8 +52,11 @@ class KeyedStream(DataStream):
         """
         if not callable(function):
             raise ConfigError(f"reduce: expected a function, got a {type(function).__name__}")
+        rules = rules_of(retry_on, dead_on, "reduce")
         return self._then(
-            lambda uid: Reduce(uid, function, self.keys, self.schema, volatile_state), uid, parallelism
+            lambda uid: Reduce(uid, function, self.keys, self.schema, volatile_state, rules=rules),
+            uid,
+            parallelism,
         )
 
     def aggregate(
@@ -62,6 +68,8 @@ class KeyedStream(DataStream):
         volatile_state: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Emit for each record the aggregate of its key: ``add(create(), record)``, then ``add(aggregate, record)``.
 
@@ -72,8 +80,9 @@ class KeyedStream(DataStream):
             if not callable(function):
                 raise ConfigError(f"aggregate: {what} is a {type(function).__name__}, not a function")
         to = self.builder.schema(schema, "aggregate")
+        rules = rules_of(retry_on, dead_on, "aggregate")
         return self._then(
-            lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create), uid, parallelism
+            lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create, rules), uid, parallelism
         )
 
     def process(
@@ -85,12 +94,15 @@ class KeyedStream(DataStream):
         volatile_state: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Run a `ProcessFunction` with state and timers of each key, and side outputs (`side_output`).
 
         ``volatile_state`` as in `reduce`.
         """
-        return add_process(self, self.keys, function, schema, side, volatile_state, uid, parallelism)
+        rules = rules_of(retry_on, dead_on, "process")
+        return add_process(self, self.keys, function, schema, side, volatile_state, uid, parallelism, rules)
 
     def window(self, windows: WindowKind) -> WindowedStream:
         """Cut the stream into windows of event time: `tumbling`, `sliding` or `session` say which.
@@ -116,6 +128,8 @@ class KeyedStream(DataStream):
         volatile_state: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Pair records of equal keys where ``lower`` <= other's time - this one's time <= ``upper``.
 
@@ -133,9 +147,10 @@ class KeyedStream(DataStream):
         if bounds[0] > bounds[1]:
             raise ConfigError(f"join: no time lies between lower {lower!r} and upper {upper!r}")
         to = self.builder.schema(schema, "join")
+        rules = rules_of(retry_on, dead_on, "join")
         keys, inputs = (self.keys, other.keys), (self.schema, other.schema)
         node = self.builder.add(
-            lambda uid: Join(uid, function, keys, inputs, *bounds, to, volatile_state),
+            lambda uid: Join(uid, function, keys, inputs, *bounds, to, volatile_state, rules),
             [self.legs, other.legs],
             uid=uid,
             parallelism=parallelism,
@@ -160,6 +175,8 @@ class ConnectedStreams:
         volatile_state: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Run a `CoProcessFunction`, with state and timers of each key where both streams have keys.
 
@@ -176,8 +193,9 @@ class ConnectedStreams:
         if isinstance(left, KeyedStream) and isinstance(right, KeyedStream):
             keys = (left.keys, right.keys)
         inputs = (left.schema, right.schema)
+        rules = rules_of(retry_on, dead_on, "process")
         node = builder.add(
-            lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state),
+            lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state, rules),
             [left.legs, right.legs],
             uid=uid,
             parallelism=parallelism,
@@ -194,6 +212,7 @@ def add_process(
     volatile_state: bool,
     uid: str | None,
     parallelism: int | None,
+    rules: RetryRules = NO_RULES,
 ) -> DataStream:
     """Put a `ProcessFunction` behind a stream."""
     from ftlayer.functions.process import ProcessFunction
@@ -203,7 +222,7 @@ def add_process(
     to = stream.schema if schema is None else builder.schema(schema, "process")
     sides = _sides(builder, side)
     node = builder.add(
-        lambda uid: Process(uid, function, keys, to, sides, volatile_state),
+        lambda uid: Process(uid, function, keys, to, sides, volatile_state, rules),
         [stream.legs],
         uid=uid,
         parallelism=parallelism,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import CoProcess as CoProcess
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process, Reduce
 
@@ -61,6 +62,7 @@ class Source:
     uid: str
     connector: SourceConnector
     schema: pa.Schema
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Replay:
     of: str
     schema: pa.Schema
     tag: str = ""
+    rules: RetryRules = NO_RULES
 
 
 # ---------------------------------------------------------------- event time, two inputs
@@ -94,6 +97,7 @@ class AssignWatermarks:
     out_of_orderness_ms: int
     idle_ms: int | None
     schema: pa.Schema
+    rules: RetryRules = NO_RULES
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class Join:
     upper_ms: int
     schema: pa.Schema
     volatile_state: bool = False
+    rules: RetryRules = NO_RULES
 
 
 # ---------------------------------------------------------------- iterations
@@ -169,6 +174,7 @@ class Sink:
     uid: str
     connector: SinkConnector
     schema: pa.Schema
+    rules: RetryRules = NO_RULES
 
 
 FunctionOperator = Map | FlatMap | Filter | MapBatches | Reduce | Process

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import pyarrow as pa
 
 from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.retry_rules import Errors, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
 from ftlayer.partitioning.partitioners import (
     Broadcast,
@@ -75,11 +76,18 @@ class DataStream:
         *,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
-        """One record in, one out."""
+        """One record in, one out.
+
+        ``retry_on`` and ``dead_on``, here and below, say which errors of this operator are worth another attempt, as
+        those of `FTLayer.embedded` do for all operators. Acker mode only.
+        """
         _check_function(function, "map")
         to = self._output(schema, "map")
-        return self._then(lambda uid: Map(uid, function, to), uid, parallelism)
+        rules = rules_of(retry_on, dead_on, "map")
+        return self._then(lambda uid: Map(uid, function, to, rules), uid, parallelism)
 
     def flat_map(
         self,
@@ -88,18 +96,28 @@ class DataStream:
         *,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
         _check_function(function, "flat_map")
         to = self._output(schema, "flat_map")
-        return self._then(lambda uid: FlatMap(uid, function, to), uid, parallelism)
+        rules = rules_of(retry_on, dead_on, "flat_map")
+        return self._then(lambda uid: FlatMap(uid, function, to, rules), uid, parallelism)
 
     def filter(
-        self, function: Callable[[Any], Any], *, uid: str | None = None, parallelism: int | None = None
+        self,
+        function: Callable[[Any], Any],
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Keep the records for which the function is true."""
         _check_function(function, "filter")
-        return self._then(lambda uid: Filter(uid, function, self.schema), uid, parallelism)
+        rules = rules_of(retry_on, dead_on, "filter")
+        return self._then(lambda uid: Filter(uid, function, self.schema, rules), uid, parallelism)
 
     def map_batches(
         self,
@@ -110,6 +128,8 @@ class DataStream:
         tagged: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """A batch in, a batch out (``pa.RecordBatch`` or ``pandas.DataFrame``), row for row.
 
@@ -120,7 +140,8 @@ class DataStream:
         if kind not in ("arrow", "pandas"):
             raise ConfigError(f"map_batches: kind is 'arrow' or 'pandas', not {kind!r}")
         to = self._output(schema, "map_batches")
-        return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged), uid, parallelism)
+        rules = rules_of(retry_on, dead_on, "map_batches")
+        return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), uid, parallelism)
 
     def process(
         self,
@@ -130,11 +151,14 @@ class DataStream:
         side: Sides | None = None,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Run a `ProcessFunction` without keys: with side outputs (`side_output`), without state and timers."""
         from ftlayer.stream.keyed import add_process
 
-        return add_process(self, (), function, schema, side, False, uid, parallelism)
+        rules = rules_of(retry_on, dead_on, "process")
+        return add_process(self, (), function, schema, side, False, uid, parallelism, rules)
 
     def assign_watermarks(
         self,
@@ -288,6 +312,8 @@ class DataStream:
         max_rows: int = 10_000,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> None:
         """End the stream.
 
@@ -298,6 +324,7 @@ class DataStream:
             every, max_rows: a writer's batch is written and committed when it is this old or this long.
             uid: stable name.
             parallelism: subtasks that write.
+            retry_on, dead_on: which errors are worth another attempt of the records they fail; acker mode only.
 
         Raises:
             ConfigError: what cannot be a sink.
@@ -305,9 +332,13 @@ class DataStream:
         every_ms = span_ms(every, "sink: every", least=1)
         if not isinstance(max_rows, int) or isinstance(max_rows, bool) or max_rows < 1:
             raise ConfigError(f"sink: max_rows: expected an integer of at least 1, got {max_rows!r}")
+        rules = rules_of(retry_on, dead_on, "sink")
         connector = open_sink(sink, self.schema, options, every_ms, max_rows)
         self.builder.add(
-            lambda uid: Sink(uid, connector, self.schema), [self.legs], uid=uid, parallelism=parallelism
+            lambda uid: Sink(uid, connector, self.schema, rules),
+            [self.legs],
+            uid=uid,
+            parallelism=parallelism,
         )
 
     # ------------------------------------------------------------ inside

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.errors import ConfigError
+from ftlayer.functions.retry_rules import Errors
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
 from ftlayer.functions.windows.making import window_function
@@ -81,6 +82,8 @@ class WindowedStream:
         volatile_state: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Emit the first record of a window, put together with the others by ``function(reduced, record)``.
 
@@ -92,7 +95,9 @@ class WindowedStream:
             raise ConfigError(
                 "reduce: a schema, and no result to make records of it; leave it out, or give one"
             )
-        return self._add(Reduced(function, result), schema, volatile_state, uid, parallelism)
+        return self._add(
+            Reduced(function, result), schema, volatile_state, uid, parallelism, retry_on, dead_on
+        )
 
     def aggregate(
         self,
@@ -105,6 +110,8 @@ class WindowedStream:
         volatile_state: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Emit the aggregate of a window: ``add(create(), record)``, then ``add(aggregate, record)``.
 
@@ -118,7 +125,7 @@ class WindowedStream:
                 "give merge=function(aggregate, other)"
             )
         content = Aggregated(create, add, merge, result)
-        return self._add(content, schema, volatile_state, uid, parallelism)
+        return self._add(content, schema, volatile_state, uid, parallelism, retry_on, dead_on)
 
     def process(
         self,
@@ -128,6 +135,8 @@ class WindowedStream:
         volatile_state: bool = False,
         uid: str | None = None,
         parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
     ) -> DataStream:
         """Emit what ``function(key, window, records)`` returns: any number of records, or None.
 
@@ -135,7 +144,7 @@ class WindowedStream:
         `KeyedStream.reduce`.
         """
         _check("process", function=function)
-        return self._add(Collected(function), schema, volatile_state, uid, parallelism)
+        return self._add(Collected(function), schema, volatile_state, uid, parallelism, retry_on, dead_on)
 
     def _add(
         self,
@@ -144,11 +153,20 @@ class WindowedStream:
         volatile_state: bool,
         uid: str | None,
         parallelism: int | None,
+        retry_on: Errors | None,
+        dead_on: Errors | None,
     ) -> DataStream:
         function = window_function(self.windows, content, self.lateness_ms, self.late_tag)
         side = {} if self.late_tag is None else {self.late_tag: self.stream.schema}
         return self.stream.process(
-            function, schema, side=side, volatile_state=volatile_state, uid=uid, parallelism=parallelism
+            function,
+            schema,
+            side=side,
+            volatile_state=volatile_state,
+            uid=uid,
+            parallelism=parallelism,
+            retry_on=retry_on,
+            dead_on=dead_on,
         )
 
 

@@ -14,7 +14,16 @@ from ftlayer.records.failure_columns import COLUMNS, FailureRow, from_columns, t
 texts = st.one_of(
     st.sampled_from(["", "\n", "a\n", "a\nb", "a\nb\n", "\n\n"]), st.text(st.characters(codec="utf-8"))
 )
-rows = st.builds(FailureRow, st.integers(1, 2**64 - 1), texts, texts, texts, st.booleans())
+rows = st.builds(
+    FailureRow,
+    st.integers(1, 2**64 - 1),
+    texts,
+    texts,
+    texts,
+    st.booleans(),
+    st.none() | st.integers(0, 2**40),
+    st.booleans(),
+)
 
 
 def through(failures: list[FailureRow]) -> list[FailureRow]:
@@ -48,6 +57,9 @@ def test_lone_surrogates_become_their_escapes() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
+        ({"after_ms": b"\0" * 16}, "map"),
+        ({"after_ms": b"\0" * 15, "uses_attempt": b"\1\1"}, "after_ms"),
+        ({"after_ms": b"\0" * 16, "uses_attempt": b"\1"}, "uses_attempt"),
         ({"roots": [1]}, "fatal"),
         ({"roots": [1, "2"]}, "roots"),
         ({"roots": b"12"}, "roots"),

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import CodecError, QueryError
+from ftlayer.errors import CodecError, QueryError, RetryLater
 from ftlayer.functions.chain import CHUNK_ROWS
 from ftlayer.functions.steps import Filter, FlatMap, Map
 from ftlayer.records.ids import shard_bits
@@ -362,6 +362,20 @@ def test_records_are_tried_again_in_place(kit: SimpleNamespace, again: int, pass
     assert [f.reason for f in page.head.failures] == [f"ValueError: try {again + 1}"] * (5 - len(passing))
     assert page.failed == vs(v for v in range(5) if v not in passing)
     assert calls == {v: min(v, again) + 1 for v in range(5)}
+
+
+def test_what_asks_for_a_pause_is_not_tried_again_in_place(kit: SimpleNamespace) -> None:
+    tries: list[int] = []
+
+    def busy(record: Any) -> Any:
+        tries.append(record["v"])
+        raise [RetryLater("busy", after="1m", uses_attempt=False), RetryLater("busy")][record["v"]]
+
+    rows = kit.source_rows(vs(range(2)), V)
+    (page,) = run(kit, first([Map("busy", busy, V)], again=2), rows)
+    assert sorted(tries) == [0, 1, 1, 1]
+    asked = [(failed.after_ms, failed.uses_attempt) for failed in page.head.failures]
+    assert asked == [(60_000, False), (None, True)]
 
 
 def test_tries_in_place_of_killers_stay_in_a_child(kit: SimpleNamespace, tmp_path: Any) -> None:

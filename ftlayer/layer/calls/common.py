@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.errors import ConfigError
+
 U64 = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
 
@@ -35,16 +37,29 @@ class Envelope:
 class StreamOptions:
     """How a stream's records are retried and how many may be in flight.
 
-    ``max_attempts`` counts runs, the first included. ``backoff_ms`` lists the pause before attempt
-    2, 3, …; its last entry serves all later ones. ``jitter`` (0 to 1) is the share of a pause that is
-    drawn at random (deterministically, from the record's origin and attempt).
+    ``max_attempts`` counts runs, the first included; None: a record is tried again without end. ``backoff_ms``
+    lists the pause before attempt 2, 3, …; its last entry serves all later ones. ``jitter``
+    (0 to 1) is the share of a pause that is drawn at random (deterministically, from the record's origin and attempt).
     """
 
     timeout_ms: int = 30_000
-    max_attempts: int = 5
+    max_attempts: int | None = 5
     backoff_ms: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000)
     jitter: float = 0.1
     max_pending: int = 1_000_000
+
+    def check_pauses(self, where: str) -> None:
+        """Raise `ConfigError` naming ``where`` for more pauses than there are attempts to come behind them.
+
+        The default list is for any number of attempts.
+        """
+        if self.max_attempts is None or self.backoff_ms == StreamOptions().backoff_ms:
+            return
+        if len(self.backoff_ms) > max(self.max_attempts - 1, 1):
+            raise ConfigError(
+                f"{where}: backoff has {len(self.backoff_ms)} pauses, and with max_attempts={self.max_attempts} there "
+                f"are {self.max_attempts - 1} further attempts: leave out the last pauses, or raise max_attempts"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +86,19 @@ class EventIds:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why one root failed. ``traceback`` is cut to a bound by the layer. ``fatal`` skips further attempts."""
+    """Why one root failed. ``traceback`` is cut to a bound by the layer. ``fatal`` skips further attempts.
+
+    ``after_ms`` is the pause before the next attempt, exactly; None: as the stream's options say. A failure that does
+    not use up an attempt (``uses_attempt``) is followed by the attempt of the same number.
+    """
 
     root: int
     reason: str
     operator: str = ""
     traceback: str = ""
     fatal: bool = False
+    after_ms: int | None = None
+    uses_attempt: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyarrow as pa
 
 from ftlayer.functions.chain import RowFailure, failure_of
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
 GIVE_UP_MS = 10_000
 GIVE_UP_ROWS = 4
@@ -21,10 +23,13 @@ def settle(
     batch: pa.RecordBatch,
     write: Callable[[pa.RecordBatch], object],
     clock: Callable[[], float] = time.monotonic,
+    *,
+    rules: RetryRules = NO_RULES,
 ) -> tuple[RowFailure, ...]:
     """Have ``write`` take all rows of ``batch``, in order and in as few calls as can be; return what failed.
 
-    `MemoryError`, and what is no `Exception`, cannot be pinned on a row and goes up. ``clock`` is in seconds.
+    `MemoryError`, and what is no `Exception`, cannot be pinned on a row and goes up. ``rules`` say which errors
+    are worth a retry; ``clock`` is in seconds.
     """
     failures: list[RowFailure] = []
     give_up = clock() + GIVE_UP_MS / 1_000
@@ -44,15 +49,12 @@ def settle(
                 half = rows // 2
                 todo += [(start + half, rows - half), (start, half)]
                 continue
-            failure = failure_of(start, operator, error)
+            failure = failure_of(start, operator, error, rules)
             alone += 1
             if not any_written and alone >= GIVE_UP_ROWS and clock() > give_up:
                 rows = batch.num_rows - start
                 todo.clear()
-            failures.extend(
-                RowFailure(row, failure.operator, failure.reason, failure.traceback, failure.fatal)
-                for row in range(start, start + rows)
-            )
+            failures.extend(replace(failure, row=row) for row in range(start, start + rows))
         else:
             any_written = True
     return tuple(failures)

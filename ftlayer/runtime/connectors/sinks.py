@@ -14,6 +14,7 @@ from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 from ftlayer.functions.chain import RowFailure
 from ftlayer.functions.conversion import concat
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_write
 from ftlayer.runtime.connectors.bisect import settle
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
@@ -43,24 +44,27 @@ def open_sink(
     `MAX_WRITERS` subtasks of a writer.
     """
     if isinstance(sink.connector, FunctionSink):
-        return FunctionSinkBody(sink.uid, sink.connector.function)
+        return FunctionSinkBody(sink.uid, sink.connector.function, sink.rules)
     if checkpoint_key is not None:
         return CommittingWriterBody(sink.uid, sink.connector, sink.schema, checkpoint_key)
     if parallelism > MAX_WRITERS:
         raise ConfigError(f"sink {sink.uid!r}: parallelism {parallelism}, a writer has {MAX_WRITERS} at most")
-    return WriterSinkBody(sink.uid, sink.connector, sink.schema, BatchNumbers(subtask), run)
+    return WriterSinkBody(sink.uid, sink.connector, sink.schema, BatchNumbers(subtask), run, sink.rules)
 
 
 class FunctionSinkBody:
     """Calls the user's function with each batch at once. See `SinkBody`."""
 
-    def __init__(self, uid: str, function: Callable[[pa.RecordBatch], Any]) -> None:
+    def __init__(
+        self, uid: str, function: Callable[[pa.RecordBatch], Any], rules: RetryRules = NO_RULES
+    ) -> None:
         self._uid = uid
         self._function = function
+        self._rules = rules
 
     def write(self, batch: pa.RecordBatch, mono_ms: int) -> Settled:
         """See `SinkBody.write`."""
-        return Settled(batch.num_rows, settle(self._uid, batch, self._function))
+        return Settled(batch.num_rows, settle(self._uid, batch, self._function, rules=self._rules))
 
     def flush(self, mono_ms: int, *, force: bool) -> Settled:
         """See `SinkBody.flush`; nothing ever waits."""
@@ -105,9 +109,16 @@ class WriterSinkBody:
     """
 
     def __init__(
-        self, uid: str, connector: WriterSink, schema: pa.Schema, numbers: BatchNumbers, run: str
+        self,
+        uid: str,
+        connector: WriterSink,
+        schema: pa.Schema,
+        numbers: BatchNumbers,
+        run: str,
+        rules: RetryRules = NO_RULES,
     ) -> None:
         self._uid = uid
+        self._rules = rules
         self._writer = checked_writer(uid, connector.writer)
         self._max_rows = connector.max_rows
         self._every_ms = connector.every_ms
@@ -159,7 +170,7 @@ class WriterSinkBody:
         failures: list[RowFailure] = []
         for start in range(0, rows, self._max_rows):
             part = gathered.slice(start, min(self._max_rows, rows - start))
-            for failure in settle(self._uid, part, self._commit):
+            for failure in settle(self._uid, part, self._commit, rules=self._rules):
                 failures.append(replace(failure, row=start + failure.row))
         return Settled(rows, tuple(failures))
 

@@ -221,6 +221,8 @@ def _remember_ms(graph: JobGraph) -> int:
 
 
 def _retry_span_ms(options: StreamOptions) -> int:
+    if options.max_attempts is None:
+        return MAX_REMEMBER_MS
     pauses = options.backoff_ms[: options.max_attempts - 1]
     more = max(options.max_attempts - 1 - len(pauses), 0)
     total = sum(pauses) + more * (options.backoff_ms[-1] if options.backoff_ms else 0)

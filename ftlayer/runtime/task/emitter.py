@@ -18,6 +18,7 @@ from ftlayer.runtime.actions import Send
 from ftlayer.runtime.elements import Batch, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.routes import Routes, SecondAsking, ask, asked
 from ftlayer.runtime.task.selection import OutEdge, taken
+from ftlayer.stream.facts import rules_of_operator
 from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.operators import Replay
 
@@ -82,6 +83,7 @@ class Emitter:
         self._asked = {tag: edges for tag, outs in self._by_tag.items() if (edges := asked(outs))}
         last = graph.vertex(uid).operators[-1]
         self._operator = last.uid
+        self._rules = rules_of_operator(last)
         self._second_asking = SecondAsking(graph, last) if isinstance(last, Replay) else None
 
     def ask(self, tag: str, payload: pa.RecordBatch) -> Routes | None:
@@ -91,7 +93,11 @@ class Emitter:
         what a function raises.
         """
         edges = self._asked.get(tag)
-        return None if edges is None or not payload.num_rows else ask(edges, self._operator, payload)
+        return (
+            None
+            if edges is None or not payload.num_rows
+            else ask(edges, self._operator, payload, self._rules)
+        )
 
     def derived(
         self,

@@ -67,7 +67,7 @@ def pair_up(
         ours, theirs = ours and acknowledged != 0, theirs and acknowledged != 1
         if not (ours or theirs):
             return
-        failure = failure_of(0, operator.uid, error)
+        failure = failure_of(0, operator.uid, error, operator.rules)
         if ours:
             failed_left.setdefault(a, failure)
         if theirs:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.partitioning.partitioners import REFUSED, Custom
 from ftlayer.records.ids import I32Array, I64Array
 from ftlayer.runtime.task.lineages import BoolArray
@@ -47,10 +48,12 @@ def asked(edges: Sequence[OutEdge]) -> tuple[OutEdge, ...]:
     )
 
 
-def ask(edges: Sequence[OutEdge], operator: str, payload: pa.RecordBatch) -> Routes:
+def ask(
+    edges: Sequence[OutEdge], operator: str, payload: pa.RecordBatch, rules: RetryRules = NO_RULES
+) -> Routes:
     """Ask the functions of ``edges`` (see `asked`), once for edges that store their answers together.
 
-    ``operator`` is whose failure it is where one raises.
+    ``operator`` is whose failure it is where one raises, and ``rules`` are its rules.
     """
     failures: dict[int, RowFailure] = {}
     selections: dict[int, I32Array] = {}
@@ -63,7 +66,7 @@ def ask(edges: Sequence[OutEdge], operator: str, payload: pa.RecordBatch) -> Rou
             continue
         chosen, refused = out.edge.partitioner.route(payload, out.receivers)
         for row, error in refused:
-            failures.setdefault(row, failure_of(row, operator, error))
+            failures.setdefault(row, failure_of(row, operator, error, rules))
         selections[out.edge.number] = chosen
         if column is not None:
             stored[column] = chosen
@@ -75,6 +78,7 @@ class SecondAsking:
 
     def __init__(self, graph: JobGraph, replay: Replay) -> None:
         self._operator = replay.of
+        self._rules = replay.rules
         self._functions: dict[int, tuple[Custom, int]] = {}
         for edge in graph.edges:
             first = graph.vertex(edge.source).operators[-1]
@@ -98,5 +102,5 @@ class SecondAsking:
             columns[rows, column], refused = function.route(payload.take(pa.array(rows)), channels)
             for place, error in refused:
                 row = int(rows[place])
-                failures.setdefault(row, failure_of(row, self._operator, error))
+                failures.setdefault(row, failure_of(row, self._operator, error, self._rules))
         return columns.reshape(key_hashes.shape), tuple(failures.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -117,9 +117,7 @@ class SettleQueue:
             record = int(waiting.row_record[row - waiting.first_row])
             if waiting.open[record]:
                 waiting.open[record] = False
-                failed.append(
-                    RowFailure(record, failure.operator, failure.reason, failure.traceback, failure.fatal)
-                )
+                failed.append(replace(failure, row=record))
         finished = waiting.open.copy()
         finished[waiting.row_record[self._settled - waiting.first_row :]] = False
         waiting.open &= ~finished

@@ -1,0 +1,135 @@
+"""Which failures are worth a retry: asked where the exception is at hand, and answered as a decision that travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ftlayer.errors import ConfigError, PermanentFailure, RetryLater
+
+Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Exception], bool]
+"""What a user gives: an exception class, several of them, or a function of the exception that says yes or no."""
+
+_Test: TypeAlias = tuple[type[BaseException], ...] | Callable[[Exception], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What becomes of a record that failed.
+
+    Attributes:
+        fatal: it is a dead letter at once.
+        after_ms: the pause before its next attempt; None: as the stream's options say.
+        uses_attempt: whether the failure counts.
+        note: what went wrong with deciding, "" if nothing did.
+    """
+
+    fatal: bool = False
+    after_ms: int | None = None
+    uses_attempt: bool = True
+    note: str = ""
+
+
+RETRY = Decision()
+
+
+@dataclass(frozen=True)
+class RetryRule:
+    """What one level (the layer, a source, an operator) says. A rule without both says nothing."""
+
+    retry_on: _Test | None = None
+    dead_on: _Test | None = None
+
+    @classmethod
+    def of(cls, retry_on: Errors | None, dead_on: Errors | None, where: str) -> RetryRule:
+        """Make a rule of what a user gave; `ConfigError` naming ``where`` for what cannot be asked."""
+        return cls(_test(retry_on, f"{where}: retry_on"), _test(dead_on, f"{where}: dead_on"))
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether neither was given."""
+        return self.retry_on is None and self.dead_on is None
+
+    def worth_a_retry(self, error: Exception) -> bool | None:
+        """Say whether ``error`` is worth a retry; None: this level does not say.
+
+        ``dead_on`` is asked first. ``retry_on`` is the whole list: what it does not name is not worth one.
+        """
+        if self.dead_on is not None and _matches(self.dead_on, error):
+            return False
+        return None if self.retry_on is None else _matches(self.retry_on, error)
+
+
+@dataclass(frozen=True)
+class RetryRules:
+    """The rules that apply to an operator's failures, the narrowest first; the first that says something decides."""
+
+    levels: tuple[RetryRule, ...] = ()
+
+    def within(self, wider: RetryRules) -> RetryRules:
+        """Return these rules, and behind them the ``wider`` ones."""
+        return RetryRules(self.levels + wider.levels)
+
+    def decide(self, error: BaseException) -> Decision:
+        """Return what becomes of a record whose function raised ``error``.
+
+        `PermanentFailure` and `RetryLater` decide by themselves. A record whose rule raises is tried again.
+        """
+        if isinstance(error, PermanentFailure):
+            return Decision(fatal=True)
+        if isinstance(error, RetryLater):
+            return Decision(after_ms=error.after_ms, uses_attempt=error.uses_attempt)
+        if not self.levels or not isinstance(error, Exception):
+            return RETRY
+        for level in self.levels:
+            try:
+                answer = level.worth_a_retry(error)
+            except Exception as raised:  # noqa: BLE001 - a user's function may raise anything
+                note = f"the rule that was to say whether to retry raised {type(raised).__name__}: {raised}"
+                return Decision(note=note)
+            if answer is not None:
+                return RETRY if answer else Decision(fatal=True)
+        return RETRY
+
+
+NO_RULES = RetryRules()
+
+
+def rules_of(retry_on: Errors | None, dead_on: Errors | None, where: str) -> RetryRules:
+    """Return the rules of one level, none if it says nothing; errors as `RetryRule.of`."""
+    rule = RetryRule.of(retry_on, dead_on, where)
+    return NO_RULES if rule.says_nothing else RetryRules((rule,))
+
+
+def _test(given: Errors | None, option: str) -> _Test | None:
+    if given is None:
+        return None
+    if isinstance(given, type):
+        return (_checked(given, option),)
+    if isinstance(given, Iterable):
+        classes = tuple(_checked(each, option) for each in given)
+        if not classes:
+            raise ConfigError(
+                f"{option}: expected one exception class or more, got none; leave it out instead"
+            )
+        return classes
+    if callable(given):
+        return given
+    raise ConfigError(
+        f"{option}: expected exception classes, or a function of the exception that returns True or False, got "
+        f"{given!r}"
+    )
+
+
+def _checked(given: object, option: str) -> type[BaseException]:
+    if isinstance(given, type) and issubclass(given, Exception):
+        return given
+    raise ConfigError(
+        f"{option}: expected a class of Exception, got {given!r}; what is no Exception ends the process it is "
+        "raised in, and no rule is asked"
+    )
+
+
+def _matches(test: _Test, error: Exception) -> bool:
+    return isinstance(error, test) if isinstance(test, tuple) else bool(test(error))
