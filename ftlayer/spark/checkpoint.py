@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.errors import CheckpointMismatchError
+from ftlayer.spark.drained import BatchLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,6 +103,12 @@ class CheckpointDirectory:
     def last_planned(self) -> int:
         """The last batch in Spark's offset log, -1 if there is none; it is there before the batch runs."""
         return self._last("offsets")
+
+    def log(self) -> BatchLog:
+        """Return the ends of both logs."""
+        # In this order: a batch that is planned in between does not look committed.
+        committed = self.last_commit
+        return BatchLog(self.last_planned, committed)
 
     def _last(self, log: str) -> int:
         folder = self._child(log)

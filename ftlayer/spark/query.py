@@ -10,7 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from pyspark.errors import StreamingQueryException
 
 from ftlayer.errors import (
     CheckpointMismatchError,
@@ -23,6 +27,7 @@ from ftlayer.errors import (
 )
 from ftlayer.layer.calls import QueryStatus
 from ftlayer.restart import RestartStrategy
+from ftlayer.spark.drained import BatchLog, Drain
 from ftlayer.spark.protocol import BatchReport
 
 if TYPE_CHECKING:
@@ -37,6 +42,18 @@ POLL_S = 0.2
 KEPT_REPORTS = 1_000
 
 
+@dataclass
+class _Run:
+    """One run of the Spark query. ``over`` is set once its end was judged.
+
+    ``source_ended``: it ended by itself, because its source had no more.
+    """
+
+    query: StreamingQuery
+    over: threading.Event = field(default_factory=threading.Event)
+    source_ended: bool = False
+
+
 class TrackedQuery:
     """A wrapped query that was started. Thread-safe; the properties of Spark's own are there by name."""
 
@@ -45,14 +62,19 @@ class TrackedQuery:
         name: str,
         start: Callable[[TrackedQuery], StreamingQuery],
         status: Callable[[], QueryStatus],
+        log: Callable[[], BatchLog],
         strategy: RestartStrategy,
         *,
         bounded: bool,
     ) -> None:
-        """``start`` starts the Spark query and returns it; ``bounded``: it ends by itself (availableNow)."""
+        """``start`` starts the Spark query and returns it; ``bounded``: it ends by itself (availableNow).
+
+        ``log`` reads how far Spark's checkpoint has come.
+        """
         self.name = name
         self._start = start
         self._status = status
+        self._log = log
         self._strategy = strategy
         self._bounded = bounded
         self._stopping = threading.Event()
@@ -60,7 +82,7 @@ class TrackedQuery:
         self._drains = False
         self._done = threading.Event()
         self._lock = threading.Lock()
-        self._spark_query: StreamingQuery | None = None
+        self._current: _Run | None = None
         self._error: BaseException | None = None
         self._batch_error: Exception | None = None
         self._restarts = 0
@@ -118,15 +140,7 @@ class TrackedQuery:
 
         Waits over restarts; raises the error that ended the query for good.
         """
-        while not self._done.is_set():
-            query = self._query
-            try:
-                query.processAllAvailable()
-                return
-            except Exception:
-                if query.isActive:
-                    raise
-                self._await_next(query)
+        self._await_source_end()
         if self._error is not None:
             raise self._error
 
@@ -134,26 +148,31 @@ class TrackedQuery:
         """Stop. What is pending or waits for replay stays in the vertex for the next start."""
         self._stopping.set()
         with self._lock:
-            if self._spark_query is not None:
-                self._spark_query.stop()
+            if self._current is not None:
+                self._current.query.stop()
         self._thread.join()
 
     def drain(self, timeout: float = 60.0) -> bool:
-        """Stop the source, finish what is pending or waits for replay, and end; return whether nothing is left.
+        """Read what the source has by now, finish it and what waits for replay, and end; return whether that is done.
 
-        Rows that the source has by now are taken, later ones are the next start's. What is not through within
-        ``timeout`` (seconds) stays in the vertex for the next start. An ingest gives what it accepts until it is
-        empty: stop putting records in first. Raises the error that ended the query, if one did.
+        True: all rows that the source had are in committed batches, and no record is pending, in delivery or waits.
+        Later rows are the next start's. What is not through within ``timeout`` (seconds) stays in the source and in
+        the vertex for the next start. An ingest gives what it accepts until it is empty: stop putting records in
+        first. Of a query that has ended, it says what its last run came to. Raises the error that ended the query, if
+        one did.
         """
         with self._lock:
             self._drain_until = time.time() + timeout
-            if self._spark_query is not None:
-                self._spark_query.stop()
+            if self._current is not None:
+                self._current.query.stop()
         self._done.wait(timeout)
         self.stop()
         if self._error is not None:
             raise self._error
-        return self._status().drained
+        drain = Drain()
+        if self._run.source_ended:
+            drain.source_ended(self._log())
+        return self._is_reached(drain)
 
     def explain(self, extended: bool = False) -> None:
         """Print the plan of the last batch."""
@@ -181,19 +200,29 @@ class TrackedQuery:
         return self._status()
 
     def await_drained(self, timeout: float | None = None) -> bool:
-        """Wait (seconds) until no record is pending or waits for replay; False if that did not happen in time.
+        """Wait (seconds) until what the source has now is through and no record is pending or waits for replay.
 
-        Raises the error that ended the query, if one did.
+        False if that did not happen in time, or the query was stopped before. It goes on meanwhile: rows that the
+        source gets later need not be through, but Spark must come to the source's end once. Raises the error that
+        ended the query, if one did.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        drain = Drain()
+        source_end = _in_background(self._await_source_end)
         while True:
-            ended = self._done.wait(POLL_S)
+            ended = self._done.is_set()
+            if source_end.done() and source_end.result():
+                drain.source_ended(self._log())
             if ended and self._error is not None:
                 raise self._error
-            if self._status().drained:
+            if self._is_reached(drain):
                 return True
-            if ended or (deadline is not None and time.monotonic() >= deadline):
+            if (ended and source_end.done()) or (deadline is not None and time.monotonic() >= deadline):
                 return False
+            if source_end.done():
+                self._done.wait(POLL_S)
+            else:
+                wait([source_end], POLL_S)
 
     @property
     def drain_until(self) -> float | None:
@@ -216,34 +245,58 @@ class TrackedQuery:
     # ------------------------------------------------------------ the supervisor
 
     @property
+    def _run(self) -> _Run:
+        with self._lock:
+            assert self._current is not None
+            return self._current
+
+    @property
     def _query(self) -> StreamingQuery:
-        with self._lock:
-            assert self._spark_query is not None
-            return self._spark_query
+        return self._run.query
 
-    def _begin(self) -> StreamingQuery:
-        drains = self._drain_until is not None
-        query = self._start(self)
+    def _begin(self) -> _Run:
+        self._drains = self._drain_until is not None
+        run = _Run(self._start(self))
         with self._lock:
-            self._spark_query = query
-            self._drains = drains
-            if self._stopping.is_set() or drains != (self._drain_until is not None):
+            self._current = run
+            if self.interrupted:
                 # What was asked while it started found the run before, if any, to stop.
-                query.stop()
-        return query
+                run.query.stop()
+        return run
 
-    def _await_next(self, query: StreamingQuery) -> None:
-        """Wait until another run has taken the place of ``query``, or there will be none."""
-        while self._query is query and not self._done.wait(POLL_S):
+    def _await_source_end(self) -> bool:
+        """Wait, over restarts, until Spark has found nothing new in the source; False if the query ended before."""
+        while not self._done.is_set():
+            run = self._run
+            try:
+                run.query.processAllAvailable()
+                if run.query.isActive:
+                    return True
+            except Exception as error:
+                if run.query.isActive and not isinstance(error, StreamingQueryException):
+                    raise
+            # Of a run that is stopped Spark says the same as of one that has read everything.
+            run.over.wait()
+            if run.source_ended:
+                return True
+            self._await_next(run)
+        return self._run.source_ended
+
+    def _is_reached(self, drain: Drain) -> bool:
+        return drain.source_read and drain.reached(self._log(), self._status())
+
+    def _await_next(self, run: _Run) -> None:
+        """Wait until another run has taken the place of ``run``, or there will be none."""
+        while self._run is run and not self._done.wait(POLL_S):
             pass
 
     def _supervise(self) -> None:
         try:
-            query: StreamingQuery | None = self._first
+            run: _Run | None = self._first
             while not self._stopping.is_set():
                 try:
-                    query = query or self._begin()
-                    query.awaitTermination()
+                    run = run or self._begin()
+                    self._await_end(run)
                 except Exception as error:  # noqa: BLE001 - any failure of the run is the strategy's to judge
                     if self._stopping.is_set():
                         return
@@ -252,9 +305,19 @@ class TrackedQuery:
                 else:
                     if self._stopping.is_set() or not self._goes_on():
                         return
-                query = None
+                run = None
         finally:
+            self._run.over.set()
             self._done.set()
+
+    def _await_end(self, run: _Run) -> None:
+        """Wait until ``run`` has ended, and take note of how; raises what it failed with."""
+        try:
+            run.query.awaitTermination()
+            # Others than this handle can stop a run too, in the middle of a batch: `Drain` looks at the log.
+            run.source_ended = (self._drains or self._bounded) and not self.interrupted
+        finally:
+            run.over.set()
 
     def _wait_to_restart(self, error: Exception) -> bool:
         """Wait as the strategy says; False (and the error noted) if the query is not to start again."""
@@ -293,6 +356,20 @@ class TrackedQuery:
             return True
         pause = status.next_due_in_ms / 1000 if status.next_due_in_ms >= 0 else POLL_S
         return not self._stopping.wait(max(pause, 0.01))
+
+
+def _in_background(function: Callable[[], bool]) -> Future[bool]:
+    """Call ``function`` in a thread of its own, which does not hold up the end of the program."""
+    future: Future[bool] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - the future hands it to who asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="ftlayer-source-end", daemon=True).start()
+    return future
 
 
 def _spark_is_gone() -> bool:

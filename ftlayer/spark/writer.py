@@ -114,7 +114,8 @@ class TrackedWriter:
 
     def _start_plain(self) -> TrackedQuery:
         source = self._stream.source
-        CheckpointDirectory(source.frame.sparkSession, self._checkpoint).refuse_mark()
+        directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
+        directory.refuse_mark()
         rows = plain_rows(source.frame, plan_stages(self._stream.steps), self._stream.stage_schemas())
         assert self._plain is not None
         writer = self._plain(rows)
@@ -125,7 +126,7 @@ class TrackedWriter:
         def status() -> QueryStatus:
             return QueryStatus(0, 0, 0, 0, 0, -1)
 
-        return TrackedQuery(self._name, start, status, self._strategy(), bounded=self._bounded)
+        return TrackedQuery(self._name, start, status, directory.log, self._strategy(), bounded=self._bounded)
 
     def _start_tracked(self) -> TrackedQuery:
         source = self._stream.source
@@ -142,7 +143,7 @@ class TrackedWriter:
             assert isinstance(reply, QueryStatus)
             return reply
 
-        return TrackedQuery(self._name, start, status, self._strategy(), bounded=self._bounded)
+        return TrackedQuery(self._name, start, status, directory.log, self._strategy(), bounded=self._bounded)
 
     def _start_run(
         self, handle: TrackedQuery, directory: CheckpointDirectory, mark: CheckpointMark, stream: str

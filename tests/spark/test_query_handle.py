@@ -11,10 +11,14 @@ import pytest
 from ftlayer.errors import ConfigError, QueryError
 from ftlayer.layer.calls import QueryStatus
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
+from ftlayer.spark.drained import BatchLog
 from ftlayer.spark.query import TrackedQuery
 
 IDLE = QueryStatus(0, 0, 0, 0, 0, -1)
 WAIT_S = 20
+
+
+EMPTY_LOG = BatchLog(-1, -1)
 
 
 class FakeRun:
@@ -22,16 +26,21 @@ class FakeRun:
 
     def __init__(self) -> None:
         self._ended = threading.Event()
+        self._idle = threading.Event()
         self._error: Exception | None = None
         self.stopped = False
 
     def end(self, error: Exception | None = None) -> None:
         self._error = error
         self._ended.set()
+        self._idle.set()
+
+    def find_nothing_new(self) -> None:
+        self._idle.set()
 
     def stop(self) -> None:
         self.stopped = self.stopped or self.isActive
-        self._ended.set()
+        self.end()
 
     @property
     def isActive(self) -> bool:
@@ -42,7 +51,10 @@ class FakeRun:
         if self._error is not None and not self.stopped:
             raise self._error
 
-    processAllAvailable = awaitTermination  # noqa: N815 - Spark's name
+    def processAllAvailable(self) -> None:
+        assert self._idle.wait(WAIT_S)
+        if self._error is not None and not self.stopped:
+            raise self._error
 
 
 class Starter:
@@ -74,9 +86,10 @@ def handle_of(
     strategy: RestartStrategy | None = None,
     status: Callable[[], QueryStatus] = lambda: IDLE,
     *,
+    log: Callable[[], BatchLog] = lambda: EMPTY_LOG,
     bounded: bool = False,
 ) -> TrackedQuery:
-    return TrackedQuery("fake", starter, status, strategy or FixedDelay(3, "1ms"), bounded=bounded)
+    return TrackedQuery("fake", starter, status, log, strategy or FixedDelay(3, "1ms"), bounded=bounded)
 
 
 def test_a_stop_while_the_next_run_starts_stops_that_one_too() -> None:
@@ -117,6 +130,104 @@ def test_a_drain_stops_the_run_and_starts_one_that_drains() -> None:
     assert drained == [True]
     assert not handle.isActive
     assert len(starter.runs) == 2
+
+
+def test_a_drain_whose_run_does_not_come_to_the_sources_end_is_none() -> None:
+    """A batch that is slow: the vertex knows of nothing that is left to do."""
+    starter = Starter()
+    handle = handle_of(starter)
+    assert not handle.drain(0.5)
+    assert starter.drains == [False, True]
+    assert handle.exception() is None
+    assert not handle.drain(0.1)
+
+
+def test_a_drain_of_a_source_that_raises_on_every_run_is_none() -> None:
+    def before(number: int) -> None:
+        if number:
+            raise OSError("the broker is gone")
+
+    handle = handle_of(Starter(before), FixedDelay(10_000, "10ms"))
+    assert not handle.drain(0.5)
+    assert handle.restarts > 0
+
+
+def test_a_drain_looks_at_sparks_log_too() -> None:
+    """The run that drains was ended from outside, in the middle of a batch."""
+    starter = Starter()
+    handle = handle_of(starter, log=lambda: BatchLog(7, 6))
+    drained: list[bool] = []
+    drainer = threading.Thread(target=lambda: drained.append(handle.drain(WAIT_S)))
+    drainer.start()
+    starter.run(1).end()
+    drainer.join(WAIT_S)
+    assert drained == [False]
+
+
+def test_a_drain_of_a_query_that_has_ended_says_what_its_last_run_came_to() -> None:
+    stopped = handle_of(Starter())
+    stopped.stop()
+    assert not stopped.drain(WAIT_S)
+    starter = Starter()
+    bounded = handle_of(starter, bounded=True)
+    starter.run(0).end()
+    assert bounded.awaitTermination(WAIT_S)
+    assert bounded.drain(WAIT_S)
+    assert bounded.await_drained(WAIT_S)
+    assert len(starter.runs) == 1
+
+
+def test_waiting_for_a_drain_is_waiting_for_the_sources_end_too() -> None:
+    starter = Starter()
+    handle = handle_of(starter)
+    assert not handle.await_drained(0.5)
+    starter.run(0).find_nothing_new()
+    assert handle.await_drained(WAIT_S)
+    handle.stop()
+    assert not handle.await_drained(WAIT_S)
+
+
+def test_what_a_stopped_run_says_of_its_source_is_no_answer() -> None:
+    """Spark's processAllAvailable returns as well when its query is stopped, as a drain does it."""
+    entered, go_on = threading.Event(), threading.Event()
+
+    def before(number: int) -> None:
+        if number:
+            entered.set()
+            assert go_on.wait(WAIT_S)
+
+    starter = Starter(before)
+    handle = handle_of(starter)
+    answers: list[bool] = []
+    waiter = threading.Thread(target=lambda: answers.append(handle.await_drained(WAIT_S)))
+    waiter.start()
+    drainer = threading.Thread(target=lambda: answers.append(handle.drain(WAIT_S)))
+    drainer.start()
+    assert entered.wait(WAIT_S)
+    assert answers == []
+    go_on.set()
+    starter.run(1).end()
+    waiter.join(WAIT_S)
+    drainer.join(WAIT_S)
+    assert answers == [True, True]
+
+
+def test_an_error_that_ends_the_query_is_raised_to_who_waits_for_a_drain() -> None:
+    starter = Starter()
+    handle = handle_of(starter, NoRestart())
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            handle.await_drained(WAIT_S)
+        except QueryError as error:
+            raised.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    starter.run(0).end(OSError("broken"))
+    waiter.join(WAIT_S)
+    assert raised == [handle.exception()]
 
 
 def test_a_drain_restarts_what_fails_meanwhile_and_gives_up_when_time_is_up() -> None:

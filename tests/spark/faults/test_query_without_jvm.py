@@ -11,6 +11,7 @@ from pyspark import SparkContext
 from ftlayer.errors import QueryError
 from ftlayer.layer.calls import QueryStatus
 from ftlayer.restart import ExponentialDelay
+from ftlayer.spark.drained import BatchLog
 from ftlayer.spark.query import TrackedQuery
 
 
@@ -32,7 +33,14 @@ def test_a_query_whose_jvm_has_ended_is_not_started_again(monkeypatch: pytest.Mo
         starts.append(handle)
         return LostQuery()
 
-    query = TrackedQuery("q", start, lambda: QueryStatus(0, 0, 0, 0, 0, -1), ExponentialDelay(), bounded=True)
+    query = TrackedQuery(
+        "q",
+        start,
+        lambda: QueryStatus(0, 0, 0, 0, 0, -1),
+        lambda: BatchLog(-1, -1),
+        ExponentialDelay(),
+        bounded=True,
+    )
     with pytest.raises(QueryError, match="JVM has ended"):
         query.awaitTermination(60)
     assert len(starts) == 1

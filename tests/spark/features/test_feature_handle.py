@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,6 +141,31 @@ def test_drain_finishes_what_waits_and_reads_no_more_of_the_source(
     rows.add([{"n": n} for n in range(20, 25)])
     tools.finish(writer.trigger(availableNow=True).start())
     assert sorted(kept.column("n")) == list(range(25))
+
+
+def test_rows_that_the_source_has_and_the_query_has_not_finished_are_not_drained(
+    layer: Any, numbers: Any, kept: Any, tools: Any, tmp_path: Path
+) -> None:
+    """The vertex knows nothing of them: there is no verdict yet."""
+    gate = tmp_path / "gate"
+
+    def slow(record: dict[str, Any]) -> dict[str, Any]:
+        while not gate.exists():
+            time.sleep(0.02)
+        return record
+
+    stream = layer.source(numbers, name="slow").map(slow, "n bigint")
+    writer = stream.sink(kept, checkpoint=tools.checkpoint)
+    query = writer.start()
+    assert query.ft_status().drained
+    assert not query.await_drained(0.5)
+    assert not query.drain(1.0)
+    assert query.ft_status().drained
+    gate.touch()
+    query = writer.start()
+    assert query.await_drained(90)
+    assert sorted(kept.column("n")) == list(range(100))
+    assert query.drain(90)
 
 
 def test_a_drain_that_takes_too_long_leaves_the_rest_in_the_store(
