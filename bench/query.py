@@ -148,17 +148,16 @@ def write_input(folder: Path, batches: int) -> None:
 
 
 def log_lines() -> list[str]:
-    """Real log lines from FTLAYER_LOGHUB, or from a checkout of them beside the project."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "data" / "loghub"
-    folder = Path(os.environ.get("FTLAYER_LOGHUB", beside))
+    """Real log lines of the directory that FTLAYER_LOGHUB names, or the lines of Python's standard library."""
+    named = os.environ.get("FTLAYER_LOGHUB")
+    if named:
+        sources = sorted(Path(named).glob("*.log"))
+    else:
+        note("FTLAYER_LOGHUB names no logs: lines of the standard library's sources instead")
+        sources = sorted(Path(os.__file__).parent.glob("*.py"))
     lines = [
-        line
-        for file in sorted(folder.glob("*.log"))
-        for line in file.read_text(errors="replace").splitlines()
-        if line.strip()
+        line for file in sources for line in file.read_text(errors="replace").splitlines() if line.strip()
     ]
     if not lines:
-        note(f"no logs in {folder} (set FTLAYER_LOGHUB): lines of the standard library's sources instead")
-        sources = sorted(Path(os.__file__).parent.glob("*.py"))
-        lines = [line for file in sources for line in file.read_text().splitlines() if line.strip()]
+        raise SystemExit(f"there are no lines of text in FTLAYER_LOGHUB ({named})")
     return lines

@@ -1,23 +1,26 @@
-"""What all rooms' tests share: Java's check, one Spark session a process, the real logs."""
+"""What all rooms' tests share: Java's check, profiles, allowed skips, one Spark session a process, lines of text."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ftlayer.errors import JavaMissingError
 from ftlayer.machine import check_java
 
-ROOT = Path(__file__).parents[1]
 DAEMON_START_S = 120.0
 """For a master or worker of a standalone cluster to say that it is up."""
 
@@ -43,6 +46,69 @@ JAVA_HEADER, JAVA_FAULT = _java()
 
 def pytest_report_header() -> str:
     return JAVA_HEADER
+
+
+# ---------------------------------------------------------------- Hypothesis
+
+THOROUGH = "thorough"
+TIMES = 15
+"""How many times as many examples as it asks for a test gets with ``--hypothesis-profile thorough``."""
+
+# A machine under load is slow, not wrong.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(THOROUGH, settings.get_profile("unhurried"), max_examples=100 * TIMES)
+settings.load_profile("unhurried")
+
+
+def _give_more_examples() -> None:
+    """Multiply the number of examples that a test names itself; a profile's number is only for those that name none."""
+    make = settings.__init__
+
+    def make_with_more(self: settings, *args: Any, max_examples: int | None = None, **options: Any) -> None:
+        if max_examples is not None:
+            options["max_examples"] = max_examples * TIMES
+        make(self, *args, **options)
+
+    settings.__init__ = make_with_more  # type: ignore[method-assign]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--hypothesis-profile", default=None) == THOROUGH:
+        _give_more_examples()
+
+
+# ---------------------------------------------------------------- skips
+
+ALLOWED_SKIPS = {
+    "test_a_full_file_system_refuses_intake_and_not_deletes": "mounts a file system, which takes root's rights",
+}
+"""Tests that a machine may skip, and why. With CI set, a run with any other skip fails."""
+
+
+def _unexpected_skips(skipped: list[Any]) -> list[str]:
+    """Name the skipped tests, and modules skipped as they were collected, that are not on the list."""
+    return sorted(
+        {report.nodeid for report in skipped if re.sub(r".*::|\[.*", "", report.nodeid) not in ALLOWED_SKIPS}
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if (
+        not os.environ.get("CI") or reporter is None
+    ):  # A process of xdist's has no reporter: it reports elsewhere.
+        return
+    unexpected = _unexpected_skips(reporter.stats.get("skipped", []))
+    if unexpected and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    for nodeid in unexpected:
+        reporter.write_line(
+            f"CI is set and {nodeid} was skipped: see ALLOWED_SKIPS in tests/conftest.py", red=True
+        )
+
+
+# ---------------------------------------------------------------- Spark
 
 
 def _needs_spark(item: pytest.Item) -> bool:
@@ -166,14 +232,75 @@ def spark(make_spark: Callable[..., Any]) -> Any:
     return make_spark()
 
 
-@pytest.fixture(scope="session")
-def loghub() -> Path:
-    """The directory of the real logs: ``FTLAYER_LOGHUB``, or ``shared/data/loghub`` beside the repository."""
+# ---------------------------------------------------------------- lines of text
+
+NOT_TEXT = {"site-packages", "test", "tests", "lib2to3", "idlelib", "__pycache__", "encodings"}
+"""Directories of a standard library that may be left out, or hold other people's code or tables."""
+
+
+def _real_logs() -> dict[str, list[str]]:
+    """Return the lines of each ``*.log`` of the directory that ``FTLAYER_LOGHUB`` names; none where it is not set."""
     named = os.environ.get("FTLAYER_LOGHUB")
-    path = Path(named) if named else ROOT.parent / "shared" / "data" / "loghub"
-    if path.is_dir():
-        return path
-    reason = f"the real logs are not at {path}; set FTLAYER_LOGHUB to their directory"
-    if os.environ.get("CI"):
-        pytest.fail(f"CI is set and {reason}", pytrace=False)
-    pytest.skip(reason)
+    if not named:
+        return {}
+    paths = sorted(Path(named).glob("*.log"))
+    assert paths, f"FTLAYER_LOGHUB is {named!r}, and there is no *.log in it"
+    return {path.name: path.read_bytes().decode("ascii", "replace").splitlines() for path in paths}
+
+
+def _source_lines() -> Iterator[str]:
+    """Yield the lines of Python's standard library, which every machine has."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        if not NOT_TEXT & set(path.relative_to(root).parts):
+            yield from path.read_bytes().decode("ascii", "replace").split("\n")
+
+
+@pytest.fixture(scope="session")
+def real_lines() -> list[str]:
+    """10,000 lines of real text, equal ones among them, none blank, ASCII: one is the same to Python and Spark.
+
+    Half of them are lines of real logs where ``FTLAYER_LOGHUB`` names a directory of some.
+    """
+    sources: list[Iterator[str]] = [_source_lines()]
+    if logs := _real_logs():
+        sources.append(chain.from_iterable(zip_longest(*logs.values(), fillvalue="")))
+    lines = chain.from_iterable(zip_longest(*sources, fillvalue=""))
+    kept = (line.strip() for line in lines if line.strip().isprintable() and line.strip().isascii())
+    return list(islice((line for line in kept if line), 10_000))
+
+
+@pytest.fixture(scope="session")
+def apache_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with error logs of an Apache server: one written here, and real ones that `_real_logs` has."""
+    directory = tmp_path_factory.mktemp("apache")
+    (directory / "written.log").write_text("".join(f"{line}\n" for line in _apache_lines()))
+    for name, lines in _real_logs().items():
+        if name.startswith("Apache"):
+            (directory / name).write_text("".join(f"{line}\n" for line in lines))
+    return directory
+
+
+def _apache_lines() -> Iterator[str]:
+    """Write 2,000 lines as mod_jk under load leaves them, always the same."""
+    draw = random.Random(7)
+    second = 0
+    for _ in range(2_000):
+        second += draw.choice((0, 0, 1, 2, 7, 40))
+        level, message = draw.choice(
+            (
+                ("notice", "workerEnv.init() ok /etc/httpd/conf/workers2.properties"),
+                (
+                    "notice",
+                    f"jk2_init() Found child {draw.randint(1_000, 9_999)} in scoreboard slot {draw.randint(5, 12)}",
+                ),
+                ("error", f"mod_jk child workerEnv in error state {draw.randint(6, 10)}"),
+                ("error", f"mod_jk child init {draw.randint(1, 3)} -2"),
+                (
+                    "error",
+                    f"[client {draw.randint(1, 254)}.0.2.7] Directory index forbidden by rule: /var/www/html/",
+                ),
+            )
+        )
+        time_of_day = f"{second // 3600 % 24:02}:{second // 60 % 60:02}:{second % 60:02}"
+        yield f"[Sun Dec 04 {time_of_day} 2005] [{level}] {message}"

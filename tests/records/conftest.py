@@ -3,11 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import settings
-
-# Two cores are shared with whatever else runs; a slow example is no failure.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 
 def _integers(rng: np.random.Generator, n: int, type_: pa.DataType, bits: int) -> pa.Array:

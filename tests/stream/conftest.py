@@ -4,16 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.streams import DataStream
-
-# Two cores are shared with whatever else runs; a slow example is no failure.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 ORDERS = "id bigint, user string, ts timestamp, tags map<string, string>"
 

@@ -14,8 +14,6 @@ from pyspark import cloudpickle
 
 from ftlayer import FTLayer, StreamEnvironment
 
-LOGS = ("Linux_2k.log", "OpenSSH_2k.log", "HDFS_2k.log", "Zookeeper_2k.log", "Apache_2k.log")
-
 
 def _load(name: str) -> ModuleType:
     """Load a script of this directory, which is no package; what slots run of it travels whole."""
@@ -48,20 +46,6 @@ def load_script() -> Callable[[str], ModuleType]:
 def logs_kit() -> ModuleType:
     """The module `log_job`."""
     return _load("log_job")
-
-
-@pytest.fixture(scope="session")
-def log_lines(loghub: Path) -> list[str]:
-    """Real log lines of every kind in turn; ASCII."""
-    kinds = [
-        [
-            line.strip()
-            for line in (loghub / name).read_bytes().decode("ascii", "replace").split("\n")
-            if line.strip()
-        ]
-        for name in LOGS
-    ]
-    return [line.replace("\r", "") for several in zip(*kinds, strict=False) for line in several]
 
 
 @pytest.fixture(scope="session")

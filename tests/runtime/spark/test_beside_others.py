@@ -13,10 +13,10 @@ pytestmark = pytest.mark.spark
 
 
 def test_ordinary_jobs_and_a_wrapped_query_run_beside_a_topology(
-    environment: Any, connect: Any, spark: Any, logs_kit: ModuleType, log_lines: list[str], tmp_path: Path
+    environment: Any, connect: Any, spark: Any, logs_kit: ModuleType, real_lines: list[str], tmp_path: Path
 ) -> None:
     layer = connect()
-    logs = logs_kit.GrowingLogs(tmp_path, log_lines)
+    logs = logs_kit.GrowingLogs(tmp_path, real_lines)
     logs.grow(200)
     env = environment(layer, "beside", parallelism=1)
     logs_kit.build(env, tmp_path)

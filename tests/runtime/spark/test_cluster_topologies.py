@@ -26,13 +26,13 @@ def found(
     cluster: tuple[str, list[int]],
     load_script: Callable[[str], ModuleType],
     tmp_path_factory: pytest.TempPathFactory,
-    log_lines: list[str],
+    real_lines: list[str],
 ) -> dict[str, Any]:
     """Run all cases in one driver, which checks what comes out; return what else was seen."""
     directory = tmp_path_factory.mktemp("topologies")
     script = load_script("cluster_topologies")
     master, workers = cluster
-    config = script.ClusterJob(str(directory), master, workers, log_lines[:2_000]).save()
+    config = script.ClusterJob(str(directory), master, workers, real_lines[:2_000]).save()
     log = directory / "log"
     with log.open("wb") as output:
         done = subprocess.run(

@@ -80,8 +80,8 @@ class Driver:
 
 
 @pytest.fixture
-def driver(logs_kit: ModuleType, tmp_path: Path, log_lines: list[str]) -> Driver:
-    return Driver(logs_kit, tmp_path, log_lines)
+def driver(logs_kit: ModuleType, tmp_path: Path, real_lines: list[str]) -> Driver:
+    return Driver(logs_kit, tmp_path, real_lines)
 
 
 def test_a_killed_driver_goes_on(driver: Driver, logs_kit: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Real logs from files that grow while the topology runs."""
+"""Lines of files that grow while the topology runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.spark
 
 
 def test_words_of_files_that_grow(
-    environment: Any, connect: Any, logs_kit: ModuleType, log_lines: list[str], tmp_path: Path
+    environment: Any, connect: Any, logs_kit: ModuleType, real_lines: list[str], tmp_path: Path
 ) -> None:
     layer = connect()
-    logs = logs_kit.GrowingLogs(tmp_path, log_lines)
+    logs = logs_kit.GrowingLogs(tmp_path, real_lines)
     logs.grow(500)
     env = environment(layer, "growing")
     logs_kit.build(env, tmp_path)

@@ -73,11 +73,11 @@ class Run:
 
 
 @pytest.fixture
-def start(environment: Any, logs_kit: ModuleType, log_lines: list[str], tmp_path: Path) -> Any:
+def start(environment: Any, logs_kit: ModuleType, real_lines: list[str], tmp_path: Path) -> Any:
     runs = []
 
     def start(seed: int, **options: Any) -> Run:
-        runs.append(Run(logs_kit, environment, log_lines, tmp_path, seed, **options))
+        runs.append(Run(logs_kit, environment, real_lines, tmp_path, seed, **options))
         return runs[-1]
 
     yield start

@@ -13,13 +13,13 @@ from ftlayer import FTLayer
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def test_topologies_run_over_connect(vertex: FTLayer, log_lines: list[str], tmp_path: Path) -> None:
+def test_topologies_run_over_connect(vertex: FTLayer, real_lines: list[str], tmp_path: Path) -> None:
     """The script compares what comes out with the recounts."""
     pytest.importorskip("grpc_status", reason="pyspark[connect] is not installed")
     token, lines, log = tmp_path / "token", tmp_path / "lines", tmp_path / "log"
     assert vertex.token is not None
     token.write_text(vertex.token)
-    lines.write_text("\n".join(log_lines[:1_000]))
+    lines.write_text("\n".join(real_lines[:1_000]))
     script = Path(__file__).with_name("connect_topologies.py")
     with log.open("wb") as output:
         done = subprocess.run(

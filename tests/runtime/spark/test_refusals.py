@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,16 +16,6 @@ from ftlayer.runtime.coordinator.job import Job
 from ftlayer.runtime.messages import Hello
 
 pytestmark = pytest.mark.spark
-
-WITHIN_S = 30.0
-"""On a machine that is busy with other things, too."""
-
-
-@pytest.fixture(autouse=True)
-def _within_seconds() -> Iterator[None]:
-    began = time.monotonic()
-    yield
-    assert time.monotonic() - began < WITHIN_S
 
 
 def numbers(env: Any) -> Any:
@@ -132,6 +121,6 @@ def test_a_source_that_gives_what_does_not_fit_its_schema(environment: Any) -> N
     env.source([1, 2, "three", 4], "id bigint", uid="numbers").map(lambda it: it).sink(print)
     job = env.execute_async()
     with pytest.raises(SourceRowError, match=r"source 'numbers' gave 'three'.*\(id int64\)"):
-        job.wait(WITHIN_S)
+        job.wait(300)
     assert job.state is JobState.FAILED
     assert job.status().restarts == 0

@@ -35,10 +35,10 @@ def build(env: Any, kit: ModuleType, directory: Path) -> None:
 
 
 def test_what_was_pending_is_replayed_and_nothing_is_read_twice(
-    environment: Any, connect: Any, logs_kit: ModuleType, log_lines: list[str], tmp_path: Path
+    environment: Any, connect: Any, logs_kit: ModuleType, real_lines: list[str], tmp_path: Path
 ) -> None:
     layer = connect(backoff="2s")
-    logs = logs_kit.GrowingLogs(tmp_path, log_lines)
+    logs = logs_kit.GrowingLogs(tmp_path, real_lines)
     out = logs_kit.Notes(tmp_path, "out")
 
     def start() -> Any:

@@ -146,9 +146,15 @@ def numbers(rows: Rows) -> Any:
 
 
 @pytest.fixture
-def logs(spark: Any, loghub: Path) -> Any:
-    """A stream of the 2,000 real lines of an Apache server's error log."""
-    return spark.readStream.format("text").option("pathGlobFilter", "Apache*").load(str(loghub))
+def logs(spark: Any, apache_log: Path) -> Any:
+    """A stream of the lines of an Apache server's error logs."""
+    return spark.readStream.format("text").load(str(apache_log))
+
+
+@pytest.fixture(scope="session")
+def logged(apache_log: Path) -> list[str]:
+    """The lines that `logs` streams."""
+    return [line for path in apache_log.iterdir() for line in path.read_text().splitlines()]
 
 
 def finish(query: Any) -> Any:

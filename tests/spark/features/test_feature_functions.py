@@ -1,9 +1,8 @@
-"""Functions of a record and of a batch, as a user writes them, on real Spark and real log lines."""
+"""Functions of a record and of a batch, as a user writes them, on real Spark and log lines."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -26,13 +25,12 @@ def parse(record: dict[str, Any]) -> list[dict[str, Any]]:
     return [found.groupdict()]
 
 
-def expected(loghub: Path) -> list[tuple[str, ...]]:
-    lines = (loghub / "Apache_2k.log").read_text().splitlines()
+def expected(lines: list[str]) -> list[tuple[str, ...]]:
     return sorted(found.groups() for found in map(LINE.fullmatch, lines) if found)
 
 
-def test_real_lines_are_parsed_filtered_and_counted(
-    layer: Any, logs: Any, loghub: Path, kept: Any, tools: Any, once: Any
+def test_log_lines_are_parsed_filtered_and_counted(
+    layer: Any, logs: Any, logged: list[str], kept: Any, tools: Any, once: Any
 ) -> None:
     def flaky(record: dict[str, Any]) -> dict[str, Any]:
         if "child init" in record["message"] and once.first(hash(record["ts"]) % 50):
@@ -46,7 +44,7 @@ def test_real_lines_are_parsed_filtered_and_counted(
         .map(flaky, f"{PARSED}, words int")
     )
     query = tools.run(stream, kept)
-    errors = [row for row in expected(loghub) if row[1] == "error"]
+    errors = [row for row in expected(logged) if row[1] == "error"]
     assert sorted((row.ts, row.level, row.message) for row in kept.rows) == errors
     assert all(row.words == len(row.message.split()) for row in kept.rows)
     assert query.recent_batches[0].failed > 0

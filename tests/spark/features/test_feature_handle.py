@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +105,10 @@ def test_stopping_while_it_waits_to_restart(layer: Any, numbers: Any, tools: Any
         raise OSError("down")
 
     stream = layer.source(numbers, name="numbers")
-    query = stream.sink(sink, checkpoint=tools.checkpoint).restart(FixedDelay(5, "10m")).start()
+    query = stream.sink(sink, checkpoint=tools.checkpoint).restart(FixedDelay(5, "10h")).start()
     tools.until(lambda: query.restarts == 1, "the failure")
     assert query.isActive
-    began = time.monotonic()
-    query.stop()
-    assert time.monotonic() - began < 60
+    query.stop()  # Not behind the pause of ten hours, which is longer than a test may take.
     assert not query.isActive
     assert query.exception() is None
     assert query.awaitTermination(1)

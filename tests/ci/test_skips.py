@@ -1,0 +1,54 @@
+"""With CI set, a skipped test that is not on the list fails the run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+LISTED = "test_a_full_file_system_refuses_intake_and_not_deletes"
+
+
+def run(directory: Path, *, body: str, ci: str, processes: int) -> subprocess.CompletedProcess[str]:
+    """Run a test file under the project's conftest."""
+    (directory / "conftest.py").write_text((TESTS / "conftest.py").read_text("utf-8"), "utf-8")
+    (directory / "test_it.py").write_text(f"import pytest\n{body}\n")
+    (directory / "test_another.py").write_text("def test_passes(): pass\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", str(processes), str(directory)]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=directory, env={**os.environ, "CI": ci}, check=False
+    )
+
+
+IN_A_TEST = "@pytest.mark.parametrize('n', [1])\ndef test_unlisted(n): pytest.skip('no such thing here')"
+OF_A_MODULE = "pytest.importorskip('no_such_module')"
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(IN_A_TEST, "test_it.py::test_unlisted[1] was skipped"), (OF_A_MODULE, "test_it.py was skipped")],
+)
+def test_an_unlisted_skip_fails(tmp_path: Path, body: str, said: str, processes: int) -> None:
+    done = run(tmp_path, body=body, ci="true", processes=processes)
+    assert said in done.stdout
+    assert "ALLOWED_SKIPS in tests/conftest.py" in done.stdout
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.mark.parametrize(
+    ("body", "ci"),
+    [(IN_A_TEST, ""), (f"def {LISTED}(): pytest.skip('root')", "true"), ("def test_it(): pass", "true")],
+)
+def test_others_do_not(tmp_path: Path, body: str, ci: str) -> None:
+    done = run(tmp_path, body=body, ci=ci, processes=0)
+    assert done.returncode == 0, done.stdout
+    assert "was skipped" not in done.stdout
+
+
+def test_the_list_names_tests_that_there_are() -> None:
+    assert any(f"def {LISTED}(" in path.read_text("utf-8") for path in TESTS.rglob("test_*.py"))
