@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import FailException, FTLayerError, PermanentFailure, RetryLater
+from ftlayer.machine import ensure_java_for_sessions
 from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from ftlayer.stream.connectors import partitions
     from ftlayer.stream.operators import PushSource
     from ftlayer.stream.windows import session, sliding, tumbling
+
+__version__ = "0.1.0"
 
 __all__ = [
     "LAST_WATERMARK_MS",
@@ -79,3 +82,11 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'ftlayer' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
+# A program makes its Spark session behind its imports; the Java of the extra `java` must be known by then.
+ensure_java_for_sessions()

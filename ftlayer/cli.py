@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ftlayer import cli_checkpoints
+from ftlayer import __version__, cli_checkpoints
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError
 
@@ -72,12 +72,30 @@ Keys = Annotated[list[str], typer.Argument(help="Keys as `ftlayer dead list` sho
 Everything = Annotated[bool, typer.Option("--all", help="All dead letters there are.")]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the versions and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
 @app.command()
 def version() -> None:
     """Print the versions of ftlayer and of what it runs on."""
     from importlib.metadata import version as version_of
 
-    typer.echo(f"ftlayer {version_of('ftlayer')}")
+    typer.echo(f"ftlayer {__version__}")
     typer.echo(
         f"pyspark {version_of('pyspark')}, pyarrow {version_of('pyarrow')}, Python {sys.version.split()[0]}"
     )
@@ -107,9 +125,9 @@ def demo(
 
     Exit code 0: the ledger balances. 3: it does not.
     """
-    from ftlayer.machine import check_java
+    from ftlayer.machine import ensure_java
 
-    check_java()
+    ensure_java()
     from ftlayer.demo.run import DemoOptions, run_demo
 
     options = DemoOptions(input, kill, lines, batches, dir, keep, json, mode, engine)

@@ -6,9 +6,12 @@ import os
 import re
 import shutil
 import subprocess
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+from ftlayer import bundled_java
 from ftlayer.errors import JavaMissingError
 
 LEAST_JAVA = 17
@@ -21,8 +24,10 @@ INSTALL = f"""\
   Debian, Ubuntu:  sudo apt install openjdk-{LEAST_JAVA}-jre-headless
   macOS:           brew install openjdk@{LEAST_JAVA}
                    export JAVA_HOME="$(brew --prefix openjdk@{LEAST_JAVA})/libexec/openjdk.jdk/Contents/Home"
-  conda:           conda install -c conda-forge openjdk={LEAST_JAVA}"""
+  conda:           conda install -c conda-forge openjdk={LEAST_JAVA}
+  without root:    pip install 'ftlayer[java]', in a clone pip install '.[java]'"""
 
+_RELEASE = re.compile(r'^JAVA_VERSION="(\d+)(?:\.(\d+))?', re.MULTILINE)
 _VERSION = re.compile(r'version "(\d+)(?:\.(\d+))?')
 
 
@@ -32,6 +37,54 @@ class Java:
 
     program: str
     version: int
+
+
+def ensure_java() -> Java:
+    """Return the machine's Java; where none will do, have this process use that of the extra ``java``.
+
+    That sets JAVA_HOME for this process and those that it starts. Raises `JavaMissingError` when the extra is not
+    installed either, or its JDK cannot be used.
+    """
+    try:
+        return check_java()
+    except JavaMissingError:
+        if not bundled_java.is_installed():
+            raise
+    try:
+        home = bundled_java.java_home()
+    except OSError as error:
+        raise _missing(f"the JDK of the extra 'java' needs a directory in your cache, and {error}") from error
+    java = check_java({"JAVA_HOME": str(home)})
+    os.environ["JAVA_HOME"] = str(home)
+    return java
+
+
+def ensure_java_for_sessions() -> None:
+    """`ensure_java` as ``import ftlayer`` calls it, before there is a session: fast, and it fails nobody's import.
+
+    Without the extra ``java`` it does nothing. With it, a JDK's own note of its version is believed; a Java that has
+    no such note is asked.
+    """
+    if not bundled_java.is_installed() or _noted_version() >= LEAST_JAVA:
+        return
+    try:
+        ensure_java()
+    except JavaMissingError as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=3)
+
+
+def _noted_version() -> int:
+    """Return the version in the file ``release`` of the JDK that Spark's scripts would take; 0 if it cannot be seen."""
+    home = os.environ.get("JAVA_HOME", "")
+    program = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    if program is None or not os.access(program, os.X_OK):
+        return 0
+    try:
+        note = Path(program).resolve().parents[1].joinpath("release").read_text("utf-8", "replace")
+    except OSError:
+        return 0
+    found = _RELEASE.search(note)
+    return 0 if found is None else _major(found)
 
 
 def check_java(environment: Mapping[str, str] | None = None) -> Java:
@@ -76,6 +129,10 @@ def _version_of(program: str) -> int:
         # macOS has a program of this name that only says that there is no Java.
         said = text.strip().splitlines()
         raise _missing(f"{program} -version says {said[0] if said else 'nothing'!r}")
+    return _major(match)
+
+
+def _major(match: re.Match[str]) -> int:
     major, minor = int(match[1]), int(match[2] or 0)
     # Up to 8, versions began with 1: "1.8.0_392".
     return minor if major == 1 else major

