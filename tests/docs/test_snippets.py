@@ -47,8 +47,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
-OTHERS_OPTIONS = {"--quick", "--json", "--pyflink", "--supervise"}
-"""Of the benchmarks and of spark-submit."""
+OTHERS_OPTIONS = {"--quick", "--json", "--pyflink", "--supervise", "--hypothesis-profile"}
+"""Of the benchmarks, of spark-submit and of pytest."""
 
 CALLED_BY_FTLAYER = {
     "note_failure",
