@@ -109,6 +109,7 @@ class State:
             finished = int(np.count_nonzero(new))
             if live is not None:
                 live.stream.in_flight -= finished
+                live.stream.done += finished
             if finished < len(rows):
                 for root in complete.roots[positions[~new]].tolist():
                     self._cancel_replay(root)
@@ -119,7 +120,9 @@ class State:
         """
         key = self.timed_out.pop(root)
         self.cancelled.add(key)
-        self.numbers[int.from_bytes(key[:4], "big")].waiting -= 1
+        stream = self.numbers[int.from_bytes(key[:4], "big")]
+        stream.waiting -= 1
+        stream.done += 1
         self.counters.cancelled_replays += 1
 
     def check_incarnation(self, incarnation: int) -> None:

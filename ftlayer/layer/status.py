@@ -61,6 +61,7 @@ class Status:
             waiting=sum(stream.waiting for stream in streams) - pauses_over,
             dead=sum(stream.dead for stream in streams),
             next_due_in_ms=-1 if due is None else max(due - now.wall_ms, 0),
+            done=sum(stream.done for stream in streams),
         )
 
     def stats(self) -> StatsReply:

@@ -19,7 +19,8 @@ class Stream:
     replays left out), ``logged`` are in the delivery log beyond what is committed, ``dead`` are dead.
     ``due`` are rows of tracked segments that nobody works on: after a restart, recalled, or registered under a
     root that was taken. ``offered`` is the offset up to which the query was told of deliveries. ``asked_pause_ms`` is
-    the longest pause that a failure has asked for itself.
+    the longest pause that a failure has asked for itself. ``done`` counts the rows in flight that completed since the
+    vertex's start.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Stream:
     waiting: int = 0
     logged: int = 0
     dead: int = 0
+    done: int = 0
     offered: int = 0
     asked_pause_ms: int = 0
     due: deque[tuple[int, I64]] = field(default_factory=deque)

@@ -22,7 +22,7 @@ from ftlayer.runtime.coordinator.job import Job, JobParts
 from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
 from ftlayer.runtime.coordinator.opening import LATEST, open_checkpoints
 from ftlayer.runtime.coordinator.planners import Planners
-from ftlayer.runtime.coordinator.progress import follow
+from ftlayer.runtime.coordinator.progress import follow, hide_spark_bar
 from ftlayer.runtime.coordinator.spark_checks import (
     Place,
     check_session,
@@ -157,10 +157,11 @@ class StreamEnvironment:
     # ------------------------------------------------------------ running it
 
     def execute(self, *, stop_at_latest: bool = False, restore_from: str | None = None) -> Job:
-        """Run the topology to its end, with a line of progress; Ctrl-C cancels it.
+        """Run the topology to its end, with a line of progress; Ctrl-C cancels it and is raised.
 
         Arguments and errors as `execute_async`; also raises what the job fails with.
         """
+        hide_spark_bar(self._spark)
         return follow(self.execute_async(stop_at_latest=stop_at_latest, restore_from=restore_from))
 
     def execute_async(self, *, stop_at_latest: bool = False, restore_from: str | None = None) -> Job:

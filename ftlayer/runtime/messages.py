@@ -38,6 +38,7 @@ class Heartbeat:
         counters: totals of this instance by name: ``records_in``, ``records_out``, ``persisted``, ``failed``, …,
             and ``records_in/<uid>``, ``records_out/<uid>`` by chain.
         busy: uid of the chain that runs now, "" for none, and for how long it has (ms).
+        function: of the user's that it has called, if it has run for a second: name, file and line.
     """
 
     probe: int
@@ -46,6 +47,7 @@ class Heartbeat:
     counters: dict[str, int] = field(default_factory=dict)
     busy: str = ""
     busy_ms: int = 0
+    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.layer.calls import QueryStatus
+from ftlayer.notebook import html_table
 from ftlayer.restart import RestartStrategy
 from ftlayer.spark.drained import BatchLog, Drain
 from ftlayer.spark.protocol import BatchReport
@@ -198,6 +199,19 @@ class TrackedQuery:
     def ft_status(self) -> QueryStatus:
         """Ask the vertex what is still to do."""
         return self._status()
+
+    def _repr_html_(self) -> str:
+        """Return what became of the last batches as HTML, for notebooks."""
+        ended = "" if self._error is None else f": {_short(self._error)}"
+        state = "active" if self.isActive else f"ended{ended}"
+        return html_table(
+            f"{self.name}: {state}, {self._restarts} restarts",
+            ("batch", "rows in", "rows out", "failed", "waiting", "dead"),
+            [
+                (report.batch, report.rows_in, report.rows_out, report.failed, report.waiting, report.dead)
+                for report in self.recent_batches[-10:]
+            ],
+        )
 
     def await_drained(self, timeout: float | None = None) -> bool:
         """Wait (seconds) until what the source has now is through and no record is pending or waits for replay.

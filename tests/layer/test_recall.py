@@ -76,7 +76,7 @@ def test_what_timed_out_or_failed_before_is_left_as_it_is(vertex):
     assert vertex.recall() == 1
     assert status(vertex) == calls.StreamStatus(0, 1, 2, 0, 0)
     assert vertex.xor((1, 1), (2, 2), (3, 3)) == calls.Xored(1, 2)  # a late completion cancels its replay
-    assert status(vertex) == calls.StreamStatus(0, 1, 1, 0, 0)
+    assert status(vertex) == calls.StreamStatus(0, 1, 1, 0, 0, done=1)
     assert [origin for _, origin, *_ in vertex.take()] == [3]
 
 

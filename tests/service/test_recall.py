@@ -73,7 +73,7 @@ def test_a_recalled_job_is_done_by_its_replays(
         assert 0 < status.next_due_in_ms <= 600_000
 
         assert client.call(Xor(other.roots, other.values, incarnation)) == Xored(2, 0)
-        assert client.call(StreamStatusCall(("other/s",))) == StreamStatus(0, 0, 0, 0, -1)
+        assert client.call(StreamStatusCall(("other/s",))) == StreamStatus(0, 0, 0, 0, -1, done=2)
 
 
 def test_what_cannot_be_meant_is_refused(tmp_path: Path, serving: Callable[..., Any]) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from ftlayer.layer.calls.common import I32, U64, EventIds, Failure, StreamOptions
+from ftlayer.notebook import html_table
 
 
 class BatchState(StrEnum):
@@ -215,3 +216,9 @@ class QueryStatus:
     def drained(self) -> bool:
         """Whether a bounded job could end: nothing waits, nothing is on its way."""
         return not (self.waiting or self.deliverable or self.delivered or self.pending)
+
+    def _repr_html_(self) -> str:
+        """Return it as HTML, for notebooks."""
+        names = ("waiting", "deliverable", "delivered", "pending", "dead")
+        title = "nothing is left to do" if self.drained else "rows that are not done"
+        return html_table(title, names, [tuple(getattr(self, name) for name in names)])

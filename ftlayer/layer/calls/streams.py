@@ -72,7 +72,7 @@ class StreamStatus:
     ``pending`` roots are registered and not complete, ``due`` can be taken now (`TakeReplays`), ``waiting``
     have their pause still to go (``next_due_in_ms``, -1 when nothing is due or waits), ``dead`` are dead
     letters. Of the records of a stream whose pause is over, 10,000 at most are counted as ``due``, the rest
-    as ``waiting``.
+    as ``waiting``. ``done`` counts what completed since the vertex's start.
     """
 
     pending: int
@@ -80,6 +80,7 @@ class StreamStatus:
     waiting: int
     dead: int
     next_due_in_ms: int
+    done: int = 0
 
     @property
     def drained(self) -> bool:

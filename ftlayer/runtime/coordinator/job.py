@@ -18,6 +18,7 @@ from ftlayer.runtime.coordinator.events import CancelRequested, DrainRequested, 
 from ftlayer.runtime.coordinator.job_status import ChainStatus, JobStatus, SlotStatus
 from ftlayer.runtime.coordinator.job_thread import TICK_S, JobThread, Later, now_ms
 from ftlayer.runtime.coordinator.job_thread import JobParts as JobParts
+from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 
 STATUS_DEADLINE_MS = 5_000
@@ -30,17 +31,33 @@ _T = TypeVar("_T")
 class Job(JobThread):
     """The handle of a running topology. Any thread may use it. Made by `StreamEnvironment.execute_async`."""
 
+    def __init__(self, job: str) -> None:
+        super().__init__(job)
+        self._last_status: StreamStatus | None = None
+
     @property
     def state(self) -> JobState:
         """Where the job is."""
         return self._core.state
 
+    def start(self, parts: JobParts) -> None:
+        """Begin to run."""
+        vertex = _ask(parts.vertex)
+        if vertex is not None:
+            self._meter.update_done(vertex.done, now_ms())
+        super().start(parts)
+
     def status(self) -> JobStatus:
-        """Return what is known of the job now; asks the vertex, and does without its answer if there is none."""
-        vertex = None if self._over.is_set() else self._vertex_status()
+        """Return what is known of the job now; asks the vertex, and does without its answer if there is none.
+
+        Of a job that is over it is what the vertex said at the first call behind its end.
+        """
+        vertex = self._vertex_status()
         moment_ms = now_ms()
         with self._lock:
             core = self._core
+            if vertex is not None:
+                self._meter.update_done(vertex.done, moment_ms)
             rates = {} if self._over.is_set() else self._meter.rates(moment_ms)
             totals = self._meter.totals
             return JobStatus(
@@ -59,6 +76,10 @@ class Job(JobThread):
                 last_failure=core.last_failure,
                 checkpoints=None if self._checkpoints is None else self._checkpoints.counts,
             )
+
+    def _repr_html_(self) -> str:
+        """Return the status as HTML, for notebooks."""
+        return self.status()._repr_html_()
 
     def checkpoints(self) -> tuple[CheckpointStats, ...]:
         """Return the checkpoints and savepoints under way, and the last 100 others, the latest first."""
@@ -162,16 +183,24 @@ class Job(JobThread):
             raise error
 
     def _vertex_status(self) -> StreamStatus | None:
-        vertex = self._parts.vertex
-        if vertex is None:
-            return None
-        try:
-            reply = vertex.client.call(StreamStatusCall(vertex.streams), deadline_ms=STATUS_DEADLINE_MS)
-        except VertexError as error:
-            logger.info("no status of the vertex: %s", error)
-            return None
-        assert isinstance(reply, StreamStatus)
-        return reply
+        if not self._over.is_set():
+            return _ask(self._parts.vertex)
+        if self._last_status is None:
+            self._last_status = _ask(self._parts.vertex)
+        return self._last_status
+
+
+def _ask(vertex: JobVertexCalls | None) -> StreamStatus | None:
+    """Return how much there is to do; None without a vertex, or without an answer of it."""
+    if vertex is None:
+        return None
+    try:
+        reply = vertex.client.call(StreamStatusCall(vertex.streams), deadline_ms=STATUS_DEADLINE_MS)
+    except VertexError as error:
+        logger.info("no status of the vertex: %s", error)
+        return None
+    assert isinstance(reply, StreamStatus)
+    return reply
 
 
 def _slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
@@ -196,6 +225,7 @@ def _slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
         None if beat is None else max(0, now_ms - slot.heard_ms),
         "" if beat is None else beat.busy,
         0 if beat is None else beat.busy_ms,
+        "" if beat is None else beat.function,
         slot.restarts,
         slot.failure,
     )

@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.layer.calls import StreamStatus
+from ftlayer.notebook import html_table
 from ftlayer.runtime.coordinator.events import JobState
 from ftlayer.runtime.coordinator.isolation import IsolationStatus
+from ftlayer.runtime.coordinator.meter import DONE
+
+IN, OUT = "records_in", "records_out"
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class SlotStatus:
     """One slot. ``host``, ``pid`` and ``instance`` are "" and 0 while no process runs it.
 
     ``heartbeat_age_ms`` is the time since it was heard, None before it was. ``busy`` is the chain whose function
-    runs now, and has for ``busy_ms``.
+    runs now, and has for ``busy_ms``; ``function`` is the user's function, with file and line, if that is long.
     """
 
     slot: int
@@ -26,6 +30,7 @@ class SlotStatus:
     heartbeat_age_ms: int | None = None
     busy: str = ""
     busy_ms: int = 0
+    function: str = ""
     restarts: int = 0
     failure: str = ""
 
@@ -77,17 +82,11 @@ class JobStatus:
     last_failure: str = ""
 
     def line(self) -> str:
-        """Return it in one line."""
-        parts = [
-            f"{self.name}: {self.state}",
-            f"{self.counters.get('records_in', 0):,} in ({self.rates.get('records_in', 0):,.0f}/s)",
-            f"{self.counters.get('records_out', 0):,} out ({self.rates.get('records_out', 0):,.0f}/s)",
-        ]
+        """Return it in one line: of a tracked job what is done, of another what its last chains took."""
+        name, word = (DONE, "done") if DONE in self.counters else (OUT, "out")
+        parts = [self._headline(), self._counted(IN, "in"), self._counted(name, word)]
         if self.vertex is not None:
-            parts.append(
-                f"{self.vertex.pending + self.vertex.due:,} pending, {self.vertex.waiting:,} waiting, "
-                f"{self.vertex.dead:,} dead"
-            )
+            parts.append(self._left(self.vertex))
         if self.checkpoints is not None:
             failed = f", {self.checkpoints.failed} failed" if self.checkpoints.failed else ""
             parts.append(f"{self.checkpoints.completed} checkpoints{failed}")
@@ -98,6 +97,43 @@ class JobStatus:
         if self.restarts:
             parts.append(f"{self.restarts} restarts")
         busiest = max(self.slots, key=lambda slot: slot.busy_ms, default=None)
-        if busiest is not None and busiest.busy_ms >= 1_000:
-            parts.append(f"slot {busiest.slot} busy in {busiest.busy} for {busiest.busy_ms / 1_000:.0f} s")
+        if busiest is not None and busiest.busy_ms >= 1_000 and not self.state.is_final:
+            where = busiest.function or busiest.busy
+            parts.append(f"slot {busiest.slot} busy in {where} for {busiest.busy_ms / 1_000:.0f} s")
+        if self.state is JobState.ENDED and not self.counters.get(IN) and not self.counters.get(DONE):
+            parts.append(
+                "nothing was read: its sources are empty, or an earlier run of this name has read them to their end "
+                "(another name, or another directory, begins anew)"
+            )
         return " · ".join(parts)
+
+    def _headline(self) -> str:
+        return f"{self.name}: {self.state}" + (f" after {self.uptime_s:.1f} s" if self.state.is_final else "")
+
+    def _counted(self, counter: str, word: str) -> str:
+        count = f"{self.counters.get(counter, 0):,} {word}"
+        return count if self.state.is_final else f"{count} ({self.rates.get(counter, 0):,.0f}/s)"
+
+    def _left(self, vertex: StreamStatus) -> str:
+        tries = self.counters.get("failed", 0)
+        dead = f"{vertex.dead:,} dead" + (f" ({tries:,} failed tries)" if tries else "")
+        if self.state is JobState.ENDED:
+            return dead
+        return f"{vertex.pending + vertex.due:,} pending, {vertex.waiting:,} waiting, {dead}"
+
+    def _repr_html_(self) -> str:
+        """Return it as HTML, for notebooks."""
+        return html_table(
+            self.line(),
+            ("chain", "in", "in/s", "out", "out/s"),
+            [
+                (
+                    chain.uid,
+                    chain.records_in,
+                    round(chain.in_per_s),
+                    chain.records_out,
+                    round(chain.out_per_s),
+                )
+                for chain in self.chains
+            ],
+        )

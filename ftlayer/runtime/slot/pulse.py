@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 
+import ftlayer
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.messages import FromSlot, Heartbeat
 from ftlayer.runtime.slot.core import SlotCore
@@ -15,6 +19,11 @@ from ftlayer.runtime.slot.ports import Working
 
 PATIENCE = 10
 """A call that works on a whole batch may take the timeouts of all its records, but no more than so many."""
+
+SLOW_MS = 1_000
+"""A chain that has run for so long without a break has its function named."""
+
+_OURS = str(Path(ftlayer.__file__).parent) + os.sep
 
 
 class Pulse:
@@ -47,6 +56,7 @@ class Pulse:
         self._held = held
         self._on_error = on_error
         self._core: SlotCore | None = None
+        self._loop_thread = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ftlayer-pulse", daemon=True)
         self._seen: tuple[Working, int] | None = None
@@ -58,7 +68,8 @@ class Pulse:
         self._thread.start()
 
     def watch(self, core: SlotCore) -> None:
-        """Report of the tasks from now on."""
+        """Report of the tasks from now on. Called by the thread of the loop."""
+        self._loop_thread = threading.get_ident()
         self._core = core
 
     def stop(self) -> None:
@@ -74,7 +85,8 @@ class Pulse:
             return Heartbeat(probe, 0, False)
         working = core.working
         uid, since = ("", 0) if working is None else (working.uid, _mono_ms() - working.since_ms)
-        return Heartbeat(probe, core.activity, self.quiet, core.counters(), uid, max(0, since))
+        function = function_under_way(self._loop_thread) if since >= SLOW_MS else ""
+        return Heartbeat(probe, core.activity, self.quiet, core.counters(), uid, max(0, since), function)
 
     def held_roots(self) -> list[U64Array]:
         """Return the roots to be touched now."""
@@ -122,6 +134,19 @@ class Pulse:
                 next_ms = min(beat_ms, touch_ms)
             if self._stop.wait(max(0, next_ms - _mono_ms()) / 1_000):
                 return
+
+
+def function_under_way(thread: int) -> str:
+    """Return the function that ftlayer has called in ``thread`` and that has not returned, with its file and line.
+
+    The line is where it is now. "" if the thread runs ftlayer's own code, or has ended.
+    """
+    frame, called = sys._current_frames().get(thread), None
+    while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+        frame, called = frame.f_back, frame
+    if frame is None or called is None:
+        return ""
+    return f"{called.f_code.co_qualname} ({called.f_code.co_filename}:{called.f_lineno})"
 
 
 def _waiting_behind(working: Working) -> list[U64Array]:

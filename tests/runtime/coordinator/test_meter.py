@@ -45,3 +45,21 @@ def test_totals_are_the_sum_of_all_growth(steps: list[tuple[str, int, int]]) -> 
         meter.update(instance, {"n": sums[instance]}, now)
         assert meter.totals["n"] == sum(sums.values())
         assert 0 <= meter.rates(now + 1)["n"] <= sum(sums.values()) * 1_000
+
+
+@given(st.integers(0, 1_000), st.lists(st.tuples(st.booleans(), st.integers(0, 100))))
+def test_what_is_done_is_counted_from_the_jobs_start_over_restarts_of_the_vertex(
+    before: int, steps: list[tuple[bool, int]]
+) -> None:
+    """A vertex that was started again counts from 0. (What it had done and not told is not counted.)"""
+    meter = Meter()
+    in_vertex, done = before, 0
+    meter.update_done(in_vertex, 0)
+    for restarted, more in steps:
+        if restarted:
+            in_vertex = 0
+            meter.update_done(0, 0)
+        in_vertex += more
+        done += more
+        meter.update_done(in_vertex, 0)
+    assert meter.totals == {"done": done}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from dataclasses import replace
 from typing import Any
@@ -10,10 +11,13 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.config import TopologyOptions
+from ftlayer.functions.conversion import VALUES
+from ftlayer.functions.segments import segments_of
+from ftlayer.functions.steps import Map
 from ftlayer.handler.lineage import Lineage
 from ftlayer.runtime.elements import Batch
 from ftlayer.runtime.slot.ports import Working
-from ftlayer.runtime.slot.pulse import Pulse
+from ftlayer.runtime.slot.pulse import Pulse, function_under_way
 from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.stream.job_graph import Channel
 
@@ -139,3 +143,24 @@ def test_what_ends_it_is_told(tools: Any) -> None:
     beating.outside = [None]
     beating.pulse.start()
     assert isinstance(beating.errors.get(timeout=WAIT_S), TypeError)
+
+
+def test_the_function_that_a_thread_is_in_is_named() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(value: int) -> int:
+        entered.set()
+        leave.wait(WAIT_S)
+        return value
+
+    rows = pa.record_batch({"value": [1]})
+    segment = segments_of([Map("slow", slow, rows.schema)], VALUES)[0]
+    loop = threading.Thread(target=segment.run, args=(rows, np.arange(1)))
+    loop.start()
+    assert entered.wait(WAIT_S)
+    said = function_under_way(loop.ident or 0)
+    leave.set()
+    loop.join()
+    assert "slow (" in said
+    assert f"({__file__}:" in said
+    assert function_under_way(loop.ident or 0) == ""

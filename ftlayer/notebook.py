@@ -1,0 +1,56 @@
+"""What ftlayer shows in a notebook: one line that changes, and small tables."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from html import escape
+from types import TracebackType
+from typing import Any
+
+
+def in_notebook() -> bool:
+    """Whether this program runs in a kernel of Jupyter, whose output is a web page."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class NotebookLine:
+    """A line of a cell's output that is replaced by each `show`. Use it as a context."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def __enter__(self) -> NotebookLine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the last line where it is."""
+
+    def show(self, text: str) -> None:
+        """Show ``text`` in place of what was shown before."""
+        from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
+
+        line = HTML(f"<pre>{escape(text)}</pre>")
+        if self._handle is None:
+            self._handle = display(line, display_id=True)
+        else:
+            self._handle.update(line)
+
+
+def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Return a table as HTML; all text is escaped, numbers stand to the right."""
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    return (
+        f"<div><p>{escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int):
+        return f'<td style="text-align: right">{value:,}</td>'
+    return f"<td>{escape(str(value))}</td>"
