@@ -11,6 +11,7 @@ from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 if TYPE_CHECKING:
     from ftlayer.functions.context import Context
+    from ftlayer.functions.current import CurrentRecord, current_record
     from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
     from ftlayer.functions.ttl import StateTtl
     from ftlayer.layer.calls import StreamOptions
@@ -30,6 +31,7 @@ __all__ = [
     "CheckpointingMode",
     "CoProcessFunction",
     "Context",
+    "CurrentRecord",
     "ExponentialDelay",
     "FTLayer",
     "FTLayerError",
@@ -49,6 +51,7 @@ __all__ = [
     "StreamEnvironment",
     "StreamOptions",
     "TopologyOptions",
+    "current_record",
     "partitions",
     "session",
     "sliding",
@@ -59,6 +62,7 @@ _MODULES = {
     "LAST_WATERMARK_MS": "ftlayer.functions.process",
     "CoProcessFunction": "ftlayer.functions.process",
     "Context": "ftlayer.functions.context",
+    "CurrentRecord": "ftlayer.functions.current",
     "FTLayer": "ftlayer.spark.facade",
     "Job": "ftlayer.runtime.coordinator.job",
     "JobState": "ftlayer.runtime.coordinator.events",
@@ -67,6 +71,7 @@ _MODULES = {
     "StateTtl": "ftlayer.functions.ttl",
     "StreamEnvironment": "ftlayer.runtime.environment",
     "StreamOptions": "ftlayer.layer.calls",
+    "current_record": "ftlayer.functions.current",
     "partitions": "ftlayer.stream.connectors",
     "session": "ftlayer.stream.windows",
     "sliding": "ftlayer.stream.windows",

@@ -9,12 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.conversion import check_whole, concat
+from ftlayer.functions.current import current_tries
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.outcome import I64, Outcome
 from ftlayer.functions.steps import MapBatches
+from ftlayer.records.tries import attempts_of, first_failed_of
 
 ROW_TAG = "_ft_row"
 """The column of a tagged `MapBatches`: the input row's number, int32."""
+
+ATTEMPT_TAG = "_ft_attempt"
+"""A further one, which a result may leave out: which run of the row's record this is, from 1, int32."""
+
+FIRST_FAILED_TAG = "_ft_first_failed_at"
+"""And another: when the record first failed, a timestamp (UTC, ms), null if it has not."""
 
 
 class BatchSegment:
@@ -44,7 +52,7 @@ class BatchSegment:
         if not batch.num_rows:
             return
         try:
-            result, rows = self._call(batch)
+            result, rows = self._call(batch, parents)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises fails its records
@@ -57,12 +65,11 @@ class BatchSegment:
         else:
             done.append((result, parents[rows]))
 
-    def _call(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, I64]:
+    def _call(self, batch: pa.RecordBatch, parents: I64) -> tuple[pa.RecordBatch, I64]:
         """Call the function; return its result and the row of ``batch`` that each of its rows comes from."""
         step = self._step
         if step.tagged:
-            tags = pa.array(np.arange(batch.num_rows, dtype=np.int32))
-            batch = batch.append_column(ROW_TAG, tags)
+            batch = _tagged(batch, parents)
         given: Any = batch.to_pandas() if step.kind == "pandas" else batch
         result = step.function(given)
         if step.kind == "pandas":
@@ -109,3 +116,16 @@ class BatchSegment:
             if pa.types.is_integer(field.type) and result[field.name].dtype == object:
                 check_whole(list(result[field.name]), field.name)
         return pa.RecordBatch.from_pandas(result, schema=schema, preserve_index=False)
+
+
+def _tagged(batch: pa.RecordBatch, parents: I64) -> pa.RecordBatch:
+    tries = current_tries(parents)
+    failed_ms = first_failed_of(tries)
+    columns = [
+        pa.array(np.arange(batch.num_rows, dtype=np.int32)),
+        pa.array(attempts_of(tries)),
+        pa.array(failed_ms, mask=failed_ms == 0).cast(pa.timestamp("ms", tz="UTC")),
+    ]
+    for name, column in zip((ROW_TAG, ATTEMPT_TAG, FIRST_FAILED_TAG), columns, strict=True):
+        batch = batch.append_column(name, column)
+    return batch

@@ -15,9 +15,10 @@ import pyarrow as pa
 from ftlayer.errors import QueryError
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.functions.conversion import DICTS
+from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import MAX_REASON, MAX_TRACEBACK, RowFailure, failure_of
 from ftlayer.functions.outcome import I64, failed_rows, without_rows
-from ftlayer.functions.record_segment import CHUNK_ROWS
+from ftlayer.functions.record_segment import CHUNK_ROWS, RecordSegment
 from ftlayer.functions.segments import run_segments, segments_of
 from ftlayer.functions.steps import FunctionStep
 
@@ -55,20 +56,28 @@ class Chain:
     def __init__(self, functions: Sequence[FunctionStep]) -> None:
         self._segments = segments_of(functions, DICTS)
 
-    def run(self, batch: pa.RecordBatch) -> ChainResult:
+    def run(self, batch: pa.RecordBatch, known: Known = UNTRACKED) -> ChainResult:
         """Run ``batch`` through the functions; an `Exception` of one fails its record and goes no further.
+
+        ``known`` is what functions may ask of its rows (`ftlayer.functions.current`).
 
         What is no `Exception` (`KeyboardInterrupt`, `SystemExit`), and `MemoryError`, cannot be pinned on a
         record and goes up: the task fails.
         """
         done = ChainResult([], [])
-        for start in range(0, batch.num_rows, CHUNK_ROWS):
-            chunk = batch.slice(start, CHUNK_ROWS)
-            parents: I64 = np.arange(start, start + chunk.num_rows, dtype=np.int64)
-            outcome = run_segments(self._segments, chunk, parents)
-            done.failures.extend(outcome.failures)
-            done.batches.append((outcome.batch, outcome.parents))
+        with running(known, self._row):
+            for start in range(0, batch.num_rows, CHUNK_ROWS):
+                chunk = batch.slice(start, CHUNK_ROWS)
+                parents: I64 = np.arange(start, start + chunk.num_rows, dtype=np.int64)
+                outcome = run_segments(self._segments, chunk, parents)
+                done.failures.extend(outcome.failures)
+                done.batches.append((outcome.batch, outcome.parents))
         return done.without_failed()
+
+    def _row(self) -> int | None:
+        """Return the row that a function of one record works on now."""
+        rows = (segment.row for segment in self._segments if isinstance(segment, RecordSegment))
+        return next((row for row in rows if row is not None), None)
 
     def run_untracked(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Run ``batch`` without tracking; raise the first failure as a `QueryError`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import index
@@ -9,6 +10,7 @@ from typing import Any
 
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.conversion import NO_RECORDS
+from ftlayer.functions.current import current_record
 from ftlayer.functions.handles import (
     NOTHING,
     AggregatingHandle,
@@ -95,6 +97,16 @@ class Context:
         self._side: dict[str, SideRows] = {tag: ([], []) for tag in side}
         if timers is not None:
             self.timers = KeyTimers(timers, self, timed)
+
+    @property
+    def attempt(self) -> int:
+        """Which run of the current record this is, from 1; UnsupportedError where there is none (``on_timer``)."""
+        return current_record().attempt
+
+    @property
+    def first_failed_at(self) -> dt.datetime | None:
+        """When the current record first failed (UTC), None if it has not; UnsupportedError where there is none."""
+        return current_record().first_failed_at
 
     def value(self, name: str, default: Any = None, *, ttl: StateTtl | None = None) -> ValueHandle:
         """Return the handle of a single value; ``default`` is what it has where nothing is set, or left."""

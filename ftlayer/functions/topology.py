@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.conversion import VALUES, concat
+from ftlayer.functions.current import UNTRACKED, running
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.firing import Firing
 from ftlayer.functions.keyed import Backend
@@ -164,7 +165,8 @@ class TopologyChain:
         outcome = run_segments(self._paths[input], batch, np.arange(batch.num_rows, dtype=np.int64), times)
         outputs, failures = self._outputs(outcome), outcome.failures
         if self._behind is not None:
-            failures = [*failures, *self._run_behind(self._behind, outputs)]
+            with running(UNTRACKED, lambda: None):
+                failures = [*failures, *self._run_behind(self._behind, outputs)]
         self._leave()
         if not failures:
             return TopologyResult(outputs, [])

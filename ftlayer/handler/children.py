@@ -16,6 +16,7 @@ from ftlayer.handler.exact_ids import IdBook
 from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import I32Array, I64Array, U64Array, child_ids, join_ids
 from ftlayer.records.kernels import native
+from ftlayer.records.tries import tries_or_first
 
 NOTHING_OWED: U64Array = np.zeros(0, np.uint64)
 """What is owed with fault tolerance off."""
@@ -94,6 +95,7 @@ class FTDerived:
         self._parents = anchors.ids[self._places]
         self._roots = anchors.roots[self._places]
         self._origins = None if anchors.origins is None else anchors.origins[self._places]
+        self._tries = None if anchors.tries is None else anchors.tries[self._places]
         self._records = len(parents)
         self.owed: U64Array = np.zeros(len(anchors.ids), np.uint64)
 
@@ -118,7 +120,7 @@ class FTDerived:
             channel=_channels(channel, self._offsets),
         )
         self._site.owe(self.owed, self._parents, self._places, ids, owner)
-        return Lineage(self._roots, ids, self._offsets, self._origins)
+        return Lineage(self._roots, ids, self._offsets, self._origins, self._tries)
 
 
 class _Side:
@@ -144,6 +146,10 @@ class _Side:
     def origins(self) -> U64Array:
         origins = self.anchors.roots if self.anchors.origins is None else self.anchors.origins
         return origins[self.places]
+
+    @property
+    def tries(self) -> U64Array:
+        return tries_or_first(self.anchors.tries, len(self.anchors.ids))[self.places]
 
     def without_roots_of(self, other: _Side) -> None:
         """Leave out RecordIds whose root the other record of the pair has too."""
@@ -180,6 +186,8 @@ class FTPairs:
         self._roots = self._in_order(self._left.roots, self._right.roots)
         replays = left.origins is not None or right.origins is not None
         self._origins = self._in_order(self._left.origins, self._right.origins) if replays else None
+        tried = left.tries is not None or right.tries is not None
+        self._tries = self._in_order(self._left.tries, self._right.tries) if tried else None
 
     def __len__(self) -> int:
         return len(self._ordinals)
@@ -210,7 +218,8 @@ class FTPairs:
         """See `Children.copies`."""
         left = self._side_ids(self._left, edge, owner, channel)
         right = self._side_ids(self._right, edge, owner, channel)
-        return Lineage(self._roots, self._in_order(left, right), self._offsets, self._origins)
+        ids = self._in_order(left, right)
+        return Lineage(self._roots, ids, self._offsets, self._origins, self._tries)
 
     def _side_ids(self, side: _Side, edge: int, owner: str, channel: int | I32Array) -> U64Array:
         parents = side.anchors.ids[side.places]

@@ -18,12 +18,14 @@ class Lineage:
         offsets: int32[n + 1], record i has the RecordIds ``offsets[i]`` up to ``offsets[i + 1]``, with
             distinct roots; None where each has one.
         origins: uint64[m], the first root of each; None where these are the roots themselves (no replays).
+        tries: uint64[m], how often each was tried (`ftlayer.records.tries`); None where none has failed.
     """
 
     roots: U64Array
     ids: U64Array
     offsets: I32Array | None = None
     origins: U64Array | None = None
+    tries: U64Array | None = None
 
     def __len__(self) -> int:
         return len(self.roots) if self.offsets is None else len(self.offsets) - 1
@@ -54,4 +56,5 @@ class Lineage:
         """Return the RecordIds of ``records`` (int64[k]), in that order."""
         places, offsets = self.entries(records)
         origins = None if self.origins is None else self.origins[places]
-        return Lineage(self.roots[places], self.ids[places], offsets, origins)
+        tries = None if self.tries is None else self.tries[places]
+        return Lineage(self.roots[places], self.ids[places], offsets, origins, tries)

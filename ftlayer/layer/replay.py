@@ -186,4 +186,8 @@ class Replay:
 def records_of(rows: Rows) -> Records:
     """Return rows as a reply has them."""
     info = rows.info
-    return Records(rows.payload, info.roots, info.origins, info.attempts, info.key_hashes)
+    first_failed = None
+    if info.histories:
+        times = [history[0][0] if history else 0 for history in info.histories]
+        first_failed = np.array(times, np.uint64)
+    return Records(rows.payload, info.roots, info.origins, info.attempts, info.key_hashes, first_failed)

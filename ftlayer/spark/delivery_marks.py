@@ -1,6 +1,7 @@
-"""Which rows of a first stage the vertex delivered: a mark of 24 bytes in the column ``_ft``, null for a source's own.
+"""Which rows of a first stage the vertex delivered: a mark of 40 bytes in the column ``_ft``, null for a source's own.
 
-Layout, little-endian: root (uint64), and the range of offsets [start, end) that was read with the row (int64). One
+Layout, little-endian: root (uint64), the range of offsets [start, end) that was read with the row (int64), origin and
+tries (uint64, see `ftlayer.records.tries`). One
 flat column, because every row of the source pays for it: Spark writes a null struct of three fields to Arrow in twice
 the time that the text of a log line takes.
 """
@@ -14,13 +15,22 @@ import pyarrow as pa
 SOURCE_FT = "binary"
 """The type of the column before the first stage (DDL)."""
 
-MARK_DTYPE = np.dtype([("root", "<u8"), ("start", "<i8"), ("end", "<i8")])
+MARK_DTYPE = np.dtype(
+    [("root", "<u8"), ("start", "<i8"), ("end", "<i8"), ("origin", "<u8"), ("tries", "<u8")]
+)
 
 
-def make_marks(roots: npt.NDArray[np.uint64], start: int, end: int) -> pa.Array:
+def make_marks(
+    roots: npt.NDArray[np.uint64],
+    start: int,
+    end: int,
+    origins: npt.NDArray[np.uint64],
+    tries: npt.NDArray[np.uint64],
+) -> pa.Array:
     """Return one mark a row, as an Arrow binary array."""
     marks = np.empty(len(roots), MARK_DTYPE)
     marks["root"], marks["start"], marks["end"] = roots, start, end
+    marks["origin"], marks["tries"] = origins, tries
     offsets = np.arange(len(roots) + 1, dtype=np.int32) * MARK_DTYPE.itemsize
     return pa.Array.from_buffers(
         pa.binary(), len(roots), [None, pa.py_buffer(offsets), pa.py_buffer(marks.tobytes())]

@@ -28,6 +28,7 @@ from ftlayer.layer.calls import (
     RecordBatches,
     Records,
 )
+from ftlayer.records.tries import pack_tries
 from ftlayer.service.client import VertexClient
 from ftlayer.spark.delivery_marks import make_marks
 from ftlayer.spark.stage_task import FT
@@ -215,7 +216,9 @@ def delivered_rows(records: Records, schema: pa.Schema, start: int, end: int) ->
     grown = set(stored) <= set(schema.names)
     for field in schema:
         if field.name == FT:
-            columns.append(make_marks(records.roots, start, end).cast(field.type))
+            tries = pack_tries(records.attempts, records.first_failed_ms)
+            marks = make_marks(records.roots, start, end, records.origins, tries)
+            columns.append(marks.cast(field.type))
             continue
         if field.nullable and grown and field.name not in stored:
             # As in Spark's own file formats: rows from before a column was there have none.

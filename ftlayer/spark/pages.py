@@ -56,7 +56,8 @@ class PageHead:
     """What the driver is told of a page.
 
     ``delivered`` is (lowest offset, highest
-    offset + 1) of the rows that came from the vertex, ``delivered_roots`` their roots. ``carried`` are
+    offset + 1) of the rows that came from the vertex, ``delivered_roots`` their roots, and beside them their
+    origins and tries (`ftlayer.records.tries`). ``carried`` are
     the carriers of resumed rows, end to end. ``seen_roots`` and ``sent_roots``, filled where a
     transform is watched, are the distinct roots of the rows in and out. ``emitted_ids``, filled for a vertex
     that keeps every id, are the ids of the rows handed on, ``emitted_parents`` the root of each. Roots and
@@ -77,6 +78,8 @@ class PageHead:
     emitted_values: bytes
     emitted_parents: bytes = b""
     emitted_ids: bytes = b""
+    delivered_origins: bytes = b""
+    delivered_tries: bytes = b""
 
     def to_bytes(self) -> bytes:
         """Return the head as msgpack."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.layer.calls import Failure
 from ftlayer.spark.carrier import CARRIER_DTYPE, make_carriers
+from ftlayer.spark.known import TriedRoots
 from ftlayer.spark.page_names import NAME, NAMED_PAGE_COLUMNS, MapArrow, WithNames, counted_pages
 from ftlayer.spark.pages import (
     PAGE_SCHEMA,
@@ -180,7 +181,7 @@ def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> Stage
                 moved = plan.stages.key_after(number - 1) is not None
                 frame = apply_frame_steps(rows, stage.frame_steps[moved:])
             spread = _spread(source, plan.stages.key_after(number))
-            task = _task(plan, options, number, last, spread)
+            task = _task(plan, options, number, last, spread, verdict.tried)
             pages.append(Pages(frame.mapInArrow(WithNames(task), NAMED_PAGE_COLUMNS), spread))
             heads.append(pages[-1].heads())
             if number == 0:
@@ -256,7 +257,9 @@ def _spread(source: DataFrame, key: Repartition | None) -> Spread | None:
     return Spread(key.columns, key.partitions or int(str(default)))
 
 
-def _task(plan: QueryPlan, options: RunOptions, number: int, last: int, spread: Spread | None) -> StageTask:
+def _task(
+    plan: QueryPlan, options: RunOptions, number: int, last: int, spread: Spread | None, tried: TriedRoots
+) -> StageTask:
     stages = plan.stages.stages
     first = number == 0
 
@@ -279,6 +282,7 @@ def _task(plan: QueryPlan, options: RunOptions, number: int, last: int, spread: 
         watch=watched(number) or watched(number + 1),
         exact=plan.exact,
         spread=spread,
+        tried=tried,
     )
 
 

@@ -16,12 +16,13 @@ import pyarrow as pa
 
 from ftlayer.errors import QueryError
 from ftlayer.functions.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure
+from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.handler.persister import FTPersister
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
 from ftlayer.spark.carrier import check_carriers, read_carriers
 from ftlayer.spark.delivery_marks import read_marks
-from ftlayer.spark.isolate import run_isolated
+from ftlayer.spark.known import NOTHING_TRIED, TriedRoots, isolated, known_of_source
 from ftlayer.spark.pages import (
     PAGE_BYTES,
     U64,
@@ -78,8 +79,8 @@ class StageTask:
     of times a failing record of a batch that is run again is tried in place before it counts as failed.
     ``emits`` is the operator whose rows are handed on with ids of their own, or "". ``carrier`` names the
     column that brought the ids of rows resumed from another query: a row's root within this query is
-    then its record id. ``watch`` notes all roots seen and sent, to find what a transform lost. ``exact``
-    sends single ids beside their folded values. ``spread``
+    then its record id. ``tried`` is what is known of delivered rows behind the first stage. ``watch`` notes all roots
+    seen and sent, to find what a transform lost. ``exact`` sends single ids beside their folded values. ``spread``
     sorts the rows into pages by the partition they go to next.
     """
 
@@ -94,6 +95,7 @@ class StageTask:
     watch: bool = False
     exact: bool = False
     spread: Spread | None = None
+    tried: TriedRoots = NOTHING_TRIED
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Turn the partition's rows into pages."""
@@ -119,23 +121,24 @@ class StageTask:
         if not page.empty:
             yield from page.close()
 
-    def run(self, rows: pa.RecordBatch) -> ChainResult:
+    def run(self, rows: pa.RecordBatch, known: Tries = UNTRACKED) -> ChainResult:
         """Run the functions; again in place, or in a child process, where the task says so."""
-        result = self._run_once(rows)
+        result = self._run_once(rows, known)
         for _ in range(self.again):
             failed = sorted({failure.row for failure in result.failures if _may_pass_now(failure)})
             if not failed:
                 break
-            result = _merge_retry(result, failed, self._run_once(rows.take(pa.array(failed))))
+            again = self._run_once(rows.take(pa.array(failed)), known.take(np.array(failed)))
+            result = _merge_retry(result, failed, again)
         return result
 
-    def _run_once(self, rows: pa.RecordBatch) -> ChainResult:
-        return run_isolated(rows, self._run) if self.isolate else self._run(rows)
+    def _run_once(self, rows: pa.RecordBatch, known: Tries) -> ChainResult:
+        return isolated(rows, known, self._run) if self.isolate else self._run(rows, known)
 
-    def _run(self, rows: pa.RecordBatch) -> ChainResult:
+    def _run(self, rows: pa.RecordBatch, known: Tries) -> ChainResult:
         if not self.functions:
             return ChainResult([(rows, np.arange(rows.num_rows))], [])
-        return self._chain.run(rows)
+        return self._chain.run(rows, known)
 
     @cached_property
     def _chain(self) -> Chain:
@@ -174,7 +177,7 @@ class _Page:
         self._failed_rows: list[pa.RecordBatch] = []
         self._failed_count = 0
         self._offsets: list[I64] = []
-        self._delivered_roots: list[U64] = []
+        self._delivered: list[np.ndarray[tuple[int], np.dtype[np.void]]] = []
         self._carried: list[bytes] = []
         self._seen: list[U64] = []
         self._emitted: list[tuple[U64, U64]] = []
@@ -186,7 +189,7 @@ class _Page:
 
     def add(self, chunk: pa.RecordBatch, ordinal: int) -> None:
         """Run the rows of ``chunk``, whose first is the partition's ``ordinal``-th."""
-        rows, roots, delivered = self._named(chunk, ordinal)
+        rows, roots, delivered, known = self._named(chunk, ordinal)
         # Rows that are left out count: their carriers and offsets are in this page.
         self._rows_in += chunk.num_rows
         self.bytes += roots.nbytes
@@ -194,7 +197,7 @@ class _Page:
             return
         if self._task.watch:
             self._seen.append(roots)
-        result = self._task.run(rows)
+        result = self._task.run(rows, known)
         for out, parents in result.batches:
             if out.num_rows:
                 self._keep(out, roots[parents])
@@ -204,28 +207,30 @@ class _Page:
             self._source.append(source)
             self.bytes += source.nbytes
 
-    def _named(self, chunk: pa.RecordBatch, ordinal: int) -> tuple[pa.RecordBatch, U64, Flags]:
-        """Split `FT` off: the user's columns, a root for each row, and whether the vertex delivered it."""
+    def _named(self, chunk: pa.RecordBatch, ordinal: int) -> tuple[pa.RecordBatch, U64, Flags, Tries]:
+        """Split `FT` off: the user's columns, a root for each row, whether the vertex delivered it, its tries."""
         n = chunk.num_rows
         names = [name for name in chunk.schema.names if name != FT]
         ft = chunk.column(FT)
         delivered = np.zeros(n, bool)
         if self._task.giver is None:
-            return chunk.select(names), _known_roots(ft), delivered
+            roots = _known_roots(ft)
+            return chunk.select(names), roots, delivered, self._task.tried.known(roots)
         if self._task.carrier:
             carried = check_carriers(chunk.column(self._task.carrier), self._task.carrier)
             self._carried.append(carried)
             given: U64 = read_carriers(carried)["id"].astype(np.uint64)
         else:
             given = self._task.giver.roots(self._partition, ordinal, n)
-        roots = given
+        roots, known = given, UNTRACKED if self._task.carrier else Tries(given, None)
         if ft.null_count < n:
             delivered = ft.is_valid().to_numpy(zero_copy_only=False)
             marks = read_marks(ft)
             self._offsets += [marks["start"], marks["end"]]
-            self._delivered_roots.append(marks["root"].astype(np.uint64))
+            self._delivered.append(marks)
             roots = given.copy()
             roots[delivered] = marks["root"]
+            known = known_of_source(roots, delivered, marks)
         rows = chunk.select(names)
         skip = self._task.skip
         places = skip.ordinals.get(self._partition, frozenset())
@@ -233,8 +238,8 @@ class _Page:
             by_root = delivered | bool(self._task.carrier)
             out = [ordinal + i in places or (by_root[i] and int(roots[i]) in skip.roots) for i in range(n)]
             keep = ~np.array(out, bool)
-            return rows.filter(pa.array(keep)), roots[keep], delivered[keep]
-        return rows, roots, delivered
+            return rows.filter(pa.array(keep)), roots[keep], delivered[keep], known.take(np.flatnonzero(keep))
+        return rows, roots, delivered, known
 
     def _keep(self, out: pa.RecordBatch, roots: U64) -> None:
         self._roots_out.append(roots)
@@ -298,7 +303,9 @@ class _Page:
             tracebacks=tuple(self._tracebacks),
             failed_rows=_packed(rows_to_ipc(self._failed_rows)),
             delivered=delivered,
-            delivered_roots=_join(self._delivered_roots).tobytes(),
+            delivered_roots=_column(self._delivered, "root"),
+            delivered_origins=_column(self._delivered, "origin"),
+            delivered_tries=_column(self._delivered, "tries"),
             carried=b"".join(self._carried),
             seen_roots=np.unique(_join(self._seen)).tobytes() if watch else b"",
             sent_roots=np.unique(roots_out).tobytes() if watch else b"",
@@ -329,6 +336,10 @@ def _known_roots(ft: pa.Array) -> U64:
 
 def _packed(data: pa.Buffer | None) -> bytes | None:
     return None if data is None else data.to_pybytes()
+
+
+def _column(marks: list[np.ndarray[tuple[int], np.dtype[np.void]]], name: str) -> bytes:
+    return _join([part[name].astype(np.uint64) for part in marks]).tobytes()
 
 
 def _fold(emitted: list[tuple[U64, U64]]) -> tuple[U64, U64]:

@@ -112,7 +112,8 @@ class TrackedStream:
     ) -> TrackedStream:
         """Apply ``function`` to a ``pa.RecordBatch`` (or ``pandas.DataFrame``) at a time, row for row.
 
-        With ``tagged`` the batch has a column ``_ft_row`` that the result must keep; it may then have
+        With ``tagged`` the batch has a column ``_ft_row`` that the result must keep, and ``_ft_attempt`` and
+        ``_ft_first_failed_at``, which say how often and since when the row's record was tried; it may then have
         more or fewer rows. Where the function raises, it is called again with halves of the batch, until
         the records that it cannot take stand alone: those fail.
         """

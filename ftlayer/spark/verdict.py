@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ftlayer.layer.calls import I32, Failure, SealedRows
 from ftlayer.spark.carrier import CARRIER_DTYPE, read_carriers
+from ftlayer.spark.known import TriedRoots
 from ftlayer.spark.pages import U64, PageHead, ipc_to_rows, to_roots
 
 
@@ -22,7 +23,7 @@ class Verdict:
         rows_out: rows of the last stage, those of failed roots included.
         failures: one for each failed root, by root.
         delivered: the offsets [start, end) of the rows the vertex delivered, None if there were none.
-        delivered_roots: their roots.
+        delivered_roots, delivered_origins, delivered_tries: their roots, origins and tries.
         carriers: the carriers of rows resumed from another query (`CARRIER_DTYPE`).
         emitted_roots: roots with rows to hand on; may repeat.
         emitted_values: for each, the XOR of the ids of its rows in one page.
@@ -35,6 +36,8 @@ class Verdict:
     failed_rows: dict[int, pa.RecordBatch] = field(default_factory=dict)
     delivered: tuple[int, int] | None = None
     delivered_roots: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    delivered_origins: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    delivered_tries: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     carriers: np.ndarray[tuple[int], np.dtype[np.void]] = field(
         default_factory=lambda: np.zeros(0, CARRIER_DTYPE)
     )
@@ -42,6 +45,11 @@ class Verdict:
     emitted_values: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     emitted_parents: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     emitted_ids: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+
+    @property
+    def tried(self) -> TriedRoots:
+        """What later stages may be asked of the rows that the vertex delivered."""
+        return TriedRoots.of(self.delivered_roots, self.delivered_origins, self.delivered_tries)
 
     @property
     def failed_roots(self) -> U64:
@@ -57,6 +65,8 @@ def first_stage_verdict(heads: Iterable[PageHead]) -> Verdict:
     """Add up the heads of the first stage: everything but what goes out at the end."""
     verdict = Verdict()
     delivered_roots: list[U64] = []
+    origins: list[U64] = []
+    tries: list[U64] = []
     carried: list[bytes] = []
     for head in heads:
         verdict.rows_in += head.rows_in
@@ -66,8 +76,11 @@ def first_stage_verdict(heads: Iterable[PageHead]) -> Verdict:
             known = verdict.delivered or head.delivered
             verdict.delivered = (min(start, known[0]), max(end, known[1]))
         delivered_roots.append(to_roots(head.delivered_roots))
+        origins.append(to_roots(head.delivered_origins))
+        tries.append(to_roots(head.delivered_tries))
         carried.append(head.carried)
     verdict.delivered_roots = _join(delivered_roots)
+    verdict.delivered_origins, verdict.delivered_tries = _join(origins), _join(tries)
     verdict.carriers = read_carriers(b"".join(carried))
     return verdict
 

@@ -134,7 +134,7 @@ class DataStream:
         """A batch in, a batch out (``pa.RecordBatch`` or ``pandas.DataFrame``), row for row.
 
         ``tagged``: the batch has the column ``_ft_row`` beside the user's; a result keeps it, and may have fewer or
-        more rows.
+        more rows. It has ``_ft_attempt`` and ``_ft_first_failed_at`` too (see `ftlayer.current_record`).
         """
         _check_function(function, "map_batches")
         if kind not in ("arrow", "pandas"):

@@ -10,15 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.handler.lineage import Lineage
+from ftlayer.records.tries import tries_or_first
 
 
-def lists_of(lineage: Lineage) -> list[list[tuple[int, int, int]]]:
+def lists_of(lineage: Lineage) -> list[list[tuple[int, int, int, int]]]:
     origins = lineage.roots if lineage.origins is None else lineage.origins
-    triples = list(zip(lineage.roots.tolist(), lineage.ids.tolist(), origins.tolist(), strict=True))
+    tries = tries_or_first(lineage.tries, len(lineage.ids))
+    columns = (lineage.roots, lineage.ids, origins, tries)
+    entries = list(zip(*(column.tolist() for column in columns), strict=True))
     if lineage.offsets is None:
-        return [[triple] for triple in triples]
+        return [[triple] for triple in entries]
     bounds = lineage.offsets.tolist()
-    return [triples[start:end] for start, end in pairwise(bounds)]
+    return [entries[start:end] for start, end in pairwise(bounds)]
 
 
 @st.composite
@@ -29,7 +32,8 @@ def lineages(draw: st.DrawFn) -> Lineage:
     roots = np.arange(1, total + 1, dtype=np.uint64)
     offsets = None if plain else np.cumsum([0, *sizes]).astype(np.int32)
     origins = roots + np.uint64(500) if draw(st.booleans()) else None
-    return Lineage(roots, roots + np.uint64(100), offsets, origins)
+    tries = roots + np.uint64(900) if draw(st.booleans()) else None
+    return Lineage(roots, roots + np.uint64(100), offsets, origins, tries)
 
 
 @given(lineages(), st.data())

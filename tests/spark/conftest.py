@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.records.tries import tries_or_first
 from ftlayer.spark.delivery_marks import make_marks
 from ftlayer.spark.pages import PageHead, ipc_to_rows, roots_of
 from ftlayer.spark.stage_task import FT, RootGiver
@@ -26,10 +27,17 @@ def source_rows(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch
 
 
 def delivered_rows(
-    rows: list[dict[str, Any]], schema: pa.Schema, roots: list[int], start: int, end: int
+    rows: list[dict[str, Any]],
+    schema: pa.Schema,
+    roots: list[int],
+    start: int,
+    end: int,
+    origins: Any = None,
+    tries: Any = None,
 ) -> pa.RecordBatch:
     """Rows as the vertex delivers them."""
-    marks = make_marks(np.array(roots, np.uint64), start, end)
+    ids = np.array(roots, np.uint64)
+    marks = make_marks(ids, start, end, ids if origins is None else origins, tries_or_first(tries, len(ids)))
     return pa.RecordBatch.from_pylist(rows, schema=schema).append_column(FT, marks)
 
 

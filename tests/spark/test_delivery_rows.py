@@ -16,6 +16,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructType, Time
 
 from ftlayer.errors import CodecError, ConfigError
 from ftlayer.layer.calls import Deliverable, DeliverableUpTo, ReadDeliveries, RecordBatches, Records
+from ftlayer.records.tries import FIRST_TRY
 from ftlayer.spark.delivery_marks import SOURCE_FT, make_marks, read_marks
 from ftlayer.spark.delivery_source import (
     ALL,
@@ -42,7 +43,10 @@ def test_stored_records_get_the_shape_of_the_source(kit: SimpleNamespace) -> Non
     rows = delivered_rows(records(payload, [5, 2**64 - 1]), ARROW, 10, 20)
     assert rows.schema.equals(ARROW)
     assert rows.select(["a", "s"]).to_pylist() == [{"a": 1, "s": "x"}, {"a": 2, "s": None}]
-    assert read_marks(rows.column(FT)).tolist() == [(5, 10, 20), (2**64 - 1, 10, 20)]
+    assert read_marks(rows.column(FT)).tolist() == [
+        (5, 10, 20, 5, FIRST_TRY),
+        (2**64 - 1, 10, 20, 2**64 - 1, FIRST_TRY),
+    ]
     (page,) = kit.read_pages(StageTask((), kit.GIVER).pages(iter([rows]), 0))
     assert page.roots == [5, 2**64 - 1]
     assert page.head.delivered == (10, 20)
@@ -87,10 +91,11 @@ def test_the_columns_type_is_the_one_the_source_is_given() -> None:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])
 def test_marks_are_those_of_the_rows_that_have_one(kind: pa.DataType) -> None:
-    marks = make_marks(np.array([7, 2**64 - 1], np.uint64), 3, 9).cast(kind)
+    ids = np.array([7, 2**64 - 1], np.uint64)
+    marks = make_marks(ids, 3, 9, ids - np.uint64(1), ids - np.uint64(2)).cast(kind)
     column = pa.concat_arrays([pa.nulls(2, kind), marks, pa.nulls(1, kind)])
-    assert read_marks(column).tolist() == [(7, 3, 9), (2**64 - 1, 3, 9)]
-    assert read_marks(column.slice(1, 2)).tolist() == [(7, 3, 9)]
+    assert read_marks(column).tolist() == [(7, 3, 9, 6, 5), (2**64 - 1, 3, 9, 2**64 - 2, 2**64 - 3)]
+    assert read_marks(column.slice(1, 2)).tolist() == [(7, 3, 9, 6, 5)]
     assert read_marks(column.slice(0, 2)).tolist() == read_marks(column.slice(0, 0)).tolist() == []
 
 

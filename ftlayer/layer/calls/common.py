@@ -103,13 +103,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Stored records as they came, with what the vertex knows of them. Arrays have one entry a row."""
+    """Stored records as they came, with what the vertex knows of them. Arrays have one entry a row.
+
+    ``first_failed_ms`` is the Unix time of each one's first failure, 0 where it has none; None where no row has any.
+    """
 
     payload: pa.RecordBatch
     roots: U64
     origins: U64
     attempts: I32  # 1 on the first run
     key_hashes: I32 | None = None
+    first_failed_ms: U64 | None = None
 
 
 @dataclass(frozen=True, slots=True)

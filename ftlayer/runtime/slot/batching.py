@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.records.ids import I32Array, I64Array
+from ftlayer.records.tries import concat_tries
 from ftlayer.runtime.elements import Batch, Lineage
 
 MAX_BATCH_BYTES = 16 << 20
@@ -68,7 +69,8 @@ def _lineage_of(lineage: Lineage, start: int, end: int) -> Lineage:
     else:
         first, last = start, end
     origins = None if lineage.origins is None else lineage.origins[first:last]
-    return Lineage(lineage.roots[first:last], lineage.ids[first:last], offsets, origins)
+    tries = None if lineage.tries is None else lineage.tries[first:last]
+    return Lineage(lineage.roots[first:last], lineage.ids[first:last], offsets, origins, tries)
 
 
 def _joined_lineage(parts: list[Lineage]) -> Lineage | None:
@@ -88,6 +90,7 @@ def _joined_lineage(parts: list[Lineage]) -> Lineage | None:
         np.concatenate([part.ids for part in parts]),
         offsets,
         origins,
+        concat_tries([(part.tries, len(part.ids)) for part in parts]),
     )
 
 

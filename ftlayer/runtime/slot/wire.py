@@ -43,8 +43,8 @@ _VERSION = 1
 
 _BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL = range(6)
 
-_LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM = 1, 2, 4, 8, 16
-_ALL_FLAGS = _LINEAGE | _OFFSETS | _ORIGINS | _TIMES | _STREAM
+_LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM, _TRIES = 1, 2, 4, 8, 16, 32
+_ALL_FLAGS = _LINEAGE | _OFFSETS | _ORIGINS | _TIMES | _STREAM | _TRIES
 
 _PADDING = bytes(8)
 
@@ -114,6 +114,9 @@ class ElementCodec:
             if lineage.origins is not None:
                 flags |= _ORIGINS
                 parts.append(_bytes_of(lineage.origins))
+            if lineage.tries is not None:
+                flags |= _TRIES
+                parts.append(_bytes_of(lineage.tries))
         if batch.times is not None:
             flags |= _TIMES
             parts.append(_bytes_of(batch.times))
@@ -212,7 +215,7 @@ class _Header:
             raise CodecError(f"a frame of version {version}; this slot reads version {_VERSION}")
         if header.kind > _CANCEL or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
             raise CodecError(f"a frame of kind {header.kind} with flags {header.flags:#x} makes no sense")
-        if not header.flags & _LINEAGE and header.flags & (_OFFSETS | _ORIGINS):
+        if not header.flags & _LINEAGE and header.flags & (_OFFSETS | _ORIGINS | _TRIES):
             raise CodecError("a frame has parts of a lineage and no lineage")
         return header
 
@@ -236,11 +239,12 @@ def _read_arrays(
     if flags & _LINEAGE:
         roots, record_ids = take(np.uint64, ids), take(np.uint64, ids)
         origins = take(np.uint64, ids) if flags & _ORIGINS else None
+        tries = take(np.uint64, ids) if flags & _TRIES else None
     times = take(np.int64, rows) if flags & _TIMES else None
     if flags & _LINEAGE:
         offsets = take(np.int32, rows + 1) if flags & _OFFSETS else None
         _check_offsets(offsets, rows, ids)
-        lineage = Lineage(roots, record_ids, offsets, origins)
+        lineage = Lineage(roots, record_ids, offsets, origins, tries)
     return lineage, times, at
 
 

@@ -10,7 +10,7 @@ from ftlayer.runtime.actions import Action, TaskEnded
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.gate import Gate
-from ftlayer.runtime.task.lineages import replayed
+from ftlayer.runtime.task.lineages import known_of, replayed
 from ftlayer.runtime.task.outlet import Outlet
 from ftlayer.runtime.task.pipeline import Pipeline
 from ftlayer.runtime.task.reports import reports
@@ -113,7 +113,7 @@ class ChainTask:
     def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:
         lineage = batch.lineage
         fresh = lineage is None or lineage.origins is None or not replayed(lineage).all()
-        passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now)
+        passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known_of(lineage))
         actions = self._outlet.take(lineage, batch.num_rows, passed, now)
         actions.extend(reports(self._handler.xor))
         actions.extend(self._event_time_moved(now))

@@ -7,12 +7,14 @@ Until then its own id keeps its root from being complete, so the ids of pairs ma
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.conversion import VALUES, records_in_form
+from ftlayer.functions.current import CurrentRecord, running, worst
 from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.handler import Handler
 from ftlayer.layer.calls import Now
@@ -34,7 +36,7 @@ from ftlayer.runtime.task.join_buffer import (
 from ftlayer.runtime.task.join_found import Found
 from ftlayer.runtime.task.join_pairs import Calls, pair_up, without
 from ftlayer.runtime.task.join_past import PastRows
-from ftlayer.runtime.task.lineages import BoolArray, replayed
+from ftlayer.runtime.task.lineages import BoolArray, known_of, replayed
 from ftlayer.runtime.task.reports import reports
 from ftlayer.stream.job_graph import Channel, JobEdge
 from ftlayer.stream.operators import Join
@@ -278,7 +280,8 @@ class JoinTask:
         if side == 1:
             lefts, lefts_of, rights, rights_of = their_records, theirs, my_records, my_places
         acknowledged = 1 - side if past else None
-        paired = pair_up(self._operator, lefts, lefts_of, rights, rights_of, calls, acknowledged)
+        with running(_KnownPairs(rows.lineage, mine, others.lineage, theirs), _pair_of(calls, calls.begun)):
+            paired = pair_up(self._operator, lefts, lefts_of, rights, rights_of, calls, acknowledged)
         self._running = None
         routes = self._emitter.ask("", paired.payload)
         if routes is not None and routes.failures:
@@ -347,6 +350,34 @@ class JoinTask:
             held = rows.take(np.flatnonzero(waits & again))
             until = np.full(len(held), now.mono_ms + self._hold_ms, np.int64)
             buffer.add(replace(held, hold_until=until))
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownPairs:
+    """`ftlayer.functions.current.Known` of pairs: of the two records, the one that was tried more often."""
+
+    one: Lineage | None
+    one_of: I64
+    other: Lineage | None
+    other_of: I64
+
+    def record(self, row: int) -> CurrentRecord:
+        """See `Known.record`."""
+        one = known_of(self.one).record(int(self.one_of[row]))
+        return worst(one, known_of(self.other).record(int(self.other_of[row])))
+
+    def tries(self, rows: I64) -> U64Array:
+        """See `Known.tries`."""
+        one, other = (
+            known_of(self.one).tries(self.one_of[rows]),
+            known_of(self.other).tries(self.other_of[rows]),
+        )
+        larger: U64Array = np.maximum(one, other)
+        return larger
+
+
+def _pair_of(calls: Calls, before: int) -> Callable[[], int]:
+    return lambda: calls.begun - before - 1
 
 
 _NO_REPLAYS: BoolArray = np.zeros(0, np.bool_)

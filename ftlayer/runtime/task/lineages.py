@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from ftlayer.functions.current import UNTRACKED, CurrentRecord, Known, record_of
+from ftlayer.functions.outcome import I64
 from ftlayer.records.ids import U64Array
+from ftlayer.records.tries import FIRST_TRY, concat_tries, tries_or_first
 from ftlayer.runtime.elements import Lineage
 
 BoolArray = npt.NDArray[np.bool_]
@@ -34,12 +38,43 @@ def concat_lineages(parts: Sequence[Lineage]) -> Lineage:
         np.concatenate([part.ids for part in parts]),
         offsets,
         origins,
+        concat_tries([(part.tries, len(part.ids)) for part in parts]),
     )
 
 
 def origins_of(lineage: Lineage) -> U64Array:
     """Return the origin of each RecordId."""
     return lineage.roots if lineage.origins is None else lineage.origins
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOf:
+    """`ftlayer.functions.current.Known` of a batch; of a record with several anchors, the one tried most often."""
+
+    lineage: Lineage
+
+    def record(self, row: int) -> CurrentRecord:
+        """See `Known.record`."""
+        lineage = self.lineage
+        first, last = (row, row + 1) if lineage.offsets is None else lineage.offsets[row : row + 2].tolist()
+        # The attempt is in the high bits.
+        worst = 0 if lineage.tries is None else int(np.argmax(lineage.tries[first:last]))
+        tries = FIRST_TRY if lineage.tries is None else int(lineage.tries[first + worst])
+        return record_of(tries, int(origins_of(lineage)[first + worst]))
+
+    def tries(self, rows: I64) -> U64Array:
+        """See `Known.tries`."""
+        lineage = self.lineage
+        if lineage.tries is None:
+            return tries_or_first(None, len(rows))
+        if lineage.offsets is None:
+            return lineage.tries[rows]
+        return np.maximum.reduceat(lineage.tries, lineage.offsets[:-1])[rows]
+
+
+def known_of(lineage: Lineage | None) -> Known:
+    """Return what the functions of a chain may ask of a batch's records."""
+    return UNTRACKED if lineage is None else KnownOf(lineage)
 
 
 def replayed(lineage: Lineage) -> BoolArray:

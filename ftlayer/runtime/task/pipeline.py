@@ -7,11 +7,13 @@ before it. So a chain is cut into *stages*, each beginning with one (the first m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.preparing import ChainOperator
@@ -120,12 +122,18 @@ class Pipeline:
             stage.chain.close()
 
     def run(
-        self, payload: pa.RecordBatch, times: I64Array | None, fresh: bool, input: int, now: Now
+        self,
+        payload: pa.RecordBatch,
+        times: I64Array | None,
+        fresh: bool,
+        input: int,
+        now: Now,
+        known: Known = UNTRACKED,
     ) -> Passed:
-        """Run a batch of one input. ``fresh``: it holds more than replays."""
+        """Run a batch of one input. ``fresh``: it holds more than replays; ``known``: what functions may ask of it."""
         parents: I64Array = np.arange(payload.num_rows, dtype=np.int64)
         try:
-            return self._run(0, Rows(payload, parents, times), fresh, input, now)
+            return self._run(0, Rows(payload, parents, times), fresh, input, now, known)
         finally:
             self._running = None
 
@@ -138,15 +146,15 @@ class Pipeline:
         main = outputs.pop(MAIN, None)
         if main is None:
             return Passed(outputs)
-        passed = self._run(stage + 1, main, True, 0, now)
+        passed = self._run(stage + 1, main, True, 0, now, None)
         passed.outputs.update(outputs)
         return passed
 
-    def _run(self, first: int, rows: Rows, fresh: bool, input: int, now: Now) -> Passed:
+    def _run(self, first: int, rows: Rows, fresh: bool, input: int, now: Now, known: Known | None) -> Passed:
+        """Run rows through the stages from ``first`` on; ``known`` is None for what timers put out."""
         passed = Passed({MAIN: rows})
         for stage in self.stages[first:]:
-            # What timers put out has no row of a batch to name.
-            self._through(stage, passed, fresh, input, now, has_rows=first == 0)
+            self._through(stage, passed, fresh, input, now, known)
             input = 0
         if passed.failures and len(self.stages) > 1:
             # A stage knows nothing of rows that come from the same parent and were not in it.
@@ -157,15 +165,19 @@ class Pipeline:
         return passed
 
     def _through(
-        self, stage: Stage, passed: Passed, fresh: bool, input: int, now: Now, *, has_rows: bool
+        self, stage: Stage, passed: Passed, fresh: bool, input: int, now: Now, known: Known | None
     ) -> None:
         rows = passed.outputs[MAIN]
         if stage.generator is not None:
             rows = _timed(stage.generator, rows, passed.failures)
             if rows.times is not None:
                 stage.generator.observe(rows.times, fresh, now.mono_ms)
-        self._running = (stage.chain, rows.parents) if has_rows else None
-        result = stage.chain.run(rows.payload, rows.times, stage.watermark_ms, now.wall_ms, input=input)
+        with ExitStack() as stack:
+            # What timers put out has no row of a batch to name.
+            self._running = None if known is None else (stage.chain, rows.parents)
+            if known is not None:
+                stack.enter_context(running(known, lambda: stage.chain.row, rows.parents))
+            result = stage.chain.run(rows.payload, rows.times, stage.watermark_ms, now.wall_ms, input=input)
         for tag, output in result.outputs.items():
             times = output.times
             if times is None and rows.times is not None:

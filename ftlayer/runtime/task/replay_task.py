@@ -13,6 +13,7 @@ from ftlayer.handler.handler import Handler
 from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import Failure, Now, Records
 from ftlayer.records.ids import U64Array
+from ftlayer.records.tries import pack_tries
 from ftlayer.runtime.actions import (
     Action,
     AskReplays,
@@ -163,7 +164,8 @@ class ReplayTask:
                 uid = self._replay.of
                 failures += [Failure(root, misfit, uid, fatal=True) for root in batch.roots.tolist()]
                 continue
-            lineage = Lineage(batch.roots, batch.roots, None, batch.origins)
+            tries = pack_tries(batch.attempts, batch.first_failed_ms)
+            lineage = Lineage(batch.roots, batch.roots, None, batch.origins, tries)
             emission = self._emitter.replayed(batch.payload, lineage, batch.key_hashes)
             actions.extend(emission.sends)
             if emission.failures:

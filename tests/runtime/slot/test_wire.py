@@ -60,16 +60,16 @@ def lineage_of(n: int, many: bool, origins: bool, seed: int = 0) -> Lineage:
     generator = np.random.default_rng(seed)
     counts = generator.integers(1, 4, n) if many else np.ones(n, np.int64)
     total = int(counts.sum())
-    ids = generator.integers(1, 2**64, (3, total), np.uint64)
+    ids = generator.integers(1, 2**64, (4, total), np.uint64)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32) if many else None
-    return Lineage(ids[0], ids[1], offsets, ids[2] if origins else None)
+    return Lineage(ids[0], ids[1], offsets, *(ids[2:] if origins else ()))
 
 
 def same(one: Batch, other: Batch) -> None:
     assert one.payload.equals(other.payload)
     assert (one.lineage is None) == (other.lineage is None)
     if one.lineage is not None and other.lineage is not None:
-        for name in ("roots", "ids", "offsets", "origins"):
+        for name in ("roots", "ids", "offsets", "origins", "tries"):
             mine, its = getattr(one.lineage, name), getattr(other.lineage, name)
             assert (mine is None) == (its is None)
             assert mine is None or (mine.dtype == its.dtype and np.array_equal(mine, its))

@@ -1,0 +1,138 @@
+"""The record that a user's function works on now: how often it was tried, and since when it fails.
+
+Nothing is done for a record that nobody asks about: what is known of a batch's records is put down once a batch, and
+which of them is meant is read from the loop's own progress.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ftlayer.errors import UnsupportedError
+from ftlayer.functions.outcome import I64
+from ftlayer.records.ids import U64Array
+from ftlayer.records.tries import FIRST_TRY, attempts_of, first_failed_of, tries_or_first
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentRecord:
+    """What is known of a record beside its columns.
+
+    Attributes:
+        attempt: which run of it this is, from 1. A loss of a slot, an executor or the vertex counts for none.
+        first_failed_at: when it first failed (UTC); None if it has not.
+        origin: the id of its first attempt, the same in all of them; None where records are not tracked.
+    """
+
+    attempt: int = 1
+    first_failed_at: dt.datetime | None = None
+    origin: int | None = None
+
+
+class Known(Protocol):
+    """What is known of n records: `Tries`, or the RecordIds of a batch in a topology."""
+
+    def record(self, row: int) -> CurrentRecord:
+        """Return what is known of one of them."""
+
+    def tries(self, rows: I64) -> U64Array:
+        """Return the tries (`ftlayer.records.tries`) of some of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tries:
+    """`Known` of records with one root each; ``packed`` None: none of them has failed."""
+
+    origins: U64Array | None
+    packed: U64Array | None
+
+    def record(self, row: int) -> CurrentRecord:
+        """See `Known.record`."""
+        origin = None if self.origins is None else int(self.origins[row])
+        return record_of(FIRST_TRY if self.packed is None else int(self.packed[row]), origin)
+
+    def tries(self, rows: I64) -> U64Array:
+        """See `Known.tries`."""
+        return tries_or_first(None if self.packed is None else self.packed[rows], len(rows))
+
+    def take(self, rows: I64) -> Tries:
+        """Return what is known of some of them."""
+        origins = None if self.origins is None else self.origins[rows]
+        return Tries(origins, None if self.packed is None else self.packed[rows])
+
+
+UNTRACKED = Tries(None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A batch whose functions run: what is known of its records, and which one they work on now.
+
+    ``rows`` gives the batch's row of each row that the functions were given; None: they are the same.
+    """
+
+    known: Known
+    row: Callable[[], int | None]
+    rows: I64 | None
+
+
+_running: ContextVar[_Running | None] = ContextVar("ftlayer_running", default=None)
+
+
+@contextmanager
+def running(known: Known, row: Callable[[], int | None], rows: I64 | None = None) -> Iterator[None]:
+    """Let `current_record` answer meanwhile: ``row()`` is the row that a function works on, None while it is unknown.
+
+    ``rows`` translates such a row to one of ``known``, if they are not the same.
+    """
+    token = _running.set(_Running(known, row, rows))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+def current_record() -> CurrentRecord:
+    """Return what is known of the record that the calling function was called for.
+
+    For a join's function it is the record of the two that was tried more often. Raises `UnsupportedError` where there
+    is no single record: outside of a function of an operator, in one a batch at a time (``tagged=True`` gives it the
+    columns ``_ft_attempt`` and ``_ft_first_failed_at``), in ``on_timer``, in a sink, in another thread.
+    """
+    found = _running.get()
+    row = None if found is None else found.row()
+    if found is None or row is None:
+        raise UnsupportedError(
+            "current_record(): there is no record here. It answers within a function that an operator calls for one "
+            "record, in the thread of that call; a function of a batch has the columns '_ft_attempt' and "
+            "'_ft_first_failed_at' with tagged=True, and timers, sinks and threads of your own have no record"
+        )
+    return found.known.record(row if found.rows is None else int(found.rows[row]))
+
+
+def current_tries(rows: I64) -> U64Array:
+    """Return the tries of rows of the batch that runs now; first tries where nobody has said what is known."""
+    found = _running.get()
+    if found is None:
+        return tries_or_first(None, len(rows))
+    return found.known.tries(rows if found.rows is None else found.rows[rows])
+
+
+def record_of(tries: int, origin: int | None) -> CurrentRecord:
+    """Return a record's attempt and first failure from its packed form."""
+    packed = np.array([tries], np.uint64)
+    first_ms = int(first_failed_of(packed)[0])
+    first = dt.datetime.fromtimestamp(first_ms / 1_000, dt.UTC) if first_ms else None
+    return CurrentRecord(int(attempts_of(packed)[0]), first, origin)
+
+
+def worst(one: CurrentRecord, other: CurrentRecord) -> CurrentRecord:
+    """Return the one that was tried more often, the first of equals."""
+    return other if other.attempt > one.attempt else one
