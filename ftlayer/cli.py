@@ -159,7 +159,8 @@ def serve(
     """Run a vertex of its own, for queries that say FTLayer.connect."""
     import logging
 
-    from ftlayer.config import ServeOptions, VertexOptions, duration_ms
+    from ftlayer.checks import duration_ms
+    from ftlayer.config import ServeOptions, VertexOptions
     from ftlayer.service.serve import serve as run
 
     vertex = VertexOptions(

@@ -6,12 +6,23 @@ A value out of bounds is a `ConfigError` that names the option, at the place whe
 from __future__ import annotations
 
 import ipaddress
-import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+from ftlayer.checks import (
+    LONGEST_MS,
+    MOST_BYTES,
+    check_bytes,
+    check_choice,
+    check_instance,
+    check_int,
+    check_text,
+    duration_ms,
+    known_options,
+    shown,
+)
 from ftlayer.errors import ConfigError
 
 MIB = 1 << 20
@@ -24,6 +35,8 @@ MIN_SHARD_BYTES = 8 * MIB
 MIN_TOKEN_CHARS = 16
 MAX_TOKEN_CHARS = 4_096
 
+MAX_PORT = (1 << 16) - 1
+
 
 class FTStatus(StrEnum):
     """Whether fault tolerance is on. OFF runs the same program as plain Spark."""
@@ -32,31 +45,7 @@ class FTStatus(StrEnum):
     OFF = "off"
 
 
-_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)")
-
-
-def duration_ms(value: str | int, option: str) -> int:
-    """Return milliseconds for ``"250ms"``, ``"30s"``, ``"5m"``, ``"1h"``, or a number of milliseconds.
-
-    Raises `ConfigError` naming ``option``.
-    """
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise ConfigError(f"{option}: expected a duration like '30s' or milliseconds, got {value!r}")
-    if isinstance(value, int):
-        milliseconds = value
-    else:
-        match = _DURATION.fullmatch(value.strip())
-        if match is None:
-            raise ConfigError(
-                f"{option}: expected a duration like '250ms', '30s', '5m' or '1h', got {value!r}"
-            )
-        milliseconds = round(float(match[1]) * _UNITS_MS[match[2]])
-    if milliseconds < 1:
-        raise ConfigError(f"{option}: a duration is at least 1 ms, got {value!r}")
-    return milliseconds
-
-
+@known_options
 @dataclass(frozen=True)
 class VertexOptions:
     """What a vertex keeps and how.
@@ -84,24 +73,24 @@ class VertexOptions:
     timeout_buckets: int = 3
 
     def __post_init__(self) -> None:
-        if not str(self.path):
-            raise ConfigError("path: expected the store's directory, got an empty path")
-        if not 1 <= self.shards <= 256 or self.shards & (self.shards - 1):
+        path = str(self.path) if isinstance(self.path, Path) else self.path
+        check_text(path, "path", "the store's directory")
+        check_int(self.shards, "shards", least=1, most=256)
+        if self.shards & (self.shards - 1):
             raise ConfigError(f"shards: expected a power of two from 1 to 256, got {self.shards}")
+        check_text(self.durability, "durability", "'batch', 'none' or a duration like '100ms'")
         if self.durability not in ("batch", "none"):
             duration_ms(self.durability, "durability")
-        _at_least("max_store_bytes", self.max_store_bytes, self.shards * MIN_SHARD_BYTES)
-        _at_least("persist_timeout_ms", self.persist_timeout_ms, 1)
-        # A call's parts have 1 MiB.
-        _at_least("max_message_bytes", self.max_message_bytes, 2 * MIB)
-        if self.max_message_bytes > GIB:
-            raise ConfigError(f"max_message_bytes: gRPC carries up to {GIB}, got {self.max_message_bytes}")
-        if self.tracker not in ("table", "exact"):
-            raise ConfigError(f"tracker: expected 'table' or 'exact', got {self.tracker!r}")
-        if not 2 <= self.timeout_buckets <= 1_000:
-            raise ConfigError(f"timeout_buckets: expected 2 to 1000, got {self.timeout_buckets}")
+        least = self.shards * MIN_SHARD_BYTES
+        check_int(self.max_store_bytes, "max_store_bytes", least=least, most=MOST_BYTES)
+        check_int(self.persist_timeout_ms, "persist_timeout_ms", least=1, most=LONGEST_MS)
+        # A call's parts have 1 MiB; gRPC carries up to a GiB.
+        check_int(self.max_message_bytes, "max_message_bytes", least=2 * MIB, most=GIB)
+        check_choice(self.tracker, "tracker", ("table", "exact"))
+        check_int(self.timeout_buckets, "timeout_buckets", least=2, most=1_000)
 
 
+@known_options
 @dataclass(frozen=True)
 class ServeOptions:
     """Where a vertex listens, and who may talk to it.
@@ -122,8 +111,11 @@ class ServeOptions:
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
+        check_instance(self.vertex, "vertex", VertexOptions)
         host, _ = self.host_and_port
         check_token(self.token)
+        check_bytes(self.tls_cert, "tls_cert")
+        check_bytes(self.tls_key, "tls_key")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert, tls_key: give both or none")
         if self.tls_cert is None and not is_loopback(host):
@@ -131,8 +123,8 @@ class ServeOptions:
                 f"listen: {self.listen!r} can be reached from other machines, and without TLS anyone "
                 "on the way could read the token: give tls_cert and tls_key, or listen on 127.0.0.1"
             )
-        if self.metrics_port is not None and not 0 <= self.metrics_port < 1 << 16:
-            raise ConfigError(f"metrics_port: expected 0 to 65535, got {self.metrics_port}")
+        if self.metrics_port is not None:
+            check_int(self.metrics_port, "metrics_port", least=0, most=MAX_PORT)
 
     @property
     def host_and_port(self) -> tuple[str, int]:
@@ -140,6 +132,7 @@ class ServeOptions:
         return split_address(self.listen, "listen")
 
 
+@known_options
 @dataclass(frozen=True)
 class TopologyOptions:
     """How a continuous topology moves its records and watches its slots.
@@ -163,12 +156,13 @@ class TopologyOptions:
     replay_poll_ms: int = 50
 
     def __post_init__(self) -> None:
-        _at_least("batch_rows", self.batch_rows, 1)
-        _at_least("batch_age_ms", self.batch_age_ms, 0)
-        _at_least("channel_bytes", self.channel_bytes, 1 << 10)
-        _at_least("heartbeat_ms", self.heartbeat_ms, 10)
-        _at_least("start_timeout_ms", self.start_timeout_ms, 1)
-        _at_least("replay_poll_ms", self.replay_poll_ms, 1)
+        check_int(self.batch_rows, "batch_rows", least=1)
+        check_int(self.batch_age_ms, "batch_age_ms", least=0, most=LONGEST_MS)
+        check_int(self.channel_bytes, "channel_bytes", least=1 << 10, most=MOST_BYTES)
+        check_int(self.heartbeat_ms, "heartbeat_ms", least=10, most=LONGEST_MS)
+        check_int(self.heartbeat_timeout_ms, "heartbeat_timeout_ms", least=1, most=LONGEST_MS)
+        check_int(self.start_timeout_ms, "start_timeout_ms", least=1, most=LONGEST_MS)
+        check_int(self.replay_poll_ms, "replay_poll_ms", least=1, most=LONGEST_MS)
         if self.heartbeat_timeout_ms < 3 * self.heartbeat_ms:
             raise ConfigError(
                 f"heartbeat_timeout_ms: expected at least three times heartbeat_ms ({self.heartbeat_ms}), "
@@ -178,13 +172,23 @@ class TopologyOptions:
 
 def split_address(address: str, option: str) -> tuple[str, int]:
     """Split ``"host:port"`` (``"[v6]:port"``); `ConfigError` naming ``option`` if it is not of this form."""
+    check_text(address, option, "'host:port'")
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ConfigError(f"{option}: write an IPv6 address in brackets, '[::1]:7077', got {address!r}")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) >= 1 << 16:
-        raise ConfigError(f"{option}: expected 'host:port' with a port from 0 to 65535, got {address!r}")
+        raise ConfigError(f"{option}: write an IPv6 address in brackets, '[::1]:7077', got {shown(address)}")
+    if (
+        not colon
+        or not host
+        or not port.isascii()
+        or not port.isdigit()
+        or len(port) > 5
+        or int(port) > MAX_PORT
+    ):
+        raise ConfigError(
+            f"{option}: expected 'host:port' with a port from 0 to {MAX_PORT}, got {shown(address)}"
+        )
     return host, int(port)
 
 
@@ -198,6 +202,8 @@ def is_loopback(host: str) -> bool:
 
 def check_token(token: str) -> None:
     """Raise `ConfigError` unless ``token`` can be sent in a header and is long enough to be a secret."""
+    if not isinstance(token, str):
+        raise ConfigError(f"token: expected a text, got a {type(token).__name__}")
     visible = all("!" <= char <= "~" for char in token)
     if not visible or not MIN_TOKEN_CHARS <= len(token) <= MAX_TOKEN_CHARS:
         raise ConfigError(
@@ -205,8 +211,3 @@ def check_token(token: str) -> None:
             f"got {len(token)} characters; make one with: "
             "python -c 'import secrets; print(secrets.token_urlsafe())'"
         )
-
-
-def _at_least(option: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{option}: expected an integer of at least {least}, got {value!r}")

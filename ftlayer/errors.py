@@ -93,7 +93,7 @@ class RetryLater(FailException):
         self, reason: str = "", *, after: str | int | None = None, uses_attempt: bool = True
     ) -> None:
         # Late, because options raise the errors of this module.
-        from ftlayer.config import duration_ms
+        from ftlayer.checks import duration_ms
 
         super().__init__(reason)
         self.after_ms = None if after is None else duration_ms(after, "RetryLater: after")

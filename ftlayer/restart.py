@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from ftlayer.config import duration_ms
+from ftlayer.checks import Duration, check_int, check_number, duration_ms, known_options, shown
 from ftlayer.errors import ConfigError
 
 
@@ -18,6 +18,17 @@ class RestartStrategy(Protocol):
         ...
 
 
+def check_strategy(value: object, option: str) -> None:
+    """Raise `ConfigError` unless ``value`` is None or a restart strategy."""
+    if isinstance(value, type):
+        raise ConfigError(f"{option}: expected a restart strategy, got the class; write {value.__name__}(…)")
+    if value is not None and not callable(getattr(value, "on_failure", None)):
+        raise ConfigError(
+            f"{option}: expected a restart strategy (NoRestart(), FixedDelay(…), ExponentialDelay(…), FailureRate(…), "
+            f"or an object with on_failure(now_ms)), got {shown(value)}"
+        )
+
+
 @dataclass
 class NoRestart:
     """Give up at the first failure."""
@@ -27,17 +38,17 @@ class NoRestart:
         return None
 
 
+@known_options
 @dataclass
 class FixedDelay:
     """Start again after ``delay``, up to ``attempts`` times in all."""
 
     attempts: int = 3
-    delay: str | int = "1s"
+    delay: Duration = "1s"
     _used: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ConfigError(f"attempts: expected 1 or more, got {self.attempts}")
+        check_int(self.attempts, "attempts", least=1)
         self._delay_ms = duration_ms(self.delay, "delay")
 
     def on_failure(self, now_ms: int) -> int | None:
@@ -46,6 +57,7 @@ class FixedDelay:
         return self._delay_ms if self._used <= self.attempts else None
 
 
+@known_options
 @dataclass
 class ExponentialDelay:
     """Start again after a pause that doubles, up to ``max_delay``; back to the first after a quiet time.
@@ -55,9 +67,9 @@ class ExponentialDelay:
     together do not come back together.
     """
 
-    initial_delay: str | int = "1s"
-    max_delay: str | int = "1m"
-    reset_after: str | int = "2m"
+    initial_delay: Duration = "1s"
+    max_delay: Duration = "1m"
+    reset_after: Duration = "2m"
     attempts: int | None = 10
     jitter: float = 0.0
     _random: Random = field(default_factory=Random, init=False, repr=False, compare=False)
@@ -70,10 +82,9 @@ class ExponentialDelay:
         self._reset_ms = duration_ms(self.reset_after, "reset_after")
         if self._max_ms < self._initial_ms:
             raise ConfigError(f"max_delay ({self.max_delay}) is below initial_delay ({self.initial_delay})")
-        if self.attempts is not None and self.attempts < 1:
-            raise ConfigError(f"attempts: expected 1 or more, or None, got {self.attempts}")
-        if not 0 <= self.jitter <= 1:
-            raise ConfigError(f"jitter: expected 0 to 1, got {self.jitter}")
+        if self.attempts is not None:
+            check_int(self.attempts, "attempts", least=1)
+        check_number(self.jitter, "jitter", least=0, most=1)
 
     def on_failure(self, now_ms: int) -> int | None:
         """Pause longer than the last time, or give up."""
@@ -88,18 +99,18 @@ class ExponentialDelay:
         return round(pause * (1 + self._random.uniform(-self.jitter, self.jitter)))
 
 
+@known_options
 @dataclass
 class FailureRate:
     """Start again after ``delay`` unless more than ``max_failures`` came within ``interval``."""
 
     max_failures: int = 3
-    interval: str | int = "5m"
-    delay: str | int = "1s"
+    interval: Duration = "5m"
+    delay: Duration = "1s"
     _times: list[int] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.max_failures < 1:
-            raise ConfigError(f"max_failures: expected 1 or more, got {self.max_failures}")
+        check_int(self.max_failures, "max_failures", least=1)
         self._interval_ms = duration_ms(self.interval, "interval")
         self._delay_ms = duration_ms(self.delay, "delay")
 

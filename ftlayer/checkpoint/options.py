@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Literal
 
-from ftlayer.config import MIB, duration_ms
+from ftlayer.checks import (
+    MOST_BYTES,
+    Duration,
+    check_bool,
+    check_bytes,
+    check_choice,
+    check_int,
+    check_number,
+    check_path,
+    duration_ms,
+    known_options,
+    member,
+)
+from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 
 KIB = 1 << 10
 MAX_MEMORY_THRESHOLD = MIB
 MAX_PARALLELISM_LIMIT = 1 << 15
-
-_NOTHING = re.compile(r"\s*0+(\.0+)?\s*(ms|s|min|m|h)?\s*")
-
-Duration = str | int
-"""``"30s"``, or milliseconds."""
 
 
 class CheckpointingMode(StrEnum):
@@ -38,6 +45,7 @@ class Retention(StrEnum):
     NO_EXTERNALIZED_CHECKPOINTS = "no-externalized-checkpoints"
 
 
+@known_options
 @dataclass(frozen=True)
 class CheckpointConfig:
     """Switches barrier mode on: `StreamEnvironment(spark, checkpointing=CheckpointConfig(…))`.
@@ -114,44 +122,37 @@ class CheckpointConfig:
     state_directory: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("interval", "interval_during_backlog"):
-            if getattr(self, name) is not None:
-                span_ms(getattr(self, name), name, zero=name == "interval_during_backlog")
-        for name in ("timeout", "materialization_interval", "debloat_target"):
-            span_ms(getattr(self, name), name)
-        for name in ("min_pause", "aligned_timeout"):
-            span_ms(getattr(self, name), name, zero=True)
-        _between("max_concurrent", self.max_concurrent, 1)
-        _between("tolerable_failures", self.tolerable_failures, 0)
-        _between("retained", self.retained, 1)
-        _between("memory_threshold", self.memory_threshold, 0, MAX_MEMORY_THRESHOLD)
-        _between("max_memory_state", self.max_memory_state, 1)
-        _between("max_parallelism", self.max_parallelism, 1, MAX_PARALLELISM_LIMIT)
-        _between("max_file_size", self.max_file_size, 4 * KIB)
-        _bound("max_space_amplification", self.max_space_amplification)
+        self._check_durations()
+        check_int(self.max_concurrent, "max_concurrent", least=1)
+        check_int(self.tolerable_failures, "tolerable_failures", least=0)
+        check_int(self.retained, "retained", least=1)
+        check_int(self.memory_threshold, "memory_threshold", least=0, most=MAX_MEMORY_THRESHOLD)
+        check_int(self.max_memory_state, "max_memory_state", least=1, most=MOST_BYTES)
+        check_int(self.max_parallelism, "max_parallelism", least=1, most=MAX_PARALLELISM_LIMIT)
+        check_int(self.max_file_size, "max_file_size", least=4 * KIB, most=MOST_BYTES)
+        if type(self.max_space_amplification) is not int or self.max_space_amplification:
+            # 0 is no bound.
+            check_number(self.max_space_amplification, "max_space_amplification", least=1, most=1e6)
         for option in fields(self):
-            # A text from a file of options, "false" say, would switch it on.
-            if option.type == "bool" and not isinstance(getattr(self, option.name), bool):
-                raise ConfigError(
-                    f"{option.name}: expected True or False, got {getattr(self, option.name)!r}"
-                )
+            if option.type == "bool":
+                check_bool(getattr(self, option.name), option.name)
         for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
-            _directory(name, getattr(self, name))
-        self._check_enums()
+            check_path(getattr(self, name), name)
+        for name, kind in (("mode", CheckpointingMode), ("retention", Retention)):
+            object.__setattr__(self, name, member(getattr(self, name), name, kind))
+        check_choice(self.backend, "backend", ("heap", "lmdb"))
+        check_bytes(self.key, "key", least=16)
         self._check_combinations()
 
-    def _check_enums(self) -> None:
-        for name, kind in (("mode", CheckpointingMode), ("retention", Retention)):
-            try:
-                object.__setattr__(self, name, kind(getattr(self, name)))
-            except ValueError:
-                raise ConfigError(
-                    f"{name}: expected one of {', '.join(kind)}, got {getattr(self, name)!r}"
-                ) from None
-        if self.backend not in ("heap", "lmdb"):
-            raise ConfigError(f"backend: expected 'heap' or 'lmdb', got {self.backend!r}")
-        if self.key is not None and not (isinstance(self.key, bytes) and len(self.key) >= 16):
-            raise ConfigError("key: expected at least 16 random bytes")
+    def _check_durations(self) -> None:
+        if self.interval is not None:
+            duration_ms(self.interval, "interval")
+        if self.interval_during_backlog is not None:
+            duration_ms(self.interval_during_backlog, "interval_during_backlog", least=0)
+        for name in ("timeout", "materialization_interval", "debloat_target"):
+            duration_ms(getattr(self, name), name)
+        for name in ("min_pause", "aligned_timeout"):
+            duration_ms(getattr(self, name), name, least=0)
 
     def _check_combinations(self) -> None:
         if self.unaligned and self.mode is CheckpointingMode.AT_LEAST_ONCE:
@@ -190,65 +191,35 @@ class CheckpointConfig:
     @property
     def interval_ms(self) -> int | None:
         """``interval`` in ms."""
-        return None if self.interval is None else span_ms(self.interval, "interval")
+        return None if self.interval is None else duration_ms(self.interval, "interval")
 
     @property
     def interval_during_backlog_ms(self) -> int | None:
         """``interval_during_backlog`` in ms; None: as ``interval``."""
         value = self.interval_during_backlog
-        return None if value is None else span_ms(value, "interval_during_backlog", zero=True)
+        return None if value is None else duration_ms(value, "interval_during_backlog", least=0)
 
     @property
     def timeout_ms(self) -> int:
         """``timeout`` in ms."""
-        return span_ms(self.timeout, "timeout")
+        return duration_ms(self.timeout, "timeout")
 
     @property
     def min_pause_ms(self) -> int:
         """``min_pause`` in ms."""
-        return span_ms(self.min_pause, "min_pause", zero=True)
+        return duration_ms(self.min_pause, "min_pause", least=0)
 
     @property
     def aligned_timeout_ms(self) -> int:
         """``aligned_timeout`` in ms."""
-        return span_ms(self.aligned_timeout, "aligned_timeout", zero=True)
+        return duration_ms(self.aligned_timeout, "aligned_timeout", least=0)
 
     @property
     def materialization_interval_ms(self) -> int:
         """``materialization_interval`` in ms."""
-        return span_ms(self.materialization_interval, "materialization_interval")
+        return duration_ms(self.materialization_interval, "materialization_interval")
 
     @property
     def debloat_target_ms(self) -> int:
         """``debloat_target`` in ms."""
-        return span_ms(self.debloat_target, "debloat_target")
-
-
-def span_ms(value: Duration, option: str, *, zero: bool = False) -> int:
-    """Return a duration in ms; `ConfigError` naming ``option`` if it is none, or 0 where ``zero`` is False."""
-    if not zero:
-        return duration_ms(value, option)
-    if type(value) is int and value < 0:
-        raise ConfigError(f"{option}: expected 0 or a duration of at least 1 ms, got {value}")
-    nothing = (
-        _NOTHING.fullmatch(value) is not None if isinstance(value, str) else type(value) is int and not value
-    )
-    return 0 if nothing else duration_ms(value, option)
-
-
-def _between(option: str, value: int, least: int, most: int | None = None) -> None:
-    good = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if not good or (most is not None and value > most):
-        upper = "" if most is None else f" and at most {most}"
-        raise ConfigError(f"{option}: expected an integer of at least {least}{upper}, got {value!r}")
-
-
-def _bound(option: str, value: float) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and (value >= 1 or value == 0)
-    if not good:
-        raise ConfigError(f"{option}: expected a number of at least 1, or 0 for no bound, got {value!r}")
-
-
-def _directory(option: str, value: str | None) -> None:
-    if value is not None and not (isinstance(value, str) and value):
-        raise ConfigError(f"{option}: expected a path or URL as text, or None, got {value!r}")
+        return duration_ms(self.debloat_target, "debloat_target")

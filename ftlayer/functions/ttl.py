@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ftlayer.config import duration_ms
+from ftlayer.checks import Duration, check_bool, duration_ms, known_options
 from ftlayer.errors import ConfigError
 
 _SUFFIX = " (ttl)"
@@ -19,6 +19,7 @@ Stamped = tuple[int, Any]
 """When it is over, and the value."""
 
 
+@known_options
 @dataclass(frozen=True)
 class StateTtl:
     """How long a value is there after it was written: `StateTtlConfig` in Flink.
@@ -32,13 +33,12 @@ class StateTtl:
         refresh_on_read: reading begins the time anew, as writing does.
     """
 
-    time: str | int
+    time: Duration
     refresh_on_read: bool = False
 
     def __post_init__(self) -> None:
         duration_ms(self.time, "StateTtl: time")
-        if not isinstance(self.refresh_on_read, bool):
-            raise ConfigError(f"StateTtl: refresh_on_read is True or False, not {self.refresh_on_read!r}")
+        check_bool(self.refresh_on_read, "StateTtl: refresh_on_read")
 
     @property
     def time_ms(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ftlayer.errors import MalformedRequestError, StaleOwnerError
 from ftlayer.layer.calls import OpenQuery, OpenStream, QueryOpened, StreamOpened, StreamOptions
-from ftlayer.layer.retry import check_options
+from ftlayer.layer.retry import check_timeout
 from ftlayer.layer.state import MAX_STREAM_BYTES, State, check_stream_name
 from ftlayer.layer.streams import Stream
 from ftlayer.store.kv import WriteTransaction
@@ -22,14 +22,14 @@ class Opening:
 
     def stream(self, txn: WriteTransaction, call: OpenStream) -> StreamOpened:
         """Declare a stream, or give it new options."""
-        check_options(call.options, self._state.options.buckets)
+        check_timeout(call.options, self._state.options.buckets)
         stream = self._declare(txn, call.stream, call.options)
         return StreamOpened(self._state.incarnation, all_positions(txn, stream.number), self._state.exact)
 
     def query(self, txn: WriteTransaction, call: OpenQuery) -> QueryOpened:
         """Take a query over: a new epoch, which owns ``call.streams`` and no others."""
         state = self._state
-        check_options(call.options, state.options.buckets)
+        check_timeout(call.options, state.options.buckets)
         if not 1 <= len(call.query.encode()) <= MAX_STREAM_BYTES:
             raise MalformedRequestError(
                 f"query {call.query!r}: expected a name of 1 to {MAX_STREAM_BYTES} bytes"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ftlayer.errors import ConfigError
+from ftlayer.checks import LONGEST_MS, check_choice, check_int
 from ftlayer.records.ids import shard_bits
 
 
@@ -29,11 +29,7 @@ class LayerOptions:
 
     def __post_init__(self) -> None:
         shard_bits(self.shards)
-        if not 0 <= self.shard < self.shards:
-            raise ConfigError(f"shard must lie in 0..{self.shards - 1}, not {self.shard}")
-        if self.tracker not in ("table", "exact"):
-            raise ConfigError(f'tracker must be "table" or "exact", not {self.tracker!r}')
-        if not 2 <= self.buckets <= 1_000:
-            raise ConfigError(f"buckets must lie in 2..1000, not {self.buckets}")
-        if self.flush_ms < 0:
-            raise ConfigError(f"flush_ms must not be negative, but is {self.flush_ms}")
+        check_int(self.shard, "shard", least=0, most=self.shards - 1)
+        check_choice(self.tracker, "tracker", ("table", "exact"))
+        check_int(self.buckets, "buckets", least=2, most=1_000)
+        check_int(self.flush_ms, "flush_ms", least=0, most=LONGEST_MS)

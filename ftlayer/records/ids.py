@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from ftlayer.checks import check_int
 from ftlayer.errors import ConfigError
 from ftlayer.records.kernels import native
 
@@ -205,7 +206,8 @@ def shard_bits(shards: int) -> int:
 
     Raises ConfigError unless ``shards`` is a power of two up to `MAX_SHARDS`.
     """
-    if not 1 <= shards <= MAX_SHARDS or shards & (shards - 1):
+    check_int(shards, "shards", least=1, most=MAX_SHARDS)
+    if shards & (shards - 1):
         raise ConfigError(f"shards must be a power of two between 1 and {MAX_SHARDS}, not {shards}")
     return shards.bit_length() - 1
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checks import check_bool, check_instance, check_text, known_options, shown
 from ftlayer.config import FTStatus, TopologyOptions, is_loopback
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.layer.calls import StreamOptions
-from ftlayer.restart import ExponentialDelay, RestartStrategy
+from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.job import Job, JobParts
 from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
@@ -63,6 +64,7 @@ class StreamEnvironment:
     goes on with them.
     """
 
+    @known_options
     def __init__(
         self,
         spark: Any,
@@ -94,6 +96,15 @@ class StreamEnvironment:
                 "layer, checkpointing: give one of them: layer=FTLayer.embedded(…) follows every record (acker mode), "
                 "checkpointing=CheckpointConfig(…) takes snapshots of all state (barrier mode)"
             )
+        if layer is not None and not hasattr(layer, "client_for"):
+            raise ConfigError(
+                f"layer: expected FTLayer.embedded(…) or FTLayer.connect(…), got {shown(layer)}"
+            )
+        if checkpointing is not None:
+            check_instance(checkpointing, "checkpointing", CheckpointConfig)
+        if options is not None:
+            check_instance(options, "options", TopologyOptions)
+        check_strategy(restart, "restart")
         self._spark = spark
         self._layer = layer
         self._checkpointing = checkpointing
@@ -107,6 +118,7 @@ class StreamEnvironment:
         """The topology's name."""
         return self._builder.name
 
+    @known_options
     def source(
         self,
         source: Any,
@@ -120,6 +132,9 @@ class StreamEnvironment:
         dead_on: Errors | None = None,
     ) -> DataStream:
         """Begin a stream; arguments and errors as `ftlayer.stream.builder.GraphBuilder.source`."""
+        if retry is not None and self._layer is not None:
+            check_instance(retry, "source: retry", StreamOptions)
+            self._layer.check_retry(retry, "source: retry")
         return self._builder.source(
             source,
             schema,
@@ -182,6 +197,11 @@ class StreamEnvironment:
             VertexError: the vertex does not answer.
             CheckpointError: there is nothing to restore from there, it is damaged, or it does not fit the topology.
         """
+        check_bool(stop_at_latest, "stop_at_latest")
+        if restore_from is not None:
+            check_text(
+                restore_from, "restore_from", "the directory of a checkpoint or savepoint, or 'latest'"
+            )
         if restore_from is not None and self._checkpointing is None:
             raise ConfigError(
                 "restore_from: there are checkpoints in barrier mode alone; give checkpointing=…"

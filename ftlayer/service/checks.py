@@ -6,7 +6,6 @@ sense *now* is theirs to say.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sized
 
 import numpy as np
@@ -44,7 +43,6 @@ def check_call(call: Call) -> None:
             _check_failures(call.failures, "Fail.failures")
         case calls.OpenStream():
             check_name(call.stream, "OpenStream.stream")
-            _check_options(call.options, "OpenStream.options")
         case calls.TakeReplays():
             check_name(call.stream, "TakeReplays.stream")
             _check_least(call.limit, 1, "TakeReplays.limit")
@@ -54,7 +52,6 @@ def check_call(call: Call) -> None:
             check_name(call.query, "OpenQuery.query")
             for index, stream in enumerate(call.streams):
                 check_name(stream, f"OpenQuery.streams[{index}]")
-            _check_options(call.options, "OpenQuery.options")
         case calls.Deliverable():
             check_name(call.stream, "Deliverable.stream")
             _check_least(call.start, 0, "Deliverable.start")
@@ -148,17 +145,6 @@ def _check_failures(failures: tuple[calls.Failure, ...], where: str) -> None:
             raise MalformedRequestError(
                 f"{where}[{index}].after_ms: expected 0 to {MAX_RETRY_LATER_MS}, got {failure.after_ms}"
             )
-
-
-def _check_options(options: calls.StreamOptions, where: str) -> None:
-    _check_least(options.timeout_ms, 1, f"{where}.timeout_ms")
-    if options.max_attempts is not None:
-        _check_least(options.max_attempts, 1, f"{where}.max_attempts")
-    _check_least(options.max_pending, 1, f"{where}.max_pending")
-    for index, pause in enumerate(options.backoff_ms):
-        _check_least(pause, 0, f"{where}.backoff_ms[{index}]")
-    if not (math.isfinite(options.jitter) and 0 <= options.jitter <= 1):
-        raise MalformedRequestError(f"{where}.jitter: expected 0 to 1, got {options.jitter}")
 
 
 def _check_least(value: int, least: int, where: str) -> None:

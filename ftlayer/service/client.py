@@ -15,6 +15,7 @@ import msgpack
 import pyarrow as pa
 from pyarrow import flight
 
+from ftlayer.checks import LONGEST_MS, check_int, check_text, known_options
 from ftlayer.errors import FTLayerError, VertexError, VertexUnavailableError
 from ftlayer.layer.calls import Call, Envelope, Reply
 from ftlayer.service.connection import Connection, monotonic_ms, retried
@@ -56,6 +57,7 @@ class VertexClient:
         client_id: the beginning of the names its calls are numbered under.
     """
 
+    @known_options
     def __init__(
         self,
         address: str,
@@ -76,6 +78,9 @@ class VertexClient:
                 ``persist_timeout_ms``.
         """
         self._connection = Connection(address, token, root_certs)
+        if client_id is not None:
+            check_text(client_id, "client_id")
+        check_int(deadline_ms, "deadline_ms", least=1, most=LONGEST_MS)
         self._label = client_id or "client"
         self._deadline_ms = deadline_ms
         self._start_names()

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import MalformedRequestError
+from ftlayer.errors import ConfigError, MalformedRequestError
 from ftlayer.layer.calls import I32, U64, Failure
 from ftlayer.records.failure_columns import from_columns, to_columns
 
@@ -276,6 +276,10 @@ def dataclass_codec(kind: type) -> Codec:
         missing = required - value.keys()
         if missing:
             raise MalformedRequestError(f"{where}.{min(missing)}: missing")
-        return kind(**{name: codecs[name].unpack(item, f"{where}.{name}") for name, item in value.items()})
+        unpacked = {name: codecs[name].unpack(item, f"{where}.{name}") for name, item in value.items()}
+        try:
+            return kind(**unpacked)
+        except ConfigError as error:
+            raise MalformedRequestError(f"{where}.{error}") from None
 
     return Codec(pack, unpack)

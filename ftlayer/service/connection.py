@@ -11,6 +11,7 @@ from typing import TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
+from ftlayer.checks import check_bytes, check_text, shown
 from ftlayer.config import check_token, is_loopback, split_address
 from ftlayer.errors import (
     ConfigError,
@@ -44,9 +45,12 @@ class Connection:
 
     def __init__(self, address: str, token: str, root_certs: bytes | None) -> None:
         """Check the arguments (`ConfigError`); connects to nothing yet."""
+        check_text(address, "address", "grpc://host:port or grpc+tls://host:port")
         scheme, separator, rest = address.partition("://")
         if not separator or scheme not in ("grpc", "grpc+tcp", "grpc+tls"):
-            raise ConfigError(f"address: expected grpc://host:port or grpc+tls://host:port, got {address!r}")
+            raise ConfigError(
+                f"address: expected grpc://host:port or grpc+tls://host:port, got {shown(address)}"
+            )
         host, _ = split_address(rest, "address")
         if scheme != "grpc+tls" and not is_loopback(host):
             raise ConfigError(
@@ -54,6 +58,7 @@ class Connection:
             )
         if scheme != "grpc+tls" and root_certs is not None:
             raise ConfigError(f"address: with root_certs use grpc+tls://{rest}")
+        check_bytes(root_certs, "root_certs")
         check_token(token)
         self.address = address
         self.token = token

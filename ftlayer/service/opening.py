@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from ftlayer.config import VertexOptions, duration_ms
+from ftlayer.checks import duration_ms
+from ftlayer.config import VertexOptions
 from ftlayer.errors import StorePathError
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions

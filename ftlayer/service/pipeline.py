@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.errors import ConfigError, UnsupportedError, VertexUnavailableError
+from ftlayer.checks import MOST_BYTES, check_int
+from ftlayer.errors import UnsupportedError, VertexUnavailableError
 from ftlayer.layer.calls import Ingest, Persist, Reply, Xor
 from ftlayer.service.checks import check_call
 from ftlayer.service.connection import Connection, monotonic_ms
@@ -32,10 +33,8 @@ class Pipeline:
         self, connection: Connection, client: str, deadline_ms: int, window: int, window_bytes: int
     ) -> None:
         """Made by `VertexClient.pipeline`. `ConfigError` for a window out of range."""
-        if not 1 <= window <= MAX_WINDOW:
-            raise ConfigError(f"window: expected 1 to {MAX_WINDOW} calls, got {window}")
-        if window_bytes < 1:
-            raise ConfigError(f"window_bytes: expected 1 or more, got {window_bytes}")
+        check_int(window, "window", least=1, most=MAX_WINDOW)
+        check_int(window_bytes, "window_bytes", least=1, most=MOST_BYTES)
         self._connection = connection
         self._client = client
         self._deadline_ms = deadline_ms

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from ftlayer.checks import check_text
 from ftlayer.errors import ConfigError, SinkError
 from ftlayer.sinks.copying import to_csv
 from ftlayer.sinks.origin import streaming_query
@@ -65,8 +66,8 @@ class PostgresSink(DataSourceStreamArrowWriter):
         psycopg = _psycopg()
         if not isinstance(dsn, str):
             raise ConfigError(f"dsn: expected a connection string of PostgreSQL's as text, got {dsn!r}")
-        if not isinstance(name, str):
-            raise ConfigError(f"name: expected a text, got {name!r}")
+        if name != "":
+            check_text(name, "name")
         try:
             info = psycopg.conninfo.conninfo_to_dict(dsn)
         except psycopg.ProgrammingError as error:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.config import FTStatus, VertexOptions, duration_ms
+from ftlayer.checks import (
+    Duration,
+    check_bool,
+    check_int,
+    check_known,
+    duration_ms,
+    known_options,
+    member,
+    shown,
+)
+from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.layer.calls import (
@@ -20,6 +32,7 @@ from ftlayer.layer.calls import (
     StatsReply,
     StreamOptions,
 )
+from ftlayer.layer.calls.common import LONGEST_MS
 from ftlayer.service.client import VertexClient
 from ftlayer.service.embedded import EmbeddedVertex
 from ftlayer.spark.frames import list_records, record_frame
@@ -55,20 +68,21 @@ class FTLayer:
         self._host = "127.0.0.1"
         self.stream_options = options
         self.rules = rules
-        self.status = _status(status)
+        self.status = member(status, "status", FTStatus)
+        check_bool(strict, "strict")
         self.strict = strict
-        if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-            raise ConfigError(f"max_rows: expected an integer of at least 1, got {max_rows!r}")
+        check_int(max_rows, "max_rows", least=1)
         self.max_rows = max_rows
 
     @classmethod
+    @known_options
     def embedded(
         cls,
         path: str | Path,
         *,
-        timeout: str | int = "30s",
+        timeout: Duration = "30s",
         max_attempts: int | None = 5,
-        backoff: str | int | Sequence[str | int] = BACKOFF,
+        backoff: Duration | Sequence[Duration] = BACKOFF,
         jitter: float = 0.1,
         max_pending: int = 1_000_000,
         max_rows: int = MAX_ROWS,
@@ -99,24 +113,24 @@ class FTLayer:
 
         Raises `ConfigError` naming the option. The vertex starts with the first query that needs it.
         """
-        options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending)
-        try:
-            vertex_options = VertexOptions(path, **vertex)
-        except TypeError as error:
-            raise ConfigError(f"FTLayer.embedded: {error}") from error
+        check_known(vertex, _embedded_options(), "FTLayer.embedded")
+        vertex_options = VertexOptions(path, **vertex)
+        buckets = vertex_options.timeout_buckets
+        options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending, buckets)
         rules = rules_of(retry_on, dead_on, "FTLayer.embedded")
         return cls(vertex_options, options, status=status, strict=strict, max_rows=max_rows, rules=rules)
 
     @classmethod
+    @known_options
     def connect(
         cls,
         address: str,
         *,
         token: str,
         root_certs: bytes | None = None,
-        timeout: str | int = "30s",
+        timeout: Duration = "30s",
         max_attempts: int | None = 5,
-        backoff: str | int | Sequence[str | int] = BACKOFF,
+        backoff: Duration | Sequence[Duration] = BACKOFF,
         jitter: float = 0.1,
         max_pending: int = 1_000_000,
         max_rows: int = MAX_ROWS,
@@ -126,7 +140,9 @@ class FTLayer:
         dead_on: Errors | None = None,
     ) -> FTLayer:
         """Use a vertex that ``ftlayer serve`` runs; arguments as in `embedded` and `VertexClient`."""
-        options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending)
+        options = _stream_options(
+            timeout, max_attempts, backoff, jitter, max_pending, VertexOptions.timeout_buckets
+        )
         rules = rules_of(retry_on, dead_on, "FTLayer.connect")
         client = VertexClient(address, token, root_certs=root_certs, client_id="driver")
         return cls(client, options, status=status, strict=strict, max_rows=max_rows, rules=rules)
@@ -155,6 +171,12 @@ class FTLayer:
             self._embedded.start()
             self._client = self._embedded.client(client_id="driver")
         return self._client
+
+    def check_retry(self, options: StreamOptions, what: str) -> None:
+        """Raise `ConfigError` unless an embedded vertex can follow records for this ``timeout_ms``."""
+        if self._vertex_options is not None:
+            least = self._vertex_options.timeout_buckets - 1
+            check_int(options.timeout_ms, f"{what}: timeout_ms", least=least, most=LONGEST_MS)
 
     def client_for(self, spark: SparkSession) -> VertexClient:
         """Return the connection to the vertex; an embedded one starts where this session's executors reach it.
@@ -337,6 +359,12 @@ class FTLayer:
         return reply.count
 
 
+def _embedded_options() -> list[str]:
+    """Return the names of all that `FTLayer.embedded` takes: its own, and those of the vertex."""
+    own = [name for name in inspect.signature(FTLayer.embedded).parameters if name != "vertex"]
+    return own + [field.name for field in fields(VertexOptions) if field.name not in own]
+
+
 def _is_connect(spark: Any) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
@@ -345,40 +373,30 @@ def _keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
     return tuple(bytes.fromhex(key) if isinstance(key, str) else key for key in keys)
 
 
-def _status(value: FTStatus | str) -> FTStatus:
-    try:
-        return FTStatus(value)
-    except ValueError as error:
-        raise ConfigError(f"status: expected FTStatus.ON or FTStatus.OFF, got {value!r}") from error
-
-
 def _check_name(name: str) -> None:
-    if not name or not all(char.isalnum() or char in "_-." for char in name):
+    if not isinstance(name, str) or not name or not all(char.isalnum() or char in "_-." for char in name):
         raise ConfigError(
-            f"name: {name!r} is no name of a source; use letters, digits, '_', '-', '.', and keep it over restarts"
+            f"name: {shown(name)} is no name of a source; use letters, digits, '_', '-', '.', and keep it over restarts"
         )
 
 
 def _stream_options(
-    timeout: str | int,
+    timeout: Duration,
     max_attempts: int | None,
-    backoff: str | int | Sequence[str | int],
+    backoff: Duration | Sequence[Duration],
     jitter: float,
     max_pending: int,
+    buckets: int,
 ) -> StreamOptions:
-    if max_attempts is not None and max_attempts < 1:
-        raise ConfigError(f"max_attempts: expected 1 or more, or None for no bound, got {max_attempts}")
-    if not 0 <= jitter <= 1:
-        raise ConfigError(f"jitter: expected 0 to 1, got {jitter}")
-    if max_pending < 1:
-        raise ConfigError(f"max_pending: expected 1 or more, got {max_pending}")
-    pauses = [backoff] if isinstance(backoff, (str, int)) else list(backoff)
-    if not pauses:
-        raise ConfigError("backoff: give one pause at least")
+    pauses = [backoff] if isinstance(backoff, (str, int)) else backoff
+    if not isinstance(pauses, list | tuple) or not pauses:
+        raise ConfigError(
+            f"backoff: expected a duration like '5s', or a list of one or more, got {shown(backoff)}"
+        )
     options = StreamOptions(
-        duration_ms(timeout, "timeout"),
+        duration_ms(timeout, "timeout", least=buckets - 1),
         max_attempts,
-        tuple(duration_ms(pause, "backoff") for pause in pauses),
+        tuple(duration_ms(pause, f"backoff[{place}]") for place, pause in enumerate(pauses)),
         jitter,
         max_pending,
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from ftlayer.checks import check_bool, check_choice, check_int, check_text
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Record
@@ -117,8 +118,8 @@ class TrackedStream:
         more or fewer rows. Where the function raises, it is called again with halves of the batch, until
         the records that it cannot take stand alone: those fail.
         """
-        if kind not in ("arrow", "pandas"):
-            raise ConfigError(f"map_batches: kind is 'arrow' or 'pandas', not {kind!r}")
+        check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
+        check_bool(tagged, "map_batches: tagged")
         uid = self._uid("map_batches", function, name)
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)
@@ -136,6 +137,7 @@ class TrackedStream:
         say for which record. Refused: operators that keep state over batches (watermarks, …). With
         `FTStatus.OFF` there is no ``_ft``; a function that names it gets a null, which is taken off again.
         """
+        check_bool(drops, "transform: drops")
         uid = self._uid("transform", function, name)
         check_transform(function, uid)
         step = Transform(uid, function, drops)
@@ -158,8 +160,8 @@ class TrackedStream:
         return self._repartition(partitions, columns, "key_by")
 
     def _repartition(self, partitions: int | None, columns: tuple[str, ...], what: str) -> TrackedStream:
-        if partitions is not None and partitions < 1:
-            raise ConfigError(f"{what}: partitions: expected 1 or more, got {partitions}")
+        if partitions is not None:
+            check_int(partitions, f"{what}: partitions", least=1)
         found = check_columns(self._spark, self.schema, columns, what)
         return self._then(Repartition(partitions, found, is_hashable(self.schema, found)), self.schema)
 
@@ -202,6 +204,7 @@ class TrackedStream:
         """
         from ftlayer.spark.writer import TrackedWriter
 
+        check_text(carrier, "emit: carrier", "the name of a column")
         if carrier in self.schema.names:
             raise ConfigError(
                 f"emit: the rows have a column {carrier!r} already; name another with carrier=…"
@@ -238,6 +241,8 @@ class TrackedStream:
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
         if not callable(function):
             raise InvalidTopologyError(f"{kind}: expected a function, got {type(function).__name__}")
+        if name != "":
+            check_text(name, f"{kind}: name")
         uid = name or getattr(function, "__name__", kind)
         if not name and any(getattr(step, "uid", None) == uid for step in self.steps):
             uid = f"{uid}-{len(self.steps)}"

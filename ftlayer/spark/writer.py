@@ -6,9 +6,10 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.checks import check_known, check_text, shown
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError
 from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall
-from ftlayer.restart import ExponentialDelay, RestartStrategy
+from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
 from ftlayer.spark.ingest import stream_of_ingest
@@ -32,8 +33,8 @@ class TrackedWriter:
     """A wrapped query that is ready to start. Its methods return it, as those of a DataStreamWriter do."""
 
     def __init__(self, stream: TrackedStream, checkpoint: str, name: str) -> None:
-        if not checkpoint:
-            raise ConfigError("checkpoint: a wrapped query needs a checkpoint directory of its own")
+        check_text(checkpoint, "checkpoint", "a directory, of this query alone, as text")
+        check_text(name, "name")
         self._stream = stream
         self._checkpoint = checkpoint
         self._name = name
@@ -85,8 +86,13 @@ class TrackedWriter:
     def trigger(self, **trigger: Any) -> TrackedWriter:
         """Set the trigger, as in Spark: ``processingTime="1 second"`` or ``availableNow=True``."""
         allowed = {"processingTime", "availableNow"}
-        if len(trigger) != 1 or not set(trigger) <= allowed:
-            raise ConfigError(f"trigger: one of {', '.join(sorted(allowed))}, not {trigger!r}")
+        check_known(trigger, sorted(allowed), "trigger")
+        if len(trigger) != 1:
+            raise ConfigError(f"trigger: expected one of {', '.join(sorted(allowed))}, got {shown(trigger)}")
+        if "availableNow" in trigger and trigger["availableNow"] is not True:
+            raise ConfigError(f"trigger: availableNow: expected True, got {shown(trigger['availableNow'])}")
+        if "processingTime" in trigger:
+            check_text(trigger["processingTime"], "trigger: processingTime", "an interval like '2 seconds'")
         self._trigger = trigger
         return self
 
@@ -101,6 +107,7 @@ class TrackedWriter:
 
     def restart(self, strategy: RestartStrategy) -> TrackedWriter:
         """Set what happens when the query fails (default: `ExponentialDelay`)."""
+        check_strategy(strategy, "restart")
         self._restart = strategy
         return self
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.checks import check_instance, member
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import Errors, rules_of
@@ -50,7 +51,7 @@ class GraphBuilder:
         check_parallelism(parallelism, f"topology {name!r}")
         self.name = name
         self.parallelism = parallelism
-        self.status = _status(status)
+        self.status = member(status, "status", FTStatus)
         self._parse = parse_schema
         self._nodes: list[_Node] = []
         self._edges: list[tuple[Leg, int, int]] = []
@@ -90,6 +91,7 @@ class GraphBuilder:
         """
         rules = rules_of(retry_on, dead_on, "source")
         if retry is not None:
+            check_instance(retry, "source: retry", StreamOptions)
             retry.check_pauses("source: retry")
         wanted = None if schema is None else self.schema(schema, "source")
         opened = open_source(source, wanted, options, self._parse)
@@ -216,10 +218,3 @@ class _Node:
     operator: Operator
     parallelism: int | None
     retry: StreamOptions | None
-
-
-def _status(given: FTStatus | str) -> FTStatus:
-    try:
-        return FTStatus(given)
-    except ValueError as error:
-        raise ConfigError(f"status: expected FTStatus.ON or FTStatus.OFF, got {given!r}") from error

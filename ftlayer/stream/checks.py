@@ -6,6 +6,7 @@ from collections import Counter
 
 import pyarrow as pa
 
+from ftlayer.checks import check_bool, check_int
 from ftlayer.errors import (
     ConfigError,
     InvalidTopologyError,
@@ -70,9 +71,7 @@ def check_graph(graph: StreamGraph, *, tracked: bool) -> None:
 
 def check_parallelism(parallelism: object, what: str) -> None:
     """Raise `ConfigError` unless there can be this many subtasks of ``what``."""
-    whole = isinstance(parallelism, int) and not isinstance(parallelism, bool)
-    if not whole or not 1 <= parallelism <= MAX_PARALLELISM:  # type: ignore[operator]
-        raise ConfigError(f"parallelism of {what}: expected 1 to {MAX_PARALLELISM}, got {parallelism!r}")
+    check_int(parallelism, f"parallelism of {what}", least=1, most=MAX_PARALLELISM)
 
 
 # ---------------------------------------------------------------- one operator
@@ -89,6 +88,8 @@ def check_operator(operator: Operator) -> None:
         check_columns(schema, output)
     if len(outputs_of(operator)) != 1 + len(side_outputs_of(operator)):
         raise InvalidTopologyError(f"{uid!r}: two side outputs have the same tag, or one has the empty tag")
+    for switch in ("volatile_state", "tagged"):
+        check_bool(getattr(operator, switch, False), f"{switch} of {uid!r}")
     if isinstance(operator, AssignWatermarks):
         _check_time_column(operator)
     if isinstance(operator, CoProcess | Join):

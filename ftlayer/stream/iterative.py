@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ftlayer.checks import duration_ms
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.stream.checks import schema_difference
 from ftlayer.stream.operators import IterationHead
-from ftlayer.stream.spans import span_ms
 from ftlayer.stream.streams import DataStream, Leg
 
 
@@ -43,7 +43,7 @@ def begin_iteration(
     stream: DataStream, max_wait: str | int, uid: str | None, parallelism: int | None
 ) -> IterativeStream:
     """Add an iteration's head behind a stream; errors as `DataStream.iterate`."""
-    max_wait_ms = span_ms(max_wait, "iterate: max_wait", least=1)
+    max_wait_ms = duration_ms(max_wait, "iterate: max_wait")
     node = stream.builder.add(
         lambda uid: IterationHead(uid, max_wait_ms, stream.schema),
         [stream.legs],

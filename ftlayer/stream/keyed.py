@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ftlayer.checks import LONGEST_MS, check_function, duration_ms
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.functions.windows.assigners import WindowKind
 from ftlayer.stream.connectors import Schema
 from ftlayer.stream.operators import CoProcess, Join
-from ftlayer.stream.spans import span_ms
 from ftlayer.stream.streams import DataStream, Leg, Sides
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ class KeyedStream(DataStream):
         ``volatile_state`` says that the aggregates may be lost with their slot, which has to be said with fault
         tolerance on.
         """
-        if not callable(function):
-            raise ConfigError(f"reduce: expected a function, got a {type(function).__name__}")
+        check_function(function, "reduce")
         rules = rules_of(retry_on, dead_on, "reduce")
         return self._then(
             lambda uid: Reduce(uid, function, self.keys, self.schema, volatile_state, rules=rules),
@@ -77,8 +76,7 @@ class KeyedStream(DataStream):
         `reduce`.
         """
         for what, function in (("create", create), ("add", add)):
-            if not callable(function):
-                raise ConfigError(f"aggregate: {what} is a {type(function).__name__}, not a function")
+            check_function(function, f"aggregate: {what}")
         to = self.builder.schema(schema, "aggregate")
         rules = rules_of(retry_on, dead_on, "aggregate")
         return self._then(
@@ -141,9 +139,11 @@ class KeyedStream(DataStream):
             raise InvalidTopologyError(
                 f"join: {other._described()} has no key; use key_by on both streams, with the same types"
             )
-        if not callable(function):
-            raise ConfigError(f"join: expected a function of two records, got a {type(function).__name__}")
-        bounds = span_ms(lower, "join: lower"), span_ms(upper, "join: upper")
+        check_function(function, "join: function")
+        bounds = (
+            duration_ms(lower, "join: lower", least=-LONGEST_MS),
+            duration_ms(upper, "join: upper", least=-LONGEST_MS),
+        )
         if bounds[0] > bounds[1]:
             raise ConfigError(f"join: no time lies between lower {lower!r} and upper {upper!r}")
         to = self.builder.schema(schema, "join")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ftlayer.checks import shown
 from ftlayer.errors import ConfigError
 from ftlayer.functions.interval_join import IntervalJoin
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process, Reduce
@@ -40,7 +41,7 @@ def check_name(name: object, what: str) -> None:
         or not all(char.isalnum() or char in "_-." for char in name)
     ):
         raise ConfigError(
-            f"{what}: expected 1 to {MAX_NAME_CHARS} letters, digits, '_', '-', '.', got {name!r}"
+            f"{what}: expected 1 to {MAX_NAME_CHARS} letters, digits, '_', '-', '.', got {shown(name)}"
         )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
+from ftlayer.checks import check_choice, check_function, check_int, duration_ms
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import Errors, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
@@ -30,7 +31,6 @@ from ftlayer.stream.checks import check_key, key_types, schema_difference
 from ftlayer.stream.connectors import Options, Schema, open_sink
 from ftlayer.stream.facts import MAIN, side_outputs_of
 from ftlayer.stream.operators import AssignWatermarks, Operator, Sink
-from ftlayer.stream.spans import span_ms
 
 if TYPE_CHECKING:
     from ftlayer.stream.builder import GraphBuilder
@@ -84,7 +84,7 @@ class DataStream:
         ``retry_on`` and ``dead_on``, here and below, say which errors of this operator are worth another attempt, as
         those of `FTLayer.embedded` do for all operators. Acker mode only.
         """
-        _check_function(function, "map")
+        check_function(function, "map")
         to = self._output(schema, "map")
         rules = rules_of(retry_on, dead_on, "map")
         return self._then(lambda uid: Map(uid, function, to, rules), uid, parallelism)
@@ -100,7 +100,7 @@ class DataStream:
         dead_on: Errors | None = None,
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
-        _check_function(function, "flat_map")
+        check_function(function, "flat_map")
         to = self._output(schema, "flat_map")
         rules = rules_of(retry_on, dead_on, "flat_map")
         return self._then(lambda uid: FlatMap(uid, function, to, rules), uid, parallelism)
@@ -115,7 +115,7 @@ class DataStream:
         dead_on: Errors | None = None,
     ) -> DataStream:
         """Keep the records for which the function is true."""
-        _check_function(function, "filter")
+        check_function(function, "filter")
         rules = rules_of(retry_on, dead_on, "filter")
         return self._then(lambda uid: Filter(uid, function, self.schema, rules), uid, parallelism)
 
@@ -136,9 +136,8 @@ class DataStream:
         ``tagged``: the batch has the column ``_ft_row`` beside the user's; a result keeps it, and may have fewer or
         more rows. It has ``_ft_attempt`` and ``_ft_first_failed_at`` too (see `ftlayer.current_record`).
         """
-        _check_function(function, "map_batches")
-        if kind not in ("arrow", "pandas"):
-            raise ConfigError(f"map_batches: kind is 'arrow' or 'pandas', not {kind!r}")
+        check_function(function, "map_batches")
+        check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
         to = self._output(schema, "map_batches")
         rules = rules_of(retry_on, dead_on, "map_batches")
         return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), uid, parallelism)
@@ -176,8 +175,8 @@ class DataStream:
             max_out_of_orderness: how much older than the newest a record may be and still be in time.
             idle: a subtask without records for this long does not hold the others' time back; None: it does.
         """
-        disorder = span_ms(max_out_of_orderness, "assign_watermarks: max_out_of_orderness", least=0)
-        patience = None if idle is None else span_ms(idle, "assign_watermarks: idle", least=1)
+        disorder = duration_ms(max_out_of_orderness, "assign_watermarks: max_out_of_orderness", least=0)
+        patience = None if idle is None else duration_ms(idle, "assign_watermarks: idle")
         return self._then(
             lambda uid: AssignWatermarks(uid, column, disorder, patience, self.schema), uid, parallelism
         )
@@ -281,7 +280,7 @@ class DataStream:
         The key is the value of ``columns``, a tuple of several. Raises `ConfigError` for one that is not there.
         """
         what = f"partition_custom behind {self._described()}"
-        _check_function(function, what)
+        check_function(function, what)
         try:
             selector = KeySelector(columns)
             key_types(self.schema, columns)
@@ -329,9 +328,8 @@ class DataStream:
         Raises:
             ConfigError: what cannot be a sink.
         """
-        every_ms = span_ms(every, "sink: every", least=1)
-        if not isinstance(max_rows, int) or isinstance(max_rows, bool) or max_rows < 1:
-            raise ConfigError(f"sink: max_rows: expected an integer of at least 1, got {max_rows!r}")
+        every_ms = duration_ms(every, "sink: every")
+        check_int(max_rows, "sink: max_rows", least=1)
         rules = rules_of(retry_on, dead_on, "sink")
         connector = open_sink(sink, self.schema, options, every_ms, max_rows)
         self.builder.add(
@@ -376,8 +374,3 @@ class DataStream:
 
     def _described(self) -> str:
         return ", ".join(repr(self.builder.operator(leg.node).uid) for leg in self.legs)
-
-
-def _check_function(function: object, what: str) -> None:
-    if not callable(function):
-        raise ConfigError(f"{what}: expected a function, got a {type(function).__name__}")

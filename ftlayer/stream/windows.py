@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.checks import LONGEST_MS, check_function, duration_ms
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
@@ -13,7 +14,6 @@ from ftlayer.functions.windows.contents import Aggregated, Collected, Content, R
 from ftlayer.functions.windows.making import window_function
 from ftlayer.stream.connectors import Schema
 from ftlayer.stream.names import check_name
-from ftlayer.stream.spans import span_ms
 from ftlayer.stream.streams import DataStream
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
     They begin at multiples of ``size`` since 1970 (UTC), and ``offset`` later; ``tumbling("24h", offset="-1h")`` are
     days in UTC+1.
     """
-    size_ms = span_ms(size, "tumbling: size", least=1)
-    return Fixed(size_ms, size_ms, span_ms(offset, "tumbling: offset"))
+    size_ms = duration_ms(size, "tumbling: size")
+    return Fixed(size_ms, size_ms, duration_ms(offset, "tumbling: offset", least=-LONGEST_MS))
 
 
 def sliding(size: str | int, *, every: str | int, offset: str | int = 0) -> Fixed:
@@ -36,15 +36,15 @@ def sliding(size: str | int, *, every: str | int, offset: str | int = 0) -> Fixe
     With ``every`` longer than ``size`` there are gaps between them; what falls into one is in no window.
     """
     return Fixed(
-        span_ms(size, "sliding: size", least=1),
-        span_ms(every, "sliding: every", least=1),
-        span_ms(offset, "sliding: offset"),
+        duration_ms(size, "sliding: size"),
+        duration_ms(every, "sliding: every"),
+        duration_ms(offset, "sliding: offset", least=-LONGEST_MS),
     )
 
 
 def session(gap: str | int) -> Session:
     """Windows that begin with a key's record, and end when no other one of that key came for ``gap``."""
-    return Session(span_ms(gap, "session: gap", least=1))
+    return Session(duration_ms(gap, "session: gap"))
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class WindowedStream:
 
         Once for all the late records of a batch. Without it nothing is added to a window that was emitted.
         """
-        return replace(self, lateness_ms=span_ms(lateness, "allowed_lateness", least=0))
+        return replace(self, lateness_ms=duration_ms(lateness, "allowed_lateness", least=0))
 
     def late_to(self, tag: str) -> WindowedStream:
         """Send records whose windows are over to a side output (`DataStream.side_output`); else they are dropped."""
@@ -173,5 +173,5 @@ class WindowedStream:
 def _check(method: str, **functions: object) -> None:
     optional = ("result", "merge")
     for name, function in functions.items():
-        if not callable(function) and not (function is None and name in optional):
-            raise ConfigError(f"{method}: {name} is a {type(function).__name__}, not a function")
+        if function is not None or name not in optional:
+            check_function(function, f"{method}: {name}")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention, span_ms
+from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
+from ftlayer.checks import duration_ms
 from ftlayer.errors import ConfigError
 
 
@@ -29,9 +30,9 @@ def test_no_interval_and_no_checkpoint_during_a_backlog_are_two_things() -> None
 
 @pytest.mark.parametrize("zero", [0, "0", "0ms", "0s", "0 s", "0m", " 0.0h "])
 def test_zero(zero: str | int) -> None:
-    assert span_ms(zero, "min_pause", zero=True) == 0
+    assert duration_ms(zero, "min_pause", least=0) == 0
     with pytest.raises(ConfigError, match="timeout"):
-        span_ms(zero, "timeout")
+        duration_ms(zero, "timeout")
 
 
 def test_enums_by_their_names() -> None:

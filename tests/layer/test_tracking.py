@@ -394,7 +394,7 @@ def test_malformed_calls_are_refused_by_field(vertex, kit):
         (calls.Xor(ids, kit.u64([]), 1), "values"),
         (calls.TakeReplays("s", 0), "limit"),
         (calls.ListRecords("lost"), "state"),
-        (calls.OpenStream("t", calls.StreamOptions(jitter=2)), "jitter"),
+        (calls.OpenStream("t", calls.StreamOptions(timeout_ms=1)), "timeout_ms: expected at least 2 ms"),
         (calls.OpenStream("", calls.StreamOptions()), "name"),
     ):
         with pytest.raises(MalformedRequestError, match=field):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.config import ServeOptions, VertexOptions, duration_ms, split_address
+from ftlayer.checks import duration_ms
+from ftlayer.config import ServeOptions, VertexOptions, split_address
 from ftlayer.errors import ConfigError
 
 TOKEN = "t" * 32

@@ -44,6 +44,19 @@ def record_batches(draw: st.DrawFn) -> pa.RecordBatch:
     )
 
 
+def stream_options() -> st.SearchStrategy[calls.StreamOptions]:
+    """Options that make sense: others cannot be made."""
+    durations = st.integers(1, 1 << 41)
+    return st.builds(
+        calls.StreamOptions,
+        timeout_ms=durations,
+        max_attempts=st.integers(1, (1 << 31) - 1),
+        backoff_ms=st.lists(durations, max_size=2).map(tuple),
+        jitter=st.floats(0, 1),
+        max_pending=durations,
+    )
+
+
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for what the codec can carry, by type alone (without what `check_call` asks for)."""
     plain: dict[Any, st.SearchStrategy[Any]] = {
@@ -71,6 +84,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(texts, values_of(arguments[1]), max_size=2)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return st.sampled_from(list(hint))
+    if hint is calls.StreamOptions:
+        return stream_options()
     hints = typing.get_type_hints(hint)
     return st.builds(hint, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(hint)})
 
@@ -288,6 +303,14 @@ def test_failures_may_come_one_by_one_as_other_clients_write_them() -> None:
     frame["fields"] = {"failures": {"roots": [7]}, "incarnation": 1}
     with pytest.raises(MalformedRequestError, match=r"Fail\.failures: expected a map with roots"):
         decode_call(msgpack.packb(frame))
+
+
+def test_options_out_of_bounds_are_named_with_their_place() -> None:
+    frame = msgpack.unpackb(encode_call(calls.OpenStream("s"), Envelope("me", 1)))
+    for name, value in {"timeout_ms": 0, "max_attempts": 1 << 31, "backoff_ms": [-1], "jitter": 2.0}.items():
+        wrong = {**frame, "fields": {"stream": "s", "options": {name: value}}}
+        with pytest.raises(MalformedRequestError, match=rf"OpenStream\.options\.{name}.*: expected"):
+            decode_call(msgpack.packb(wrong))
 
 
 def test_lone_surrogates_are_escaped_in_a_failure_and_refused_in_a_name() -> None:

@@ -8,10 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.checks import check_int, check_number, known_options, shown
 from ftlayer.errors import ConfigError
 
 U64 = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
+
+LONGEST_MS = 1 << 52  # about 140,000 years: times stay exact, whatever they are added to
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class Envelope:
     sequence: int
 
 
+@known_options
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """How a stream's records are retried and how many may be in flight.
@@ -40,6 +44,8 @@ class StreamOptions:
     ``max_attempts`` counts runs, the first included; None: a record is tried again without end. ``backoff_ms``
     lists the pause before attempt 2, 3, …; its last entry serves all later ones. ``jitter``
     (0 to 1) is the share of a pause that is drawn at random (deterministically, from the record's origin and attempt).
+
+    Raises `ConfigError` naming the option. A vertex asks for a ``timeout_ms`` of at least its ``timeout_buckets`` − 1.
     """
 
     timeout_ms: int = 30_000
@@ -47,6 +53,19 @@ class StreamOptions:
     backoff_ms: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000)
     jitter: float = 0.1
     max_pending: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        check_int(self.timeout_ms, "timeout_ms", least=1, most=LONGEST_MS)
+        if self.max_attempts is not None:
+            check_int(self.max_attempts, "max_attempts", least=1)
+        if not isinstance(self.backoff_ms, tuple):
+            raise ConfigError(
+                f"backoff_ms: expected a tuple of pauses in milliseconds, got {shown(self.backoff_ms)}"
+            )
+        for place, pause in enumerate(self.backoff_ms):
+            check_int(pause, f"backoff_ms[{place}]", least=0, most=LONGEST_MS)
+        check_number(self.jitter, "jitter", least=0, most=1)
+        check_int(self.max_pending, "max_pending", least=1, most=LONGEST_MS)
 
     def check_pauses(self, where: str) -> None:
         """Raise `ConfigError` naming ``where`` for more pauses than there are attempts to come behind them.

@@ -1,0 +1,209 @@
+"""Checks of what a user gives as an option. Each error names the option, what it may be, and what was given."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import re
+import typing
+from collections.abc import Callable, Collection, Iterable
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from ftlayer.errors import ConfigError
+
+Duration = str | int
+"""``"30s"``, or milliseconds."""
+
+LONGEST_MS = 1 << 41
+"""The longest duration, about 70 years: a thread can wait for it."""
+
+MOST = (1 << 31) - 1
+"""The highest count: of attempts, rows, failures."""
+
+MOST_BYTES = 1 << 50
+"""The highest number of bytes, a pebibyte."""
+
+_SHOWN_CHARS = 100
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_DURATION = re.compile(r"(-?)\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|min|m|h)?")
+
+Target = TypeVar("Target", bound=Callable[..., Any])
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def shown(value: object) -> str:
+    """Return ``value`` as an error repeats it, cut to a line's length."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}… ({len(text)} characters)"
+
+
+# ---------------------------------------------------------------- values
+
+
+def duration_ms(value: Duration, option: str, *, least: int = 1, most: int = LONGEST_MS) -> int:
+    """Return milliseconds for ``"250ms"``, ``"30s"``, ``"5m"``, ``"1h"``, or a number of milliseconds.
+
+    With ``least`` 0 a zero will do, with or without a unit; below that, all of these with a minus in front.
+    Raises `ConfigError` naming ``option``.
+    """
+    milliseconds = _milliseconds(value, option, zero=least < 1)
+    if milliseconds < least:
+        if least > 1:
+            expected = f"at least {least} ms"
+        else:
+            expected = f"{'0 or ' if least == 0 else ''}a duration of at least 1 ms"
+        raise ConfigError(f"{option}: expected {expected}, got {shown(value)}")
+    if milliseconds > most:
+        raise ConfigError(
+            f"{option}: expected at most {most} ms, which is {_spelled(most)}, got {shown(value)}"
+        )
+    return milliseconds
+
+
+def check_int(value: object, option: str, *, least: int, most: int = MOST) -> None:
+    """Raise `ConfigError` unless ``value`` is an integer (no bool) in this range."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ConfigError(f"{option}: expected an integer from {least} to {most}, got {shown(value)}")
+
+
+def check_number(value: object, option: str, *, least: float, most: float = math.inf) -> None:
+    """Raise `ConfigError` unless ``value`` is a number, and in this range."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= value <= most or math.isinf(value):  # type: ignore[operator, arg-type]
+        upper = "" if math.isinf(most) else f" to {most:g}"
+        raise ConfigError(
+            f"{option}: expected a number from {least:g}{upper or ' upwards'}, got {shown(value)}"
+        )
+
+
+def check_bool(value: object, option: str) -> None:
+    """Raise `ConfigError` unless ``value`` is True or False: the text "false" would pass for true."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{option}: expected True or False, got {shown(value)}")
+
+
+def check_text(value: object, option: str, what: str = "a text") -> None:
+    """Raise `ConfigError` unless ``value`` is a text with something in it, and no NUL; ``what`` says what it is."""
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise ConfigError(f"{option}: expected {what}, got {shown(value)}")
+
+
+def check_path(value: object, option: str) -> None:
+    """Raise `ConfigError` unless ``value`` is a path or URL as text, or None."""
+    if value is not None:
+        check_text(value, option, "a path or URL as text, or None")
+
+
+def check_bytes(value: object, option: str, *, least: int = 1) -> None:
+    """Raise `ConfigError` unless ``value`` is None, or so many bytes; they are a secret, and not shown."""
+    if value is not None and not (isinstance(value, bytes) and len(value) >= least):
+        got = f"{len(value)} bytes" if isinstance(value, bytes) else f"a {type(value).__name__}"
+        raise ConfigError(f"{option}: expected at least {least} bytes, or None, got {got}")
+
+
+def check_choice(value: object, option: str, choices: Collection[str]) -> None:
+    """Raise `ConfigError` unless ``value`` is one of these texts."""
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(
+            f"{option}: expected one of {', '.join(choices)}, got {shown(value)}{_nearest(value, choices)}"
+        )
+
+
+def member(value: object, option: str, kind: type[Choice]) -> Choice:
+    """Return the member that ``value`` is, or the text of; `ConfigError` for another one."""
+    check_choice(value, option, [str(one) for one in kind])
+    return kind(typing.cast("str", value))
+
+
+def check_function(value: object, option: str) -> None:
+    """Raise `ConfigError` unless ``value`` can be called."""
+    if not callable(value):
+        raise ConfigError(f"{option}: expected a function, got a {type(value).__name__}")
+
+
+def check_instance(value: object, option: str, kind: type) -> None:
+    """Raise `ConfigError` unless ``value`` is an instance of this class."""
+    if isinstance(value, type) and issubclass(value, kind):
+        raise ConfigError(f"{option}: expected an instance, got the class; write {value.__name__}(…)")
+    if not isinstance(value, kind):
+        raise ConfigError(f"{option}: expected a {kind.__name__}, got {shown(value)}")
+
+
+# ---------------------------------------------------------------- names of options
+
+
+def known_options(target: Target) -> Target:
+    """Make a class's constructor, or a function, refuse arguments that it does not have by a `ConfigError`.
+
+    Python's own error is a TypeError that does not know which option was meant.
+    """
+    if isinstance(target, type):
+        target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
+        return typing.cast("Target", target)
+    return typing.cast("Target", _checked(target, target.__qualname__))
+
+
+def check_known(given: Iterable[str], known: Collection[str], what: str) -> None:
+    """Raise `ConfigError` for the first name of ``given`` that ``what`` does not have, with the nearest it has."""
+    for name in given:
+        if name not in known:
+            there = f"; there are {', '.join(known)}" if not (near := _nearest(name, known)) else near
+            raise ConfigError(f"{what}: there is no option {name!r}{there}")
+
+
+def _checked(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    names = [name for name in signature.parameters if name not in ("self", "cls")]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        if not takes_any:
+            check_known(kwargs, names, what)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise ConfigError(f"{what}: {error}; it is {what}({', '.join(names)})") from None
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _nearest(name: object, known: Iterable[str]) -> str:
+    # Late: most processes never need it.
+    import difflib
+
+    found = difflib.get_close_matches(str(name)[:_SHOWN_CHARS], list(known), n=1)
+    return f": did you mean {found[0]!r}?" if found else ""
+
+
+# ---------------------------------------------------------------- durations
+
+
+def _milliseconds(value: object, option: str, *, zero: bool) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise ConfigError(f"{option}: expected a duration like '30s' or milliseconds, got {shown(value)}")
+    match = _DURATION.fullmatch(value.strip())
+    nothing = match is not None and not match[2].strip("0.")
+    if match is None or (match[3] is None and not (nothing and zero)):
+        raise ConfigError(
+            f"{option}: expected a duration like '250ms', '30s', '5m' or '1h', got {shown(value)}"
+        )
+    if nothing:
+        return 0
+    milliseconds = round(float(match[2]) * _UNITS_MS[match[3]])
+    if not milliseconds:
+        raise ConfigError(f"{option}: a duration is at least 1 ms, got {shown(value)}")
+    return -milliseconds if match[1] else milliseconds
+
+
+def _spelled(milliseconds: int) -> str:
+    """Say roughly how long that is."""
+    for unit, size in (("years", 31_557_600_000), ("hours", 3_600_000), ("seconds", 1_000)):
+        if milliseconds >= 2 * size:
+            return f"about {milliseconds // size} {unit}"
+    return f"{milliseconds} ms"

@@ -1,0 +1,256 @@
+"""What is given as an option: each class and function that takes some is asked by its own signature."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ftlayer
+from ftlayer import checks, config, restart
+from ftlayer.checkpoint import options as checkpoint_options
+from ftlayer.checks import LONGEST_MS, check_known, duration_ms
+from ftlayer.errors import ConfigError
+from ftlayer.layer.calls import StreamOptions
+from ftlayer.runtime.environment import StreamEnvironment
+from ftlayer.service.client import VertexClient
+from ftlayer.spark.facade import FTLayer
+
+TOKEN = "t" * 32
+HUGE = 1 << 80
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "VertexOptions": {"path": "x"},
+    "ServeOptions": {"vertex": config.VertexOptions("x"), "token": TOKEN},
+    "StateTtl": {"time": "1h"},
+    "VertexClient": {"address": "grpc://127.0.0.1:1", "token": TOKEN},
+    "FTLayer.embedded": {"path": "x"},
+    "FTLayer.connect": {"address": "grpc://127.0.0.1:1", "token": TOKEN},
+    "StreamEnvironment": {"spark": None, "layer": FTLayer.embedded("x"), "name": "job"},
+}
+
+
+def option_classes() -> list[type]:
+    """All dataclasses of options: those that are public names, and those in modules of options."""
+    found = {
+        one
+        for one in (getattr(ftlayer, name) for name in ftlayer.__all__)
+        if dataclasses.is_dataclass(one) and one.__name__.endswith(("Options", "Config", "Ttl"))
+    }
+    for module in (config, checkpoint_options, restart):
+        found |= {
+            one for one in vars(module).values() if isinstance(one, type) and dataclasses.is_dataclass(one)
+        }
+    return sorted(found - {restart.NoRestart}, key=lambda one: one.__name__)
+
+
+TAKERS: list[Callable[..., Any]] = [
+    *option_classes(),
+    FTLayer.embedded,
+    FTLayer.connect,
+    VertexClient,
+    StreamEnvironment,
+]
+NO_CHECK = {"spark", "source"}
+"""What only Spark can judge."""
+
+
+def wrong_values(hint: Any) -> list[Any]:
+    """Values that an argument of this type may not have."""
+    takes = set(typing.get_args(hint)) if isinstance(hint, types.UnionType) else {hint}
+    wrong: list[Any] = [
+        object(),
+        {1: 2},
+        [None],
+        math.nan,
+        True,
+        -HUGE,
+        HUGE,
+        2.5,
+        0.5,
+        "\0wrong",
+        b"wrong",
+        None,
+    ]
+    allowed = {type_ for one in takes if isinstance(type_ := typing.get_origin(one) or one, type)}
+    if bool in allowed:
+        wrong = [one for one in wrong if one is not True]
+    if float in allowed:
+        wrong = [one for one in wrong if one not in (0.5, 2.5)]
+    if type(None) in allowed:
+        wrong.remove(None)
+    return wrong
+
+
+def arguments() -> list[Any]:
+    found = []
+    for taker in TAKERS:
+        function = taker.__init__ if isinstance(taker, type) else taker
+        hints = typing.get_type_hints(inspect.unwrap(function), vars(types) | _names(taker))
+        for name, parameter in inspect.signature(taker).parameters.items():
+            if name not in NO_CHECK and parameter.kind is not parameter.VAR_KEYWORD:
+                found.append(pytest.param(taker, name, hints[name], id=f"{taker.__qualname__}-{name}"))
+    return found
+
+
+def _names(taker: Callable[..., Any]) -> dict[str, Any]:
+    module = inspect.getmodule(inspect.unwrap(taker))
+    return {**vars(module), "FTLayer": FTLayer}
+
+
+def given_to(taker: Callable[..., Any], **options: Any) -> Any:
+    return taker(**{**NEEDED.get(taker.__qualname__, {}), **options})
+
+
+def refusal(taker: Callable[..., Any], options: dict[str, Any]) -> str:
+    """What the ConfigError says; "taken" where there is none."""
+    try:
+        given_to(taker, **options)
+    except ConfigError as error:
+        return str(error)
+    return "taken"
+
+
+@pytest.mark.parametrize("taker", TAKERS, ids=lambda one: one.__qualname__)
+def test_what_is_needed_is_enough(taker: Callable[..., Any]) -> None:
+    given_to(taker)
+
+
+@pytest.mark.parametrize(("taker", "name", "hint"), arguments())
+def test_a_value_of_another_type_or_size_is_refused_by_name(
+    taker: Callable[..., Any], name: str, hint: Any
+) -> None:
+    for value in wrong_values(hint):
+        said = refusal(taker, {name: value})
+        assert name in said, f"{name}={value!r}: {said}"
+        assert len(said) < 500
+
+
+@pytest.mark.parametrize("taker", TAKERS, ids=lambda one: one.__qualname__)
+def test_an_option_that_there_is_not_is_named_with_the_nearest(taker: Callable[..., Any]) -> None:
+    name = list(inspect.signature(taker).parameters)[1]
+    name = "status" if taker is FTLayer.embedded else name
+    with pytest.raises(ConfigError, match=rf"no option '{name}s': did you mean '{name}'\?"):
+        given_to(taker, **{f"{name}s": 1})
+    with pytest.raises(ConfigError, match="there is no option 'zzzzzz'; there are .*" + name):
+        given_to(taker, zzzzzz=1)
+
+
+def test_an_option_of_the_vertex_is_known_to_embedded() -> None:
+    with pytest.raises(
+        ConfigError, match="embedded: there is no option 'durabilty': did you mean 'durability'"
+    ):
+        FTLayer.embedded("x", durabilty="batch")
+    with pytest.raises(ConfigError, match="did you mean 'max_attempts'"):
+        FTLayer.embedded("x", max_attemps=3)
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(ConfigError, match="missing a required argument: 'path'"):
+        config.VertexOptions()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_attempts": 2.5}, "max_attempts: expected an integer from 1 to 2147483647, got 2.5"),
+        ({"max_attempts": True}, "max_attempts: expected an integer"),
+        ({"max_attempts": 1 << 31}, "max_attempts: expected an integer"),
+        ({"jitter": "x"}, "jitter: expected a number from 0 to 1, got 'x'"),
+        ({"timeout": 1}, "timeout: expected at least 2 ms, got 1"),
+        ({"timeout": 1 << 62}, f"timeout: expected at most {LONGEST_MS} ms, which is about 69 years"),
+        ({"timeout": 500, "timeout_buckets": 1_000}, "timeout: expected at least 999 ms, got 500"),
+        ({"backoff": []}, "backoff"),
+        ({"backoff": ["1s", "soon"]}, r"backoff\[1\]: expected a duration"),
+        ({"backoff": b"ab"}, "backoff"),
+        ({"strict": "false"}, "strict: expected True or False"),
+        ({"status": "of"}, "status: expected one of on, off, got 'of': did you mean 'off'"),
+    ],
+)
+def test_the_layers_options(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        FTLayer.embedded("x", **options)
+
+
+def test_a_timeout_of_a_source_that_the_vertex_cannot_follow_is_refused_at_the_source() -> None:
+    env = StreamEnvironment(None, FTLayer.embedded("x"), name="job")
+    with pytest.raises(ConfigError, match="source: retry: timeout_ms: expected an integer from 2"):
+        env.source([1], "id bigint", retry=StreamOptions(timeout_ms=1))
+    with pytest.raises(ConfigError, match="retry: expected a StreamOptions"):
+        env.source([1], "id bigint", retry={"max_attempts": 3})  # type: ignore[arg-type]
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(ConfigError) as refused:
+        config.VertexOptions("x", durability="x" * 100_000)
+    assert len(str(refused.value)) < 300
+
+
+@given(st.integers(-(1 << 70), 1 << 70), st.sampled_from(["ms", "s", "m", "min", "h"]))
+def test_a_duration_is_its_number_of_units_or_refused(number: int, unit: str) -> None:
+    size = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}[unit]
+    for least in (-LONGEST_MS, 0, 1):
+        if least <= number * size <= LONGEST_MS:
+            assert duration_ms(f"{number}{unit}", "x", least=least) == number * size
+            assert duration_ms(number * size, "x", least=least) == number * size
+        else:
+            with pytest.raises(ConfigError, match="x: "):
+                duration_ms(f"{number}{unit}", "x", least=least)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("-5s", -5_000),
+        (" - 1.5 m", -90_000),
+        ("0s", 0),
+        ("0", 0),
+        ("0 ms", 0),
+        (" 0.0h ", 0),
+        ("-0min", 0),
+        (0, 0),
+        (-250, -250),
+        ("250ms", 250),
+    ],
+)
+def test_durations_that_may_be_negative(text: str | int, expected: int) -> None:
+    assert duration_ms(text, "lower", least=-LONGEST_MS) == expected
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", "5", "0x", "s", "-", "--", "5 days", True, None, 1.5, "0 0s", "0.1ms", "٣s", "9" * 400 + "s"],
+)
+def test_what_is_no_duration_is_named(wrong: Any) -> None:
+    for least in (-LONGEST_MS, 0, 1):
+        with pytest.raises(ConfigError, match="lower: "):
+            duration_ms(wrong, "lower", least=least)
+
+
+def test_a_bound_below() -> None:
+    assert duration_ms("0s", "idle", least=0) == 0
+    with pytest.raises(ConfigError, match="idle: expected 0 or a duration of at least 1 ms, got '-1s'"):
+        duration_ms("-1s", "idle", least=0)
+
+
+@given(st.text(max_size=300))
+def test_any_name_that_is_not_known_is_refused_in_a_line(name: str) -> None:
+    if name not in ("timeout", "path"):
+        with pytest.raises(ConfigError, match="vertex: there is no option"):
+            check_known([name], ("timeout", "path"), "vertex")
+
+
+def test_members_of_enums_and_paths() -> None:
+    assert config.VertexOptions(Path("x")).path == Path("x")
+    assert checks.member("on", "status", ftlayer.FTStatus) is ftlayer.FTStatus.ON
+    assert issubclass(ftlayer.FTStatus, enum.Enum)
