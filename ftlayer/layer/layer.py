@@ -93,7 +93,7 @@ class FTLayerCore:
         self._opening = Opening(state)
         self._batches = Batches(state, self._tracking, failing, self._deliveries)
         self._dead_letters = DeadLetters(state)
-        self._listing = Listing(state, self._replay)
+        self._listing = Listing(state)
         self._status = Status(state, store, self._replay)
         self._transaction: WriteTransaction | None = None
         self._broken = False
@@ -204,7 +204,7 @@ class FTLayerCore:
         group = self._enter(txn)
         state = self._state
         self._tracking.advance(now)
-        self._tracking.expire(txn, now)
+        self._tracking.end_attempts(txn, now)
         if now.mono_ms - self._flushed_ms >= state.options.flush_ms:
             self._flushed_ms = now.mono_ms
             state.live.flush(txn)
@@ -220,7 +220,7 @@ class FTLayerCore:
         are.
         """
         state = self._state
-        if self._tracking.has_expired:
+        if self._tracking.ends_attempts:
             return now.mono_ms
         times = [state.schedules.next_ms(), state.orphan_schedules.next_ms()]
         if state.live.unwritten or state.cancelled:

@@ -8,7 +8,6 @@ import numpy as np
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList
-from ftlayer.layer.replay import Replay
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
 from ftlayer.store import failed, texts
@@ -27,9 +26,8 @@ _IN_SEGMENT, _IN_TABLE = b"s", b"w"
 class Listing:
     """`ListRecords`. Every record is in one state; rows due after a restart are listed as waiting."""
 
-    def __init__(self, state: State, replay: Replay) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._replay = replay
 
     def records(self, txn: ReadTransaction, call: ListRecords) -> RecordList:
         """Return a page of records."""
@@ -81,12 +79,7 @@ class Listing:
             is_due = due.get(sequence, np.zeros(len(live.done), np.bool_))
             which = np.flatnonzero(~live.done & (is_due if state == "waiting" else ~is_due))
             rows = self._state.segments.rows(txn, sequence, which)
-            if live.reissued is not None:
-                reissues = live.reissued[which]
-                # The root in use is the last one derived; the first of them counts from 0.
-                last = np.maximum(reissues, 1) - np.uint32(1)
-                fresh = self._replay.fresh_roots(rows.info.roots, rows.info.attempts, last)
-                rows = rows.with_roots(np.where(reissues > 0, fresh, rows.info.roots))
+            rows = rows.with_roots(live.roots(which, rows.info.roots))
             for index, row in enumerate(which.tolist()):
                 key = start + row.to_bytes(4, "big")
                 if key > after:

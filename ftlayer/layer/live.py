@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.rows import I64, U64
@@ -19,8 +18,6 @@ from ftlayer.store.segments import Mask, Segments
 
 if TYPE_CHECKING:
     from ftlayer.layer.streams import Stream
-
-Counts: TypeAlias = npt.NDArray[np.uint32]
 
 ROW_BITS = 20
 MAX_ROWS = 1 << ROW_BITS
@@ -34,18 +31,26 @@ _SHIFT = np.uint64(ROW_BITS)
 class LiveSegment:
     """A segment with rows that are not done.
 
-    ``reissued``, uint32[n], counts how often each row was handed out under a fresh root id in this
-    incarnation; 0: its root is the stored one. None: none was.
+    ``fresh``, uint64[n], has the root id under which each row was handed out last in this incarnation; 0: its root
+    is the stored one. None: none was.
     """
 
     stream: Stream
     done: Mask
     left: int
-    reissued: Counts | None = None
+    fresh: U64 | None = None
 
-    def reissues(self, rows: I64) -> Counts:
-        """Return how often ``rows`` (int64[m]) were handed out under fresh roots, uint32[m]."""
-        return np.zeros(len(rows), np.uint32) if self.reissued is None else self.reissued[rows]
+    def hand_out(self, rows: I64, roots: U64) -> None:
+        """Note the fresh roots of ``rows`` (int64[m])."""
+        if self.fresh is None:
+            self.fresh = np.zeros(len(self.done), np.uint64)
+        self.fresh[rows] = roots
+
+    def roots(self, rows: I64, stored: U64) -> U64:
+        """Return the roots of ``rows`` now, whose stored ones are ``stored``."""
+        if self.fresh is None:
+            return stored
+        return np.where(self.fresh[rows] != 0, self.fresh[rows], stored)
 
 
 class LiveSegments:

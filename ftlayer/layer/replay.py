@@ -10,16 +10,14 @@ import numpy as np
 
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import Now, RecordBatches, Records, TakeReplays
-from ftlayer.layer.live import Counts
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
 from ftlayer.layer.tracking import Tracking
-from ftlayer.records.ids import replay_root_ids
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import concat
-from ftlayer.store.rows import I32, I64, U64, RowInfo, Rows
+from ftlayer.store.rows import I64, RowInfo, Rows
 from ftlayer.store.segments import Kind
 
 # Bytes of waiting records that one call moves: it has to answer with them in one message.
@@ -78,12 +76,9 @@ class Replay:
         while limit > 0 and stream.due:
             segment, which = stream.take_due(limit)
             limit -= len(which)
-            live = state.live.get(segment)
-            assert live is not None, "only rows of live segments are due"
             rows = state.segments.rows(txn, segment, which)
             state.counters.replayed += len(rows)
-            roots = self.fresh_roots(rows.info.roots, rows.info.attempts, live.reissues(which))
-            yield DueRows(segment, which, rows.with_roots(roots))
+            yield DueRows(segment, which, rows.with_roots(state.fresh_roots(len(rows))))
 
     def waiting_rows(self, txn: WriteTransaction, stream: Stream, limit: int, now: Now) -> list[Rows]:
         """Take up to ``limit`` due records out of the table of waiting ones, a batch for each kind of
@@ -115,23 +110,6 @@ class Replay:
                 self._state.group.texts.release(record.frames)
                 txn.delete(FailedTable.WAITING, key)
         self._state.cancelled.clear()
-
-    def fresh_roots(self, roots: U64, attempts: I32, reissues: Counts | None = None) -> U64:
-        """Return the roots of the next attempts of rows whose last ones were ``roots``.
-
-        ``reissues`` counts the roots that this incarnation has derived before for the same row and attempt.
-        """
-        incarnation, shards = self._state.incarnation, self._state.options.shards
-        if reissues is None or not reissues.any():
-            return replay_root_ids(roots, attempts, incarnation=incarnation, shards=shards)
-        fresh = np.empty_like(roots)
-        for count in np.unique(reissues).tolist():
-            these = reissues == count
-            # An incarnation is far below 2**32.
-            fresh[these] = replay_root_ids(
-                roots[these], attempts[these], incarnation=count << 32 | incarnation, shards=shards
-            )
-        return fresh
 
     def count_due(self, txn: ReadTransaction, stream: Stream, now: Now) -> int:
         """Return how many waiting records can be taken now, counting to `COUNTED_DUE`."""
@@ -165,17 +143,15 @@ class Replay:
 
     def _put_together(self, txn: WriteTransaction, records: list[FailedRecord]) -> Rows:
         state = self._state
-        roots = np.array([record.root for record in records], np.uint64)
-        attempts = np.array([record.attempt for record in records], np.int32)
         timed_out = [record.root for record in records if state.timed_out.pop(record.root, None)]
         if timed_out:
             # From here on events of the old attempt are late: they must not complete the new one's record.
             state.tracker.forget(np.array(timed_out, np.uint64))
         hashed = records[0].key_hashes is not None
         info = RowInfo(
-            roots=self.fresh_roots(roots, attempts),
+            roots=state.fresh_roots(len(records)),
             origins=np.array([record.origin for record in records], np.uint64),
-            attempts=attempts,
+            attempts=np.array([record.attempt for record in records], np.int32),
             key_hashes=np.array([record.hash_row() for record in records], np.int32) if hashed else None,
             histories=tuple(record.history for record in records),
         )

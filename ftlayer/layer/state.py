@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,12 +10,13 @@ import numpy as np
 from ftlayer.acker import AckerTable, ExactTracker, Roots, Tracker
 from ftlayer.errors import MalformedRequestError, ProtocolError, StaleIncarnationError
 from ftlayer.layer.calls import Envelope, Reply
+from ftlayer.layer.early import EarlyFailures
 from ftlayer.layer.expiry import Schedules
 from ftlayer.layer.live import LiveSegments, by_segment
 from ftlayer.layer.options import LayerOptions
 from ftlayer.layer.stats import Counters
 from ftlayer.layer.streams import Stream
-from ftlayer.records.ids import shard_bits
+from ftlayer.records.ids import root_ids, shard_bits
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import U64
 from ftlayer.store.segments import Segments
@@ -56,6 +58,7 @@ class State:
         self.tracker: Tracker = ExactTracker() if options.tracker == "exact" else AckerTable()
         self.schedules = Schedules(options.buckets)
         self.orphan_schedules = Schedules(options.buckets)
+        self.early = EarlyFailures()  # in buckets of `orphan_schedules`
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
         self.timed_out: dict[int, bytes] = {}  # root → key of its record in the table of waiting ones
@@ -64,6 +67,15 @@ class State:
         self.next_segment = 0
         self.group = Group()
         self._serials = 0
+        # Drawn: what an earlier incarnation has given out may still come back in late events.
+        self._fresh_key = os.urandom(16)
+        self._fresh = 0
+
+    def fresh_roots(self, rows: int) -> U64:
+        """Return roots for rows that are sent again: none of them was given out before, nor will be again."""
+        self._fresh += rows
+        shard, shards = self.options.shard, self.options.shards
+        return root_ids(self._fresh_key, self._fresh - rows, rows, shard=shard, shards=shards)
 
     @property
     def exact(self) -> bool:

@@ -77,7 +77,7 @@ class Status:
             "in_delivery": float(sum(stream.logged for stream in streams)),
             "dead_letters": float(sum(stream.dead for stream in streams)),
             "tracked_roots": float(state.tracker.pending_count),
-            "orphans": float(state.tracker.orphan_count),
+            "orphans": float(state.tracker.orphan_count + len(state.early)),
             "live_segments": float(len(state.live)),
             "used_bytes": float(self._store.used_bytes),
             "used_share": float(self._store.used_share),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -40,6 +40,8 @@ from ftlayer.timeouts import NEVER
 EXPIRED_PER_TICK = 10_000
 MAX_PARTITION_BYTES = 400
 
+NONE_FAILED: Mapping[int, Cause] = {}
+
 
 class Tracking:
     """The rules of pending roots."""
@@ -48,6 +50,7 @@ class Tracking:
         self._state = state
         self._failing = failing
         self._expired: deque[Roots] = deque()
+        self._failed_early: deque[tuple[Roots, list[Cause]]] = deque()
 
     # ------------------------------------------------------------ persist
 
@@ -93,7 +96,8 @@ class Tracking:
         """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids."""
         state = self._state
         state.live.add(sequence, stream, np.zeros(len(roots), np.bool_))
-        self.enter(stream, roots, values, locations_of(sequence, len(roots)), now, self._lists(ids))
+        failed = state.early.take(roots)
+        self.enter(stream, roots, values, locations_of(sequence, len(roots)), now, self._lists(ids), failed)
 
     def register_replays(self, stream: Stream, sequence: int, roots: U64, now: Now) -> None:
         """Enter all rows of a tracked segment that is new, each with its root as its one copy's id."""
@@ -108,8 +112,9 @@ class Tracking:
         locations: U64,
         now: Now,
         ids: IdLists | None,
+        failed: Mapping[int, Cause] = NONE_FAILED,
     ) -> None:
-        """Enter rows of live segments in the tracker; their time starts now."""
+        """Enter rows of live segments in the tracker; their time starts now. Those in ``failed`` end at once."""
         state = self._state
         duplicates = state.tracker.duplicate_registrations
         bucket = state.bucket(stream, now.mono_ms)
@@ -118,7 +123,22 @@ class Tracking:
         stream.in_flight += len(roots)
         if state.tracker.duplicate_registrations > duplicates:
             self._replay_refused(stream, roots, locations, complete)
+        if failed:
+            complete = self._end_failed(complete, failed)
         state.complete(complete)
+
+    def _end_failed(self, complete: Roots, failed: Mapping[int, Cause]) -> Roots:
+        """Take roots that had failed before they came out of the tracker, and of those that are complete.
+
+        Their rows are moved by the next `end_attempts`, which has a transaction.
+        """
+        roots = np.fromiter(failed, np.uint64, len(failed))
+        forgotten = self._state.tracker.forget(roots)
+        ended = np.isin(complete.roots, roots)
+        roots = np.concatenate([roots[forgotten.pending], complete.roots[ended]])
+        locations = np.concatenate([forgotten.locations[forgotten.pending], complete.locations[ended]])
+        self._failed_early.append((Roots(roots, locations), [failed[root] for root in roots.tolist()]))
+        return Roots(complete.roots[~ended], complete.locations[~ended])
 
     def _replay_refused(self, stream: Stream, roots: U64, locations: U64, complete: Roots) -> None:
         """Rows whose root was pending already could never complete: replay them under roots of their own."""
@@ -191,7 +211,7 @@ class Tracking:
 
     def fail(self, txn: WriteTransaction, call: Fail, now: Now) -> Failed:
         """End attempts. A root that timed out before is not failed again, but its late events are ignored
-        now.
+        now. With ``hold``, that of an unknown root ends when it is registered.
         """
         state = self._state
         state.check_incarnation(call.incarnation)
@@ -207,10 +227,19 @@ class Tracking:
         )
         for root in pending.tolist():
             state.timed_out.pop(root, None)
-        unknown = len(call.failures) - len(waiting) - dead
+        held = self._hold(roots[~forgotten.pending], failures, now) if call.hold else 0
+        unknown = len(call.failures) - len(waiting) - dead - held
         state.counters.failed_explicit += len(waiting) + dead
         state.counters.late_ignored += unknown
-        return Failed(len(waiting), dead, unknown)
+        return Failed(len(waiting), dead, unknown, held)
+
+    def _hold(self, roots: U64, failures: Mapping[int, Failure], now: Now) -> int:
+        """Keep failures of roots that nobody knows, for two timeouts; return how many these are."""
+        state = self._state
+        bucket = state.orphan_schedules.bucket(self._orphan_timeout_ms(), now.mono_ms)
+        for root in roots.tolist():
+            state.counters.orphans_dropped += state.early.hold(root, cause_of(failures[root]), bucket)
+        return len(roots)
 
     # ------------------------------------------------------------ time
 
@@ -223,10 +252,14 @@ class Tracking:
             self._expired.append(state.tracker.expire(buckets, keep_as=NEVER))
         buckets = state.orphan_schedules.expired(now.mono_ms)
         if buckets:
-            state.counters.orphans_dropped += state.tracker.drop_orphans(buckets)
+            state.counters.orphans_dropped += state.tracker.drop_orphans(buckets) + state.early.drop(buckets)
 
-    def expire(self, txn: WriteTransaction, now: Now) -> None:
-        """Move rows of expired roots, `EXPIRED_PER_TICK` of them at most."""
+    def end_attempts(self, txn: WriteTransaction, now: Now) -> None:
+        """Move rows of roots that had failed when they came, and of expired ones, `EXPIRED_PER_TICK` at most."""
+        while self._failed_early:
+            (roots, locations), causes = self._failed_early.popleft()
+            waiting, dead = self._failing.move_tracked(txn, roots, locations, causes, now)
+            self._state.counters.failed_explicit += len(waiting) + dead
         budget = EXPIRED_PER_TICK
         while self._expired and budget:
             roots, locations = self._expired.popleft()
@@ -256,9 +289,9 @@ class Tracking:
         state.counters.timed_out += len(waiting) + dead
 
     @property
-    def has_expired(self) -> bool:
-        """Whether `expire` has something to do."""
-        return bool(self._expired)
+    def ends_attempts(self) -> bool:
+        """Whether `end_attempts` has something to do."""
+        return bool(self._expired or self._failed_early)
 
     def _orphan_timeout_ms(self) -> int:
         """Events that came before their registration are dropped after two timeouts."""
@@ -271,9 +304,7 @@ class Tracking:
         """Register rows of a live segment under fresh roots, each with its root as its one copy's id."""
         live = self._state.live.get(sequence)
         assert live is not None, "only rows of live segments are due"
-        if live.reissued is None:
-            live.reissued = np.zeros(len(live.done), np.uint32)
-        live.reissued[rows] += 1
+        live.hand_out(rows, roots)
         self.enter(stream, roots, roots, locate(sequence, rows), now, self._own_ids(roots))
 
     # ------------------------------------------------------------ ids, for the exact tracker

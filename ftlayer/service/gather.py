@@ -53,7 +53,7 @@ def add_touched(a: Touched, b: Touched) -> Touched:
 
 def add_failed(a: Failed, b: Failed) -> Failed:
     """Add what two shards failed."""
-    return Failed(a.waiting + b.waiting, a.dead + b.dead, a.unknown + b.unknown)
+    return Failed(a.waiting + b.waiting, a.dead + b.dead, a.unknown + b.unknown, a.held + b.held)
 
 
 def add_stats(a: StatsReply, b: StatsReply) -> StatsReply:

@@ -198,7 +198,7 @@ def resumed_events(verdict: Verdict, failures: dict[int, Failure], exact: str = 
         part = carriers[carriers["incarnation"] == incarnation]
         failed = [replace(failure, root=int(root)) for root, failure in _failed_of(part, failures)]
         if failed:
-            yield Fail(tuple(failed), int(incarnation))
+            yield Fail(tuple(failed), int(incarnation), hold=True)
         good = np.array([int(id_) not in failures for id_ in part["id"]], bool)
         if good.any():
             ids = part["id"][good].astype(np.uint64)

@@ -73,6 +73,9 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
             self.ids = 0
             self.sequence = 0
             self.early: dict[int, int] = {}  # root to be persisted → id acknowledged before
+            self.failed_early: dict[
+                int, bool
+            ] = {}  # root to be persisted, which has failed → whether for good
             self.roots: list[int] = []
             self.late: dict[int, set[int]] = {}  # root of an attempt that ended → ids it still waited for
             self.old_calls: list[tuple[Any, Envelope, Any]] = []
@@ -108,8 +111,9 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
             records = []
             for count in copies:
                 root = self.new_id()
-                if first_is_early and self.early and not records:
-                    root = next(iter(self.early))
+                expected = [*self.failed_early, *self.early]
+                if first_is_early and expected and not records:
+                    root = expected[0]
                 owed = {self.new_id() for _ in range(count)}
                 records.append(Record(root, root, owed, self.vertex.mono))
             roots, values = [r.root for r in records], []
@@ -128,8 +132,15 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
                 self.early.pop(record.root, None)
                 self.model.records[record.origin] = record
                 self.roots.append(record.root)
-                if not record.owed:
+                if record.root in self.failed_early:
+                    self.late[record.root] = record.owed
+                    fatal = self.failed_early.pop(record.root)
+                    self.model.fail(record, self.vertex.wall, fatal=fatal)
+                elif not record.owed:
                     record.state = "done"
+            if any(record.failed_attempts for record in records):
+                assert self.vertex.layer.next_tick_ms(self.vertex.now) == self.vertex.mono, "fails at once"
+                self.vertex.tick()
 
         def persist_fails_at_commit(self) -> None:
             call, _ = self.persist_call([1, 2], first_is_early=False)
@@ -145,6 +156,16 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
             root, acknowledged = self.new_id(), self.new_id()
             self.vertex.xor((root, acknowledged), hold=True)
             self.early[root] = acknowledged
+
+        @rule(fatal=st.booleans(), acknowledged_too=st.booleans())
+        def a_failure_comes_before_its_registration(self, fatal: bool, acknowledged_too: bool) -> None:
+            if self.failed_early:
+                return
+            root = next(iter(self.early)) if acknowledged_too and self.early else self.new_id()
+            failure = calls.Failure(root, "broken early", "op", "", fatal)
+            reply = self.send(calls.Fail((failure,), self.vertex.layer.incarnation, hold=True))
+            assert reply == calls.Failed(0, 0, 0, held=1)
+            self.failed_early[root] = fatal
 
         # -------------------------------------------------------- events
 
@@ -184,10 +205,11 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
             assert self.vertex.call(call, envelope) == reply
 
         @precondition(lambda self: self.roots)
-        @rule(picks=st.lists(st.integers(0), min_size=1, max_size=4), fatal=st.booleans())
-        def fail(self, picks: list[int], fatal: bool) -> None:
+        @rule(picks=st.lists(st.integers(0), min_size=1, max_size=4), fatal=st.booleans(), hold=st.booleans())
+        def fail(self, picks: list[int], fatal: bool, hold: bool) -> None:
             roots = [self.pick(pick) for pick in picks]
             waiting = dead = 0
+            held = sum(hold and self.model.listening(root) is None for root in set(roots))
             for root in roots:
                 record = self.model.listening(root)
                 if record is not None and record.state == "pending":
@@ -197,8 +219,8 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
                 elif record is not None:
                     record.timed_out = False
             failures = tuple(calls.Failure(root, "broken", fatal=fatal) for root in roots)
-            reply = self.send(calls.Fail(failures, self.vertex.layer.incarnation))
-            assert reply == calls.Failed(waiting, dead, len(roots) - waiting - dead)
+            reply = self.send(calls.Fail(failures, self.vertex.layer.incarnation, hold))
+            assert reply == calls.Failed(waiting, dead, len(roots) - waiting - dead - held, held)
 
         @precondition(lambda self: self.roots)
         @rule(which=st.integers(0))
@@ -215,6 +237,7 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
         def advance(self, ms: int) -> None:
             self.vertex.advance(ms)
             if ms >= 2 * LATEST:
+                self.failed_early.clear()
                 self.early.clear()  # dropped after two timeouts; before that, they may or may not be
             pending = {record.origin for record in self.vertex.list("pending")}
             for record in self.model.records.values():
@@ -230,8 +253,9 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
             if ms >= 100:
                 for record in self.model.records.values():
                     record.written = record.state == "done"
-            if self.early and ms >= TIMEOUT:
+            if (self.early or self.failed_early) and ms >= TIMEOUT:
                 self.early.clear()
+                self.failed_early.clear()
                 self.vertex.advance(20_000)
                 self.sync_after_long()
 
@@ -299,6 +323,7 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
         def the_vertex_is_lost(self) -> None:
             self.vertex.restart()
             self.early.clear()
+            self.failed_early.clear()
             self.old_calls = [old for old in self.old_calls if isinstance(old[0], calls.Persist)]
             there = {record.origin: record for record in self.vertex.list("waiting")}
             for record in self.model.records.values():

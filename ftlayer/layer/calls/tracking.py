@@ -67,19 +67,24 @@ class Xored:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End this attempt of each root named; unknown roots are ignored and counted."""
+    """End this attempt of each root named; unknown roots are ignored and counted.
+
+    ``hold`` keeps failures of unknown roots for a registration that is still to come, which fails then (`emit`).
+    """
 
     failures: tuple[Failure, ...]
     incarnation: int
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Reply to `Fail`: roots that wait for a replay, that are dead now, that nobody knew."""
+    """Reply to `Fail`: roots that wait for a replay, that are dead now, that nobody knew, that nobody knew yet."""
 
     waiting: int
     dead: int
     unknown: int
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
