@@ -50,7 +50,7 @@ def stream_options() -> st.SearchStrategy[calls.StreamOptions]:
     return st.builds(
         calls.StreamOptions,
         timeout_ms=durations,
-        max_attempts=st.integers(1, (1 << 31) - 1),
+        max_attempts=st.none() | st.integers(1, (1 << 31) - 1),
         backoff_ms=st.lists(durations, max_size=2).map(tuple),
         jitter=st.floats(0, 1),
         max_pending=durations,
