@@ -60,10 +60,26 @@ class WakeAt:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldInput:
+    """Give the task nothing from its inputs before its `on_time`, which is to be called as `WakeAt` says."""
+
+    mono_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TaskEnded:
     """The task has sent its last element and holds nothing."""
 
 
 Action = (
-    Send | PersistRoots | Acknowledge | FailRoots | AskReplays | ReplaysOut | WakeAt | DataEnded | TaskEnded
+    Send
+    | PersistRoots
+    | Acknowledge
+    | FailRoots
+    | AskReplays
+    | ReplaysOut
+    | WakeAt
+    | HoldInput
+    | DataEnded
+    | TaskEnded
 )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import inf
+from collections.abc import Callable, Collection, Sequence
 from time import thread_time
-from typing import Protocol
+from typing import Any, Protocol
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
@@ -13,15 +12,18 @@ from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, TableInfo
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, ConfigError
-from ftlayer.state import serializer
+from ftlayer.functions.keyed import Key
+from ftlayer.state import memory, serializer
 from ftlayer.state.changelog import Changelog
 from ftlayer.state.compaction import Compaction
 from ftlayer.state.contract import BackendSpec, Frozen
+from ftlayer.state.footprint import footprint
 from ftlayer.state.frozen import FrozenState, StateView, StateWriter, StoreView
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.keyed import TIMERS, OperatorTables
 from ftlayer.state.layers import Layer, LayeredTable, Sharing, Store
 from ftlayer.state.lineage import Lineage, Written
+from ftlayer.state.memory import FrontGauge, StateMemory, max_kept
 from ftlayer.state.merging import Merger
 from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.pace import Pace
@@ -30,9 +32,6 @@ from ftlayer.state.view import TableView, TimersView
 
 MAX_FRONT = 100_000
 """Keys that are touched before they become a layer without a barrier: what a barrier has to move stays small."""
-
-MAX_KEPT = 2_000_000
-"""Entries of layers that are kept for the next incremental snapshot, or wait for the changelog."""
 
 LOG_ENTRIES = 5_000
 """Keys that are touched before they are written to the changelog without a barrier."""
@@ -43,6 +42,12 @@ LOG_MS = 250
 
 _MERGING = 0.25
 """Part of the processor's time that merging takes at most. To use a key takes ten times as long as to merge it."""
+
+_MOST_MOVING = 3.0
+"""Time that is taken for moving at most, as a multiple of what the task has used since the last time …"""
+
+_WAITING_S = 0.02
+"""… and while its input waits for that."""
 
 
 class Spilling(Protocol):
@@ -57,14 +62,11 @@ class Spilling(Protocol):
     def is_empty(self) -> bool:
         """Whether nothing was ever moved into a store."""
 
-    def spill(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]], used_s: float) -> None:
-        """Move some entries of bases into the stores, if they are too many. Called while nobody reads either.
+    def move(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]]) -> int:
+        """Move some entries of bases into the stores, or prepare for it: a few milliseconds.
 
-        ``used_s``: the processor's time that the task has used since the last call.
+        Returns the bytes of memory that they took up. Called while nobody reads either.
         """
-
-    def room(self) -> int:
-        """Return how many entries memory is to hold."""
 
     def close(self) -> None:
         """Remove the stores."""
@@ -94,10 +96,12 @@ class LayeredBackend:
         self._numbers: dict[tuple[str, str, bool], int] = {}
         self._next_number = 0
         self._freezes = 0
+        self._memory: StateMemory | None = None if spilling is None else StateMemory(memory.MAX_BYTES)
+        self._gauges: list[FrontGauge] = []
         self._lineage: Lineage | None = None
         self._changelog = changelog
         if config.incremental and changelog is None:
-            self._lineage = Lineage(config.max_space_amplification, MAX_KEPT)
+            self._lineage = Lineage(config.max_space_amplification, max_kept(config))
         self._materializing = False
         self._log_from_ms = 0
         self._snapshots = 0
@@ -132,7 +136,9 @@ class LayeredBackend:
         store = None if self._spilling is None else self._spilling.store(info, groups)
         table = LayeredTable(f"operator {uid!r}, table {name!r}", self._sharing, store)
         self._tables.append((info, groups, table))
-        self._mergers.append(Merger(table, self._sharing))
+        self._mergers.append(Merger(table, self._sharing, self._memory))
+        if self._memory is not None:
+            self._gauges.append(FrontGauge(table))
         return table
 
     def _info(self, uid: str, name: str, kind: str) -> TableInfo:
@@ -164,10 +170,11 @@ class LayeredBackend:
         table = self.state(info.operator).restored(info.name, info.kind)
         return self._key_groups(info.operator), table
 
-    def make_room(self) -> None:
-        """Move what is too much for memory into stores, while the backend is filled."""
-        if self._spilling is not None:
-            self._spilling.spill(self._tables, inf)
+    def filled(self, keys: Collection[Key], values: Collection[Any]) -> None:
+        """These are in a base now, while the backend is filled: what is too much for memory is moved into stores."""
+        if self._memory is not None:
+            self._memory.grew(footprint(keys, values))
+            self._spill(None)
 
     def restored_timers(self, info: TableInfo) -> tuple[KeyGroups, TimerService]:
         """Return the timers of an operator, to be filled."""
@@ -281,11 +288,22 @@ class LayeredBackend:
             layer = table.freeze()
             if layer is not None:
                 layers[info.number] = layer
+                self._frozen_layer(layer)
+        if self._memory is not None:
+            self._memory.front = 0
+        for gauge in self._gauges:
+            gauge.frozen()
         if self._lineage is not None and layers:
             self._lineage.pushed(self._freezes, layers)
         if self._changelog is not None and layers:
             self._changelog.pushed(self._freezes, layers, self._by_number())
             self._count_readers()
+
+    def _frozen_layer(self, layer: Layer) -> None:
+        if self._memory is not None or self._lineage is not None or self._changelog is not None:
+            layer.measure()
+        if self._memory is not None:
+            self._memory.layers += layer.bytes
 
     def _view(self, *, with_timers: bool, now_ms: int = 0) -> StateView:
         spilling = self._spilling
@@ -314,37 +332,73 @@ class LayeredBackend:
 
     # ------------------------------------------------------------ between batches
 
-    def tend(self, now_ms: int) -> None:
-        """Do a bit of what keeps layers few and memory small; a part of the time that batches take."""
+    @property
+    def is_full(self) -> bool:
+        """Whether memory holds so much that the task is to take no input before `tend` has made room."""
+        return self._memory is not None and self._memory.is_full
+
+    def tend(self, now_ms: int, handled: int = 0) -> None:
+        """Do a bit of what keeps layers few and memory small; a part of the time that batches take.
+
+        Where the input waits for it, as much as can be done in a few milliseconds.
+        """
         used_s = thread_time() - self._tended_s
         touched = sum(table.touched() for _, _, table in self._tables)
-        if touched > self._most_touched():
+        if touched > MAX_FRONT or self._is_front_large(handled):
             self._push()
         elif self._changelog is not None:
             self._tend_log(self._changelog, touched, now_ms)
-        self._merge(used_s)
-        if self._spilling is not None and not self._sharing.base_readers:
-            self._spilling.spill(self._tables, used_s)
+        least_s = _WAITING_S if self.is_full else 0.0
+        self._merge(max(_MERGING * used_s, least_s))
+        if not self._sharing.base_readers:
+            self._spill(thread_time(), used_s, least_s)
         self._tended_s = thread_time()
 
-    def _most_touched(self) -> int:
-        if self._spilling is None or self._sharing.base_readers:
-            # Nothing can be moved into a store: more layers would only have to be joined.
-            return MAX_FRONT
-        return min(MAX_FRONT, self._spilling.room() // 2)
+    def _is_front_large(self, handled: int) -> bool:
+        if self._memory is None:
+            return False
+        for gauge in self._gauges:
+            gauge.look(handled)
+        self._memory.front = sum(gauge.bytes for gauge in self._gauges)
+        # While a base is read nothing can be moved on: more layers would only have to be joined.
+        return not self._sharing.base_readers and self._memory.is_front_large
 
-    def _merge(self, used_s: float) -> None:
+    def _merge(self, most_s: float) -> None:
         """Merge for a part of the time that the task has used, so that layers stay few whatever a batch is."""
-        until_s = thread_time() + _MERGING * used_s
+        until_s = thread_time() + most_s
         for merger in self._mergers:
             while merger.step() and thread_time() < until_s:
                 pass
+
+    def _spill(self, from_s: float | None, used_s: float = 0.0, least_s: float = 0.0) -> None:
+        """Move what is too much, the more of it the longer; ``from_s`` None: all of it.
+
+        How long is told by ``used_s``, so that what comes is moved at last, whatever a batch is.
+        """
+        if self._memory is None or self._spilling is None:
+            return
+        pressure: float | None = None
+        while excess := self._memory.excess(self._bytes_of_bases):
+            if pressure is None:
+                pressure = excess / memory.MAX_BYTES
+            if not any(table.base for _, _, table in self._tables):
+                self._memory.emptied()
+                return
+            self._memory.moved(self._spilling.move(self._tables))
+            if from_s is not None:
+                most_s = max(used_s * min(pressure, _MOST_MOVING), least_s)
+                if thread_time() - from_s >= most_s:
+                    return
+
+    def _bytes_of_bases(self) -> int:
+        return sum(footprint(table.base.keys(), table.base.values()) for _, _, table in self._tables)
 
     def _tend_log(self, changelog: Changelog, touched: int, now_ms: int) -> None:
         if self._materializing and not changelog.is_materializing:
             self._materializing = False
             self._sharing.base_readers -= 1
-        if not self._materializing and changelog.is_due(now_ms):
+        # While a base is written nothing of it is moved to disk, for which the input may wait.
+        if not self._materializing and not self.is_full and changelog.is_due(now_ms):
             self._push()
             self._materializing = True
             self._sharing.base_readers += 1

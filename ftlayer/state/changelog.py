@@ -62,7 +62,7 @@ class Changelog:
         """Begin a log.
 
         ``interval_ms``: between two materializations. ``amplification``: bytes of all pieces ÷ bytes of the
-        materialized ones, at most. ``max_kept``: entries that may wait. ``empty``: there is no state yet.
+        materialized ones, at most. ``max_kept``: bytes of layers that may wait. ``empty``: there is no state yet.
         """
         self._storage = storage
         self._compaction = compaction
@@ -90,7 +90,7 @@ class Changelog:
         """Layers were frozen, by table; they are written soon."""
         with self._changed:
             self._pending.append(_Pending(freeze, layers, tables))
-            waiting = sum(len(layer) for entry in self._pending for layer in entry.layers.values())
+            waiting = sum(layer.bytes for entry in self._pending for layer in entry.layers.values())
             if waiting > self._max_kept:
                 # The storage does not take them. The next snapshot is a full one, which says so if it still fails.
                 self._begin_anew()

@@ -73,8 +73,15 @@ class CheckpointedBackend(Protocol):
     def aborted(self, checkpoint: int) -> None:
         """The checkpoint was given up: nothing may build on it."""
 
-    def tend(self, now_ms: int) -> None:
-        """Called between two batches: merge layers, spill, write the changelog, where it is time."""
+    @property
+    def is_full(self) -> bool:
+        """Whether the task is to take no input before `tend`, called now and then, has made room."""
+
+    def tend(self, now_ms: int, handled: int = 0) -> None:
+        """Called between two batches: merge layers, spill, write the changelog, where it is time.
+
+        ``handled``: records that the task has handled since the last call.
+        """
 
     def close(self) -> None:
         """Give everything up; local files are removed."""

@@ -25,6 +25,12 @@ from ftlayer.state.serializer import Serializer
 
 FORMAT = "entries"
 BLOCK_ENTRIES = 1_000
+BLOCK_BYTES = 4 << 20
+"""Blocks are hardly larger: each is put together in memory."""
+
+FIRST_ENTRIES = 32
+"""Entries of the first block, which tells how large they are."""
+
 RUN_ENTRIES = 32_000
 
 _END = struct.Struct("<Q4s")
@@ -76,6 +82,7 @@ class TableEncoder:
         self._info = info
         self._groups = groups
         self._serializer = serializer
+        self._at_once = FIRST_ENTRIES
 
     def blocks(self, parts: Pairs, pace: Callable[[], None]) -> Iterator[Block]:
         """Encode pairs of key and value, or DELETED; ``parts`` are short. `StateSerializationError`."""
@@ -100,15 +107,20 @@ class TableEncoder:
     def _run(self, keys: list[Key], values: list[Any] | None, pace: Callable[[], None]) -> Iterator[Block]:
         groups = self._groups.of(keys)
         order = np.argsort(groups, kind="stable")
-        for first in range(0, len(keys), BLOCK_ENTRIES):
-            places = order[first : first + BLOCK_ENTRIES]
+        first = 0
+        while first < len(keys):
+            places = order[first : first + min(self._at_once, BLOCK_ENTRIES)]
+            first += len(places)
             listed = places.tolist()
             own_keys = [keys[place] for place in listed]
             packed = None
             if values is not None:
                 own_values = [values[place] for place in listed]
                 packed = self._packed(own_keys, own_values)
-            yield Block(self._info.number, groups[places], self._packed(own_keys, own_keys), packed)
+            block = Block(self._info.number, groups[places], self._packed(own_keys, own_keys), packed)
+            size = len(block.keys) + len(block.values or b"")
+            self._at_once = max(1, min(4 * len(places), BLOCK_BYTES * len(places) // size))
+            yield block
             pace()
 
     def _packed(self, keys: list[Key], values: list[Any]) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.keyed import Key
+from ftlayer.state.footprint import ENTRY, footprint
 from ftlayer.state.values import ATOMS, is_immutable, private_copy
 
 
@@ -60,14 +61,20 @@ class Layer:
         values: of the keys that were set or read.
         deleted: keys that were deleted; those that are in ``values`` too were set again.
         clean: what was only read: a key whose value in ``values`` is the same object has not changed.
+        bytes: of memory that it takes up, where somebody has measured it; else 0.
     """
 
-    __slots__ = ("clean", "deleted", "values")
+    __slots__ = ("bytes", "clean", "deleted", "values")
 
     def __init__(self, values: dict[Key, Any], deleted: set[Key], clean: dict[Key, Any]) -> None:
         self.values = values
         self.deleted = deleted
         self.clean = clean
+        self.bytes = 0
+
+    def measure(self) -> None:
+        """Find out `bytes`."""
+        self.bytes = _footprint(self.values, self.deleted, self.clean)
 
     def changes(self) -> Iterator[tuple[Key, Any]]:
         """Return what was changed: new values, and DELETED."""
@@ -104,6 +111,12 @@ def merged(older: Layer, newer: Layer, size: int) -> Iterator[Layer | None]:
         clean.update([(key, value) for key, value in part if key not in older.values])
         yield None
     yield Layer(values, older.deleted | newer.deleted, clean)
+
+
+def _footprint(values: dict[Key, Any], deleted: set[Key], clean: dict[Key, Any]) -> int:
+    # What is clean is a second reference to a value.
+    of_values = footprint(dict.keys(values), dict.values(values))
+    return of_values + footprint(deleted, ()) + ENTRY * len(clean)
 
 
 class _Raw(dict[Key, Any]):
@@ -298,6 +311,23 @@ class LayeredTable(_Raw):
     def touched(self) -> int:
         """Return how many keys the front knows of."""
         return dict.__len__(self) + len(self._deleted)
+
+    def front_bytes(self) -> int:
+        """Return how many bytes of memory the front takes up."""
+        return _footprint(self, self._deleted, self._clean)
+
+    def newest(self, count: int) -> tuple[list[Key], list[Any]]:
+        """Return the keys and values of the front that came last."""
+        keys = list(islice(dict.__reversed__(self), count))
+        get = dict.get
+        return keys, [get(self, key) for key in keys]
+
+    def some(self, count: int, turn: int) -> tuple[list[Key], list[Any]]:
+        """Return about so many keys and values from all over the front, others at another ``turn``."""
+        stride = max(1, dict.__len__(self) // count)
+        first = turn % stride
+        keys = islice(dict.keys(self), first, None, stride)
+        return list(keys), list(islice(dict.values(self), first, None, stride))
 
     def freeze(self) -> Layer | None:
         """Move the front into a new layer, and return it; None if nothing was touched."""

@@ -50,7 +50,7 @@ class Lineage:
         """Set limits.
 
         ``max_space_amplification``: bytes of all pieces ÷ bytes of the full ones, at most; 0: no bound.
-        ``max_kept``: entries of layers that are kept for the next snapshot; if it needs more it is a full one.
+        ``max_kept``: bytes of layers that are kept for the next snapshot; if it needs more it is a full one.
         """
         self._amplification = max_space_amplification
         self._max_kept = max_kept
@@ -68,7 +68,7 @@ class Lineage:
             # Nothing to build on is under way: the next snapshot is full anyway.
             return
         self._layers.append((freeze, layers))
-        self._kept += sum(map(len, layers.values()))
+        self._kept += sum(layer.bytes for layer in layers.values())
         if self._kept > self._max_kept:
             self._forget()
 
@@ -117,7 +117,7 @@ class Lineage:
         needed = [base.freeze for base in self._under_way.values() if base is not None]
         first = min([written.freeze, *needed])
         while self._layers and self._layers[0][0] <= first:
-            self._kept -= sum(map(len, self._layers.pop(0)[1].values()))
+            self._kept -= sum(layer.bytes for layer in self._layers.pop(0)[1].values())
 
     def aborted(self, checkpoint: int) -> None:
         """Nothing builds on this checkpoint."""

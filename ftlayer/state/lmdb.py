@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from threading import Lock
-from time import thread_time
 from typing import Any
 
 import lmdb
@@ -25,6 +24,7 @@ from ftlayer.config import MIB
 from ftlayer.errors import CheckpointStorageError, SnapshotCancelledError, StateSerializationError
 from ftlayer.functions.keyed import Key
 from ftlayer.state.entries import Block
+from ftlayer.state.footprint import footprint
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.layers import DELETED, NOTHING, LayeredTable
 from ftlayer.state.lmdb_copy import copied, grouped_blocks
@@ -47,21 +47,9 @@ from ftlayer.state.view import TableView
 FIRST_MAP_BYTES = 64 * MIB
 """Size of the map to begin with; doubled when it is full."""
 
-MAX_ENTRIES = 200_000
-"""Entries that bases keep in memory."""
-
-MAX_BYTES = 64 * MIB
-"""Bytes that they would take up packed, as far as a few of them tell."""
-
 SLICE = 200
 SLICE_BYTES = MIB // 4
 """Entries that are moved in one go, and their bytes: a few milliseconds where pages have to be read for them."""
-
-_MOST_TIME = 3.0
-"""Time that is taken for moving at most, as a multiple of what the task has used since the last time."""
-
-SAMPLE = 20
-"""Entries that tell how large an entry is. So many are never too much for memory."""
 
 Spilled = tuple[TableInfo, KeyGroups, LayeredTable]
 """A table whose base is moved."""
@@ -78,8 +66,6 @@ class LmdbStores:
         self._map_bytes = FIRST_MAP_BYTES
         self._txn: Any = None
         self._serializer = Serializer()
-        self._entry_bytes = 0.0
-        self._sampled_at = 0
         self._sweep: Sweep | None = None
         self._readers = 0
         self._closed = False
@@ -167,67 +153,42 @@ class LmdbStores:
         """Return the store of a new table."""
         return LmdbStore(self, info, groups)
 
-    def spill(self, tables: Sequence[Spilled], used_s: float) -> None:
-        """Move a bit of the largest base, if memory holds too much, the more the longer.
-
-        How long is told by ``used_s``, so that what comes is moved at last, whatever a batch is.
-        """
-        over = self._over(tables)
-        pressure = over / max(self.room(), 1)
-        until_s = thread_time() + used_s * min(pressure, _MOST_TIME)
-        while over > 0:
-            over -= self._step(tables)
-            if thread_time() >= until_s:
-                break
-
-    def _over(self, tables: Sequence[Spilled]) -> int:
-        total = sum(len(table.base) for _, _, table in tables)
-        if total <= SAMPLE:
-            return 0
-        if total > 1.5 * self._sampled_at or self._sampled_at > 1.5 * total:
-            self._entry_bytes = self._mean_size(max(tables, key=_base_size)[2])
-            self._sampled_at = total
-        return total - self.room()
-
-    def room(self) -> int:
-        """Return how many entries memory is to hold."""
-        return min(MAX_ENTRIES, int(MAX_BYTES / max(self._entry_bytes, 1.0)))
-
-    def _mean_size(self, table: LayeredTable) -> float:
-        sample = list(islice(table.base.items(), SAMPLE))
-        pack = self._serializer.pack
-        sizes = [len(pack(key)) + (0 if value is DELETED else len(pack(value))) for key, value in sample]
-        return sum(sizes) / max(len(sizes), 1)
-
-    def _step(self, tables: Sequence[Spilled]) -> int:
-        """Move a slice, or sort a bit for that; returns how many entries were moved."""
+    def move(self, tables: Sequence[Spilled]) -> int:
+        """Move a slice of the largest base, or sort a bit for that; returns its bytes in memory."""
         if self._sweep is None:
             self._sweep = Sweep(*max(tables, key=_base_size), self.packed_key)
         sweep = self._sweep
         if sweep.sort():
             return 0
-        count = max(1, min(SLICE, int(SLICE_BYTES / max(self._entry_bytes, 1.0))))
-        moved = list(islice(sweep.in_order, count))
+        moved = self._next_slice(sweep)
         if not moved:
             self._sweep = None
-        else:
-            self._move(sweep, moved)
-        return len(moved)
+        return moved
 
-    def _move(self, sweep: Sweep, moved: list[tuple[bytes, Key]]) -> None:
-        base = sweep.table.base
-        info, groups = sweep.info, sweep.groups
-        gone = [stored for stored, key in moved if base[key] is DELETED]
-        kept = [(stored, key, base[key]) for stored, key in moved if base[key] is not DELETED]
+    def _next_slice(self, sweep: Sweep) -> int:
+        base, info, groups = sweep.table.base, sweep.info, sweep.groups
+        moved: list[Key] = []
+        gone: list[bytes] = []
+        kept: list[tuple[bytes, Key, bytes]] = []
+        size = 0
+        for stored, key in islice(sweep.in_order, SLICE):
+            moved.append(key)
+            value = base[key]
+            if value is DELETED:
+                gone.append(stored)
+                continue
+            kept.append((stored, key, self._packed(info, key, value)))
+            size += len(kept[-1][2])
+            if size >= SLICE_BYTES:
+                break
         puts: list[tuple[bytes, bytes]] = []
         of = groups.of([key for _, key, _ in kept]).tolist()
         for (stored, key, value), group in zip(kept, of, strict=True):
             # Only a long key is written once more, beside the value.
             packed = self.packed_key(groups, key) if is_replaced(stored) else b""
-            puts.append((stored, stored_value(group, packed, self._packed(info, key, value))))
+            puts.append((stored, stored_value(group, packed, value)))
         self._write(puts, gone)
-        for _, key in moved:
-            del base[key]
+        return footprint(moved, [base.pop(key) for key in moved])
 
     def packed_key(self, groups: KeyGroups, key: Key) -> bytes:
         """Return a key's bytes, the same for keys that are equal."""

@@ -10,20 +10,24 @@ from typing import Any
 
 from ftlayer.functions.keyed import Key
 from ftlayer.state.layers import DELETED, Layer, LayeredTable, Sharing, merged, sliced
+from ftlayer.state.memory import StateMemory
 
 SLICE = 5_000
 """Entries that are moved into a base in one call: about a millisecond."""
 
 MAX_LAYERS = 6
-"""Layers of a table while its base is read. Each of them makes looking a key up slower."""
+"""Layers of a table while its base is read. Each of them makes looking a key up slower. Where the input waits for
+memory there is one: a key that is written again and again is in each of them."""
 
 
 class Merger:
     """Merges the layers of one table."""
 
-    def __init__(self, table: LayeredTable, sharing: Sharing) -> None:
+    def __init__(self, table: LayeredTable, sharing: Sharing, memory: StateMemory | None = None) -> None:
+        """``memory`` is told what comes into bases; layers are measured for it."""
         self._table = table
         self._sharing = sharing
+        self._memory = memory
         self._moving: tuple[Layer, Iterator[list[tuple[Key, Any]]]] | None = None
         self._joining: tuple[Layer, Layer, Iterator[Layer | None]] | None = None
 
@@ -39,7 +43,8 @@ class Merger:
         if self._joining is None:
             # The oldest stays alone while it is moved.
             free = layers if self._moving is None else layers[:-1]
-            if len(free) <= MAX_LAYERS:
+            is_full = self._memory is not None and self._memory.is_full
+            if len(free) <= (1 if is_full else MAX_LAYERS):
                 return False
             self._joining = _smallest(free)
         self._join(*self._joining)
@@ -58,6 +63,8 @@ class Merger:
                 return
             # Begun anew if the layer was joined with another meanwhile: what was moved is moved again.
             self._moving = oldest, sliced(oldest.changes(), SLICE)
+            if self._memory is not None:
+                self._memory.grew(oldest.bytes)
         part = next(self._moving[1], None)
         if part is None:
             self._done(oldest)
@@ -70,12 +77,17 @@ class Merger:
     def _done(self, layer: Layer) -> None:
         self._moving = None
         self._table.replace_layers([layer], [])
+        if self._memory is not None:
+            self._memory.layers -= layer.bytes
 
     def _join(self, newer: Layer, older: Layer, joining: Iterator[Layer | None]) -> None:
         joined = next(joining)
         if joined is not None:
             self._joining = None
             self._table.replace_layers([newer, older], [joined])
+            if self._memory is not None:
+                joined.measure()
+                self._memory.layers += joined.bytes - newer.bytes - older.bytes
 
 
 def _smallest(layers: tuple[Layer, ...]) -> tuple[Layer, Layer, Iterator[Layer | None]]:

@@ -9,13 +9,14 @@ from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRe
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.state import entries, lmdb_layout, serializer
-from ftlayer.state.backend import MAX_KEPT, LayeredBackend
+from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.changelog import Changelog
 from ftlayer.state.compaction import Compaction
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.entries import Block
 from ftlayer.state.keyed import TIMERS
 from ftlayer.state.layers import DELETED, LayeredTable
+from ftlayer.state.memory import max_kept
 from ftlayer.state.restoring import (
     BlocksOf,
     TimersRestored,
@@ -56,7 +57,7 @@ def open_backend(
             compaction,
             config.materialization_interval_ms,
             config.max_space_amplification,
-            MAX_KEPT,
+            max_kept(config),
             empty=restore is None or not restore.keyed,
         )
     backend = LayeredBackend(config, spec, compaction, stores, changelog)
@@ -133,7 +134,6 @@ class _Restoring:
                 own = own_part(block, self._spec)
                 if own is not None:
                     self._fill(own, tables[block.table])
-                    self._backend.make_room()
 
     def _fill(self, block: Block, info: TableInfo) -> None:
         if info.kind == TIMERS:
@@ -144,6 +144,7 @@ class _Restoring:
         groups, table = self._backend.restored_table(info)
         keys, values = decoded(block, info, groups)
         _put(table, keys, values)
+        self._backend.filled(keys, values or ())
 
 
 def _put(table: LayeredTable, keys: list[object], values: list[object] | None) -> None:

@@ -19,7 +19,7 @@ from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.functions.prepared import NAN
 from ftlayer.partitioning.key_groups import groups_of
-from ftlayer.state import backend, changelog, entries, lineage, lmdb, lmdb_copy, merging, opening, sweep, view
+from ftlayer.state import backend, changelog, entries, lineage, lmdb, lmdb_copy, memory, merging, sweep, view
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.opening import open_backend
@@ -98,14 +98,12 @@ def _small_limits() -> Iterator[None]:
         patch.setattr(merging, "SLICE", 2)
         patch.setattr(merging, "MAX_LAYERS", 1)
         patch.setattr(backend, "MAX_FRONT", 12)
-        patch.setattr(backend, "MAX_KEPT", 40)
-        patch.setattr(opening, "MAX_KEPT", 80)
+        patch.setattr(memory, "KEPT_BYTES", {"heap": 9_000, "lmdb": 18_000})
         patch.setattr(backend, "LOG_ENTRIES", 2)
         patch.setattr(changelog, "MAX_PIECES", 4)
         patch.setattr(lineage, "MAX_PIECES", 4)
-        patch.setattr(lmdb, "MAX_ENTRIES", 2)
+        patch.setattr(memory, "MAX_BYTES", 600)
         patch.setattr(lmdb, "SLICE", 1)
-        patch.setattr(lmdb, "SAMPLE", 1)
         patch.setattr(lmdb, "FIRST_MAP_BYTES", 32 << 10)
         patch.setattr(lmdb_copy, "BLOCK_ENTRIES", 3)
         patch.setattr(lmdb_copy, "CHUNK", 5_000)

@@ -14,9 +14,10 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore, TableInfo
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.errors import SnapshotCancelledError
-from ftlayer.state import lmdb, lmdb_copy, sweep
+from ftlayer.state import lmdb, lmdb_copy, memory, sweep
 from ftlayer.state.backend import LayeredBackend
 from ftlayer.state.contract import BackendSpec
+from ftlayer.state.footprint import footprint
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.layers import DELETED, LayeredTable, Sharing
 from ftlayer.state.lmdb import LmdbStores
@@ -29,8 +30,7 @@ GROUPS = KeyGroups("op", SCHEMA, 16)
 
 
 @pytest.fixture
-def stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LmdbStores]:
-    monkeypatch.setattr(lmdb, "MAX_ENTRIES", 10)
+def stores(tmp_path: Path) -> Iterator[LmdbStores]:
     made = LmdbStores(str(tmp_path))
     yield made
     made.close()
@@ -63,15 +63,17 @@ def test_a_sweep_gives_all_keys_in_the_order_of_the_store(
     assert [key for _, key in pairs] == list(range(100))
 
 
-def test_one_call_moves_one_slice_and_more_of_them_where_time_was_used(stores: LmdbStores) -> None:
+def test_one_call_moves_one_slice(stores: LmdbStores) -> None:
     table = table_in(stores)
     table.base.update((key, key) for key in range(5_000))
     tables = [(INFO, GROUPS, table)]
-    while len(table.base) == 5_000:
-        stores.spill(tables, 0.0)
+    expected = footprint(range(lmdb.SLICE), [0] * lmdb.SLICE)
+    while not (moved := stores.move(tables)):
+        assert len(table.base) == 5_000
     assert len(table.base) == 5_000 - lmdb.SLICE
-    stores.spill(tables, 60.0)
-    assert len(table.base) <= 10 + lmdb.SLICE
+    assert abs(moved - expected) < 10 * lmdb.SLICE
+    while table.base:
+        stores.move(tables)
     assert {key for key in range(5_000) if table[key] == key} == set(range(5_000))
 
 
@@ -79,8 +81,8 @@ def test_large_values_are_moved_few_at_a_time(stores: LmdbStores) -> None:
     table = table_in(stores)
     table.base.update((key, bytes(lmdb.SLICE_BYTES // 2)) for key in range(60))
     before = 60
-    while before > lmdb.SAMPLE:
-        stores.spill([(INFO, GROUPS, table)], 0.0)
+    while before:
+        stores.move([(INFO, GROUPS, table)])
         assert before - len(table.base) <= 2
         before = len(table.base)
 
@@ -90,11 +92,12 @@ def test_what_changes_while_a_sweep_is_under_way_is_moved_as_it_is_then(stores: 
     table.base.update((key, "old") for key in range(1_000))
     tables = [(INFO, GROUPS, table)]
     while len(table.base) == 1_000:
-        stores.spill(tables, 0.0)
+        stores.move(tables)
     for key in list(table.base):
         table.base[key] = "new" if key % 2 else DELETED
     left = set(table.base)
-    stores.spill(tables, 60.0)
+    while table.base:
+        stores.move(tables)
     for key in left:
         assert table.get(key, "none") == ("new" if key % 2 else "none")
 
@@ -104,7 +107,7 @@ def test_a_copy_has_what_was_there_and_is_not_much_larger(
     storage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: int
 ) -> None:
     """With most of it deleted the file is mostly free, and a copy without free pages is made."""
-    monkeypatch.setattr(lmdb, "MAX_ENTRIES", 10)
+    monkeypatch.setattr(memory, "MAX_BYTES", 2_000)
     monkeypatch.setattr(lmdb_copy, "FEW_PAGES", 10)
     backend = opened(storage, tmp_path)
     table = backend.state("op").values("v")
@@ -133,7 +136,7 @@ def settle(backend: LayeredBackend, table: LayeredTable) -> None:
     backend.freeze(Barrier(99, 0)).release()
     for now_ms in range(2_000):
         backend.tend(now_ms)
-        if not table.layers and len(table.base) <= lmdb.SAMPLE:
+        if not table.layers and len(table.base) <= 20:
             return
     raise AssertionError(f"{len(table.base)} entries are still in memory")
 
@@ -147,7 +150,7 @@ def test_work_that_gives_way_returns_and_raises_as_if_it_were_called() -> None:
 def test_snapshots_that_are_given_up_leave_no_file_open_and_none_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lmdb, "MAX_ENTRIES", 10)
+    monkeypatch.setattr(memory, "MAX_BYTES", 2_000)
     monkeypatch.setattr(lmdb_copy, "CHUNK", 4_096)
     config = CheckpointConfig(backend="lmdb", directory=str(tmp_path / "chk"), key=b"k" * 32)
     slot = slot_storage(config, "job", "run", 0, 0, "i", b"k" * 32)

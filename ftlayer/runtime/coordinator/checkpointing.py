@@ -187,9 +187,9 @@ class JobCheckpoints:
         """A reader source begins, or ceases, to work off a backlog."""
         self._do(self._rules.backlog((source, 0), working_off, _now()))
 
-    def damaged(self, checkpoint: int) -> None:
+    def damaged(self, checkpoint: int, reason: str) -> None:
         """A slot could not read this checkpoint: it is not restored any more."""
-        self._restores.damaged(checkpoint)
+        self._restores.damaged(checkpoint, reason)
 
     def cancel(self) -> None:
         """The job is being ended: nothing begins any more. Calling it again does no harm."""

@@ -223,8 +223,8 @@ class JobThread:
         match said.message:
             case Heartbeat(counters=counters) | SlotEnded(counters=counters):
                 self._meter.update(said.instance, counters, now_ms)
-            case SlotFailed(damaged=damaged) if damaged and self._checkpoints is not None:
-                self._checkpoints.damaged(damaged)
+            case SlotFailed(reason=reason, damaged=damaged) if damaged and self._checkpoints is not None:
+                self._checkpoints.damaged(damaged, reason)
             case SplitDone() as done if self._core.slots[said.slot].is_instance(said.instance):
                 self._parts.planners.split_done(done)
 

@@ -31,7 +31,8 @@ LATEST = "latest"
 """``restore_from``: the latest checkpoint of the topology in its directory."""
 
 SPARE = 3
-"""With `LATEST`, so many older checkpoints are read too: one of them may be needed if the latest is damaged."""
+"""With `LATEST`, so many older checkpoints are read too, or as many as are retained: one of them may be needed if the
+latest is damaged."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def open_checkpoints(
     if restore_from == LATEST:
         if config.directory is None:
             raise ConfigError("restore_from='latest', directory: there is no directory to look in; give one")
-        known = _latest(storage, locations)
+        known = _latest(storage, locations, max(SPARE, config.retained))
     elif restore_from is not None:
         known = [_loaded(restore_from, config, key)]
     if known:
@@ -82,8 +83,8 @@ def open_checkpoints(
     return parts, CheckpointPlan(config, run, key)
 
 
-def _latest(storage: DriverStorage, locations: list[str]) -> list[Checkpoint]:
-    """Return the latest checkpoints that can be read; [] where there has never been one."""
+def _latest(storage: DriverStorage, locations: list[str], most: int) -> list[Checkpoint]:
+    """Return the latest checkpoints that can be read, ``most`` and one; [] where there has never been one."""
     found: list[Checkpoint] = []
     damage: CheckpointDamagedError | None = None
     for location in locations:
@@ -92,7 +93,7 @@ def _latest(storage: DriverStorage, locations: list[str]) -> list[Checkpoint]:
         except CheckpointDamagedError as error:
             logger.error("%s; an older checkpoint is looked for", error)
             damage = error
-        if len(found) > SPARE:
+        if len(found) > most:
             break
     if not found and damage is not None:
         raise damage

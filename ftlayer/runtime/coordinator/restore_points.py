@@ -40,15 +40,15 @@ class RestorePoints:
         self._happened, self._later = happened, later
         self._tell_restored = restored
         self._asked: dict[int, PrepareRestore] = {}
-        self._damaged: set[int] = set()
+        self._damaged: dict[int, str] = {}
 
     def ask(self, asked: PrepareRestore) -> None:
         """This is asked for; `restore` has to follow, once it is known what there is."""
         self._asked[asked.number] = asked
 
-    def damaged(self, checkpoint: int) -> None:
+    def damaged(self, checkpoint: int, reason: str) -> None:
         """A slot could not read this checkpoint: it is not restored any more."""
-        self._damaged.add(checkpoint)
+        self._damaged[checkpoint] = reason
 
     def restore(self, number: int, checkpoint: Checkpoint | None) -> None:
         """Bring sinks and readers to where a checkpoint has them, and say what each slot begins with."""
@@ -83,16 +83,20 @@ class RestorePoints:
         readable = [known for known in self._rules.completed if known.checkpoint not in self._damaged]
         if not readable:
             raise CheckpointDamagedError(
-                f"checkpoint {checkpoint.checkpoint} cannot be read, and there is no other one; retained=2 or "
-                "more keeps an older one, and restore_from takes any checkpoint or savepoint by its path"
+                f"there is no checkpoint that can be read: {self._reasons()}; retained=2 or more keeps older ones, "
+                "and restore_from takes any checkpoint or savepoint by its path"
             )
         logger.error(
-            "checkpoint %d is damaged: the job goes back to checkpoint %d; what sinks have committed since "
+            "checkpoint %d is damaged (%s): the job goes back to checkpoint %d; what sinks have committed since "
             "will be committed again",
             checkpoint.checkpoint,
+            self._damaged[checkpoint.checkpoint],
             readable[-1].checkpoint,
         )
         return readable[-1]
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{number}: {reason}" for number, reason in sorted(self._damaged.items()))
 
     def _restored(
         self, asked: PrepareRestore, checkpoint: Checkpoint | None, made: Mapping[int, Restore]

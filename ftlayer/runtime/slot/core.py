@@ -27,6 +27,7 @@ from ftlayer.runtime.actions import (
     AskReplays,
     DataEnded,
     FailRoots,
+    HoldInput,
     PersistRoots,
     ReplaysOut,
     Send,
@@ -322,6 +323,7 @@ class SlotCore:
         for seat in self._seats:
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
+                seat.is_held = False
                 self._run(seat, lambda seat=seat: seat.task.on_time(now), now, counts=False)  # type: ignore[misc]
             if seat.asked is not None and seat.has_room and not self._away and self._vertex is not None:
                 ask, seat.asked = seat.asked, None
@@ -469,7 +471,10 @@ class SlotCore:
             case ReplaysOut():
                 self._reports.append(action)
             case WakeAt(mono_ms):
-                seat.wake_ms = mono_ms if seat.wake_ms is None else min(seat.wake_ms, mono_ms)
+                seat.wake_at(mono_ms)
+            case HoldInput(mono_ms):
+                seat.is_held = True
+                seat.wake_at(mono_ms)
             case DataEnded():
                 self.data_ended.append(action)
             case TaskEnded():

@@ -55,16 +55,35 @@ class Debloater:
         self._busy_since_ms = None
         return changed
 
+    def stuck(self, now_ms: int) -> bool:
+        """The task is not done with what it was given, and more waits for it; whether ``limit`` has changed.
+
+        To be called now and then while that is so: who takes nothing for a window wants as little as possible.
+        """
+        if self._busy_since_ms is None:
+            return False
+        changed = self._look(now_ms)
+        self._busy_since_ms = now_ms
+        if self._began_ms is None:
+            self._began_ms = now_ms
+        return changed
+
     def _look(self, now_ms: int) -> bool:
         if self._busy_since_ms is not None:
             self._busy_ms += now_ms - self._busy_since_ms
         window_ms = FIRST_WINDOW_MS if self._ms_a_unit is None else WINDOW_MS
-        if not self._units or self._began_ms is None or now_ms - self._began_ms < window_ms:
+        if self._began_ms is None or now_ms - self._began_ms < window_ms:
             return False
-        # The clock counts milliseconds: less than one was one at most.
-        measured = max(1, self._busy_ms) / self._units
-        before = measured if self._ms_a_unit is None else self._ms_a_unit
-        self._ms_a_unit = before + _SMOOTHING * (measured - before)
+        if self._units:
+            # The clock counts milliseconds: less than one was one at most.
+            measured = max(1, self._busy_ms) / self._units
+            before = measured if self._ms_a_unit is None else self._ms_a_unit
+            self._ms_a_unit = before + _SMOOTHING * (measured - before)
+        elif self._busy_ms >= window_ms:
+            # Nothing was taken: not the smoothed time, which nothing that is measured would ever bring down.
+            self._ms_a_unit = max(self._ms_a_unit or 0.0, self._target_ms / self._least)
+        else:
+            return False
         self._began_ms, self._busy_ms, self._units = None, 0, 0
         return self._adjust(self._target_ms / self._ms_a_unit)
 

@@ -64,13 +64,20 @@ class Debloating:
         return self._sources[key].debloater.limit
 
     def look(self, now_ms: int) -> None:
-        """No task is at work: those with nothing to do are idle from now on, and sources that nobody holds up."""
+        """No task is at work: those with nothing to do are idle from now on, and sources that nobody holds up.
+
+        The others may be stuck: with no room for what they would send, or with state that waits for the disk.
+        """
         for measured in self._tasks.values():
-            if not measured.seat.inbox and measured.debloater.rested(now_ms):
+            debloater = measured.debloater
+            changed = debloater.stuck(now_ms) if measured.seat.inbox else debloater.rested(now_ms)
+            if changed:
                 self._tell(measured)
         for measured in self._sources.values():
             if measured.seat.has_room:
                 measured.debloater.rested(now_ms)
+            else:
+                measured.debloater.stuck(now_ms)
 
     def _begin(self, seating: Seating) -> None:
         """Let little be in flight until something is known; receivers in other slots begin so by themselves."""

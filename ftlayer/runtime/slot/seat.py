@@ -38,6 +38,7 @@ class Seat:
         unaccepted: the roots of `PersistRoots` that have no answer, by ticket; replaced, never changed.
         asked: it wants replays, and waits for room.
         wake_ms: when its `on_time` is to be called; None: not at all.
+        is_held: it takes nothing from its inbox until then.
         records_in, records_out: counts of records.
     """
 
@@ -54,6 +55,7 @@ class Seat:
     unaccepted: dict[int, U64Array] = field(default_factory=dict)
     asked: AskReplays | None = None
     wake_ms: int | None = None
+    is_held: bool = False
     records_in: int = 0
     records_out: int = 0
 
@@ -66,6 +68,15 @@ class Seat:
     def has_room(self) -> bool:
         """Whether all outputs can take more."""
         return all(output.has_room for output in self.outputs.values())
+
+    @property
+    def can_run(self) -> bool:
+        """Whether something waits for it that it takes now."""
+        return bool(self.inbox) and not self.is_held and self.has_room
+
+    def wake_at(self, mono_ms: int) -> None:
+        """Let its `on_time` be called then, or earlier."""
+        self.wake_ms = mono_ms if self.wake_ms is None else min(self.wake_ms, mono_ms)
 
 
 @dataclass(frozen=True)

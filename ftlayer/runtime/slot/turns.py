@@ -37,7 +37,7 @@ class Turns:
         """
         if self._in_haste < IN_HASTE:
             for seat in self._upstream_first:
-                if seat.inbox.has_barriers and seat.inbox and seat.has_room:
+                if seat.inbox.has_barriers and seat.can_run:
                     self._in_haste += 1
                     return seat
         self._in_haste = 0
@@ -47,7 +47,7 @@ class Turns:
         for step in range(len(self._seats)):
             at = (self._at + step) % len(self._seats)
             seat = self._seats[at]
-            if seat.inbox and seat.has_room:
+            if seat.can_run:
                 if step or not self._left:
                     self._at, self._left = at, seat.inbox.ready
                 self._left -= 1

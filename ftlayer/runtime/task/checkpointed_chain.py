@@ -11,8 +11,8 @@ from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.handler.handler import Handler
 from ftlayer.layer.calls import Now
-from ftlayer.runtime.actions import Action
-from ftlayer.runtime.elements import Element
+from ftlayer.runtime.actions import Action, HoldInput
+from ftlayer.runtime.elements import Batch, Element
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import CommittingSinkBody
 from ftlayer.runtime.task.gate import Gate
@@ -24,6 +24,9 @@ from ftlayer.stream.job_graph import Channel, JobEdge
 
 RETRY_MS = 100
 """How often a task whose timers are due behind the last barrier looks whether that checkpoint was given up."""
+
+LOOK_MS = 2
+"""How often a task whose state is too much for memory looks whether there is room again."""
 
 logger = logging.getLogger(__name__)
 
@@ -65,17 +68,14 @@ class CheckpointedChainTask(ChainTask):
     def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
         """See `InputTask.input`."""
         actions = super().input(channel, element, now)
-        self._tend(now)
-        return actions
+        return [*actions, *self._tend(now, element.num_rows if isinstance(element, Batch) else 0)]
 
     def on_time(self, now: Now) -> list[Action]:
         """See `Task.on_time`."""
         if self._last_barrier is not None and not self._closing:
             self._alarm.rung()
-            return self._alarm.set(now.mono_ms + RETRY_MS)
-        actions = super().on_time(now)
-        self._tend(now)
-        return actions
+            return [*self._alarm.set(now.mono_ms + RETRY_MS), *self._tend(now)]
+        return [*super().on_time(now), *self._tend(now)]
 
     # ------------------------------------------------------------ checkpoints
 
@@ -135,9 +135,13 @@ class CheckpointedChainTask(ChainTask):
         except Exception:
             logger.warning("%r does not close cleanly; it starts again", self.uid, exc_info=True)
 
-    def _tend(self, now: Now) -> None:
-        if self._backend is not None and not self._backend.closed:
-            self._backend.backend.tend(now.mono_ms)
+    def _tend(self, now: Now, handled: int = 0) -> list[Action]:
+        if self._backend is None or self._backend.closed:
+            return []
+        backend = self._backend.backend
+        backend.tend(now.mono_ms, handled)
+        # Where a snapshot is in the way, it says so by no event.
+        return [HoldInput(now.mono_ms + LOOK_MS)] if backend.is_full else []
 
 
 class ChainSnapshot:

@@ -104,6 +104,46 @@ def test_an_idle_task_keeps_its_limit_and_a_quick_one_gets_more() -> None:
     assert debloater.limit == MOST
 
 
+def test_a_task_that_takes_nothing_though_it_has_something_to_do_wants_as_little_as_possible() -> None:
+    debloater = Debloater(TARGET_MS, LEAST, MOST)
+    for now in range(0, 6_000, 100):
+        debloater.taken(200_000, now)
+    assert debloater.limit > 1_900_000
+    # From here on it has no room for what it would send.
+    changed = [debloater.stuck(now) for now in range(6_000, 12_000, 50)]
+    assert debloater.limit == LEAST
+    assert sum(changed) <= 3
+    # It goes on, and gets more again, as one that has just begun.
+    for now in range(12_000, 30_000, 100):
+        debloater.taken(200_000, now)
+    assert debloater.limit > 1_500_000
+
+
+@given(st.lists(st.tuples(st.sampled_from(["taken", "stuck", "rested"]), st.integers(1, 2_500)), max_size=60))
+def test_a_window_without_any_taken_counts_only_while_the_task_is_busy(events: list[tuple[str, int]]) -> None:
+    """Whatever comes in which order: 2 s of being stuck end at the minimum, any time of rest changes nothing."""
+    debloater, now = Debloater(TARGET_MS, LEAST, MOST), 0
+    for event, pause in events:
+        if event == "taken":
+            debloater.taken(500_000, now)
+        else:
+            getattr(debloater, event)(now)
+        assert LEAST <= debloater.limit <= MOST
+        now += pause
+    debloater.rested(now)
+    limit = debloater.limit
+    for _ in range(5):
+        now += 10_000
+        debloater.stuck(now)
+        debloater.rested(now)
+    assert debloater.limit == limit
+    debloater.taken(1, now)
+    for _ in range(4 * WINDOW_MS // 100):
+        now += 100
+        debloater.stuck(now)
+    assert debloater.limit == LEAST
+
+
 def test_a_limit_is_not_told_for_little() -> None:
     debloater = Debloater(TARGET_MS, LEAST, MOST)
     changes = 0

@@ -29,6 +29,10 @@ class FakeSeat:
     inbox: FakeInbox = field(default_factory=lambda: FakeInbox(1))
     has_room: bool = True
 
+    @property
+    def can_run(self) -> bool:
+        return bool(self.inbox) and self.has_room
+
 
 def turns_of(*seats: FakeSeat) -> Any:
     return Turns(seats)  # type: ignore[arg-type]

@@ -31,10 +31,11 @@ from ftlayer.layer.calls import Now, SourcePosition
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Action, Send, TaskEnded, WakeAt
+from ftlayer.runtime.actions import Action, HoldInput, Send, TaskEnded, WakeAt
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Watermark
 from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.checkpointed_chain import LOOK_MS
 from ftlayer.runtime.task.contract import Settled, SourceRows
 from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.state.contract import BackendSnapshot
@@ -93,6 +94,8 @@ class ModelBackend(HeapBackend):
         self.written: dict[int, Any] = {}
         self.said: list[Any] = []
         self.tended: list[int] = []
+        self.handled = 0
+        self.is_full = False
 
     def freeze(self, barrier: Barrier, now_ms: int = 0) -> ModelFrozen:
         return ModelFrozen(self, barrier.checkpoint)
@@ -106,9 +109,10 @@ class ModelBackend(HeapBackend):
     def aborted(self, checkpoint: int) -> None:
         self.said.append(("aborted", checkpoint))
 
-    def tend(self, now_ms: int) -> None:
+    def tend(self, now_ms: int, handled: int = 0) -> None:
         assert "closed" not in self.said
         self.tended.append(now_ms)
+        self.handled += handled
 
     def close(self) -> None:
         self.said.append("closed")
@@ -227,6 +231,22 @@ SUM = Reduce("sum", lambda old, new: (new[0], old[1] + new[1]), ("key",), ROW)
 
 
 # ---------------------------------------------------------------- chains
+
+
+def test_a_task_whose_state_is_too_much_for_memory_takes_no_input_until_there_is_room() -> None:
+    backend = ModelBackend()
+    task = build(graph(SUM), "sum", backend=backend)
+    task.start(now(0))
+    assert not any(isinstance(action, HoldInput) for action in task.input(IN, batch(("a", 1)), now(1)))
+    assert backend.handled == 1
+    backend.is_full = True
+    actions = task.input(IN, batch(("a", 1), ("b", 2)), now(2))
+    assert actions[-1] == HoldInput(2 + LOOK_MS)
+    assert backend.handled == 3
+    assert task.on_time(now(10))[-1] == HoldInput(10 + LOOK_MS)
+    backend.is_full = False
+    assert not any(isinstance(action, HoldInput) for action in task.on_time(now(20)))
+    assert backend.tended == [1, 2, 10, 20]
 
 
 @settings(deadline=None, max_examples=50)

@@ -33,7 +33,7 @@ from ftlayer.checkpoint.storage import driver as storage_driver
 from ftlayer.checkpoint.storage import slot as storage_slot
 from ftlayer.runtime.coordinator import checkpointing, job_thread, planners, reader_planner
 from ftlayer.runtime.slot import links, loop, main, pulse, snapshotting
-from ftlayer.state import changelog, lmdb
+from ftlayer.state import changelog, memory
 
 SHORT_LIVED = 4
 """So many entries the LMDB backend keeps in memory, so that it is used."""
@@ -73,7 +73,7 @@ class StandIns:
             (planners, "threading", threads_of(IdleThread)),
             (reader_planner, "threading", threads_of(IdleThread)),
             (reader_planner, "queue", SimpleNamespace(SimpleQueue=StepQueue, Empty=Empty)),
-            (lmdb, "MAX_ENTRIES", SHORT_LIVED),
+            (memory, "MAX_BYTES", 200 * SHORT_LIVED),
         ]
         before = [(module, name, getattr(module, name)) for module, name, _ in told]
         for module, name, value in told:
