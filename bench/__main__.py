@@ -9,8 +9,9 @@ from pathlib import Path
 
 import bench
 from bench import harness
+from bench.checkout import installed_package
 
-_NOT_BENCHMARKS = {"__main__", "harness", "jobs", "peers"}
+_NOT_BENCHMARKS = {"__main__", "checkout", "harness", "jobs", "peers"}
 
 
 def main() -> None:
@@ -25,11 +26,12 @@ def main() -> None:
     )
     options = parser.parse_args()
 
-    module = importlib.import_module(f"bench.{options.name}")
-    facts = harness.machine()
-    # Peers that take minutes are asked for.
-    more = {"pyflink": True} if options.pyflink else {}
-    metrics: dict[str, float] = module.run(options.quick, **more)
+    with installed_package():
+        module = importlib.import_module(f"bench.{options.name}")
+        facts = harness.machine()
+        # Peers that take minutes are asked for.
+        more = {"pyflink": True} if options.pyflink else {}
+        metrics: dict[str, float] = module.run(options.quick, **more)
     harness.report(options.name, metrics, module.TARGETS)
     if options.json is not None:
         harness.write_json(options.json, options.name, facts, metrics, options.quick)

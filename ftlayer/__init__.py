@@ -85,6 +85,9 @@ def __getattr__(name: str) -> Any:
     Spark's Python workers import this package, and most of them have no use for it.
     """
     if name in _MODULES:
+        import_module(
+            "ftlayer.records.kernels"
+        )  # Without the C extension it says so here, not in some worker.
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'ftlayer' has no attribute {name!r}")
 
