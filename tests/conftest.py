@@ -77,6 +77,67 @@ def pytest_configure(config: pytest.Config) -> None:
         _give_more_examples()
 
 
+# ---------------------------------------------------------------- smoke
+
+SMOKE = (
+    "acker/test_exact.py",
+    "checkpoint/coordinator/test_coordinator.py",
+    "checkpoint/handlers/test_aligned.py",
+    "checkpoint/storage/test_conformance.py",
+    "checkpoint/test_options.py",
+    "ci/test_skips.py::test_an_unlisted_skip_fails",
+    "cli/test_bundled_java.py",
+    "demo/test_ledger.py",
+    "docs/test_checkpointing_reference.py",
+    "functions/test_chain.py",
+    "handler/test_lineage.py",
+    "layer/test_batches.py",
+    "partitioning/test_key_groups.py",
+    "records/test_batch.py",
+    "runtime/connectors/test_rows.py",
+    "runtime/coordinator/test_core_rules.py",
+    "runtime/simulation/test_topologies.py::test_attempts_are_counted_and_used_up",
+    "runtime/simulation/test_topologies.py::test_one_record_on_two_edges_to_the_same_operator",
+    "runtime/simulation/barriers/test_barrier_mode.py::test_nothing_fails",
+    "runtime/slot/test_core.py",
+    "runtime/slot/test_credit.py",
+    "runtime/slot/barriers/test_passing.py",
+    "runtime/slot/processes/test_two_slots.py::test_a_bounded_job_ends_with_everything",
+    "runtime/spark/test_growing_logs.py",
+    "runtime/spark/test_barrier_mode.py::test_a_bounded_job_ends_with_a_checkpoint_that_commits_everything",
+    "runtime/task/test_chain_task.py",
+    "service/test_shard.py",
+    "service/test_embedded.py::test_a_killed_vertex_comes_back_with_its_records_and_clients_go_on",
+    "sinks/test_files.py::test_rows_are_seen_when_they_are_committed",
+    "sinks/test_postgres.py::test_rows_are_seen_when_they_are_committed",
+    "spark/test_carrier.py",
+    "spark/features/test_feature_functions.py::test_log_lines_are_parsed_filtered_and_counted",
+    "spark/features/test_feature_handle.py::test_drain_finishes_what_waits_and_reads_no_more_of_the_source",
+    "spark/faults/test_query_without_jvm.py",
+    "state/test_serializer.py",
+    "store/test_values.py",
+    "stream/test_chaining.py",
+    "test_checks.py",
+    "runtime/test_environment.py",
+    "timeouts/test_schedule.py",
+)
+"""Files, and tests of files, of every room: ``pytest -m smoke`` runs them in a minute or two."""
+
+
+def _in_smoke(item: pytest.Item) -> bool:
+    name = item.nodeid.removeprefix("tests/").partition("[")[0]
+    return name in SMOKE or name.partition("::")[0] in SMOKE
+
+
+@pytest.hookimpl(tryfirst=True)  # Before pytest looks at -m.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _in_smoke(item):
+            item.add_marker(pytest.mark.smoke)
+        if _needs_spark(item):
+            item.add_marker(pytest.mark.spark)
+
+
 # ---------------------------------------------------------------- skips
 
 ALLOWED_SKIPS = {
@@ -117,7 +178,7 @@ def _needs_spark(item: pytest.Item) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if JAVA_FAULT and _needs_spark(item):
+    if JAVA_FAULT and item.get_closest_marker("spark") is not None:
         pytest.fail(JAVA_FAULT, pytrace=False)
 
 

@@ -47,7 +47,15 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
-OTHERS_OPTIONS = {"--quick", "--json", "--pyflink", "--supervise", "--hypothesis-profile"}
+OTHERS_OPTIONS = {
+    "--quick",
+    "--json",
+    "--pyflink",
+    "--supervise",
+    "--hypothesis-profile",
+    "--pdb",
+    "--durations",
+}
 """Of the benchmarks, of spark-submit and of pytest."""
 
 CALLED_BY_FTLAYER = {
