@@ -31,6 +31,7 @@ from ftlayer.layer.calls import (
 from ftlayer.layer.deliveries import Deliveries
 from ftlayer.layer.event_ids import stored_event_ids
 from ftlayer.layer.failing import Failing
+from ftlayer.layer.reports import check_report, keep_report, kept_report
 from ftlayer.layer.retry import cause_of
 from ftlayer.layer.seals import SealWriter, plain_failure, said
 from ftlayer.layer.state import State
@@ -60,7 +61,7 @@ class Batches:
         """Say how far a batch has come; a new one removes what earlier batches kept."""
         query = self._owned(txn, call)
         if call.batch <= query.last_committed:
-            return BatchBegun(BatchState.COMMITTED)
+            return BatchBegun(BatchState.COMMITTED, report=kept_report(txn, query.number, call.batch))
         head = batches.get_head(txn, query.number, call.batch)
         if head is not None:
             return self._sealed_before(txn, query, call.batch, head)
@@ -69,6 +70,7 @@ class Batches:
             self._remove_committed(txn, self._state.stream(name))
         if query.last_committed >= 0:
             batches.delete_head(txn, query.number, query.last_committed)
+            batches.delete_report(txn, query.number, query.last_committed)
         return BatchBegun(BatchState.NEW)
 
     def seal(self, txn: WriteTransaction, call: Seal, now: Now) -> Sealed:
@@ -90,7 +92,7 @@ class Batches:
         self._check_no_other_seal(query, call)
         delivered = self._check_delivered(txn, query, call.delivered)
         head = BatchHead(False, digest, delivered, (), (), (), 0, 0, 0)
-        head = self._writer.extend(txn, query, call.batch, head, call, now)
+        head = self._extend(txn, query, head, call, now)
         put_query(txn, call.query, replace(query, last_sealed=call.batch))
         return Sealed(head.waiting, head.dead)
 
@@ -101,8 +103,16 @@ class Batches:
         if head is None or head.committed:
             state = "is not sealed: Seal it" if call.batch > query.last_committed else "was committed before"
             raise ProtocolError(f"batch {call.batch} of query {call.query!r} {state}")
-        head = self._writer.extend(txn, query, call.batch, head, call, now)
+        head = self._extend(txn, query, head, call, now)
         return Sealed(head.waiting, head.dead)
+
+    def _extend(
+        self, txn: WriteTransaction, query: QueryRecord, head: BatchHead, call: Seal | Reseal, now: Now
+    ) -> BatchHead:
+        check_report(call.report)
+        head = self._writer.extend(txn, query, call.batch, head, call, now)
+        keep_report(txn, query.number, call.batch, call.report)
+        return head
 
     def commit(self, txn: WriteTransaction, call: Commit, now: Now) -> Committed:
         """Let a sealed verdict take effect."""

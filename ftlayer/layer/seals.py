@@ -171,6 +171,8 @@ def said(call: Seal) -> bytes:
         _plain(call.redelivered),
         _plain(call.resumed),
         [[rows.stream, rows.roots.tobytes(), rows.values.tobytes()] for rows in call.emitted],
+        [[event.roots.tobytes(), event.values.tobytes(), event.incarnation] for event in call.report.done],
+        [[_plain(event.failures), event.incarnation] for event in call.report.failed],
     ]
     return hashlib.blake2b(pack(content), digest_size=16).digest()
 

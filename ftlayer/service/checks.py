@@ -165,10 +165,20 @@ def _check_batch(call: calls.BeginBatch | calls.Seal | calls.Reseal | calls.Comm
     _check_least(call.batch, 0, f"{where}.batch")
 
 
+def _check_report(report: calls.Report, where: str) -> None:
+    for index, event in enumerate(report.done):
+        part = f"{where}.done[{index}]"
+        _check_lengths(part, len(event.roots), values=event.values)
+        check_event_ids(event.ids, event.values, f"{part}.ids")
+    for index, fail in enumerate(report.failed):
+        _check_failures(fail.failures, f"{where}.failed[{index}].failures")
+
+
 def _check_verdict(call: calls.Seal | calls.Reseal) -> None:
     where = type(call).__name__
     _check_failures(call.redelivered, f"{where}.redelivered")
     _check_failures(call.resumed, f"{where}.resumed")
+    _check_report(call.report, f"{where}.report")
     for index, sealed in enumerate(call.failed):
         part = f"{where}.failed[{index}]"
         check_name(sealed.stream, f"{part}.stream")

@@ -1,4 +1,4 @@
-"""The micro-batch protocol: run → verdict → seal → sink → commit. Rules only; Spark and the vertex are given.
+"""The micro-batch protocol: run → verdict → seal → sink → commit → report. Rules only; Spark and the vertex are given.
 
 What a crash means, by where it happens:
 
@@ -7,7 +7,11 @@ What a crash means, by where it happens:
 | begin, run | new | it runs afresh; nothing of the first run is known |
 | seal | sealed | rows that had failed are left out, the rest runs, and the sink is called (again) |
 | sink | sealed | the same: a sink that skips known batch ids skips it |
-| commit | committed | nothing is run, the sink is not called |
+| commit | committed | nothing is run, the sink is not called; its report is sent (again) |
+
+The report, what became of records that other queries handed on, is sealed with the verdict and sent behind the commit:
+from the commit on no run can say anything else of them. Sent before it, a record that had passed could fail in a run
+again, when the query that it came from had already let go of it.
 """
 
 from __future__ import annotations
@@ -24,13 +28,14 @@ from ftlayer.layer.calls import (
     Commit,
     EmittedRows,
     Failure,
+    Report,
     Reseal,
     Seal,
     Sealed,
     SealedRows,
 )
 
-STEPS = ("begin", "begun", "run", "sealed", "written", "reported", "committed")
+STEPS = ("begin", "begun", "run", "sealed", "written", "committed", "reported")
 """What a watcher is told of, in order; faults are injected at each of them."""
 
 
@@ -43,6 +48,7 @@ class Outcome:
     redelivered: tuple[Failure, ...]
     resumed: tuple[Failure, ...]
     emitted: tuple[EmittedRows, ...]
+    report: Report
     rows_in: int
     rows: int
 
@@ -76,16 +82,16 @@ class Runner(Protocol[R]):
         """Run the batch. ``sealed`` is what an earlier run's seal said; its failed rows are left out."""
         ...
 
-    def outcome(self, result: R) -> Outcome:
-        """Return what the run came to."""
+    def outcome(self, result: R, sealed: BatchBegun | None) -> Outcome:
+        """Return what the run came to; its report has the failures of ``sealed`` too."""
         ...
 
     def write(self, batch: int, result: R) -> None:
         """Call the sink with the good rows."""
         ...
 
-    def report(self, batch: int, result: R, sealed: BatchBegun | None) -> None:
-        """Tell the queries whose records were resumed here what became of them."""
+    def report(self, batch: int, report: Report) -> None:
+        """Tell the queries whose records were resumed here what became of them. Has its effect once."""
         ...
 
     def release(self, result: R) -> None:
@@ -120,20 +126,22 @@ class Batches(Generic[R]):
         assert isinstance(begun, BatchBegun)
         self._watch("begun", batch)
         if begun.state is BatchState.COMMITTED:
+            self._runner.report(batch, begun.report)
+            self._watch("reported", batch)
             return BatchReport(batch, begun.state)
         sealed = begun if begun.state is BatchState.SEALED else None
         result = self._runner.run(batch, sealed)
         try:
             self._watch("run", batch)
-            outcome = self._runner.outcome(result)
+            outcome = self._runner.outcome(result, sealed)
             reply = self._seal(batch, outcome, sealed)
             self._watch("sealed", batch)
             self._runner.write(batch, result)
             self._watch("written", batch)
-            self._runner.report(batch, result, sealed)
-            self._watch("reported", batch)
             self._call(Commit(self._query, self._epoch, batch))
             self._watch("committed", batch)
+            self._runner.report(batch, outcome.report)
+            self._watch("reported", batch)
         finally:
             self._runner.release(result)
         return _report(batch, begun, outcome, reply)
@@ -149,6 +157,7 @@ class Batches(Generic[R]):
                 outcome.redelivered,
                 outcome.resumed,
                 outcome.emitted,
+                outcome.report,
             )
         else:
             call = Reseal(
@@ -159,6 +168,7 @@ class Batches(Generic[R]):
                 outcome.redelivered,
                 outcome.resumed,
                 outcome.emitted,
+                outcome.report,
             )
         reply = self._call(call)
         assert isinstance(reply, Sealed)

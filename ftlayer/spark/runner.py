@@ -20,6 +20,7 @@ from ftlayer.layer.calls import (
     Fail,
     Failure,
     QueryOpened,
+    Report,
     SealedRows,
     Xor,
 )
@@ -96,7 +97,7 @@ class SparkRunner:
                 raise
             return run_stages(frame, self._plan, RunOptions(giver, skip, isolate=True, again=again))
 
-    def outcome(self, result: StagesResult) -> Outcome:
+    def outcome(self, result: StagesResult, sealed: BatchBegun | None) -> Outcome:
         """Put the verdict into the form of a seal, with the source rows that the vertex is to take over."""
         verdict = result.verdict
         resumes = bool(self._plan.carrier)
@@ -110,6 +111,7 @@ class SparkRunner:
             redelivered=redelivered,
             resumed=tuple(others.values()) if resumes else (),
             emitted=() if resumes else tuple(self._emitted_rows(result, known)),
+            report=self._report(verdict, sealed),
             rows_in=verdict.rows_in,
             rows=verdict.rows_out,
         )
@@ -118,16 +120,14 @@ class SparkRunner:
         """Call the sink."""
         self._sink.write(batch, result, self._incarnation())
 
-    def report(self, batch: int, result: StagesResult, sealed: BatchBegun | None) -> None:
+    def report(self, batch: int, report: Report) -> None:
         """Acknowledge the resumed records that are done and fail the others.
 
         Events of an incarnation that is gone are refused and need not be heard: its roots are replayed. They
         are named by the batch: after a crash they are reported again, and an id XORed twice would undo itself.
         """
-        before = sealed.resumed if sealed is not None else ()
-        failures = {**result.verdict.failures, **{failure.root: failure for failure in before}}
-        exact = self._plan.emits or "-" if self._plan.exact else ""
-        for event in resumed_events(result.verdict, failures, exact):
+        events: tuple[Xor | Fail, ...] = (*report.failed, *report.done)
+        for event in events:
             name = f"{self._query}/{batch}/{type(event).__name__}/{event.incarnation}"
             try:
                 self._call_once(event, name)
@@ -137,6 +137,17 @@ class SparkRunner:
     def release(self, result: StagesResult) -> None:
         """Free the pages."""
         result.release()
+
+    def _report(self, verdict: Verdict, sealed: BatchBegun | None) -> Report:
+        """Collect what is to be told of the records that were resumed; a failure in an earlier run stands."""
+        before = sealed.resumed if sealed is not None else ()
+        failures = {**verdict.failures, **{failure.root: failure for failure in before}}
+        exact = self._plan.emits or "-" if self._plan.exact else ""
+        events = list(resumed_events(verdict, failures, exact))
+        return Report(
+            tuple(event for event in events if isinstance(event, Xor)),
+            tuple(event for event in events if isinstance(event, Fail)),
+        )
 
     def _failed_rows(self, result: StagesResult, failures: dict[int, Failure]) -> Iterable[SealedRows]:
         """Collect the source rows of failed roots; one `SealedRows`, or none."""

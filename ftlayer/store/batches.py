@@ -1,6 +1,6 @@
-"""Sealed batches in a store: a head, and a part for each group of failed source rows.
+"""Sealed batches in a store: a head, a part for each group of failed source rows, and what the batch reports.
 
-Keys are query (u32), batch (u64), part (u32), big-endian; part 0 is the head.
+Keys are query (u32), batch (u64), part (u32), big-endian; part 0 is the head, the highest one the report.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from ftlayer.store.rows import Rows, decode_info, encode_info, pack, unpack
 _FORMAT = 4
 # Format 3 has failures that say nothing of their next attempt, which format 4 leaves out too.
 _READABLE = (3, 4)
+
+_REPORT = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,28 @@ def delete_parts(txn: WriteTransaction, query: int, batch: int, count: int) -> N
 def delete_head(txn: WriteTransaction, query: int, batch: int) -> None:
     """Remove the head of a batch."""
     txn.delete("batches", _key(query, batch, 0))
+
+
+def put_report(txn: WriteTransaction, query: int, batch: int, values: list[Any]) -> None:
+    """Store what a batch reports, as plain values that mean nothing to the store."""
+    txn.put("batches", _key(query, batch, _REPORT), pack(values))
+
+
+def get_report(txn: ReadTransaction, query: int, batch: int) -> list[Any] | None:
+    """Return the values of `put_report`, None if there are none."""
+    value = txn.get("batches", _key(query, batch, _REPORT))
+    if value is None:
+        return None
+    try:
+        found: list[Any] = unpack(value)
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"the report of batch {batch} cannot be read: {error}") from error
+    return found
+
+
+def delete_report(txn: WriteTransaction, query: int, batch: int) -> None:
+    """Remove what a batch reports, if anything."""
+    txn.delete("batches", _key(query, batch, _REPORT))
 
 
 def _key(query: int, batch: int, part: int) -> bytes:

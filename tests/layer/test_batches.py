@@ -150,6 +150,49 @@ def test_a_batch_that_was_not_sealed_leaves_no_trace(query, vertex):
     assert query.opened.last_sealed == -1
 
 
+def test_what_a_committed_batch_reports_is_handed_back_until_the_next_begins(query, vertex, kit):
+    """The query that committed may have died before it told the others."""
+
+    def report(*roots, failed=()):
+        events = tuple(calls.Xor(kit.u64([root]), kit.u64([root + 1]), 1, hold=True) for root in roots)
+        fails = tuple(
+            calls.Fail((Failure(root, "no", "op", "trace", True),), 1, hold=True) for root in failed
+        )
+        return calls.Report(events, fails)
+
+    def content(found):
+        done = [(e.roots.tolist(), e.values.tolist(), e.incarnation, e.hold, e.ids) for e in found.done]
+        return done, found.failed
+
+    first, second = report(5, 6), report(5, failed=(6,))
+    query.begin(0)
+    query.seal(0, report=first)
+    assert query.begin(0).report == calls.Report()
+    query.reseal(0, report=second)
+    query.commit(0)
+    vertex.restart()
+    query.open()
+    begun = query.begin(0)
+    assert (begun.state, content(begun.report)) == (BatchState.COMMITTED, content(second))
+    query.begin(1)
+    assert query.begin(0).report == calls.Report()
+    query.seal(1, report=first)
+    query.reseal(1)
+    query.commit(1)
+    assert query.begin(1).report == calls.Report()
+
+
+def test_a_report_that_makes_no_sense_is_refused(query, kit):
+    query.begin(0)
+    for wrong, where in [
+        (calls.Report((calls.Xor(kit.u64([1, 2]), kit.u64([1]), 1),)), r"report.done\[0\].values"),
+        (calls.Report((), (calls.Fail((Failure(0, "no"),), 1),)), "root 0 is no id"),
+    ]:
+        with pytest.raises(MalformedRequestError, match=where):
+            query.seal(0, report=wrong)
+    assert query.begin(0).state is BatchState.NEW
+
+
 def test_a_sealed_batch_hands_back_what_failed(query, vertex):
     query.ingest("a", "b")
     roots = [row[0] for row in query.read(0, query.deliverable(0))]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -11,10 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.layer import calls
+from ftlayer.layer.calls import Envelope, Now
+from ftlayer.layer.layer import FTLayerCore
+from ftlayer.layer.options import LayerOptions
 from ftlayer.records.tries import tries_or_first
 from ftlayer.spark.delivery_marks import make_marks
 from ftlayer.spark.pages import PageHead, ipc_to_rows, roots_of
 from ftlayer.spark.stage_task import FT, RootGiver
+from ftlayer.store import MemoryStore
 
 FT_TYPE = pa.struct([("root", pa.int64())])
 GIVER = RootGiver("q", "run", "files", 0, 0, 1)
@@ -114,6 +121,78 @@ class FakeFrame:
         return SimpleNamespace(queryExecution=lambda: SimpleNamespace(logical=lambda: plan))
 
 
+class Vertex:
+    """A shard with its store, which outlives it; replies can get lost on the way."""
+
+    def __init__(self, max_attempts: int = 3) -> None:
+        """Dead letters are checked to have had ``max_attempts``."""
+        self.max_attempts = max_attempts
+        self.inner = MemoryStore()
+        self.incarnation = 0
+        self.mono, self.wall = 1_000_000, 1_700_000_000_000
+        self.sequences: Counter[str] = Counter()
+        self.lose: type[Any] | None = None
+        self.restart_on_loss = False
+        self.restart()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @property
+    def now(self) -> Now:
+        return Now(self.mono, self.wall)
+
+    def restart(self) -> None:
+        self.incarnation += 1
+        self.layer = FTLayerCore(self, LayerOptions(), self.now)  # type: ignore[arg-type]
+
+    def advance(self, ms: int) -> None:
+        self.mono += ms
+        self.wall += ms
+        with self.inner.write(intake=False) as txn:
+            self.layer.tick(txn, self.now)
+
+    def call(self, call: Any, client: str) -> Any:
+        """What a client and the service do: a reply that got lost is asked for again."""
+        if isinstance(call, calls.ReadDeliveries | calls.QueryStatusCall | calls.ListRecords):
+            with self.inner.read() as read:
+                return self.layer.read(read, call, self.now)
+        self.sequences[client] += 1
+        envelope = Envelope(client, self.sequences[client])
+        reply = self.apply(call, envelope)
+        if self.lose is type(call):
+            self.lose = None
+            if self.restart_on_loss:
+                self.restart()
+            again = self.apply(call, envelope)
+            if isinstance(reply, calls.QueryOpened):  # whose incarnation is that of who answers
+                assert again == replace(reply, incarnation=self.incarnation)
+            elif not isinstance(call, calls.BeginBatch | calls.Deliverable):
+                assert again == reply
+            return again
+        return reply
+
+    def apply(self, call: Any, envelope: Envelope) -> Any:
+        with self.inner.write(intake=False) as txn:
+            outcome = self.layer.apply(txn, call, envelope, self.now)
+        outcome.after()
+        return outcome.reply
+
+    def values(self, state: str) -> Counter[int]:
+        """The payloads of all records in a state; those of the dead tell that they used their attempts."""
+        found: Counter[int] = Counter()
+        after = b""
+        while True:
+            page = self.call(calls.ListRecords(state, "", 100, after), "")
+            for record in page.records:
+                found[record.payload.column("v")[0].as_py()] += 1
+                assert len(record.history) == (record.attempt if state == "dead" else record.attempt - 1)
+                assert state != "dead" or record.attempt == self.max_attempts
+            after = page.more
+            if not after:
+                return found
+
+
 def read_pages(pages: Iterable[pa.RecordBatch]) -> list[ReadPage]:
     return [ReadPage(page) for page in pages]
 
@@ -127,4 +206,6 @@ def kit() -> SimpleNamespace:
         read_pages=read_pages,
         FakeFrame=FakeFrame,
         GIVER=GIVER,
+        Vertex=Vertex,
+        u64=lambda values: np.array(list(values), np.uint64),
     )

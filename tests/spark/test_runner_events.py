@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.layer.calls import Fail, Failure, Xor
+from ftlayer.layer.calls import Fail, Failure, Report, Xor
 from ftlayer.spark.carrier import CARRIER_DTYPE
 from ftlayer.spark.runner import SparkRunner, resumed_events
 from ftlayer.spark.verdict import Verdict
@@ -89,22 +88,21 @@ def test_roots_are_left_with_just_the_ids_that_are_still_out(world: Any, random:
 def test_failures_of_an_earlier_run_are_reported_though_the_rows_were_left_out() -> None:
     verdict = verdict_of([(1, 10, 3), (2, 20, 3)], [])
     events = list(resumed_events(verdict, {10: Failure(10, "first run")}))
-    assert events[0] == Fail((Failure(1, "first run"),), 3)
+    assert events[0] == Fail((Failure(1, "first run"),), 3, hold=True)
     assert isinstance(events[1], Xor)
     assert (events[1].roots.tolist(), events[1].values.tolist()) == ([2], [20])
 
 
 def test_a_report_made_again_after_a_crash_has_the_names_of_the_first() -> None:
-    verdict = verdict_of([(1, 10, 7), (2, 20, 8)], [])
-    verdict.fail(Failure(10, "no"))
+    one = np.ones(1, np.uint64)
+    report = Report((Xor(one, one, 8, hold=True),), (Fail((Failure(1, "no"),), 7),))
     said: list[list[tuple[str, Any]]] = []
     for _ in range(2):
         said.append([])
         runner = SparkRunner.__new__(SparkRunner)
         runner._query = "q"
-        runner._plan = SimpleNamespace(exact=False, emits="")  # type: ignore[assignment]
         runner._call_once = lambda event, name: said[-1].append((name, event))
-        runner.report(3, SimpleNamespace(verdict=verdict), None)  # type: ignore[arg-type]
+        runner.report(3, report)
     names = [[name for name, _ in events] for events in said]
     assert names == [["q/3/Fail/7", "q/3/Xor/8"]] * 2
 

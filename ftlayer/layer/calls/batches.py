@@ -8,6 +8,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 from ftlayer.layer.calls.common import I32, U64, EventIds, Failure, StreamOptions
+from ftlayer.layer.calls.tracking import Fail, Xor
 from ftlayer.notebook import html_table
 
 
@@ -87,17 +88,30 @@ class BeginBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Report:
+    """What a batch tells of records that other queries handed on: events, each for one incarnation.
+
+    All are kept as events with ``hold``: the query that hands records on may not have committed yet.
+    """
+
+    done: tuple[Xor, ...] = ()
+    failed: tuple[Fail, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BatchBegun:
     """Reply to `BeginBatch`. Only if SEALED: what the seal (and its reseals) said had failed.
 
     ``failed`` are the rewindable source rows the seal took, ``redelivered`` the roots of the delivered
-    rows that failed, ``resumed`` the failures of records resumed from another query.
+    rows that failed, ``resumed`` the failures of records resumed from another query. Only if COMMITTED, and of
+    the last batch: ``report``, which may not have been sent to its end.
     """
 
     state: BatchState
     failed: tuple[SealedRows, ...] = ()
     redelivered: tuple[int, ...] = ()
     resumed: tuple[Failure, ...] = ()
+    report: Report = field(default_factory=Report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +149,10 @@ class Seal:
 
     ``delivered`` gives for each stream the offsets [start, end) this batch was given. ``redelivered``
     are failures of delivered rows (the vertex has their payload), ``resumed`` those of records another
-    query emitted: kept and handed back, the caller sends the `Fail` for them. Sealing a sealed batch again
-    is refused unless it says the same; a *sealed* batch that is run again uses `Reseal`.
+    query emitted: kept and handed back. ``report`` are the events for all records that were resumed; it is kept
+    and has no effect: the caller sends them once the batch is committed, and again if `BeginBatch` then hands them
+    back. Sealing a sealed batch again is refused unless it says the same; a *sealed* batch that is run again uses
+    `Reseal`.
     """
 
     query: str
@@ -147,13 +163,14 @@ class Seal:
     redelivered: tuple[Failure, ...] = ()
     resumed: tuple[Failure, ...] = ()
     emitted: tuple[EmittedRows, ...] = ()
+    report: Report = field(default_factory=Report)
 
 
 @dataclass(frozen=True, slots=True)
 class Reseal:
     """Add to a sealed batch what failed when it was run again: rows that had passed before.
 
-    ``emitted`` replaces what the first seal said (the run again has fresh ids).
+    ``emitted`` and ``report`` replace what the first seal said (the run again has fresh ids).
     """
 
     query: str
@@ -163,6 +180,7 @@ class Reseal:
     redelivered: tuple[Failure, ...] = ()
     resumed: tuple[Failure, ...] = ()
     emitted: tuple[EmittedRows, ...] = ()
+    report: Report = field(default_factory=Report)
 
 
 @dataclass(frozen=True, slots=True)

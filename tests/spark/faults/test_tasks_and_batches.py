@@ -154,7 +154,7 @@ def test_batches_run_again_with_other_partitions(
 
     calls = Counter(batch for batch, _ in written.calls)
     twice = {batch for batch, n in calls.items() if n > 1}
-    assert twice == {STEPS.index("written"), STEPS.index("reported")}
+    assert twice == {STEPS.index("written")}
     for batch in twice:
         first, again = (rows for number, rows in written.calls if number == batch)
         assert first == again, "the rows that the seal took were not the ones left out"
@@ -163,6 +163,6 @@ def test_batches_run_again_with_other_partitions(
     states = {report.batch: report.state for report in query.recent_batches}
     assert [states[batch] for batch in range(len(STEPS))] == [
         *[BatchState.NEW] * 3,
-        *[BatchState.SEALED] * 3,
-        BatchState.COMMITTED,
+        *[BatchState.SEALED] * 2,
+        *[BatchState.COMMITTED] * 2,
     ]
