@@ -36,6 +36,7 @@ from ftlayer.runtime.coordinator.submit import SlotRunner, SlotSubmitter
 from ftlayer.runtime.order import CheckpointPlan, Door, SlotOrder
 from ftlayer.runtime.sealed import KEY_BYTES
 from ftlayer.service.client import VertexClient
+from ftlayer.spark.workers import prepare_workers
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.connectors import Schema
 from ftlayer.stream.explain import explain, to_dot, to_mermaid
@@ -221,6 +222,7 @@ class StreamEnvironment:
     def _start(self, graph: JobGraph, stop_at_latest: bool, restore_from: str | None) -> Job:
         check_task_slots(self._spark, graph.slots, graph.name)
         place = place_of(self._spark)
+        prepare_workers(self._spark)
         tracked = self._layer is not None and self._layer.status is FTStatus.ON
         client = self._layer.client_for(self._spark) if self._layer is not None and tracked else None
         vertex = None if client is None else JobVertexCalls(client, dict(graph.options))

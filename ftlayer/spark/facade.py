@@ -39,6 +39,7 @@ from ftlayer.spark.frames import list_records, record_frame
 from ftlayer.spark.ingest import Ingest, stream_of_ingest
 from ftlayer.spark.plan_checks import check_columns, check_key, check_session, check_source
 from ftlayer.spark.tracked import SourceSpec, TrackedStream
+from ftlayer.spark.workers import prepare_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -250,6 +251,7 @@ class FTLayer:
         if keys:
             check_key(frame.schema, keys, f"source {name!r}: key")
         self._place(frame.sparkSession)
+        prepare_workers(frame.sparkSession)
         return TrackedStream(self, SourceSpec(frame, name, keys, rules=rules), frame.schema)
 
     def resume(
@@ -275,6 +277,7 @@ class FTLayer:
                 f"resume {name!r}: column {carrier!r} is {dict(frame.dtypes)[carrier]}, not binary"
             )
         self._place(frame.sparkSession)
+        prepare_workers(frame.sparkSession)
         return TrackedStream(self, SourceSpec(frame, name, carrier=carrier, rules=rules), frame.schema)
 
     def ingest(self, name: str, schema: StructType | str) -> Ingest:
@@ -300,6 +303,7 @@ class FTLayer:
             )
         spark = SparkSession.active()
         check_session(spark)
+        prepare_workers(spark)
         frame = spark.createDataFrame([], ingest.schema)
         spec = SourceSpec(frame, ingest.name, ingest=ingest.name, rules=rules)
         return TrackedStream(self, spec, ingest.schema)
