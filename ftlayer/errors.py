@@ -2,6 +2,8 @@
 
 Every message says what is wrong, where, and what to do. Errors that cross the vertex service carry
 their ``code`` on the wire, so that the client raises the class the vertex raised.
+
+Each class also says whether starting again may mend it (``recoverable``); `ftlayer.recovery` judges by that.
 """
 
 from __future__ import annotations
@@ -10,9 +12,17 @@ from typing import ClassVar
 
 
 class FTLayerError(Exception):
-    """Base of everything ftlayer raises on purpose."""
+    """Base of everything ftlayer raises on purpose.
+
+    Attributes:
+        code: names the class on the wire.
+        recoverable: whether what failed may succeed when it is started again, with nothing else changed: True where
+            that depends on the outside or on chance, False where it meets the same program and the same data again,
+            None where the error's cause has to be asked (and True where it has none that says otherwise).
+    """
 
     code: ClassVar[str] = "FTLAYER"
+    recoverable: ClassVar[bool | None] = None
 
 
 # ---------------------------------------------------------------- set-up
@@ -22,36 +32,49 @@ class ConfigError(FTLayerError, ValueError):
     """An option, or a combination of options, makes no sense; the message names them."""
 
     code = "CONFIG"
+    recoverable = False
 
 
 class MachineError(FTLayerError):
     """The machine lacks something: Java, a free address space, a Spark version."""
 
     code = "ENVIRONMENT"
+    recoverable = False
 
 
 class JavaMissingError(MachineError):
     """No Java, or one that is too old for this Spark; the message says how to install one."""
 
     code = "JAVA"
+    recoverable = False
 
 
 class UnsupportedError(FTLayerError):
     """A thing that works elsewhere and not here; the message names the alternative."""
 
     code = "UNSUPPORTED"
+    recoverable = False
 
 
 class UnhashableKeyError(FTLayerError, TypeError):
     """A key column has a type that Spark cannot hash, or Arrow cannot carry; names the column."""
 
     code = "UNHASHABLE_KEY"
+    recoverable = False
+
+
+class FunctionLoadError(FTLayerError, ImportError):
+    """A function cannot be loaded where it is to run: a module is missing there, or a class has moved."""
+
+    code = "FUNCTION_LOAD"
+    recoverable = False
 
 
 class InvalidTopologyError(FTLayerError):
     """A graph or a query that could not be tracked; names the operators."""
 
     code = "TOPOLOGY"
+    recoverable = False
 
 
 # ---------------------------------------------------------------- records
@@ -61,12 +84,14 @@ class FailException(FTLayerError):  # noqa: N818 - the name the original design 
     """Raised by a user's function to fail the record it was called for."""
 
     code = "FAIL"
+    recoverable = True
 
 
 class PermanentFailure(FailException):
     """Raised by a user's function: trying this record again is of no use, so it is a dead letter at once."""
 
     code = "PERMANENT"
+    recoverable = False
 
 
 MAX_RETRY_LATER_MS = 366 * 24 * 3_600_000
@@ -88,6 +113,7 @@ class RetryLater(FailException):
     """
 
     code = "RETRY_LATER"
+    recoverable = True
 
     def __init__(
         self, reason: str = "", *, after: str | int | None = None, uses_attempt: bool = True
@@ -108,6 +134,7 @@ class CodecError(FTLayerError, ValueError):
     """Bytes or a schema that are not a tracked batch."""
 
     code = "CODEC"
+    recoverable = False
 
 
 # ---------------------------------------------------------------- store
@@ -117,36 +144,42 @@ class StoreError(FTLayerError):
     """Base of the store's errors; the path is part of the message."""
 
     code = "STORE"
+    recoverable = True
 
 
 class StoreLockedError(StoreError):
     """Another process holds this store."""
 
     code = "STORE_LOCKED"
+    recoverable = True
 
 
 class StoreVersionError(StoreError):
     """The store was written by a newer ftlayer."""
 
     code = "STORE_VERSION"
+    recoverable = False
 
 
 class StorePathError(StoreError):
     """The directory is missing, not a directory, or cannot be written."""
 
     code = "STORE_PATH"
+    recoverable = False
 
 
 class StoreDamagedError(StoreError):
     """The store's files fail their checks."""
 
     code = "STORE_DAMAGED"
+    recoverable = False
 
 
 class StoreFullError(StoreError):
     """The store has used the share of its map (or its disk) that intake may use."""
 
     code = "STORE_FULL"
+    recoverable = True
 
 
 # ---------------------------------------------------------------- vertex
@@ -156,48 +189,56 @@ class VertexError(FTLayerError):
     """Base of the errors of the vertex and its clients."""
 
     code = "VERTEX"
+    recoverable = True
 
 
 class MalformedRequestError(VertexError, ValueError):
     """A request the vertex cannot read; names the field. Nothing was changed."""
 
     code = "MALFORMED"
+    recoverable = False
 
 
 class UnauthorizedError(VertexError):
     """The token is missing or wrong."""
 
     code = "UNAUTHORIZED"
+    recoverable = False
 
 
 class StaleIncarnationError(VertexError):
     """The call was meant for an earlier incarnation of the vertex, which has restarted since."""
 
     code = "STALE_INCARNATION"
+    recoverable = True
 
 
 class StaleOwnerError(VertexError):
     """A newer run of the same query has taken over; this one has to stop."""
 
     code = "STALE_OWNER"
+    recoverable = False
 
 
 class IntakeTimeoutError(VertexError):
     """``max_pending`` or a full store held intake back for longer than ``persist_timeout``."""
 
     code = "INTAKE_TIMEOUT"
+    recoverable = True
 
 
 class VertexUnavailableError(VertexError):
     """The vertex did not answer before the deadline."""
 
     code = "UNAVAILABLE"
+    recoverable = True
 
 
 class ProtocolError(VertexError):
     """A call that is well-formed and makes no sense now (a commit without a seal, say)."""
 
     code = "PROTOCOL"
+    recoverable = True
 
 
 # ---------------------------------------------------------------- queries
@@ -207,18 +248,21 @@ class QueryError(FTLayerError):
     """Base of the errors of a wrapped query."""
 
     code = "QUERY"
+    recoverable: ClassVar[bool | None] = None
 
 
 class RecomputedResultError(QueryError):
     """What was handed to the sink is not what was sealed: Spark recomputed it differently."""
 
     code = "RECOMPUTED"
+    recoverable = True
 
 
 class CheckpointMismatchError(QueryError):
     """The Spark checkpoint belongs to another query, or to the same one with other options."""
 
     code = "CHECKPOINT"
+    recoverable = False
 
 
 # ---------------------------------------------------------------- topologies
@@ -228,42 +272,49 @@ class JobError(FTLayerError):
     """Base of the errors that end a continuous topology; says which slot and why."""
 
     code = "JOB"
+    recoverable: ClassVar[bool | None] = None
 
 
 class JobStartError(JobError):
     """A topology did not come up: too few task slots, or a slot that cannot start or be reached."""
 
     code = "JOB_START"
+    recoverable = False
 
 
 class SlotLostError(JobError):
     """A slot was lost and is not started again: fault tolerance is off, or the restart strategy has given up."""
 
     code = "SLOT_LOST"
+    recoverable = False
 
 
 class PeerRefusedError(JobError):
-    """A stream between slots of an instance that does not count, or of another job."""
+    """A stream between slots of an instance that does not count, or of another job, or that cannot be read."""
 
     code = "PEER_REFUSED"
+    recoverable = True
 
 
 class PeerLostError(JobError):
     """Another slot cannot be reached, and the coordinator has not replaced it."""
 
     code = "PEER_LOST"
+    recoverable = True
 
 
 class PeerUnreachableError(PeerLostError):
     """Another slot, which is up for the coordinator, could not be reached at its address from the beginning."""
 
     code = "PEER_UNREACHABLE"
+    recoverable = True
 
 
 class SourceError(FTLayerError):
     """A source cannot go on, or gave something that does not fit its schema; names it and what it gave."""
 
     code = "SOURCE"
+    recoverable: ClassVar[bool | None] = None
 
 
 class SourceRowError(SourceError):
@@ -273,6 +324,7 @@ class SourceRowError(SourceError):
     """
 
     code = "SOURCE_ROW"
+    recoverable = False
 
 
 class TimerFailedError(FTLayerError):
@@ -282,6 +334,7 @@ class TimerFailedError(FTLayerError):
     """
 
     code = "TIMER"
+    recoverable: ClassVar[bool | None] = None
 
     def __init__(self, message: str, operator: str = "", traceback: str = "") -> None:
         super().__init__(message)
@@ -293,48 +346,56 @@ class CheckpointError(FTLayerError):
     """A checkpoint could not be taken, found or restored. The more exact errors below say which."""
 
     code = "CHECKPOINTING"
+    recoverable: ClassVar[bool | None] = None
 
 
 class CheckpointStorageError(CheckpointError):
     """The storage of checkpoints cannot be read or written (full, read-only, gone). Names the path."""
 
     code = "CHECKPOINT_STORAGE"
+    recoverable = True
 
 
 class CheckpointDamagedError(CheckpointError):
     """What was read is not what was written: a file is missing, cut off, changed, or signed with another key."""
 
     code = "CHECKPOINT_DAMAGED"
+    recoverable = True
 
 
 class IncompatibleCheckpointError(CheckpointError):
     """A checkpoint does not fit the job that is to be restored from it; names operators and the way out."""
 
     code = "CHECKPOINT_INCOMPATIBLE"
+    recoverable = False
 
 
 class StateSerializationError(CheckpointError):
     """A key or value of the state cannot be written; names operator, table and type."""
 
     code = "STATE_SERIALIZATION"
+    recoverable = False
 
 
 class SnapshotCancelledError(CheckpointError):
     """A snapshot was given up while it was written; nobody waits for it."""
 
     code = "SNAPSHOT_CANCELLED"
+    recoverable = True
 
 
 class CommitFailedError(CheckpointError):
     """A sink could not commit what a completed checkpoint holds. Nothing is lost: it is committed on restore."""
 
     code = "COMMIT_FAILED"
+    recoverable: ClassVar[bool | None] = None
 
 
 class SinkError(FTLayerError):
     """A ready-made sink cannot write, commit or abort; names where, and what to do."""
 
     code = "SINK"
+    recoverable: ClassVar[bool | None] = None
 
 
 def error_for_code(code: str) -> type[FTLayerError]:

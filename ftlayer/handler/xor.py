@@ -14,6 +14,7 @@ from ftlayer.handler.exact_ids import IdBook, fold_lists
 from ftlayer.handler.lineage import Lineage
 from ftlayer.layer.calls import EventIds, Failure
 from ftlayer.records.ids import I64Array, U64Array, xor_fold_by_root
+from ftlayer.recovery import lasting_in_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +130,11 @@ class NonFTXorHandler:
         """Do nothing."""
 
     def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
-        """Raise the first failure as a `JobError`: nobody else would hear of it."""
+        """Raise the first failure as a `JobError`, or as the error that no restart mends: nobody else hears of it."""
         for failure in failures:
-            raise JobError(f"{failure.operator!r} failed: {failure.reason}\n{failure.traceback}")
+            raise lasting_in_text(failure.traceback) or JobError(
+                f"{failure.operator!r} failed: {failure.reason}\n{failure.traceback}"
+            )
 
     def events(self) -> Events | None:
         """Return None."""

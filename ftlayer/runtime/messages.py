@@ -118,6 +118,7 @@ class SubtaskDeclined:
     """Barrier mode: a subtask cannot take its part of a checkpoint.
 
     ``counts`` toward ``tolerable_failures``: false for what a `GiveUp` says, since nothing has gone wrong here.
+    ``code``: of an error that no restart mends, "" for others.
     """
 
     checkpoint: int
@@ -125,6 +126,7 @@ class SubtaskDeclined:
     subtask: int
     reason: str
     counts: bool = True
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)

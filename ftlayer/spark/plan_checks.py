@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
+from ftlayer.functions.pickling import WAY_OUT as WAY_OUT_OF_PICKLING
+from ftlayer.functions.pickling import pickling_fault
+from ftlayer.functions.steps import FunctionStep
 from ftlayer.spark.delivery_marks import SOURCE_FT
 from ftlayer.spark.stage_task import FT
 
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from ftlayer.spark.steps import Transform
+    from ftlayer.spark.steps import Step, Transform
 
 STATEFUL = {
     "EventTimeWatermark": "withWatermark",
@@ -68,14 +71,43 @@ def check_source(frame: DataFrame, name: str) -> None:
 
 
 def check_names(schema: StructType, what: str) -> None:
-    """Raise `InvalidTopologyError` for a reserved name of a column, or one that two columns have."""
+    """Raise `InvalidTopologyError` for a reserved name of a column, or one that two columns have for Spark."""
+    known: dict[str, str] = {}
+    matters = _case_matters()
     for name in schema.names:
         if name.lower().startswith(FT):
             raise InvalidTopologyError(
                 f"{what}: column {name!r} has a reserved name (all that start with {FT!r} are): rename it"
             )
+        other = known.setdefault(name if matters else name.lower(), name)
         if schema.names.count(name) > 1:
             raise InvalidTopologyError(f"{what}: two columns are named {name!r}; rename one")
+        if other != name:
+            raise InvalidTopologyError(
+                f"{what}: the columns {other!r} and {name!r} are one to Spark, which does not look at case; rename one "
+                "(or set spark.sql.caseSensitive)"
+            )
+
+
+def check_functions(steps: Iterable[Step]) -> None:
+    """Raise `InvalidTopologyError` for a function that cannot be sent to Spark's Python workers."""
+    for step in steps:
+        if not isinstance(step, FunctionStep):
+            continue
+        fault = pickling_fault(step)
+        if fault is not None:
+            raise InvalidTopologyError(
+                f"{step.uid!r} cannot be sent to Spark's Python workers: {fault}. {WAY_OUT_OF_PICKLING}, or keep it in "
+                "an imported module"
+            )
+
+
+def _case_matters() -> bool:
+    """Whether the names of two columns may differ in case alone."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    return spark is not None and str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
 def check_columns(

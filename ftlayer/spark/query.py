@@ -16,26 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
 
-from ftlayer.errors import (
-    CheckpointMismatchError,
-    ConfigError,
-    FTLayerError,
-    InvalidTopologyError,
-    QueryError,
-    StaleOwnerError,
-    UnsupportedError,
-)
+from ftlayer.errors import FTLayerError, QueryError
 from ftlayer.layer.calls import QueryStatus
 from ftlayer.notebook import html_table
+from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy
 from ftlayer.spark.drained import BatchLog, Drain
 from ftlayer.spark.protocol import BatchReport
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
-
-FINAL = (CheckpointMismatchError, ConfigError, InvalidTopologyError, StaleOwnerError, UnsupportedError)
-"""Errors that starting again cannot mend."""
 
 POLL_S = 0.2
 """How often the supervisor looks whether it was told to stop while the Spark query runs."""
@@ -343,11 +333,11 @@ class TrackedQuery:
             )
             self._error.__cause__ = error
             return False
-        final = isinstance(error, FINAL)
+        final = lasting(error)
         pause = None if final else self._strategy.on_failure(round(time.monotonic() * 1000))
         if pause is None:
-            self._error = error
-            if not isinstance(error, FTLayerError):
+            self._error = final or error
+            if not isinstance(self._error, FTLayerError):
                 self._error = QueryError(f"{self.name}: {_short(error)}")
                 self._error.__cause__ = error
             return False

@@ -14,7 +14,7 @@ from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
 from ftlayer.spark.ingest import stream_of_ingest
 from ftlayer.spark.plain import plain_rows
-from ftlayer.spark.plan_checks import with_source_ft
+from ftlayer.spark.plan_checks import check_functions, with_source_ft
 from ftlayer.spark.protocol import Batches
 from ftlayer.spark.query import TrackedQuery
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
@@ -114,9 +114,10 @@ class TrackedWriter:
     def start(self) -> TrackedQuery:
         """Start the query and its supervisor.
 
-        Raises `CheckpointMismatchError` if the checkpoint is not this query's, and whatever Spark or the
-        vertex raises at the start.
+        Raises `CheckpointMismatchError` if the checkpoint is not this query's, `InvalidTopologyError` for a function
+        that cannot be pickled, and whatever Spark or the vertex raises at the start.
         """
+        check_functions(self._stream.steps)
         return self._start_tracked() if self._stream.layer.enabled else self._start_plain()
 
     def _start_plain(self) -> TrackedQuery:

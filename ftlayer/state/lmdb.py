@@ -40,7 +40,7 @@ from ftlayer.state.lmdb_layout import (
 )
 from ftlayer.state.local_directory import LocalDirectory
 from ftlayer.state.pace import giving_way
-from ftlayer.state.serializer import Serializer, unpack
+from ftlayer.state.serializer import Serializer, unpack, unreadable
 from ftlayer.state.sweep import Sweep
 from ftlayer.state.view import TableView
 
@@ -121,14 +121,14 @@ class LmdbStores:
         """Whether nothing was ever moved into it."""
         return self._env is None or not self._env.stat()["entries"]
 
-    def found(self, key: bytes) -> Any:
-        """Return the value of an LMDB key; NOTHING without one."""
+    def found(self, key: bytes) -> memoryview | None:
+        """Return the packed value of an LMDB key, to be read before anything else is asked for; None without one."""
         if self._env is None:
-            return NOTHING
+            return None
         if self._txn is None:
             self._txn = self._env.begin(buffers=True)
         value = self._txn.get(key)
-        return NOTHING if value is None else unpack(value_of(key, value))
+        return None if value is None else value_of(key, value)
 
     def _stop_reading(self) -> None:
         if self._txn is not None:
@@ -271,13 +271,21 @@ class LmdbStore:
 
     def __init__(self, stores: LmdbStores, info: TableInfo, groups: KeyGroups) -> None:
         self._stores = stores
+        self._info = info
         self._number = info.number
         self._table = TABLE.pack(info.number)
         self._groups = groups
 
     def get(self, key: Key) -> Any:
         """Return the value, read anew at each call; NOTHING without one."""
-        return self._stores.found(stored_key(self._table, self._stores.packed_key(self._groups, key)))
+        value = self._stores.found(stored_key(self._table, self._stores.packed_key(self._groups, key)))
+        if value is None:
+            return NOTHING
+        try:
+            return unpack(value)
+        except Exception as error:
+            # A restore that goes on with the copied file has not read it yet.
+            raise unreadable(f"operator {self._info.operator!r}, table {self._info.name!r}", error) from error
 
     def all_keys(self) -> Iterator[Key]:
         """Return all keys."""

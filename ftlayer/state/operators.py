@@ -7,7 +7,7 @@ from typing import Any
 
 from ftlayer.checkpoint.snapshots import OperatorState, Redistribution
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError, StateSerializationError
-from ftlayer.state.serializer import Serializer, unpack
+from ftlayer.state.serializer import Serializer, unpack, unreadable
 
 
 class SubtaskOperatorStates:
@@ -46,10 +46,11 @@ class SubtaskOperatorStates:
         for saved in states:
             kind = Redistribution(saved.redistribution)
             self._restored.add(saved.name)
+            items = [self._unpacked(saved.name, item) for item in saved.items]
             if kind is Redistribution.BROADCAST:
-                self.broadcast(saved.name).update(map(unpack, saved.items))
+                self.broadcast(saved.name).update(items)
             else:
-                self.list(saved.name, union=kind is Redistribution.UNION).extend(map(unpack, saved.items))
+                self.list(saved.name, union=kind is Redistribution.UNION).extend(items)
 
     def snapshot(self, serializer: Serializer) -> Iterator[OperatorState]:
         """Write every state out as it is now; `StateSerializationError`. Meant for small states: it is not lazy."""
@@ -58,6 +59,12 @@ class SubtaskOperatorStates:
             yield OperatorState(
                 self._uid, name, kind, tuple([self._packed(serializer, name, value) for value in values])
             )
+
+    def _unpacked(self, name: str, item: bytes) -> Any:
+        try:
+            return unpack(item)
+        except Exception as error:
+            raise unreadable(f"operator {self._uid!r}, state {name!r}", error) from error
 
     def _packed(self, serializer: Serializer, name: str, value: Any) -> bytes:
         try:

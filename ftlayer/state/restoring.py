@@ -16,7 +16,7 @@ from ftlayer.state.contract import BackendSpec
 from ftlayer.state.entries import Block, read_blocks
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.keyed import LIST, MAP, TIMERS, VALUE
-from ftlayer.state.serializer import array_header, split_array, unpack
+from ftlayer.state.serializer import array_header, split_array, unpack, unreadable
 from ftlayer.state.timers import TimerService
 
 BlocksOf = Callable[[StatePiece, Callable[[int, int, int], bool]], Iterator[Block]]
@@ -84,10 +84,7 @@ def decoded(block: Block, info: TableInfo, groups: KeyGroups) -> tuple[list[Key]
         keys = groups.found_again(unpack(block.keys))
         values = None if block.values is None else unpack(block.values)
     except Exception as error:
-        raise IncompatibleCheckpointError(
-            f"operator {info.operator!r}, table {info.name!r}: the state cannot be read "
-            f"({type(error).__name__}: {error}); are the classes of its values where they were when it was written?"
-        ) from error
+        raise unreadable(f"operator {info.operator!r}, table {info.name!r}", error) from error
     if values is not None and len(values) != len(keys):
         raise CheckpointDamagedError(f"operator {info.operator!r}, table {info.name!r}: keys without values")
     return keys, values

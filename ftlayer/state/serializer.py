@@ -30,6 +30,7 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.state.values import ATOMS
 
 NAME = "msgpack"
@@ -96,6 +97,14 @@ _ONLY_TUPLES = {tuple}
 def unpack(data: bytes | memoryview) -> Any:
     """Return what was packed."""
     return msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_from_ext)
+
+
+def unreadable(where: str, error: Exception) -> IncompatibleCheckpointError:
+    """Return the error for packed state that `unpack` raised ``error`` for; ``where`` names operator and state."""
+    return IncompatibleCheckpointError(
+        f"{where}: the state cannot be read ({type(error).__name__}: {error}); are the classes of its values where "
+        "they were when it was written?"
+    )
 
 
 def array_header(length: int) -> bytes:

@@ -13,6 +13,7 @@ from ftlayer.errors import (
     UnhashableKeyError,
     UnsupportedError,
 )
+from ftlayer.functions.steps import Process, Reduce
 from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey
 from ftlayer.partitioning.replay import replay_twin
 from ftlayer.records.batch import TRACKED_COLUMNS
@@ -222,6 +223,16 @@ def _check_dead_ends(graph: StreamGraph) -> None:
         )
 
 
+def _check_state_key(schema: pa.Schema, keys: tuple[str, ...], what: str) -> None:
+    """Raise `UnhashableKeyError` for a key whose values Python cannot look state up by."""
+    for name, kind in zip(keys, key_types(schema, keys), strict=True):
+        if pa.types.is_nested(kind):
+            raise UnhashableKeyError(
+                f"{what}: key column {name!r} is {kind}, and state is kept by values that Python can hash; key by "
+                "fields of it ('a.b'), or by a text that a map makes of it"
+            )
+
+
 def _check_edge(graph: StreamGraph, edge: StreamEdge) -> None:
     source, target = graph.node(edge.source), graph.node(edge.target)
     partitioner, schema = graph.partitioner_of(edge), graph.schema_of(edge)
@@ -249,6 +260,8 @@ def _check_inputs(graph: StreamGraph, node: StreamNode) -> None:
     for number, keys in enumerate(keys_of(node.operator)):
         edges = [edge for edge in graph.edges_into(node.uid) if edge.input == number]
         expected = declared[number] if declared else graph.schema_of(edges[0])
+        if isinstance(node.operator, Reduce | Process | CoProcess):
+            _check_state_key(expected, keys, f"input {number} of {node.uid!r}")
         for edge in edges:
             difference = schema_difference(expected, graph.schema_of(edge))
             if difference:

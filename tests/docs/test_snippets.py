@@ -52,6 +52,7 @@ OTHERS_OPTIONS = {
     "--json",
     "--pyflink",
     "--supervise",
+    "--py-files",
     "--hypothesis-profile",
     "--pdb",
     "--durations",
@@ -60,6 +61,7 @@ OTHERS_OPTIONS = {
 
 CALLED_BY_FTLAYER = {
     "note_failure",
+    "check_retry",
     "report",
     "to_function",
     "to_writer",
@@ -84,7 +86,7 @@ def page(name: str) -> str:
 
 
 def blocks(text: str, language: str) -> Iterator[str]:
-    yield from re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    yield from re.findall(rf"^```{language}(?: fragment)?\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
 def section(text: str, heading: str) -> str:

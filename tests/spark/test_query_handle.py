@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.errors import ConfigError, QueryError
+from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError
 from ftlayer.layer.calls import QueryStatus
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.spark.drained import BatchLog
@@ -304,3 +304,17 @@ def test_an_error_at_the_first_start_is_raised_at_once() -> None:
 
     with pytest.raises(ConfigError, match="no"):
         handle_of(Starter(before))
+
+
+@pytest.mark.parametrize(
+    "error", [CodecError("a record does not fit"), ModuleNotFoundError("No module named 'h'")]
+)
+def test_what_no_restart_mends_ends_the_query_at_once(error: Exception) -> None:
+    starter = Starter()
+    query = handle_of(starter)
+    query.note_failure(error)
+    starter.run(0).end(RuntimeError("what Spark makes of it"))
+    with pytest.raises((CodecError, FunctionLoadError), match=str(error)):
+        query.awaitTermination(WAIT_S)
+    assert query.restarts == 0
+    assert len(starter.runs) == 1

@@ -600,3 +600,16 @@ def test_with_checkpoints_a_source_has_to_rewind() -> None:
         "layer.ingest(…).reader(name)",
         of=lambda: job_graph(of, max_parallelism=8),
     )
+
+
+@pytest.mark.parametrize("kind", ["array<bigint>", "struct<x: bigint>"])
+def test_state_by_a_key_that_python_cannot_hash(kind: str) -> None:
+    """Records may be dealt out by such a key; state cannot be looked up by it."""
+    env = GraphBuilder("keys", parallelism=2)
+    by_key = env.source([], f"k {kind}, n bigint", uid="rows").key_by("k")
+    by_key.map(lambda record: record).sink(print)
+    by_key.reduce(lambda one, other: other, volatile_state=True, uid="latest").sink(print)
+    with pytest.raises(
+        UnhashableKeyError, match=r"'latest': key column 'k' is .*values that Python can hash"
+    ):
+        env.build()

@@ -35,9 +35,11 @@ from ftlayer.errors import (
     CheckpointError,
     ConfigError,
     FTLayerError,
+    error_for_code,
 )
 from ftlayer.layer.calls import Now
 from ftlayer.runtime.coordinator.events import (
+    Broken,
     EndTasksRequested,
     Event,
     JobState,
@@ -122,6 +124,8 @@ class JobCheckpoints:
             restored=self._restored,
         )
         self._requests = Requests()
+        # Why the checkpoint that is being declined cannot be taken after a restart either.
+        self._lasting: FTLayerError | None = None
         self._cancelled = False
 
     # ------------------------------------------------------------ what is known
@@ -146,8 +150,10 @@ class JobCheckpoints:
         match message:
             case SubtaskAcked(checkpoint, snapshot):
                 self._do(self._rules.acked(checkpoint, snapshot, _now()))
-            case SubtaskDeclined(checkpoint, uid, subtask, reason, counts):
+            case SubtaskDeclined(checkpoint, uid, subtask, reason, counts, code):
+                self._lasting = error_for_code(code)(reason) if code else None
                 self._do(self._rules.declined(checkpoint, (uid, subtask), reason, _now(), counts=counts))
+                self._lasting = None
             # Of an instance that is about to be reset it means nothing: the next one reads on from the checkpoint.
             case DataEnded(uid, subtask) if self._parts.graph.slot_of(uid, subtask) not in self._down:
                 self._do(self._rules.data_ended((uid, subtask), _now()))
@@ -274,7 +280,7 @@ class JobCheckpoints:
                 self._given_up.add(parts)
                 self._cleaning.do(lambda: self._parts.storage.discard_parts(number, parts, keep, location))
             case FailJob(reason):
-                self._happened(RestartRequested(reason))
+                self._happened(Broken(self._lasting) if self._lasting else RestartRequested(reason))
             case RestoreFrom(number, checkpoint):
                 self._restores.restore(number, checkpoint)
             case Answer():

@@ -176,6 +176,8 @@ class JobCore(ABC):
         if not slot.is_instance(instance):
             if isinstance(message, SlotFailed) and slot.hello is None and not self._stopping():
                 slot.failure = self.last_failure = f"slot {slot.number}: {reason_of(message)}"
+                if message.code:
+                    self._fail(error_for_code(message.code)(message.reason), now_ms)
             return
         slot.heard_ms = now_ms
         match message:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.errors import FTLayerError
+from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.checkpointed_planner import CheckpointedReaderPlanner
 from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
@@ -149,9 +150,10 @@ class Planners:
 
     def _reader_failed(self, uid: str, error: FTLayerError) -> None:
         """Called by the planner's thread, its last deed."""
-        pause_ms = self._restarts[uid].on_failure(time.monotonic_ns() // 1_000_000)
+        final = lasting(error)
+        pause_ms = None if final else self._restarts[uid].on_failure(time.monotonic_ns() // 1_000_000)
         if pause_ms is None:
-            self._failed(error)
+            self._failed(final or error)
             return
         logger.warning("%s; it is started again in %d ms", error, pause_ms)
         if not self._closed.wait(pause_ms / 1_000):

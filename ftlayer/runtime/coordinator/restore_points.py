@@ -6,7 +6,8 @@ import logging
 from collections.abc import Callable, Mapping
 
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore
-from ftlayer.errors import CheckpointDamagedError, FTLayerError, IncompatibleCheckpointError, JobError
+from ftlayer.errors import CheckpointDamagedError, FTLayerError, JobError
+from ftlayer.recovery import lasting
 from ftlayer.runtime.coordinator.events import Event, PrepareRestore, RestoreFailed, RestoreReady
 from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.coordinator.publishing import CheckpointParts, Publisher
@@ -63,8 +64,8 @@ class RestorePoints:
             try:
                 made = self._publisher.prepare(chosen)
             except FTLayerError as error:
-                lasting = isinstance(error, IncompatibleCheckpointError)
-                self._happened(RestoreFailed(number, error, lasting))
+                final = lasting(error)
+                self._happened(RestoreFailed(number, final or error, lasting=final is not None))
                 return
             except Exception as error:
                 logger.error("a restore failed in a way it never should", exc_info=error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import re
 import socket
 import threading
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 
 from ftlayer.config import is_loopback
 from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, UnsupportedError
+from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
 from ftlayer.machine import ensure_java
 from ftlayer.runtime.coordinator.submit import is_connect
 from ftlayer.runtime.order import SlotOrder
@@ -112,14 +112,13 @@ def pickled_order(order: SlotOrder) -> bytes:
     except Exception as error:
         for vertex in order.graph.vertices:
             for operator in vertex.operators:
-                fault = _pickling_fault(operator)
+                fault = pickling_fault(operator)
                 if fault is not None:
                     raise InvalidTopologyError(
-                        f"{operator.uid!r} ({display_name(operator)}) cannot be sent to the slots: {fault}. Its "
-                        "function holds something that cannot be pickled (a lock, a connection, the Spark session): "
-                        "make it inside the function, or in open() of a ProcessFunction"
+                        f"{operator.uid!r} ({display_name(operator)}) cannot be sent to the slots: {fault}. "
+                        f"{WAY_OUT}, or in open() of a ProcessFunction"
                     ) from error
-        raise InvalidTopologyError(f"the topology cannot be sent to the slots: {_said(error)}") from error
+        raise InvalidTopologyError(f"the topology cannot be sent to the slots: {said(error)}") from error
     return pickled
 
 
@@ -196,21 +195,6 @@ def _too_few(spark: Any, wanted: int, there: int, taken: dict[str, int]) -> str:
 
 def _is_true(spark: Any, option: str) -> bool:
     return str(spark.conf.get(option, "false")).lower() == "true"
-
-
-def _pickling_fault(operator: Any) -> str | None:
-    from pyspark import cloudpickle
-
-    try:
-        cloudpickle.dumps(operator)  # type: ignore[no-untyped-call]
-    except Exception as error:  # noqa: BLE001 - a user's object may raise anything when it is pickled
-        return _said(error)
-    return None
-
-
-def _said(error: Exception) -> str:
-    kind = "" if isinstance(error, pickle.PicklingError) else f"{type(error).__name__}: "
-    return f"{kind}{error}".partition("\n")[0]
 
 
 def _connect_host(spark: Any) -> str | None:

@@ -6,6 +6,7 @@ import copy
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
+from ftlayer.recovery import lasting_in_text
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.events import CancelSlot, Decision, SparkJobEnded, SubmitSlot
 from ftlayer.runtime.coordinator.reasons import with_spark_error
@@ -50,6 +51,9 @@ class Upkeep:
         slot.spark_error = event.error
         if slot.hello is None and event.error is not None:
             slot.failure = with_spark_error(slot.failure or f"slot {slot.number}", event.error)
+            final = lasting_in_text(event.error)
+            if final is not None:
+                return final
         if slot.greeted:
             return None
         slot.failed_starts += 1

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ftlayer.errors import JobError, PeerLostError, PeerUnreachableError
+from ftlayer.errors import CodecError, JobError, PeerLostError, PeerRefusedError, PeerUnreachableError
 from ftlayer.layer.calls import Now
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.messages import (
@@ -194,10 +194,10 @@ class SlotLoop:
         match event:
             case FrameCame(slot, instance, data):
                 if self._links.counts(slot, instance):
-                    self._core.frame(slot, data)
+                    self._take_of(slot, lambda: self._core.frame(slot, data))
             case CreditCame(slot, instance, data):
                 if self._links.counts(slot, instance):
-                    self._core.granted(data)
+                    self._take_of(slot, lambda: self._core.granted(data))
             case RootsAccepted(key, ticket):
                 self._core.accepted(key, ticket, _now())
                 self._sources.accepted(key, ticket)
@@ -222,6 +222,13 @@ class SlotLoop:
             case CoordinatorLost(reason):
                 logger.warning("this slot ends: %s", reason)
                 self._over = True
+
+    def _take_of(self, slot: int, take: Callable[[], None]) -> None:
+        """Take what a peer has sent; what cannot be read is the stream's fault, and a new stream is another."""
+        try:
+            take()
+        except CodecError as error:
+            raise PeerRefusedError(f"what slot {slot} has sent cannot be read: {error}") from error
 
     def _obey(self, message: ToSlot) -> None:
         match message:

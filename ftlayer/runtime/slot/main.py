@@ -24,10 +24,10 @@ from ftlayer.errors import (
     JobError,
     PeerUnreachableError,
     SourceError,
-    SourceRowError,
 )
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.records.ids import U64Array
+from ftlayer.recovery import lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.opening import open_reader
 from ftlayer.runtime.coordinator.control_client import ControlClient
@@ -153,12 +153,14 @@ class _Slot:
     def fail(self, error: BaseException) -> None:
         """Tell the coordinator why this slot ends."""
         logger.error("slot %s fails", self._order.slot, exc_info=error)
-        reason = str(error) if isinstance(error, FTLayerError) else f"{type(error).__name__}: {error}"
+        final = lasting(error)
+        said = error if final is None else final
+        reason = str(said) if isinstance(said, FTLayerError) else f"{type(said).__name__}: {said}"
         trace = "".join(traceback.format_exception(error))
-        lasting = isinstance(error, PeerUnreachableError)
+        unreachable = isinstance(error, PeerUnreachableError)
         damaged = self._restored if isinstance(error, CheckpointDamagedError) else 0
-        code = error.code if isinstance(error, SourceRowError) else ""
-        self._control.send(SlotFailed(reason, self._blamed(error), trace, lasting, damaged, code))
+        code = "" if final is None else final.code
+        self._control.send(SlotFailed(reason, self._blamed(error), trace, unreachable, damaged, code))
 
     def _blamed(self, error: BaseException) -> str:
         """Return the uid of the chain that was at work, "" for none."""

@@ -17,6 +17,7 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import ChannelState, SnapshotTimes, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
 from ftlayer.errors import CheckpointError, SnapshotCancelledError
+from ftlayer.recovery import lasting
 from ftlayer.runtime.messages import FromSlot, SubtaskAcked, SubtaskDeclined
 from ftlayer.runtime.slot.capture import CapturedChannel
 from ftlayer.runtime.slot.events import Event, SnapshotOver
@@ -216,7 +217,9 @@ class SnapshotRunner:
         if not part.cancelled:
             part.cancelled = True
             reason = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
-            self._send(SubtaskDeclined(part.barrier.checkpoint, *part.key, reason))
+            final = lasting(error)
+            code = "" if final is None else final.code
+            self._send(SubtaskDeclined(part.barrier.checkpoint, *part.key, reason, code=code))
         self._over(part)
 
     def _over(self, part: _Part) -> None:

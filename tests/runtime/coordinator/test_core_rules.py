@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import JobError, JobStartError, SlotLostError, SourceRowError
+from ftlayer.errors import FunctionLoadError, JobError, JobStartError, SlotLostError, SourceRowError
 from ftlayer.layer.calls import StreamStatus
 from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.coordinator.core import CoordinatorCore
@@ -54,6 +54,11 @@ from ftlayer.runtime.messages import (
 OPTIONS = TopologyOptions(heartbeat_ms=100, heartbeat_timeout_ms=1_000, start_timeout_ms=5_000)
 TIMEOUT_MS = 1_200
 DRAINED = StreamStatus(0, 0, 0, 0, -1)
+UNLOADABLE = """Traceback (most recent call last):
+  File "submit.py", line 126, in task
+    mine = replace(pickle.loads(order), slot=slot)
+ModuleNotFoundError: No module named 'helper'
+"""
 
 
 def recalls_of(decisions: list[Decision]) -> list[int]:
@@ -323,6 +328,25 @@ def test_a_row_that_does_not_fit_ends_the_job() -> None:
     assert isinstance(end.error, SourceRowError)
     assert str(end.error) == "source 'numbers' gave 'x'"
     assert rig.core.restarts == 0
+
+
+def test_what_no_restart_mends_ends_the_job_before_a_slot_is_up_too() -> None:
+    rig = Rig(1)
+    rig.said("0x", SlotFailed("No module named 'helper'", "", "trace", code=FunctionLoadError.code))
+    end = over(rig.tell(SparkJobEnded(0, 1, None)))
+    assert isinstance(end.error, FunctionLoadError)
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_plan_that_cannot_be_loaded_ends_the_job_at_its_first_slot(began: bool) -> None:
+    """The slot has not come as far as to say so itself: Spark's text has the worker's traceback."""
+    rig = Rig(1)
+    if began:
+        rig.up()
+        rig.tell(Broke(0, "0a", "it was lost"))
+    end = over(rig.tell(SparkJobEnded(0, 1, UNLOADABLE)))
+    assert isinstance(end.error, FunctionLoadError)
+    assert "No module named 'helper'" in str(end.error)
 
 
 def test_one_that_has_worked_is_repaired_from_it() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from ftlayer import JobState
-from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, SourceRowError
+from ftlayer.errors import ConfigError, FunctionLoadError, InvalidTopologyError, JobStartError, SourceRowError
 from ftlayer.runtime import environment as environment_module
 from ftlayer.runtime.coordinator.job import Job
 from ftlayer.runtime.messages import Hello
@@ -123,4 +125,19 @@ def test_a_source_that_gives_what_does_not_fit_its_schema(environment: Any) -> N
     with pytest.raises(SourceRowError, match=r"source 'numbers' gave 'three'.*\(id int64\)"):
         job.wait(300)
     assert job.state is JobState.FAILED
+    assert job.status().restarts == 0
+
+
+def test_a_module_that_slots_lack(environment: Any) -> None:
+    module = ModuleType("only_in_the_driver")
+    exec("def same(record):\n    return record\n", vars(module))
+    sys.modules[module.__name__] = module
+    try:
+        env = environment(name="unloadable")
+        env.source([1, 2], "id bigint", uid="numbers").map(module.same).sink(print)
+        job = env.execute_async()
+        with pytest.raises(FunctionLoadError, match=r"No module named 'only_in_the_driver'.*addArtifact"):
+            job.wait(60)
+    finally:
+        del sys.modules[module.__name__]
     assert job.status().restarts == 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ftlayer.errors import InvalidTopologyError, QueryError
+from ftlayer.errors import FunctionLoadError, InvalidTopologyError, QueryError
 from ftlayer.restart import FixedDelay
 
 pytestmark = pytest.mark.spark
@@ -182,3 +184,20 @@ def test_a_drain_that_takes_too_long_leaves_the_rest_in_the_store(
     assert not query.isActive
     assert query.ft_status().waiting == 7
     assert len(kept.rows) == 93
+
+
+def test_a_module_that_workers_lack_ends_the_query_at_once(
+    layer: Any, numbers: Any, kept: Any, tools: Any
+) -> None:
+    module = ModuleType("only_in_the_driver")
+    exec("def same(record):\n    return record\n", vars(module))
+    sys.modules[module.__name__] = module
+    try:
+        stream = layer.source(numbers, name="unloadable").map(module.same, "n bigint")
+        query = stream.sink(kept, checkpoint=tools.checkpoint).start()
+        with pytest.raises(FunctionLoadError, match=r"No module named 'only_in_the_driver'.*addArtifact"):
+            tools.finish(query)
+    finally:
+        del sys.modules[module.__name__]
+    assert query.restarts == 0
+    assert not kept.calls

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +275,16 @@ def test_a_store_that_is_gone(
         ),
     ):
         other.source(numbers, name="numbers").sink(kept, checkpoint=tools.checkpoint).start()
+
+
+def test_columns_that_differ_in_case_alone(idle: FTLayer, rows: Any) -> None:
+    stream = idle.source(rows.stream("k string"), name="events")
+    with pytest.raises(InvalidTopologyError, match=r"'host' and 'Host' are one to Spark.*caseSensitive"):
+        stream.map(lambda record: record, "host string, Host string")
+
+
+def test_a_function_that_cannot_be_pickled(idle: FTLayer, rows: Any, tmp_path: Path) -> None:
+    lock = threading.Lock()
+    stream = idle.source(rows.stream("k string"), name="events").filter(lambda record: lock, name="locked")
+    with pytest.raises(InvalidTopologyError, match=r"'locked' cannot be sent.*cannot pickle '_thread.lock'"):
+        stream.sink(print, checkpoint=str(tmp_path / "ck")).start()

@@ -1,0 +1,106 @@
+"""Whether starting again can mend a failure: both supervisors ask before their restart strategy is asked.
+
+The answer is False where the same program meets the same data again: a restart would find what it found before, only
+later. What an error does not say by itself, its cause may; and where it comes as text, from a Python worker through
+Spark's JVM, the traceback in it names the classes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from collections.abc import Iterator
+
+from ftlayer import errors
+from ftlayer.errors import FTLayerError, FunctionLoadError, InvalidTopologyError, TimerFailedError
+
+SPARK_CONDITIONS = ("COLUMN_ALREADY_EXISTS", "AMBIGUOUS_REFERENCE", "PARSE_SYNTAX_ERROR")
+"""Of Spark's error conditions, those that lie in the program alone. Tables and paths may come into being."""
+
+_OURS = {
+    f"{errors.__name__}.{name}": kind
+    for name, kind in vars(errors).items()
+    if inspect.isclass(kind) and issubclass(kind, FTLayerError)
+}
+_LOADING = {"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "UnpicklingError"}
+_MOVED = re.compile(r"Can't get (local )?(attribute|object) ")
+_CONDITION = re.compile(rf"\[({'|'.join(SPARK_CONDITIONS)})\] .*")
+_TRACEBACK = "Traceback (most recent call last):"
+_HANDLING = "During handling of the above exception, another exception occurred:"
+_RAISED = re.compile(r"([A-Za-z_][\w.<>]*)(?:: (.*))?")
+
+
+def lasting(error: BaseException) -> FTLayerError | None:
+    """Return what to end with if starting again cannot mend ``error``, None if it may.
+
+    The first error that knows decides, from ``error`` itself over its causes; of Spark's errors, what their text says.
+    """
+    each: BaseException | None = error
+    while each is not None:
+        if isinstance(each, FTLayerError) and each.recoverable is not None:
+            return None if each.recoverable else each
+        found = _lasting_of_others(each)
+        if found is not None:
+            found.__cause__ = error
+            return found
+        each = each.__cause__
+    return None
+
+
+def lasting_in_text(text: str) -> FTLayerError | None:
+    """Return what to end with if Spark's text of an error, with the tracebacks in it, tells that it is lasting."""
+    for name, said in _raised(text):
+        ours = _OURS.get(name)
+        if ours is None:
+            found = _unloadable(name.rpartition(".")[2], said)
+            if found is not None:
+                return found
+        elif ours.recoverable is not None:
+            return None if ours.recoverable else ours(said)
+    condition = _CONDITION.search(text)
+    return None if condition is None else InvalidTopologyError(condition[0])
+
+
+def _lasting_of_others(error: BaseException) -> FTLayerError | None:
+    if isinstance(error, TimerFailedError):
+        return lasting_in_text(error.traceback)
+    if isinstance(error, pickle.PicklingError):
+        return InvalidTopologyError(
+            f"{error}. A function holds something that cannot be pickled (a lock, a connection, the Spark session): "
+            "make it inside the function, or keep it in an imported module"
+        )
+    if isinstance(error, ImportError | SyntaxError | pickle.UnpicklingError | AttributeError):
+        return _unloadable(type(error).__name__, str(error))
+    if type(error).__module__.partition(".")[0] in ("pyspark", "py4j"):
+        return lasting_in_text(str(error))
+    return None
+
+
+def _unloadable(name: str, said: str) -> FTLayerError | None:
+    """Return the error for what Python raises where code cannot be loaded; None for anything else."""
+    if name not in _LOADING and not (name == "AttributeError" and _MOVED.match(said)):
+        return None
+    return FunctionLoadError(
+        f"{name}: {said}. Starting again would meet the same modules. What Spark's Python workers import has to be "
+        "where they run: install it for the interpreter that they run with (PYSPARK_PYTHON), or send a module of "
+        "yours along with spark.addArtifact('module.py', pyfile=True) or spark-submit --py-files"
+    )
+
+
+def _raised(text: str) -> Iterator[tuple[str, str]]:
+    """Yield class and message of what each traceback in ``text`` ends with, the outermost error first."""
+    found: list[tuple[str, str]] = []
+    inside = False
+    for line in text.splitlines():
+        if line.endswith(_TRACEBACK):
+            inside = True
+        elif line.strip() == _HANDLING:
+            # It was being handled: what came of that is another matter.
+            found.clear()
+        elif inside and line[:1] not in ("", " ", "\t"):
+            inside = False
+            raised = _RAISED.fullmatch(line)
+            if raised is not None:
+                found.append((raised[1], raised[2] or ""))
+    yield from reversed(found)

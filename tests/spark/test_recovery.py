@@ -1,0 +1,207 @@
+"""Of every error: whether starting again can mend it."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PythonException
+
+from ftlayer import errors
+from ftlayer.errors import (
+    CheckpointStorageError,
+    CodecError,
+    ConfigError,
+    FTLayerError,
+    FunctionLoadError,
+    IncompatibleCheckpointError,
+    InvalidTopologyError,
+    JobError,
+    PeerRefusedError,
+    QueryError,
+    SourceError,
+    TimerFailedError,
+    error_for_code,
+)
+from ftlayer.functions.failures import failure_of
+from ftlayer.handler.xor import NonFTXorHandler
+from ftlayer.recovery import lasting, lasting_in_text
+
+CLASSES: list[type[FTLayerError]] = [
+    kind
+    for kind in vars(errors).values()
+    if inspect.isclass(kind) and issubclass(kind, FTLayerError) and kind is not FTLayerError
+]
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    """Return the error as it is once a function has raised it from its cause."""
+
+    def function() -> None:
+        raise error from cause
+
+    try:
+        function()
+    except BaseException as caught:  # noqa: BLE001 - it is what is asked for
+        return caught
+    raise AssertionError
+
+
+def text_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def from_worker(error: BaseException) -> PythonException:
+    """Return what Spark makes of an error in a Python worker."""
+    error = error if error.__traceback__ else raised(error)
+    return PythonException(
+        "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: "
+        "org.apache.spark.api.python.PythonException: An exception was thrown from the Python worker:\n"
+        f"{text_of(error)} SQLSTATE: 38000\n\tat org.apache.spark.api.python.BasePythonRunner\n"
+    )
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_class_says_whether_a_restart_can_mend_it(kind: type[FTLayerError]) -> None:
+    assert "recoverable" in vars(kind)
+    assert kind.recoverable in (True, False, None)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_class_is_judged_by_what_it_says(kind: type[FTLayerError]) -> None:
+    error: Any = raised(kind("what is wrong"), OSError("why"))
+    found = lasting(error)
+    assert found is (error if kind.recoverable is False else None)
+    # The same from a Python worker, and by its code on the wire.
+    told = lasting(from_worker(error))
+    assert type(told) is (kind if kind.recoverable is False else type(None))
+    if told is not None:
+        assert str(told) == "what is wrong"
+        assert type(error_for_code(told.code)("what is wrong")) is kind
+
+
+def test_the_table_of_errors_says_so_too() -> None:
+    rows = dict(
+        re.findall(r"^\| `(\w+)` \| `\w+` \| (\w[\w ]*) \|", OPERATIONS.read_text("utf-8"), re.MULTILINE)
+    )
+    said = {True: "yes", False: "no", None: "as its cause"}
+    every: list[type[FTLayerError]] = [FTLayerError, *CLASSES]
+    assert rows == {kind.__name__: said[kind.recoverable] for kind in every}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModuleNotFoundError("No module named 'helper'"),
+        ImportError("cannot import name 'parse' from 'helper'"),
+        AttributeError("Can't get attribute 'Visit' on <module '__main__'>"),
+        pickle.UnpicklingError("pickle data was truncated"),
+        SyntaxError("invalid syntax"),
+    ],
+)
+def test_what_cannot_be_loaded_ends_at_once(error: Exception) -> None:
+    for each in (error, from_worker(error), raised(QueryError("the batch failed"), error)):
+        found = lasting(each)
+        assert isinstance(found, FunctionLoadError)
+        assert str(error.args[0]) in str(found)
+        assert "addArtifact" in str(found)
+        assert found.__cause__ is each
+
+
+def test_what_cannot_be_pickled_ends_at_once() -> None:
+    error = pickle.PicklingError("Could not serialize object: TypeError: cannot pickle '_thread.lock' object")
+    found = lasting(error)
+    assert isinstance(found, InvalidTopologyError)
+    assert "'_thread.lock'" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        (
+            "[COLUMN_ALREADY_EXISTS] The column `host` already exists. Choose another name. SQLSTATE: 42711",
+            True,
+        ),
+        ("[AMBIGUOUS_REFERENCE] Reference `host` is ambiguous, could be: [`host`, `host`].", True),
+        ("[TABLE_OR_VIEW_NOT_FOUND] The table or view `hosts` cannot be found.", False),
+    ],
+)
+def test_conditions_of_spark(text: str, ends: bool) -> None:
+    found = lasting(AnalysisException(text))
+    assert (found is not None) is ends
+    if found is not None:
+        assert isinstance(found, InvalidTopologyError)
+        assert str(found) == text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("no space left on device"),
+        ConnectionRefusedError("the database is down"),
+        AttributeError("'NoneType' object has no attribute 'strip'"),
+        MemoryError(),
+        RuntimeError("ftlayer.errors.ConfigError: said of something else"),
+    ],
+)
+def test_what_may_pass_is_left_to_the_restart_strategy(error: Exception) -> None:
+    assert lasting(error) is None
+    assert lasting(from_worker(error)) is None
+
+
+def test_a_class_of_the_same_name_is_none_of_ours() -> None:
+    class ConfigError(Exception):
+        pass
+
+    assert lasting_in_text(text_of(raised(ConfigError("a user's")))) is None
+
+
+def test_the_first_error_that_knows_decides() -> None:
+    codec = CodecError("truncated")
+    assert lasting(raised(PeerRefusedError("slot 1 sent nonsense"), codec)) is None
+    assert lasting(raised(CheckpointStorageError("s3 is gone"), ImportError("s3fs"))) is None
+    inner = raised(SourceError("source 'a' raised"), codec)
+    assert lasting(raised(JobError("the slot failed"), inner)) is codec
+
+
+def test_what_was_handled_is_another_matter() -> None:
+    def write() -> None:
+        try:
+            raise ModuleNotFoundError("No module named 'orjson'")
+        except ModuleNotFoundError:
+            raise ConnectionError("the database is down")  # noqa: B904 - as users do
+
+    with pytest.raises(ConnectionError) as caught:
+        write()
+    assert lasting(caught.value) is None
+    assert lasting(from_worker(caught.value)) is None
+
+
+def test_a_timer_is_judged_by_what_it_raised() -> None:
+    unloadable = text_of(raised(ModuleNotFoundError("No module named 'helper'")))
+    assert isinstance(lasting(TimerFailedError("failed", "op", unloadable)), FunctionLoadError)
+    assert lasting(TimerFailedError("failed", "op", text_of(raised(ValueError("x"))))) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (IncompatibleCheckpointError("'count' uses the state 'n' as a list"), IncompatibleCheckpointError),
+        (ConfigError("the state 'n' is used as a list and as a value"), ConfigError),
+        (ValueError("not a number"), JobError),
+    ],
+)
+def test_without_tracking_a_record_fails_with_what_a_restart_would_meet_again(
+    error: Any, kind: type[FTLayerError]
+) -> None:
+    """Barrier mode: state that is read while a record is processed."""
+    failure = failure_of(0, "count", raised(error))
+    with pytest.raises(kind, match=re.escape(str(error))) as caught:
+        NonFTXorHandler().fail(None, [failure])
+    assert type(caught.value) is kind
