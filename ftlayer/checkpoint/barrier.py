@@ -38,6 +38,7 @@ class Barrier:
         kind: what it is for; a SAVEPOINT is never UNALIGNED.
         final: the sources have ended, and the job ends with this checkpoint.
         location: directory of a savepoint, "" for a checkpoint.
+        full: the state is written as a whole, on top of no earlier checkpoint; a savepoint always is.
     """
 
     checkpoint: int
@@ -47,6 +48,7 @@ class Barrier:
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
     final: bool = False
     location: str = ""
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

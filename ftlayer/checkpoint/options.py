@@ -61,7 +61,8 @@ class CheckpointConfig:
         tolerable_failures: consecutive failed checkpoints after which the job still goes on. 0: the first one
             restarts the job.
         interval_during_backlog: in place of ``interval`` while a source works off a backlog; 0: none then.
-        retained: completed checkpoints that are kept.
+        retained: completed checkpoints that are kept. With 2 or more, those that share files (``incremental``,
+            ``changelog``) have one more beside them which shares none with the latest, and every tenth is a full one.
         retention: `Retention`.
         unaligned: barriers overtake records, which go into the checkpoint.
         aligned_timeout: with ``unaligned``: begin aligned and become unaligned after this time; 0: at once.

@@ -196,8 +196,8 @@ class LayeredBackend:
         self._timer_readers += 1
         if barrier.kind is SnapshotKind.CHECKPOINT:
             if self._lineage is not None:
-                return self._planned(self._lineage, barrier.checkpoint, view, operators)
-            if self._changelog is not None:
+                return self._planned(self._lineage, barrier, view, operators)
+            if self._changelog is not None and not barrier.full:
                 return self._logged(self._changelog, barrier.checkpoint, view, operators)
 
         def write(writer: PieceWriter, pace: Pace) -> KeyedSnapshot | None:
@@ -209,9 +209,10 @@ class LayeredBackend:
         return self._frozen(write, operators, reads_base=True)
 
     def _planned(
-        self, lineage: Lineage, checkpoint: int, view: StateView, operators: tuple[OperatorState, ...]
+        self, lineage: Lineage, barrier: Barrier, view: StateView, operators: tuple[OperatorState, ...]
     ) -> FrozenState:
-        plan = lineage.plan(self._freezes, checkpoint)
+        checkpoint = barrier.checkpoint
+        plan = lineage.plan(self._freezes, checkpoint, full=barrier.full)
         tables = self._by_number()
 
         def write(writer: PieceWriter, pace: Pace) -> KeyedSnapshot | None:

@@ -74,7 +74,7 @@ class Changelog:
         self._pieces: list[tuple[int, StatePiece]] = []
         self._pending: list[_Pending] = []
         self._begun = 0
-        self._materializing: tuple[int, StateView] | None = None
+        self._materializing: tuple[int, StateView, int] | None = None
         self._plans = 0
         self._wasteful: set[str] = set()
         # What was written anew, while there are plans that know it as it was.
@@ -244,7 +244,7 @@ class Changelog:
     def materialize(self, freeze: int, view: StateView) -> None:
         """Write all state, in the log's own thread. The view is read as long as `is_materializing`."""
         with self._changed:
-            self._materializing = freeze, view
+            self._materializing = freeze, view, self._begun
             self._due_ms = None
             self._changed.notify_all()
         self._start()
@@ -258,12 +258,14 @@ class Changelog:
         job = self._materializing
         if job is None:
             return
-        freeze, view = job
+        freeze, view, begun = job
         writer = self._storage.log_writer()
         pieces = StateWriter(writer, NO_CHECKPOINT, Scope.SHARED, pace).full(view)
         writer.sync()
         with self._changed:
-            self._materialized = Written(freeze, tuple(pieces))
+            if begun == self._begun:
+                self._materialized = Written(freeze, tuple(pieces))
+            # Else what was to follow it is dropped. All of it is materialized once more.
             self._materializing = None
 
     def close(self) -> None:

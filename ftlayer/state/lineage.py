@@ -72,9 +72,9 @@ class Lineage:
         if self._kept > self._max_kept:
             self._forget()
 
-    def plan(self, freeze: int, checkpoint: int) -> Plan:
-        """Return how the freeze is written for ``checkpoint``."""
-        base = self._base()
+    def plan(self, freeze: int, checkpoint: int, *, full: bool = False) -> Plan:
+        """Return how the freeze is written for ``checkpoint``; ``full``: on top of nothing."""
+        base = None if full else self._base()
         if base is None:
             self._under_way[checkpoint] = None
             return Plan(freeze, None, {})

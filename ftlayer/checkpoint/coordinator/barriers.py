@@ -13,7 +13,7 @@ class Barriers:
         self._config = config
         self._last = highest
 
-    def checkpoint(self, wall_ms: int, *, final: bool) -> Barrier:
+    def checkpoint(self, wall_ms: int, *, final: bool, full: bool) -> Barrier:
         """Return the next checkpoint's.
 
         The final one lets every record that is before it come to its end, so it is never unaligned: nothing would
@@ -21,7 +21,7 @@ class Barriers:
         """
         self._last += 1
         alignment, timeout_ms = self._alignment(final)
-        return Barrier(self._last, wall_ms, alignment, timeout_ms, final=final)
+        return Barrier(self._last, wall_ms, alignment, timeout_ms, final=final, full=full)
 
     def savepoint(self, wall_ms: int, location: str, *, final: bool) -> Barrier:
         """Return the next savepoint's."""

@@ -1,4 +1,10 @@
-"""Completed checkpoints: how many are kept, and what becomes of them in the end."""
+"""Completed checkpoints: how many are kept, and what becomes of them in the end.
+
+Incremental checkpoints refer to one another's pieces, so that damage to one file may reach all that are retained. With
+``retained`` 2 or more there is always a way back beside that: one more checkpoint is kept, the latest that shares
+nothing with the latest one. So that there is one, and never an old one, every `FULL_EVERY`-th checkpoint is a full
+one, and so is the second of a job that begins with nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +20,9 @@ from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 _REMEMBERED = 16
 # Of so many discarded checkpoints the pieces are known: a task that has missed so many completions cannot take part.
 
+FULL_EVERY = 10
+"""Where checkpoints build on one another and more than one is retained, every so many-th is a full one."""
+
 _Place = tuple[str, int]
 """File and offset of a piece. Files say too little: one that a discarded checkpoint was in may be written on."""
 
@@ -28,6 +37,8 @@ class CompletedStore:
         self._checkpoints = sorted(known, key=lambda each: each.checkpoint)
         self._foreign = set() if claimed else {each.checkpoint for each in known}
         self._gone: deque[set[_Place]] = deque(maxlen=_REMEMBERED)
+        self._builds = config.incremental or config.changelog
+        self._since_full = 0
 
     @property
     def checkpoints(self) -> tuple[Checkpoint, ...]:
@@ -39,14 +50,31 @@ class CompletedStore:
         """What to restore from."""
         return self._checkpoints[-1] if self._checkpoints else None
 
-    def add(self, checkpoint: Checkpoint) -> None:
-        """Take a completed one."""
+    @property
+    def needs_full(self) -> bool:
+        """Whether the next checkpoint is to share nothing with those before."""
+        if not self._builds or self._retained == 1 or not self._checkpoints:
+            return False
+        return self._since_full >= FULL_EVERY or self._spare() is None
+
+    def add(self, checkpoint: Checkpoint, *, full: bool = False) -> None:
+        """Take a completed one. ``full``: it was written as one that shares nothing with those before."""
         self._checkpoints.append(checkpoint)
         self._checkpoints.sort(key=lambda each: each.checkpoint)
+        self._since_full = 1 if full else self._since_full + 1
 
     def subsume(self) -> list[Checkpoint]:
         """Forget what is more than is retained; returns what is to be discarded of it."""
-        return self._forget(self._checkpoints[: -self._retained])
+        spare = self._spare()
+        return self._forget([each for each in self._checkpoints[: -self._retained] if each is not spare])
+
+    def _spare(self) -> Checkpoint | None:
+        """Return the latest checkpoint that shares nothing with the latest one of all, where that is promised."""
+        if self._retained == 1 or not self._checkpoints:
+            return None
+        *earlier, latest = self._checkpoints
+        places = _shared(latest.subtasks)
+        return next((each for each in reversed(earlier) if places.isdisjoint(_shared(each.subtasks))), None)
 
     def restored(self, checkpoint: Checkpoint | None) -> list[Checkpoint]:
         """The job was restored from this one: later ones do not stand any more. Returns what is to be discarded."""

@@ -73,7 +73,7 @@ class Completion:
             self._complete(pending, checkpoint, now)
             return
         self._subsume_earlier(pending, now)
-        self._store.add(checkpoint)
+        self._store.add(checkpoint, full=pending.barrier.full)
         pending.stage, pending.checkpoint = Stage.COMMITTING, checkpoint
         if self._end is not None:
             # Nothing is committed for a job that is over: whoever restores the checkpoint does that.

@@ -276,7 +276,8 @@ class CheckpointCoordinator:
                 return False
             self._schedule.triggered(now.mono_ms)
         requests, self._requests = self._requests, []
-        self._flight.begin(self._barriers.checkpoint(now.wall_ms, final=self._all_ended), now, requests)
+        barrier = self._barriers.checkpoint(now.wall_ms, final=self._all_ended, full=self._store.needs_full)
+        self._flight.begin(barrier, now, requests)
         return True
 
     def _answer_restarts(self) -> None:

@@ -11,6 +11,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.deleting import Crew, raise_together
 from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.keys import packed_key
 from ftlayer.checkpoint.storage.layout import (
     KEY,
     METADATA,
@@ -65,7 +66,7 @@ class DriverStorageBase:
         check_present(files, savepoint, self._crew)
         if self._config.key is None:
             # It has to be readable wherever it is moved to.
-            files.put_new(KEY, self._key)
+            files.put_new(KEY, packed_key(self._key))
         self._write_metadata(files, METADATA, savepoint)
         return savepoint
 

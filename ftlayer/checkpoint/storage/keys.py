@@ -9,6 +9,7 @@ then kept keys are not looked at.
 from __future__ import annotations
 
 import secrets
+from hashlib import blake2b
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.storage.files import open_files
@@ -16,6 +17,8 @@ from ftlayer.checkpoint.storage.layout import KEY, job_directory, join, parent
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
 
 KEY_BYTES = 32
+_CHECKSUM_BYTES = 16
+_COPY_BYTES = KEY_BYTES + _CHECKSUM_BYTES
 
 
 def storage_key(config: CheckpointConfig, job: str) -> bytes:
@@ -29,8 +32,13 @@ def storage_key(config: CheckpointConfig, job: str) -> bytes:
     if config.directory is None:
         return secrets.token_bytes(KEY_BYTES)
     files = open_files(job_directory(config.directory, job))
-    files.put_new(KEY, secrets.token_bytes(KEY_BYTES))
+    files.put_new(KEY, packed_key(secrets.token_bytes(KEY_BYTES)))
     return _read(files.url)
+
+
+def packed_key(key: bytes) -> bytes:
+    """Return what is kept of a key: twice the key and its checksum, as without it no checkpoint can be read."""
+    return 2 * (key + _checksum(key))
 
 
 def key_of(location: str, key: bytes | None = None) -> bytes:
@@ -50,7 +58,16 @@ def key_of(location: str, key: bytes | None = None) -> bytes:
 
 
 def _read(directory: str) -> bytes:
-    key = open_files(directory).read(KEY)
-    if len(key) != KEY_BYTES:
-        raise CheckpointDamagedError(f"{join(directory, KEY)} has {len(key)} bytes, {KEY_BYTES} were written")
-    return key
+    kept = open_files(directory).read(KEY)
+    if len(kept) == KEY_BYTES:
+        # As earlier versions have kept it.
+        return kept
+    for first in (0, _COPY_BYTES):
+        key, checksum = kept[first : first + KEY_BYTES], kept[first + KEY_BYTES : first + _COPY_BYTES]
+        if len(key) == KEY_BYTES and checksum == _checksum(key):
+            return key
+    raise CheckpointDamagedError(f"{join(directory, KEY)} is damaged: neither copy of the key in it is whole")
+
+
+def _checksum(key: bytes) -> bytes:
+    return blake2b(key, digest_size=_CHECKSUM_BYTES).digest()

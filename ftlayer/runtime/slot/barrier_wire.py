@@ -9,8 +9,8 @@ import pyarrow as pa
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.errors import CodecError
 
-# started_ms, timeout_ms (-1: none), alignment, kind, final; the location follows as UTF-8.
-_BODY = struct.Struct("<qqBBB")
+# started_ms, timeout_ms (-1: none), alignment, kind, final, full; the location follows as UTF-8.
+_BODY = struct.Struct("<qqBBBB")
 
 _ALIGNMENTS = tuple(Alignment)
 _KINDS = tuple(SnapshotKind)
@@ -24,6 +24,7 @@ def pack_barrier(barrier: Barrier) -> bytes:
         _ALIGNMENTS.index(barrier.alignment),
         _KINDS.index(barrier.kind),
         barrier.final,
+        barrier.full,
     )
     return body + barrier.location.encode()
 
@@ -32,8 +33,8 @@ def unpack_barrier(checkpoint: int, body: pa.Buffer) -> Barrier:
     """Read what `pack_barrier` wrote; `CodecError` for anything else."""
     if body.size < _BODY.size:
         raise CodecError(f"a barrier of {body.size} bytes is truncated; {_BODY.size} are needed")
-    started_ms, timeout_ms, alignment, kind, final = _BODY.unpack_from(body)
-    if alignment >= len(_ALIGNMENTS) or kind >= len(_KINDS) or final > 1 or timeout_ms < -1:
+    started_ms, timeout_ms, alignment, kind, final, full = _BODY.unpack_from(body)
+    if alignment >= len(_ALIGNMENTS) or kind >= len(_KINDS) or max(final, full) > 1 or timeout_ms < -1:
         raise CodecError(f"a barrier of checkpoint {checkpoint} makes no sense")
     try:
         location = body[_BODY.size :].to_pybytes().decode()
@@ -47,4 +48,5 @@ def unpack_barrier(checkpoint: int, body: pa.Buffer) -> Barrier:
         _KINDS[kind],
         bool(final),
         location,
+        bool(full),
     )

@@ -26,7 +26,13 @@ from ftlayer.checkpoint.coordinator.decisions import (
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.options import CheckpointingMode, Retention
 from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.snapshots import ChannelState, SnapshotTimes, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import (
+    ChannelState,
+    KeyedSnapshot,
+    SnapshotTimes,
+    StatePiece,
+    SubtaskSnapshot,
+)
 
 Make = Any
 
@@ -272,6 +278,43 @@ def test_as_many_are_kept_as_retained_says(desk: Make) -> None:
         it.complete(it.trigger())
     assert [each.checkpoint for each in it.coordinator.completed] == [3, 4]
     assert ids(it.said, Discard) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "full"),
+    [
+        ({"retained": 3, "incremental": True}, [2, 12, 22]),
+        ({"retained": 2, "changelog": True, "directory": "/chk"}, [2, 12, 22]),
+        ({"retained": 1, "incremental": True}, []),
+        ({"retained": 3}, []),
+    ],
+)
+def test_of_several_retained_checkpoints_that_share_files_one_shares_none(
+    desk: Make, options: dict[str, Any], full: list[int]
+) -> None:
+    it = desk(**options).begin()
+    base: Piece | None = None
+    found = []
+    for number in range(1, 26):
+        it.said.clear()
+        it.trigger()
+        (barrier,) = [decision.barrier for decision in it.said if isinstance(decision, Trigger)]
+        if barrier.full:
+            found.append(number)
+        if base is None or barrier.full:
+            base = Piece(b"", 9, None, f"shared/{number}", 0, Scope.SHARED)
+        state = KeyedSnapshot(0, 128, (), (StatePiece("entries", base, 1, number),))
+        for uid, subtask in it.facts.subtasks:
+            decided = it.call("acked", number, SubtaskSnapshot(uid, subtask, keyed=state))
+        (publish,) = [decision for decision in decided if isinstance(decision, Publish)]
+        it.publish(publish.checkpoint)
+        kept = it.coordinator.completed
+        shared = {one.checkpoint: one.subtasks[0].keyed.pieces[0].piece.path for one in kept}  # type: ignore[union-attr]
+        if full and number > 1:
+            assert len(set(shared.values())) == 2
+            assert len(kept) <= options["retained"] + 1
+        assert list(shared)[-1] == number
+    assert found == full
 
 
 def test_unaligned_if_records_are_in_it(desk: Make) -> None:

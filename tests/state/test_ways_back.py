@@ -1,0 +1,156 @@
+"""Whatever file of a job's checkpoints is damaged, one that can be restored is among those that are retained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.coordinator import completed
+from ftlayer.checkpoint.coordinator.completed import CompletedStore
+from ftlayer.checkpoint.options import CheckpointConfig, Retention
+from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
+from ftlayer.checkpoint.storage.keys import storage_key
+from ftlayer.checkpoint.storage.loading import find_checkpoints, load_checkpoint, verify_checkpoint
+from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
+from ftlayer.errors import CheckpointError
+from ftlayer.state.contract import BackendSpec
+from ftlayer.state.opening import open_backend
+
+SPEC = BackendSpec(0, 16, 16, {"op": pa.schema([("k", pa.int64())])})
+
+
+class Job:
+    """One subtask in one slot on a real directory, the driver's storage, and the rules of what is retained."""
+
+    def __init__(self, root: Path, **options: Any) -> None:
+        self.config = CheckpointConfig(
+            directory=str(root / "checkpoints"),
+            state_directory=str(root),
+            memory_threshold=0,
+            retention=Retention.RETAIN_ON_CANCELLATION,
+            **options,
+        )
+        key = storage_key(self.config, "job")
+        self.slot = slot_storage(self.config, "job", "run", 0, 0, "i", key)
+        self.driver = driver_storage(self.config, "job", "run", key)
+        self.backend = open_backend(self.config, SPEC, None, self.slot, self.slot.location)
+        self.store = CompletedStore(self.config, (), claimed=True)
+        self.state: dict[int, bytes] = {}
+        self.states: dict[int, dict[int, bytes]] = {}
+        self.number = 0
+
+    def checkpoint(self, writes: dict[int, int], *, completes: bool) -> None:
+        self.number += 1
+        for key, size in writes.items():
+            value = bytes([self.number % 256]) * size
+            self.backend.state("op").values("v")[key] = self.state[key] = value
+        barrier = Barrier(self.number, 0, full=self.store.needs_full)
+        writer = self.slot.writer(barrier)
+        frozen = self.backend.freeze(barrier)
+        written = frozen.write(writer, lambda: False)
+        frozen.release()
+        writer.sync()
+        self.backend.tend(self.number * 1_000)
+        parts = (SubtaskSnapshot("op", 0, keyed=written.keyed),)
+        if not completes:
+            self.slot.aborted(self.number)
+            self.driver.discard_parts(self.number, parts, self.store.checkpoints)
+            self.backend.aborted(self.number)
+            return
+        whole = Checkpoint(self.number, "job", "run", "checkpoint", 0, self.number, 16, (), parts)
+        self.store.add(self.driver.publish(whole), full=barrier.full)
+        self.states[self.number] = dict(self.state)
+        self.slot.completed(self.number)
+        self.backend.completed(self.number)
+        for gone in self.store.subsume():
+            self.driver.discard(gone, self.store.checkpoints)
+
+    def close(self) -> None:
+        self.backend.close()
+        self.slot.close()
+
+    def restorable(self) -> list[Checkpoint]:
+        """Return the checkpoints that a new driver, which knows nothing but the directory, can read as a whole."""
+        assert self.config.directory is not None
+        found = []
+        for location in find_checkpoints(self.config.directory):
+            try:
+                checkpoint = load_checkpoint(location)
+                verify_checkpoint(checkpoint, None, self.driver._crew)
+            except CheckpointError:
+                continue
+            found.append(checkpoint)
+        return found
+
+    def restored(self, checkpoint: Checkpoint) -> dict[Any, Any]:
+        (part,) = checkpoint.subtasks
+        keyed = () if part.keyed is None else (part.keyed,)
+        backend = open_backend(
+            self.config, SPEC, SubtaskRestore("op", 0, keyed, ()), self.slot, self.slot.location
+        )
+        found = dict(backend.state("op").values("v").items())
+        backend.close()
+        return found
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    mode=st.sampled_from(["incremental", "changelog", "full"]),
+    backend=st.sampled_from(["heap", "lmdb"]),
+    across=st.booleans(),
+    retained=st.integers(2, 3),
+    rounds=st.lists(
+        st.tuples(
+            st.dictionaries(st.integers(0, 9), st.integers(0, 300), max_size=5),
+            st.sampled_from([True, True, True, False]),
+        ),
+        min_size=2,
+        max_size=16,
+    ),
+    place=st.floats(0, 1, exclude_max=True),
+)
+def test_one_flipped_byte_in_any_file_leaves_a_way_back(
+    tmp_path_factory: Any,
+    mode: str,
+    backend: Any,
+    across: bool,
+    retained: int,
+    rounds: list[tuple[dict[int, int], bool]],
+    place: float,
+) -> None:
+    before, completed.FULL_EVERY = completed.FULL_EVERY, 4
+    root = tmp_path_factory.mktemp("job")
+    job = Job(
+        root,
+        backend=backend,
+        incremental=mode == "incremental",
+        changelog=mode == "changelog",
+        file_merging_across=across,
+        retained=retained,
+    )
+    try:
+        for writes, completes in [({1: 5}, True), *rounds, ({2: 5}, True)]:
+            job.checkpoint(writes, completes=completes)
+        assert len(job.restorable()) == len(job.store.checkpoints) <= retained + 1
+        for file in sorted(path for path in (root / "checkpoints").rglob("*") if path.is_file()):
+            whole = file.read_bytes()
+            if not whole:
+                continue
+            at = int(place * len(whole))
+            file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            left = job.restorable()
+            assert left, f"{file} is in the way of all {len(job.store.checkpoints)}"
+            latest = max(left, key=lambda each: each.checkpoint)
+            assert job.restored(latest) == job.states[latest.checkpoint]
+            # The way back that is furthest is never an old one.
+            completions = [number for number in job.states if number > latest.checkpoint]
+            assert len(completions) <= completed.FULL_EVERY + retained
+            file.write_bytes(whole)
+    finally:
+        completed.FULL_EVERY = before
+        job.close()
