@@ -15,6 +15,7 @@ static PyMethodDef methods[] = {
     {"split_rows", native_split_rows, METH_VARARGS, NULL},
     {"read_records", native_read_records, METH_VARARGS, NULL},
     {"write_records", native_write_records, METH_VARARGS, NULL},
+    {"msgpack_cost", native_msgpack_cost, METH_VARARGS, NULL},
     {"hash_column", native_hash_column, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

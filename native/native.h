@@ -61,6 +61,9 @@ PyObject *native_split_rows(PyObject *self, PyObject *args);
 PyObject *native_read_records(PyObject *self, PyObject *args);
 PyObject *native_write_records(PyObject *self, PyObject *args);
 
+/* msgpack.c */
+PyObject *native_msgpack_cost(PyObject *self, PyObject *args);
+
 /* keyhash.c */
 PyObject *native_hash_column(PyObject *self, PyObject *args);
 

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 import msgpack
-import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer.checks import LONGEST_MS, check_int, check_text, known_options
@@ -20,7 +19,7 @@ from ftlayer.errors import FTLayerError, VertexError, VertexUnavailableError
 from ftlayer.layer.calls import Call, Envelope, Reply
 from ftlayer.service.connection import Connection, monotonic_ms, retried
 from ftlayer.service.pipeline import Pipeline
-from ftlayer.service.put import PART_SCHEMA, PutHeader, last_part_metadata
+from ftlayer.service.streams import NO_COLUMNS
 from ftlayer.service.wire import ENVELOPED, decode_reply, encode_call
 
 PART_BYTES = 1 << 20
@@ -208,19 +207,13 @@ class VertexClient:
         return self._action("call", frame, timeout_s)
 
     def _send_parts(self, frame: bytes, timeout_s: float) -> bytes:
-        descriptor = flight.FlightDescriptor.for_command(PutHeader("Parts").pack())
+        descriptor = flight.FlightDescriptor.for_command(b"parts")
         writer, reader = self._connection.client().do_put(
-            descriptor, PART_SCHEMA, self._connection.options(timeout_s)
+            descriptor, NO_COLUMNS, self._connection.options(timeout_s)
         )
         with writer:
             for start in range(0, len(frame), PART_BYTES):
-                part = pa.record_batch(
-                    [pa.array([frame[start : start + PART_BYTES]], pa.binary())], PART_SCHEMA
-                )
-                if start + PART_BYTES < len(frame):
-                    writer.write_batch(part)
-                else:
-                    writer.write_with_metadata(part, last_part_metadata())
+                writer.write_metadata(frame[start : start + PART_BYTES])
             writer.done_writing()
             answer = reader.read()
         if answer is None:

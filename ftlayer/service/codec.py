@@ -11,7 +11,7 @@ default, or a value of another type is a `MalformedRequestError` that names the 
 | dict with str keys | map |
 | uint64 array, shape (n,) | bin: little-endian, 8 bytes an item |
 | int32 array, shape (n,) or (n, k) | array [k, bin]: little-endian, 4 bytes an item; k = 0 for (n,) |
-| Arrow record batch | bin: an Arrow IPC stream with exactly one batch |
+| Arrow record batch | bin: an Arrow IPC stream with exactly one batch, not compressed |
 | tuple of `Failure` | map of columns (`ftlayer.records.failure_columns`); an array of maps is taken as well |
 """
 
@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
 
@@ -31,6 +31,7 @@ import pyarrow as pa
 from ftlayer.errors import ConfigError, MalformedRequestError
 from ftlayer.layer.calls import I32, U64, Failure
 from ftlayer.records.failure_columns import from_columns, to_columns
+from ftlayer.records.ipc import UNREADABLE, read_one_batch
 
 Pack = Callable[[Any], Any]
 Unpack = Callable[[Any, str], Any]
@@ -67,39 +68,13 @@ def batch_to_ipc(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def batch_from_ipc(data: Any, where: str) -> pa.RecordBatch:
-    """Read the one batch of an IPC stream and check every offset in it, so that reading it is safe."""
+    """Read the one batch of an IPC stream; see `ftlayer.records.ipc.read_one_batch` for what is refused."""
     if not isinstance(data, bytes):
         raise malformed(where, "the bytes of an Arrow IPC stream", data)
     try:
-        with pa.ipc.open_stream(data) as reader:
-            batch = reader.read_next_batch()
-            more = next(iter(reader), None)
-        check_batch(batch)
-    except StopIteration:
-        raise malformed(where, "an Arrow IPC stream with one record batch", data) from None
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        return read_one_batch(data)
+    except UNREADABLE as error:
         raise MalformedRequestError(f"{where}: not a readable Arrow IPC stream ({error})") from None
-    if more is not None:
-        raise MalformedRequestError(
-            f"{where}: expected an Arrow IPC stream with one record batch, got several"
-        )
-    return batch
-
-
-def check_batch(batch: pa.RecordBatch) -> None:
-    """Raise `pyarrow.ArrowInvalid` or ValueError for a batch that cannot be read without harm.
-
-    Arrow takes names that are no UTF-8 and offsets beyond a buffer, and fails when they are used.
-    """
-    check_names(batch.schema)
-    batch.validate(full=True)
-
-
-def check_names(fields: Iterable[pa.Field]) -> None:
-    """Raise ValueError for a field, at any depth, whose name is no UTF-8."""
-    for field in fields:
-        str(field.name)
-        check_names(field.type.field(index) for index in range(field.type.num_fields))
 
 
 # ---------------------------------------------------------------- plain values
@@ -162,7 +137,7 @@ _PLAIN: dict[Any, Codec] = {
     bytes: Codec(_identity, _unpack_exactly(bytes)),
     U64: Codec(lambda array: np.ascontiguousarray(array, "<u8").tobytes(), _unpack_u64),
     I32: Codec(_pack_i32, _unpack_i32),
-    pa.RecordBatch: Codec(lambda batch: batch_to_ipc(batch).to_pybytes(), batch_from_ipc),
+    pa.RecordBatch: Codec(lambda batch: memoryview(batch_to_ipc(batch)), batch_from_ipc),
 }
 
 

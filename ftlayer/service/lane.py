@@ -9,15 +9,18 @@ import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer.errors import FTLayerError, VertexError, VertexUnavailableError
-from ftlayer.layer.calls import Reply
+from ftlayer.layer.calls import Envelope, Ingest, Persist, Reply, Xor
 from ftlayer.service.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Connection, monotonic_ms, vertex_error
-from ftlayer.service.put import BulkCall, PutHeader, put_batch, put_metadata
-from ftlayer.service.wire import decode_reply
+from ftlayer.service.streams import NO_COLUMNS
+from ftlayer.service.wire import decode_reply, fields_of, frame_of
+
+BulkCall = Persist | Ingest | Xor
 
 logger = logging.getLogger(__name__)
 _TRANSPORT_ERRORS = (pa.ArrowException, OSError)
@@ -27,15 +30,14 @@ _TRANSPORT_ERRORS = (pa.ArrowException, OSError)
 class _Sent:
     """A call that has no answer yet, as it went out."""
 
-    batch: pa.RecordBatch
-    metadata: bytes
+    frame: bytes
     size: int
     deadline_ms: int
     future: Future[Reply]
 
 
 class Lane:
-    """Calls of one kind, stream and schema, under a client name of their own.
+    """Calls of one kind and stream, under a client name of their own.
 
     A thread reads the answers; when the stream breaks it makes another and sends what is unanswered again,
     in order, under the same numbers. The stream is a ``DoExchange``: unlike a ``DoPut``, which the vertex
@@ -43,11 +45,11 @@ class Lane:
     """
 
     def __init__(
-        self, connection: Connection, header: PutHeader, schema: pa.Schema, window: int, window_bytes: int
+        self, connection: Connection, kind: str, client: str, window: int, window_bytes: int
     ) -> None:
         self._connection = connection
-        self._header = header
-        self._schema = schema
+        self._kind = kind
+        self._client = client
         self._window, self._window_bytes = window, window_bytes
         self._writing = threading.Lock()  # whoever holds it numbers and writes calls; taken before _changed
         self._sequence = 0
@@ -61,22 +63,23 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     def submit(self, call: BulkCall, deadline_ms: int) -> Future[Reply]:
-        """Send a call; waits while the window is full. See `Pipeline.submit`."""
-        batch = put_batch(call, self._schema)
+        """Send a checked call; waits while the window is full. See `Pipeline.submit`."""
+        fields = fields_of(call)
+        size = sum(len(value) for value in fields.values() if isinstance(value, (bytes, memoryview)))
         future: Future[Reply] = Future()
-        self._reserve(batch.nbytes, deadline_ms)
+        self._reserve(size, deadline_ms)
         if not self._writing.acquire(timeout=seconds_until(deadline_ms)):
-            self._release(batch.nbytes)
+            self._release(size)
             raise self._unavailable("another call of the same stream could not be sent")
         try:
-            self._sequence += 1
-            sent = _Sent(batch, put_metadata(call, self._sequence), batch.nbytes, deadline_ms, future)
+            frame = self._frame(call, fields, size)
+            sent = _Sent(frame, size, deadline_ms, future)
             with self._changed:
                 self._unanswered[self._sequence] = sent
                 self._changed.notify_all()
                 writer = self._writer
             if self._thread is None:
-                name = f"ftlayer-{self._header.call.lower()}"
+                name = f"ftlayer-{self._kind.lower()}"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
             elif writer is not None:
@@ -84,6 +87,16 @@ class Lane:
         finally:
             self._writing.release()
         return future
+
+    def _frame(self, call: BulkCall, fields: dict[str, Any], size: int) -> bytes:
+        """Number a call and return its frame; one that cannot be written takes no number."""
+        try:
+            frame = frame_of(call, fields, Envelope(self._client, self._sequence + 1))
+        except FTLayerError:
+            self._release(size)
+            raise
+        self._sequence += 1
+        return frame
 
     def wait_until_idle(self) -> None:
         """Wait until every call has its answer or has failed."""
@@ -137,13 +150,13 @@ class Lane:
 
     def _unavailable(self, what: str) -> VertexUnavailableError:
         return VertexUnavailableError(
-            f"{self._header.call} to the vertex at {self._connection.address}: {what}; "
+            f"{self._kind} to the vertex at {self._connection.address}: {what}; "
             f"last failure of the connection: {self._last_failure}"
         )
 
     def _write(self, writer: flight.FlightStreamWriter, sent: _Sent) -> None:
         try:
-            writer.write_with_metadata(sent.batch, sent.metadata)
+            writer.write_metadata(sent.frame)
         except _TRANSPORT_ERRORS as error:
             # The reading thread sees the same failure and sends everything again.
             self._note(error)
@@ -177,10 +190,10 @@ class Lane:
 
     def _serve_stream(self) -> bool:
         """Open a stream and read its answers until it ends; return whether there were any."""
-        descriptor = flight.FlightDescriptor.for_command(self._header.pack())
+        descriptor = flight.FlightDescriptor.for_command(b"calls")
         writer, reader = self._connection.client().do_exchange(descriptor, self._connection.options(None))
         try:
-            writer.begin(self._schema)
+            writer.begin(NO_COLUMNS)
             return self._read_answers(writer, reader)
         finally:
             # A writer that is not closed complains on stderr when it is freed.

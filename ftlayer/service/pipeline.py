@@ -1,4 +1,4 @@
-"""Many calls in flight: one ``DoPut`` stream for each kind of call, answers as they come."""
+"""Many calls in flight: a stream for each kind of call and stream of records, answers as they come."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
-import pyarrow as pa
-
 from ftlayer.checks import MOST_BYTES, check_int
 from ftlayer.errors import UnsupportedError, VertexUnavailableError
-from ftlayer.layer.calls import Ingest, Persist, Reply, Xor
+from ftlayer.layer.calls import Reply, Xor
 from ftlayer.service.checks import check_call
 from ftlayer.service.connection import Connection, monotonic_ms
-from ftlayer.service.lane import Lane
-from ftlayer.service.put import BulkCall, PutHeader, put_schema
+from ftlayer.service.lane import BulkCall, Lane
 
 # The vertex keeps the replies to the latest 256 calls of a client: what is sent again has to be among them.
 MAX_WINDOW = 128
@@ -25,7 +22,7 @@ _WATCH_S = 0.2
 class Pipeline:
     """Sends Persist, Ingest and Xor without waiting for the answers. Any thread may use it.
 
-    Calls of one kind, stream and schema go to the vertex in the order of their submission; others may
+    Calls of one kind and stream go to the vertex in the order of their submission; others may
     overtake them. Not guaranteed: that the answers come in order.
     """
 
@@ -40,7 +37,7 @@ class Pipeline:
         self._deadline_ms = deadline_ms
         self._window, self._window_bytes = window, window_bytes
         self._lock = threading.Lock()
-        self._lanes: dict[tuple[PutHeader, pa.Schema], Lane] = {}
+        self._lanes: dict[tuple[str, str], Lane] = {}
         self._closed = threading.Event()
         self._watchdog: threading.Thread | None = None
 
@@ -93,29 +90,20 @@ class Pipeline:
     def _lane(self, call: BulkCall) -> Lane:
         # Before the lock, which a fork may have copied while it was held.
         self._connection.check_process()
-        schema = put_schema(call)
+        kind = type(call).__name__
+        key = kind, "" if isinstance(call, Xor) else call.stream
         with self._lock:
             if self._closed.is_set():
                 raise VertexUnavailableError("the pipeline is closed")
-            key = self._header(call, ""), schema
             lane = self._lanes.get(key)
             if lane is None:
-                header = self._header(call, f"{self._client}/{len(self._lanes)}")
-                lane = Lane(self._connection, header, schema, self._window, self._window_bytes)
+                client = f"{self._client}/{len(self._lanes)}"
+                lane = Lane(self._connection, kind, client, self._window, self._window_bytes)
                 self._lanes[key] = lane
             if self._watchdog is None:
                 self._watchdog = threading.Thread(target=self._watch, name="ftlayer-deadlines", daemon=True)
                 self._watchdog.start()
             return lane
-
-    def _header(self, call: BulkCall, client: str) -> PutHeader:
-        match call:
-            case Xor():
-                return PutHeader("Xor", client)
-            case Ingest():
-                return PutHeader("Ingest", client, call.stream)
-            case Persist():
-                return PutHeader("Persist", client, call.stream, call.key_hashes is not None)
 
     def _watch(self) -> None:
         while not self._closed.wait(_WATCH_S):

@@ -6,7 +6,11 @@
                        max_message_bytes, exact (every id is kept, so that `Explain` is answered).
 ``DoAction "route"``   body: a stream's name. One result: a msgpack map with shard, shards: what the top bits
                        of its root ids have to say.
-``DoPut``              many calls of one kind (`ftlayer.service.put`).
+``DoPut``              many calls. The descriptor's command is ``calls``; the schema has no columns, and the
+                       ``app_metadata`` of each message is a call's frame, of a call that has a sequence. Each is
+                       answered by one reply's or error's frame with its sequence, as soon as it is done and not
+                       always in order. With the command ``parts`` the messages, joined, are the frame of one call
+                       that is too long for one message.
 ``DoExchange``         the same; the answers come as messages of metadata alone.
 
 Every request has the header ``authorization: Bearer <token>``. What fails as a whole (an action, a
@@ -27,12 +31,21 @@ from pyarrow import flight
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, UnauthorizedError
 from ftlayer.layer.calls import Reply
-from ftlayer.service.put import PutDecoder, PutHeader, is_last_part, part_of
 from ftlayer.service.rules import Answer
+from ftlayer.service.streams import frames_of
 from ftlayer.service.vertex import Vertex
-from ftlayer.service.wire import decode_call, encode_error, encode_reply, pack
+from ftlayer.service.wire import (
+    call_of,
+    decode_call,
+    encode_error,
+    encode_reply,
+    envelope_of,
+    open_frame,
+    pack,
+)
 
-PROTOCOL = 1
+PROTOCOL = 2
+CALLS, PARTS = b"calls", b"parts"
 RESULT_BYTES = 1 << 20
 PARTS_PER_CALL = 16
 # Calls of one stream that may wait for their answers: a client that never waits cannot fill the memory.
@@ -109,7 +122,7 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         """Run one action to its end; see the module's docstring."""
         try:
-            body = self._checked_body(action.body)
+            body = self._checked(action.body)
             if action.type == "call":
                 yield from self._results(self._run(body))
             elif action.type == "health":
@@ -123,7 +136,7 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
         except FTLayerError as error:
             raise flight_error(error) from error
 
-    def _run(self, frame: bytes) -> bytes:
+    def _run(self, frame: bytes | pa.Buffer) -> bytes:
         call, envelope = decode_call(frame)
         answers: queue.SimpleQueue[Reply | FTLayerError] = queue.SimpleQueue()
         self._vertex.submit(call, envelope, answers.put)
@@ -148,18 +161,17 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
             "health",
         )
 
-    def _route(self, body: bytes) -> bytes:
+    def _route(self, body: pa.Buffer) -> bytes:
         try:
-            stream = body.decode("utf-8")
+            stream = body.to_pybytes().decode("utf-8")
         except UnicodeDecodeError as error:
             raise MalformedRequestError(f"route: expected a stream's name in UTF-8 ({error})") from None
         return pack({"shard": self._vertex.shard_of_stream(stream), "shards": self._vertex.shards}, "route")
 
-    def _checked_body(self, body: pa.Buffer) -> bytes:
-        if body.size > self._max_message_bytes:
-            raise self._too_long(body.size)
-        data: bytes = body.to_pybytes()
-        return data
+    def _checked(self, message: pa.Buffer) -> pa.Buffer:
+        if message.size > self._max_message_bytes:
+            raise self._too_long(message.size)
+        return message
 
     def _too_long(self, size: int) -> MalformedRequestError:
         return MalformedRequestError(
@@ -176,7 +188,7 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        """Run the calls of a stream; see `ftlayer.service.put`."""
+        """Run the calls of a stream; see the module's docstring."""
         self._run_put(descriptor, reader, writer.write)
 
     def do_exchange(
@@ -193,65 +205,45 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
         self, descriptor: flight.FlightDescriptor, reader: flight.MetadataRecordBatchReader, write: WriteFrame
     ) -> None:
         try:
-            if descriptor.command is None:
-                raise MalformedRequestError("descriptor: expected a command, got a path")
-            header = PutHeader.unpack(descriptor.command)
-            decoder = PutDecoder(header, reader.schema)
-            if header.call == "Parts":
+            command = descriptor.command
+            if command == CALLS:
+                self._run_stream(reader, write)
+            elif command == PARTS:
                 write(self._run(self._joined_parts(reader)))
             else:
-                self._run_stream(decoder, reader, write)
+                raise MalformedRequestError(
+                    f"descriptor: expected the command 'calls' or 'parts', got {command!r}"
+                )
         except FTLayerError as error:
             raise flight_error(error) from error
         except (pa.ArrowException, ValueError, OSError) as error:
             if isinstance(error, flight.FlightError):
                 raise
-            raise flight_error(
-                MalformedRequestError(f"stream: not readable as Arrow IPC ({error})")
-            ) from error
+            raise flight_error(MalformedRequestError(f"stream: not readable ({error})")) from error
 
     def _joined_parts(self, reader: flight.MetadataRecordBatchReader) -> bytes:
+        # A stream that ends too early is noticed: no beginning of a frame is a frame.
         frame = bytearray()
-        for chunk in reader:
-            if chunk.data is None:
-                raise MalformedRequestError("part: expected a record batch, got metadata alone")
-            frame += part_of(chunk.data)
+        for part in frames_of(reader):
+            frame += memoryview(self._checked(part))
             if len(frame) > PARTS_PER_CALL * self._max_message_bytes:
                 raise self._too_long(len(frame))
-            if is_last_part(None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()):
-                return bytes(frame)
-        raise MalformedRequestError("part: the stream ended before its last part")
+        return bytes(frame)
 
-    def _run_stream(
-        self, decoder: PutDecoder, reader: flight.MetadataRecordBatchReader, write: WriteFrame
-    ) -> None:
+    def _run_stream(self, reader: flight.MetadataRecordBatchReader, write: WriteFrame) -> None:
         answers = StreamAnswers(write)
         try:
-            for chunk in reader:
-                self._run_chunk(decoder, chunk, answers)
+            for message in frames_of(reader):
+                frame = open_frame(message)
+                answer = answers.expect(envelope_of(frame).sequence)
+                try:
+                    self._checked(message)
+                    call, envelope = call_of(frame)
+                    self._vertex.submit(call, envelope, answer)
+                except FTLayerError as error:
+                    answer(error)
         finally:
             answers.finish()
-
-    def _run_chunk(
-        self, decoder: PutDecoder, chunk: flight.FlightStreamChunk, answers: StreamAnswers
-    ) -> None:
-        if chunk.app_metadata is None:
-            raise MalformedRequestError("app_metadata: missing; every batch needs its sequence")
-        if chunk.app_metadata.size > self._max_message_bytes:
-            raise self._too_long(chunk.app_metadata.size)
-        envelope, fields = decoder.read_metadata(chunk.app_metadata.to_pybytes())
-        answer = answers.expect(envelope.sequence)
-        try:
-            if chunk.data is None:
-                raise MalformedRequestError("record batch: missing; only metadata came")
-            # Unlike `nbytes` this does not look at every column's slice, a hundred times as fast.
-            size = chunk.data.get_total_buffer_size()
-            if size > self._max_message_bytes:
-                raise self._too_long(size)
-            call = decoder.decode(chunk.data, envelope, fields)
-            self._vertex.submit(call, envelope, answer)
-        except FTLayerError as error:
-            answer(error)
 
 
 class StreamAnswers:

@@ -5,7 +5,7 @@ call     ``{"call": name, "fields": {…}}``, and for a call that is to have its
 reply    ``{"reply": name, "fields": {…}}``
 error    ``{"error": code, "message": text}``; the codes are those of `ftlayer.errors`
 
-A reply or an error in a ``DoPut`` stream has ``"sequence"`` too. What the fields look like is said in
+A reply or an error in a stream of calls has ``"sequence"`` too. What the fields look like is said in
 `ftlayer.service.codec`; names and meanings are the dataclasses of `ftlayer.layer.calls`.
 """
 
@@ -15,10 +15,12 @@ import typing
 from typing import Any
 
 import msgpack
+import pyarrow as pa
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, VertexError, error_for_code
 from ftlayer.layer.calls import Call, Deliverable, Envelope, MutatingCall, ReadingCall, Reply
 from ftlayer.records.failure_columns import well_formed
+from ftlayer.records.packed import unpack
 from ftlayer.service.checks import check_call, check_envelope
 from ftlayer.service.codec import dataclass_codec, malformed
 
@@ -44,13 +46,13 @@ def pack(value: Any, what: str) -> bytes:
 
 
 def unpack_map(
-    data: bytes, what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
+    data: bytes | pa.Buffer, what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Read a msgpack map with exactly these keys; `MalformedRequestError` names what is wrong in ``what``."""
     try:
-        value = msgpack.unpackb(data)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise MalformedRequestError(f"{what}: not msgpack ({error or type(error).__name__})") from None
+        value = unpack(data)
+    except ValueError as error:
+        raise MalformedRequestError(f"{what}: {error}") from None
     if type(value) is not dict:
         raise malformed(what, "a msgpack map", value)
     for key in required:
@@ -68,16 +70,37 @@ def unpack_map(
 def encode_call(call: Call, envelope: Envelope | None) -> bytes:
     """Return the frame of ``call``; `MalformedRequestError` where the vertex would refuse it anyway."""
     check_call(call)
+    return frame_of(call, fields_of(call), envelope)
+
+
+def fields_of(call: Call) -> dict[str, Any]:
+    """Return the fields of ``call``, its batches as bytes already: the long part of writing a frame."""
     kind: type = type(call)
-    frame: dict[str, Any] = {"call": kind.__name__, "fields": dataclass_codec(kind).pack(call)}
+    fields: dict[str, Any] = dataclass_codec(kind).pack(call)
+    return fields
+
+
+def frame_of(call: Call, fields: dict[str, Any], envelope: Envelope | None) -> bytes:
+    """Return the frame of a checked ``call``, whose `fields_of` are known."""
+    name = type(call).__name__
+    frame: dict[str, Any] = {"call": name, "fields": fields}
     if envelope is not None:
         frame |= {"client": envelope.client, "sequence": envelope.sequence}
-    return pack(frame, kind.__name__)
+    return pack(frame, name)
 
 
-def decode_call(data: bytes) -> tuple[Call, Envelope | None]:
+def decode_call(data: bytes | pa.Buffer) -> tuple[Call, Envelope | None]:
     """Read and check a call's frame. Whatever is wrong with it is a `MalformedRequestError`."""
-    frame = unpack_map(data, "call", ("call", "fields"), ("client", "sequence"))
+    return call_of(open_frame(data))
+
+
+def open_frame(data: bytes | pa.Buffer) -> dict[str, Any]:
+    """Read a call's frame as far as its names; `call_of` reads the rest."""
+    return unpack_map(data, "call", ("call", "fields"), ("client", "sequence"))
+
+
+def call_of(frame: dict[str, Any]) -> tuple[Call, Envelope | None]:
+    """Read and check the call in a frame; `MalformedRequestError` names what is wrong."""
     name = frame["call"]
     kind = CALLS.get(name) if type(name) is str else None
     if kind is None:
@@ -120,7 +143,7 @@ def encode_error(error: FTLayerError, sequence: int | None = None) -> bytes:
     return pack(frame if sequence is None else frame | {"sequence": sequence}, "error")
 
 
-def decode_reply(data: bytes) -> tuple[Reply | FTLayerError, int | None]:
+def decode_reply(data: bytes | pa.Buffer) -> tuple[Reply | FTLayerError, int | None]:
     """Read a reply's or an error's frame, and the sequence it answers. The error is returned, not raised.
 
     Raises `VertexError` for bytes that no vertex of this version sends.

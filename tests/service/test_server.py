@@ -21,6 +21,23 @@ from ftlayer.service.client import VertexClient
 from ftlayer.service.tls import make_certificate
 
 STREAM = "job/source"
+CALLS = flight.FlightDescriptor.for_command(b"calls")
+
+
+def stream_of(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def persist_frame(sequence: int, root: int) -> bytes:
+    ids = np.array([root], "<u8").tobytes()
+    payload = stream_of(pa.record_batch({"x": ["y"]}))
+    fields = {"stream": STREAM, "payload": payload, "roots": ids, "values": ids}
+    frame: bytes = msgpack.packb({"call": "Persist", "fields": fields, "client": "me", "sequence": sequence})
+    return frame
 
 
 @pytest.fixture
@@ -54,20 +71,18 @@ def test_a_plain_flight_client_persists_and_xors_as_documented(
 ) -> None:
     opened = client.call(open_stream())
     assert isinstance(opened, StreamOpened)
-    ids = pa.array([11, 12], pa.uint64())
-    persist = pa.record_batch({"ft.root": ids, "ft.value": ids, "text": ["a", "b"]})
-    command = msgpack.packb({"call": "Persist", "client": "plain", "stream": STREAM})
-    writer, reader = raw.do_put(flight.FlightDescriptor.for_command(command), persist.schema, options)
-    writer.write_with_metadata(persist, msgpack.packb({"sequence": 1}))
+    ids = np.array([11, 12], "<u8").tobytes()
+    payload = stream_of(pa.record_batch({"text": ["a", "b"]}))
+    writer, reader = raw.do_put(CALLS, pa.schema([]), options)
+    fields = {"stream": STREAM, "payload": payload, "roots": ids, "values": ids}
+    call = {"call": "Persist", "fields": fields, "client": "plain", "sequence": 1}
+    writer.write_metadata(msgpack.packb(call))
     answer = msgpack.unpackb(reader.read().to_pybytes())
     assert answer == {"reply": "Accepted", "fields": {"rows": 2}, "sequence": 1}
-    writer.close()
 
-    xor = pa.record_batch({"ft.root": ids, "ft.value": ids})
-    command = msgpack.packb({"call": "Xor", "client": "plain-xor"})
-    writer, reader = raw.do_put(flight.FlightDescriptor.for_command(command), xor.schema, options)
-    metadata = {"sequence": 1, "incarnation": opened.incarnation}
-    writer.write_with_metadata(xor, msgpack.packb(metadata))
+    fields = {"roots": ids, "values": ids, "incarnation": opened.incarnation}
+    call = {"call": "Xor", "fields": fields, "client": "plain", "sequence": 2}
+    writer.write_metadata(msgpack.packb(call))
     answer = msgpack.unpackb(reader.read().to_pybytes())
     assert answer["fields"] == {"completed": 2, "unknown": 0}
     writer.close()
@@ -106,34 +121,45 @@ def test_malformed_actions_are_refused_and_the_vertex_goes_on(
     assert persisted(client) == 0
 
 
-def put(raw: flight.FlightClient, options: Any, command: Any, batch: pa.RecordBatch, metadata: Any) -> bytes:
-    descriptor = flight.FlightDescriptor.for_command(command)
-    writer, reader = raw.do_put(descriptor, batch.schema, options)
-    if metadata is None:
-        writer.write_batch(batch)
-    else:
-        writer.write_with_metadata(batch, metadata)
+def put(raw: flight.FlightClient, options: Any, command: bytes, *frames: bytes) -> None:
+    writer, reader = raw.do_put(flight.FlightDescriptor.for_command(command), pa.schema([]), options)
+    for frame in frames:
+        writer.write_metadata(frame)
     writer.done_writing()
-    answer = reader.read()
+    reader.read()
     writer.close()
-    return answer.to_pybytes() if answer is not None else b""
 
 
 def test_malformed_streams_are_refused_and_the_vertex_goes_on(
     client: VertexClient, raw: flight.FlightClient, options: Any
 ) -> None:
-    ids = pa.array([1], pa.uint64())
-    batch = pa.record_batch({"ft.root": ids, "ft.value": ids})
-    good = msgpack.packb({"call": "Xor", "client": "me"})
-    assert "msgpack" in refused(lambda: put(raw, options, b"\xc1", batch, b"") and None)
-    assert "schema" in refused(lambda: put(raw, options, good, batch.select([1]), b"") and None)
-    assert "app_metadata" in refused(lambda: put(raw, options, good, batch, None) and None)
-    assert "app_metadata" in refused(lambda: put(raw, options, good, batch, b"\xc1") and None)
-    parts = msgpack.packb({"call": "Parts"})
-    part = pa.record_batch({"part": pa.array([b"123"])})
-    assert "last part" in refused(lambda: put(raw, options, parts, part, None) and None)
-    last = msgpack.packb({"last": True})
-    assert "call" in refused(lambda: put(raw, options, parts, part, last) and None)
+    stats = {"call": "Stats", "fields": {}}
+    for command, frame, named in [
+        (b"Xor", b"", "descriptor"),
+        (b"calls", b"\xc1", "msgpack"),
+        (b"calls", msgpack.packb({"call": "Xor"}), "fields"),
+        (b"calls", msgpack.packb(stats), "client"),
+        (b"calls", msgpack.packb(stats | {"client": "me", "sequence": 0}), "sequence"),
+        (b"parts", b"123", "call"),
+        (b"parts", msgpack.packb(stats)[:-1], "msgpack"),
+    ]:
+        assert named in refused(lambda command=command, frame=frame: put(raw, options, command, frame))
+    assert "call" in refused(lambda: put(raw, options, b"parts"))
+    assert persisted(client) == 0
+
+
+def test_columns_beside_the_frames_are_refused(
+    client: VertexClient, raw: flight.FlightClient, options: Any
+) -> None:
+    def send(batch: pa.RecordBatch) -> None:
+        writer, reader = raw.do_put(CALLS, batch.schema, options)
+        writer.write_with_metadata(batch, persist_frame(1, 5))
+        writer.done_writing()
+        reader.read()
+        writer.close()
+
+    assert "schema" in refused(lambda: send(pa.record_batch({"x": [1]})))
+    assert "app_metadata alone" in refused(lambda: send(pa.record_batch([], schema=pa.schema([]))))
     assert persisted(client) == 0
 
 
@@ -151,15 +177,9 @@ def test_one_malformed_call_of_a_stream_spoils_no_other(
     client: VertexClient, raw: flight.FlightClient, options: Any, open_stream: Callable[..., Any]
 ) -> None:
     client.call(open_stream())
-    command = msgpack.packb({"call": "Persist", "client": "me", "stream": STREAM})
-
-    def batch(root: int) -> pa.RecordBatch:
-        ids = pa.array([root], pa.uint64())
-        return pa.record_batch({"ft.root": ids, "ft.value": ids, "x": ["y"]})
-
-    writer, reader = raw.do_put(flight.FlightDescriptor.for_command(command), batch(1).schema, options)
+    writer, reader = raw.do_put(CALLS, pa.schema([]), options)
     for sequence, root in enumerate([5, 0, 7], 1):
-        writer.write_with_metadata(batch(root), msgpack.packb({"sequence": sequence}))
+        writer.write_metadata(persist_frame(sequence, root))
     answers = [msgpack.unpackb(reader.read().to_pybytes()) for _ in range(3)]
     writer.close()
     by_sequence = {answer["sequence"]: answer for answer in answers}
@@ -177,12 +197,9 @@ def test_a_stream_that_breaks_off_leaves_what_it_brought(
     open_stream: Callable[..., Any],
 ) -> None:
     client.call(open_stream())
-    command = msgpack.packb({"call": "Persist", "client": "me", "stream": STREAM})
-    ids = pa.array([5], pa.uint64())
-    batch = pa.record_batch({"ft.root": ids, "ft.value": ids, "x": ["y"]})
-    writer, reader = raw.do_exchange(flight.FlightDescriptor.for_command(command), options)
-    writer.begin(batch.schema)
-    writer.write_with_metadata(batch, msgpack.packb({"sequence": 1}))
+    writer, reader = raw.do_exchange(CALLS, options)
+    writer.begin(pa.schema([]))
+    writer.write_metadata(persist_frame(1, 5))
     assert reader.read_chunk().app_metadata is not None
     reader.cancel()
     assert persisted(client) == 1

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ftlayer import errors
 from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError
 from ftlayer.layer import calls
-from ftlayer.layer.calls import I32, U64, Accepted, Envelope, Xor
+from ftlayer.layer.calls import I32, U64, Accepted, Envelope, EventIds, Persist, SourcePosition, Xor
 from ftlayer.service.codec import batch_to_ipc, dataclass_codec
 from ftlayer.service.wire import (
     CALLS,
@@ -124,6 +124,52 @@ def test_a_call_travels_with_its_envelope() -> None:
     call, envelope = decode_call(encode_call(xor(), Envelope("me", 7)))
     assert same(call, xor())
     assert envelope == Envelope("me", 7)
+
+
+ROOTS = np.array([1, 2**64 - 1], np.uint64)
+PERSIST = Persist("s", pa.record_batch({"n": [1, 2]}).replace_schema_metadata({"k": "v"}), ROOTS, ROOTS)
+
+
+@pytest.mark.parametrize(
+    "hashes", [None, np.array([1, -1], np.int32), np.arange(6, dtype=np.int32).reshape(2, 3)]
+)
+@pytest.mark.parametrize("position", [None, SourcePosition("p", b"a", b"b"), SourcePosition("p", None, b"")])
+def test_persist_comes_back(hashes: Any, position: SourcePosition | None) -> None:
+    sent = dataclasses.replace(PERSIST, key_hashes=hashes, position=position)
+    call, _ = decode_call(encode_call(sent, Envelope("me", 1)))
+    assert isinstance(call, Persist)
+    assert call.payload.equals(PERSIST.payload, check_metadata=True)
+    assert (call.key_hashes is None) == (hashes is None)
+    assert hashes is None or np.array_equal(call.key_hashes, hashes)
+    assert (call.roots.tolist(), call.position) == (ROOTS.tolist(), position)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"values": ROOTS[:1]}, "Persist.values"),
+        ({"roots": np.zeros(2, np.uint64)}, "Persist.roots[0]"),
+        ({"key_hashes": np.zeros(3, np.int32)}, "Persist.key_hashes"),
+        ({"key_hashes": np.zeros((2, 0), np.int32)}, "Persist.key_hashes"),
+        ({"stream": ""}, "Persist.stream"),
+    ],
+)
+def test_a_call_that_the_vertex_would_refuse_is_refused_before_it_is_sent(
+    changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(MalformedRequestError) as caught:
+        encode_call(dataclasses.replace(PERSIST, **changes), Envelope("me", 1))
+    assert named in str(caught.value)
+
+
+def test_ids_come_back_and_are_checked() -> None:
+    ids = EventIds(ROOTS, np.array([0, 1, 2], np.int32), np.array([0, -1], np.int32), ("parse",))
+    for sent in (dataclasses.replace(PERSIST, ids=ids), Xor(ROOTS, ROOTS, 3, ids=ids)):
+        came, _ = decode_call(encode_call(sent, Envelope("me", 1)))
+        assert isinstance(came, (Persist, Xor))
+        assert same(came.ids, ids)
+        with pytest.raises(MalformedRequestError, match=r"ids: the XOR of list 1"):
+            encode_call(dataclasses.replace(sent, values=ROOTS[[0, 0]]), Envelope("me", 1))
 
 
 def test_arrays_come_writable_because_kernels_are_compiled_for_those() -> None:

@@ -15,6 +15,7 @@ from ftlayer.errors import FTLayerError
 from ftlayer.runtime.coordinator.frames import PROTOCOL, decode_to_slot, encode
 from ftlayer.runtime.messages import FromSlot, ToSlot
 from ftlayer.runtime.order import Door
+from ftlayer.service.streams import NO_COLUMNS
 
 # How long `close` waits until what was sent is written and the coordinator has seen the end of the stream.
 CLOSE_TIMEOUT_S = 5.0
@@ -93,6 +94,7 @@ class ControlClient:
             self._writer, reader = self._client.do_exchange(
                 descriptor, flight.FlightCallOptions(headers=[header])
             )
+            self._writer.begin(NO_COLUMNS)
             self._threads.append(self._start(self._write, "write"))
             while True:
                 chunk = reader.read_chunk()

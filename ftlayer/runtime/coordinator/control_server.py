@@ -18,6 +18,7 @@ from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError
 from ftlayer.runtime.coordinator.frames import PROTOCOL, decode_from_slot, encode
 from ftlayer.runtime.door import JobTokenCheck, any_port_of, refusal
 from ftlayer.runtime.messages import FromSlot, Hello, SlotFailed, ToSlot
+from ftlayer.service.streams import frames_of
 from ftlayer.service.wire import unpack_map
 
 # A message is a heartbeat with its counters at the most; splits go the other way.
@@ -111,7 +112,9 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _receive(self, slot: int, instance: str, reader: flight.MetadataRecordBatchReader) -> None:
         greeted = False
-        while (frame := _next_frame(reader)) is not None:
+        for frame in frames_of(reader):
+            if frame.size > MAX_FRAME_BYTES:
+                raise MalformedRequestError(f"control message: {frame.size} bytes; {MAX_FRAME_BYTES} at most")
             message = decode_from_slot(frame)
             if isinstance(message, SlotFailed) and not greeted:
                 self._on_message(slot, instance, message)
@@ -169,18 +172,3 @@ class _Stream:
         except (pa.ArrowException, OSError) as error:
             # The thread that reads sees the same end of the stream, and reports it.
             logger.info("a slot left before it got a message: %s", error)
-
-
-def _next_frame(reader: flight.MetadataRecordBatchReader) -> bytes | None:
-    try:
-        chunk = reader.read_chunk()
-    except StopIteration:
-        return None
-    if chunk.app_metadata is None:
-        raise MalformedRequestError("control message: expected metadata, got a record batch")
-    if chunk.app_metadata.size > MAX_FRAME_BYTES:
-        raise MalformedRequestError(
-            f"control message: {chunk.app_metadata.size} bytes; {MAX_FRAME_BYTES} at most"
-        )
-    frame: bytes = chunk.app_metadata.to_pybytes()
-    return frame

@@ -9,12 +9,14 @@ from __future__ import annotations
 import typing
 from typing import Any, cast
 
+from pyarrow import Buffer
+
 from ftlayer.errors import MalformedRequestError
 from ftlayer.runtime.messages import FromSlot, ToSlot
 from ftlayer.service.codec import dataclass_codec
 from ftlayer.service.wire import pack, unpack_map
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 _FROM_SLOT: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(FromSlot)}
 _TO_SLOT: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(ToSlot)}
@@ -26,17 +28,17 @@ def encode(message: FromSlot | ToSlot) -> bytes:
     return pack({"message": kind.__name__, "fields": dataclass_codec(kind).pack(message)}, kind.__name__)
 
 
-def decode_from_slot(frame: bytes) -> FromSlot:
+def decode_from_slot(frame: bytes | Buffer) -> FromSlot:
     """Read what a slot says."""
     return cast(FromSlot, _decode(frame, _FROM_SLOT))
 
 
-def decode_to_slot(frame: bytes) -> ToSlot:
+def decode_to_slot(frame: bytes | Buffer) -> ToSlot:
     """Read what the coordinator says."""
     return cast(ToSlot, _decode(frame, _TO_SLOT))
 
 
-def _decode(frame: bytes, kinds: dict[str, type]) -> Any:
+def _decode(frame: bytes | Buffer, kinds: dict[str, type]) -> Any:
     content = unpack_map(frame, "control message", ("message", "fields"))
     name = content["message"]
     kind = kinds.get(name) if type(name) is str else None

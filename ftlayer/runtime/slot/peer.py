@@ -6,7 +6,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
@@ -16,7 +15,7 @@ from ftlayer.runtime.order import Door
 from ftlayer.runtime.slot.events import CreditCame, Event, LinkBroke
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.roster import StreamHeader
-from ftlayer.runtime.slot.server import FRAME_SCHEMA
+from ftlayer.service.streams import NO_COLUMNS
 
 CLOSE_TIMEOUT_S = 2.0
 
@@ -92,7 +91,7 @@ class PeerLink:
             target=self._read, args=(reader,), name=f"ftlayer-from-{self.peer.slot}", daemon=True
         )
         try:
-            writer.begin(FRAME_SCHEMA)
+            writer.begin(NO_COLUMNS)
             reading.start()
             self._write_all(writer)
             writer.done_writing()
@@ -112,7 +111,7 @@ class PeerLink:
                 return
             else:
                 self._writing = frame
-                writer.write_batch(_message(frame))
+                writer.write_metadata(pa.py_buffer(frame))
                 self._writing = _END
 
     def _read(self, reader: flight.FlightStreamReader) -> None:
@@ -153,10 +152,3 @@ class PeerLink:
             override_hostname=self._door.tls_name or None,
             generic_options=options,
         )
-
-
-def _message(frame: bytes) -> pa.RecordBatch:
-    """Wrap a frame without copying it."""
-    ends = pa.py_buffer(np.array([0, len(frame)], np.int64))
-    column = pa.Array.from_buffers(pa.large_binary(), 1, [None, ends, pa.py_buffer(frame)])
-    return pa.RecordBatch.from_arrays([column], schema=FRAME_SCHEMA)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgpack
 
 from ftlayer.errors import CodecError, PeerRefusedError
+from ftlayer.records.packed import unpack
 from ftlayer.runtime.messages import Peer
 
 
@@ -34,8 +35,8 @@ class StreamHeader:
     def unpack(cls, data: bytes) -> StreamHeader:
         """Read a header; `CodecError` for anything else."""
         try:
-            fields = msgpack.unpackb(data)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            fields = unpack(data)
+        except ValueError as error:
             raise CodecError(f"a stream's header is not readable ({error})") from None
         kinds = (str, int, str, str, int)
         if not isinstance(fields, list) or tuple(map(type, fields)) != kinds:

@@ -1,9 +1,7 @@
 """Where a slot takes elements of the others: an Arrow Flight server with one ``DoExchange`` stream a sender.
 
-The stream's descriptor is a `StreamHeader`. Elements come as record batches of one large_binary column and one
-row, the frame (`ftlayer.runtime.slot.wire`): on the wire Arrow writes the frame as it is, and what arrives is
-aligned more often than as metadata, at the same cost. Credit goes back as metadata. Every request has the
-header ``authorization: Bearer <token>``.
+The stream's descriptor is a `StreamHeader`. Elements come as frames (`ftlayer.runtime.slot.wire`), credit goes back,
+both as metadata (`ftlayer.service.streams`). Every request has the header ``authorization: Bearer <token>``.
 """
 
 from __future__ import annotations
@@ -16,12 +14,11 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.errors import CodecError, FTLayerError, PeerRefusedError
+from ftlayer.errors import FTLayerError, PeerRefusedError
 from ftlayer.runtime.door import JobTokenCheck, any_port_of, refusal
 from ftlayer.runtime.slot.events import Event, FrameCame
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
-
-FRAME_SCHEMA = pa.schema([pa.field("frame", pa.large_binary(), nullable=False)])
+from ftlayer.service.streams import frames_of
 
 SHUTDOWN_TIMEOUT_S = 2.0
 
@@ -89,8 +86,6 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             header = StreamHeader.unpack(descriptor.command or b"")
             self._roster.admit(header, self._admit_timeout_s)
-            if not reader.schema.equals(FRAME_SCHEMA):
-                raise CodecError("a stream between slots carries frames, and nothing else")
             self._receive(header, reader, writer)
         except FTLayerError as error:
             raise refusal(error) from error
@@ -105,13 +100,10 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
         with self._lock:
             self._senders[header.sender] = header.instance, credits
         try:
-            while True:
-                frame = frame_of(reader.read_chunk().data)
+            for frame in frames_of(reader):
                 if not self._roster.is_current(header.sender, header.instance):
                     raise PeerRefusedError(f"instance {header.instance} was replaced")
                 self._post(FrameCame(header.sender, header.instance, frame))
-        except StopIteration:
-            return
         except _TRANSPORT_ERRORS as error:
             # Its sender is gone or will say so itself: who is lost is the coordinator's to tell.
             logger.info("the stream from slot %s broke: %s", header.sender, error)
@@ -146,10 +138,3 @@ class _CreditWriter:
                 self._writer.write_metadata(pa.py_buffer(grants))
         except _TRANSPORT_ERRORS as error:
             logger.info("credit could not be sent: %s", error)
-
-
-def frame_of(batch: pa.RecordBatch | None) -> pa.Buffer:
-    """Return the frame in a message of a stream, as a view; `CodecError` if there is not exactly one."""
-    if batch is None or batch.num_rows != 1:
-        raise CodecError("a message between slots carries one frame")
-    return batch.column(0)[0].as_buffer()

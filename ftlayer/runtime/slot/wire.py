@@ -5,8 +5,7 @@ multiple of 8 bytes, and the payload as one Arrow IPC message without its schema
 the edge. Schemas with dictionaries travel as a whole IPC stream, since a message alone has none.
 
 Reading copies nothing where the bytes begin at a multiple of 8. Guaranteed for bytes from anywhere: an
-element whose parts have the sizes they claim, or `CodecError`. Not guaranteed, because peers of one job bring
-its token: that text is UTF-8 or that the inner offsets of the payload's columns ascend.
+element whose parts have the sizes they claim, whose columns can be read and whose text is UTF-8, or `CodecError`.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import pyarrow as pa
 
 from ftlayer.errors import CodecError
 from ftlayer.records.ids import U64Array
+from ftlayer.records.ipc import UNREADABLE, read_batch, read_one_batch
 from ftlayer.runtime.elements import (
     Barrier,
     Batch,
@@ -156,12 +156,9 @@ class ElementCodec:
         body = frame.slice(start)
         try:
             payload = (
-                _from_stream(body)
-                if header.flags & _STREAM
-                else pa.ipc.read_record_batch(body, self._schemas[edge])
+                read_one_batch(body) if header.flags & _STREAM else read_batch(body, self._schemas[edge])
             )
-            payload.validate()
-        except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        except UNREADABLE as error:
             raise CodecError(f"the payload of edge {edge} is not readable ({error})") from error
         if payload.num_rows != header.rows:
             raise CodecError(f"a frame of {header.rows} rows has a payload of {payload.num_rows}")
@@ -305,14 +302,6 @@ def _as_stream(payload: pa.RecordBatch) -> pa.Buffer:
     with pa.ipc.new_stream(sink, payload.schema) as writer:
         writer.write_batch(payload)
     return sink.getvalue()
-
-
-def _from_stream(body: pa.Buffer) -> pa.RecordBatch:
-    with pa.ipc.open_stream(body) as reader:
-        batch = next(reader, None)
-    if batch is None:
-        raise CodecError("a payload's stream has no batch")
-    return batch
 
 
 def _described(schema: pa.Schema) -> str:

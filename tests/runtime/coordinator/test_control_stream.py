@@ -30,6 +30,7 @@ from ftlayer.runtime.messages import (
     Split,
 )
 from ftlayer.runtime.order import Door
+from ftlayer.service.streams import NO_COLUMNS
 from ftlayer.service.tls import Certificate, make_certificate
 
 TOKEN = "a token of the tests, long enough".replace(" ", "-")
@@ -237,6 +238,7 @@ def test_a_descriptor_that_makes_no_sense(command: bytes, words: str) -> None:
 def test_garbage_ends_the_stream(frames: list[bytes], words: str) -> None:
     with coordinator() as it:
         writer, reader = it.raw(head())
+        writer.begin(NO_COLUMNS)
         for frame in frames:
             writer.write_metadata(pa.py_buffer(frame))
         with pytest.raises(pa.ArrowException, match=words):

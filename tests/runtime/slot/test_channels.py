@@ -16,6 +16,7 @@ from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.runtime.slot.peer import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
+from ftlayer.service.streams import NO_COLUMNS
 from ftlayer.service.tls import make_certificate
 
 TOKEN = "a-token-of-the-job"
@@ -164,10 +165,11 @@ def test_nonsense_on_a_stream_is_refused(receiver: Receiver) -> None:
     receiver.deploy()
     client = flight.FlightClient(receiver.address)
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-    for command, schema in ((b"\xc1", pa.schema([])), (HEADER.pack(), pa.schema([("n", pa.int64())]))):
+    columns = pa.schema([("n", pa.int64())])
+    for command, schema, code in ((b"\xc1", NO_COLUMNS, "CODEC"), (HEADER.pack(), columns, "MALFORMED")):
         descriptor = flight.FlightDescriptor.for_command(command)
         writer, reader = client.do_exchange(descriptor, options)
-        with pytest.raises(flight.FlightServerError, match="CODEC"):
+        with pytest.raises(flight.FlightServerError, match=code):
             begin(writer, reader, schema)
         with pytest.raises((pa.ArrowException, OSError)):
             writer.close()

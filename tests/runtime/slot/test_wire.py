@@ -15,7 +15,7 @@ from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.runtime.elements import Barrier, Batch, CancelMarker, EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.slot.batching import can_join, cut, joined, rows_of
 from ftlayer.runtime.slot.credit_wire import decode_grants, encode_grants, encode_limits, is_limits
-from ftlayer.runtime.slot.wire import ElementCodec, is_barrier, roots_in
+from ftlayer.runtime.slot.wire import HEADER_BYTES, ElementCodec, is_barrier, roots_in
 from ftlayer.stream.job_graph import Channel, JobEdge
 
 NESTED = pa.schema(
@@ -179,6 +179,37 @@ def test_dictionaries_travel_with_their_schema() -> None:
     _, read = CODEC.decode(pa.py_buffer(CODEC.encode(channel, Batch(payload))))
     assert isinstance(read, Batch)
     assert read.payload.equals(payload)
+
+
+def with_payload(frame: bytes, old: pa.Buffer, new: pa.Buffer) -> bytes:
+    """Return a frame of one batch with another payload in its place."""
+    assert frame.endswith(old.to_pybytes())
+    return frame[: HEADER_BYTES - 8] + new.size.to_bytes(8, "little") + new.to_pybytes()
+
+
+def test_a_payload_that_is_larger_than_it_looks_is_refused() -> None:
+    rows = pa.record_batch({"x": [b"\0" * 1_000_000]})
+    codec = ElementCodec([edge(0, rows.schema)])
+    frame = codec.encode(CHANNEL, Batch(rows, None))
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, rows.schema, options=options) as writer:
+        writer.write_batch(rows)
+    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
+    messages.read_next_message()
+    short = with_payload(frame, rows.serialize(), messages.read_next_message().serialize())
+    assert len(short) < 10_000
+    with pytest.raises(CodecError, match="compress"):
+        codec.decode(pa.py_buffer(short))
+
+
+def test_inner_offsets_that_make_no_sense_are_refused() -> None:
+    offsets = pa.py_buffer(np.array([0, 1_000_000, 5], np.int32).tobytes())
+    broken = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"hello"))
+    rows = pa.RecordBatch.from_arrays([broken], ["x"])
+    codec = ElementCodec([edge(0, rows.schema)])
+    with pytest.raises(CodecError, match="not readable"):
+        codec.decode(pa.py_buffer(codec.encode(CHANNEL, Batch(rows, None))))
 
 
 def test_another_schema_is_refused_where_it_is_written() -> None:

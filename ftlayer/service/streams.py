@@ -1,0 +1,40 @@
+"""Streams of Flight that carry frames: bytes as ``app_metadata``, in messages without a record batch.
+
+Flight gives a message with a record batch to Arrow's reader before anyone else sees it, and that reader takes what
+is claimed (buffers that expand to gigabytes) and can be made to crash (a message without a header where a dictionary
+was due). So a stream begins with a schema that has no columns, with which there is nothing for it to read, and
+batches travel inside frames, where `ftlayer.records.ipc` looks at them first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyarrow import flight
+
+from ftlayer.errors import MalformedRequestError
+
+NO_COLUMNS = pa.schema([])
+"""What a client begins a stream with."""
+
+
+def frames_of(reader: flight.MetadataRecordBatchReader) -> Iterator[pa.Buffer]:
+    """Yield the frames of a stream, to its end, as views of what came.
+
+    Raises `MalformedRequestError` for a stream that carries columns, and what Flight raises for one that breaks.
+    """
+    # Before the first message is read: it would be read by this schema.
+    if len(reader.schema):
+        raise MalformedRequestError(
+            f"schema: expected one without columns, got {len(reader.schema)}; a stream carries frames as "
+            "app_metadata, and record batches are inside them"
+        )
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        if chunk.data is not None or chunk.app_metadata is None:
+            raise MalformedRequestError("message: expected app_metadata alone, got a record batch")
+        yield chunk.app_metadata
