@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ftlayer import errors
 from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError
 from ftlayer.layer import calls
-from ftlayer.layer.calls import I32, U64, Accepted, Envelope, EventIds, Persist, SourcePosition, Xor
+from ftlayer.layer.calls import I32, U64, Accepted, Envelope, EventIds, Failure, Persist, SourcePosition, Xor
 from ftlayer.service.codec import batch_to_ipc, dataclass_codec
 from ftlayer.service.wire import (
     CALLS,
@@ -87,7 +87,11 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
     if hint is calls.StreamOptions:
         return stream_options()
     hints = typing.get_type_hints(hint)
-    return st.builds(hint, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(hint)})
+    fields = {field.name: values_of(hints[field.name]) for field in dataclasses.fields(hint)}
+    if hint is Failure:
+        # As a column: a pause of -1 stands for none.
+        fields["after_ms"] = st.none() | st.integers(0, 2**63 - 1)
+    return st.builds(hint, **fields)
 
 
 def same(a: Any, b: Any) -> bool:
