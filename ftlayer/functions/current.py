@@ -99,6 +99,17 @@ def running(known: Known, row: Callable[[], int | None], rows: I64 | None = None
         _running.reset(token)
 
 
+def for_calls() -> Callable[[int], None]:
+    """Return what makes `current_record` answer, in the task of an asynchronous call, for the row that it is given."""
+    found = _running.get()
+
+    def begin(row: int) -> None:
+        if found is not None:
+            _running.set(_Running(found.known, lambda: row, found.rows))
+
+    return begin
+
+
 def current_record() -> CurrentRecord:
     """Return what is known of the record that the calling function was called for.
 

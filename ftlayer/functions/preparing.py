@@ -14,10 +14,10 @@ from ftlayer.functions.keyed import Backend, Timers
 from ftlayer.functions.prepared import KeyColumns, PreparedStep, Processing, Reducing
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.retiming import gives_times, with_time_column
-from ftlayer.functions.steps import CoProcess, Filter, FlatMap, Map, MapBatches, Process, Reduce
+from ftlayer.functions.steps import CoProcess, Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
 
-ChainOperator = Map | FlatMap | Filter | MapBatches | Reduce | Process | CoProcess
-PreparedOperator = PreparedStep | MapBatches
+ChainOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | Process | CoProcess
+PreparedOperator = PreparedStep | MapBatches | MapAsync
 
 REDUCE_TABLE = "aggregate"
 """Name of the table in which a `Reduce` keeps its aggregates."""

@@ -1,4 +1,4 @@
-"""A chain cut into segments: per-record functions that share a loop, and functions a batch at a time between them."""
+"""A chain cut into segments: per-record functions that share a loop, and what takes a batch at a time between them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.functions.async_segment import AsyncSegment
 from ftlayer.functions.batch_segment import BatchSegment
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.failures import RowFailure
@@ -15,27 +16,34 @@ from ftlayer.functions.fused import MAX_FUSED
 from ftlayer.functions.outcome import I64, Outcome, SideOutput, failed_rows, without_rows
 from ftlayer.functions.prepared import PreparedStep
 from ftlayer.functions.record_segment import RecordSegment
-from ftlayer.functions.steps import MapBatches
+from ftlayer.functions.steps import MapAsync, MapBatches
 
-Segment = RecordSegment | BatchSegment
+Segment = RecordSegment | BatchSegment | AsyncSegment
+
+BatchStep = MapBatches | MapAsync
+"""Functions that take a batch at a time, or many of its records."""
 
 
-def segments_of(steps: Sequence[PreparedStep | MapBatches], form: Form, made_by: str = "") -> list[Segment]:
+def segments_of(steps: Sequence[PreparedStep | BatchStep], form: Form, made_by: str = "") -> list[Segment]:
     """Group neighbouring per-record functions, so that records become Python objects once for all of them.
 
     ``made_by`` is the uid of the operator whose records, not checked yet, go into the first.
     """
     segments: list[Segment] = []
-    for is_batch, group in groupby(steps, key=lambda step: isinstance(step, MapBatches)):
+    for is_batch, group in groupby(steps, key=lambda step: isinstance(step, BatchStep)):
         neighbours = list(group)
         if is_batch:
-            segments.extend(BatchSegment(step) for step in neighbours if isinstance(step, MapBatches))
+            segments.extend(_alone(step, form) for step in neighbours if isinstance(step, BatchStep))
         else:
-            per_record = [step for step in neighbours if not isinstance(step, MapBatches)]
+            per_record = [step for step in neighbours if not isinstance(step, BatchStep)]
             for start in range(0, len(per_record), MAX_FUSED):
                 fused = per_record[start : start + MAX_FUSED]
                 segments.append(RecordSegment(fused, fused[-1].schema, form, made_by))
     return segments
+
+
+def _alone(step: BatchStep, form: Form) -> Segment:
+    return BatchSegment(step) if isinstance(step, MapBatches) else AsyncSegment(step, form)
 
 
 def run_segments(

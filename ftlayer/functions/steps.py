@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 
+from ftlayer.checks import check_int
+from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
 Record = dict[str, Any]
+
+MAX_IN_FLIGHT = 100_000
+"""Calls at a time of a `MapAsync`: more than a process may have sockets."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,30 @@ class MapBatches:
     kind: Literal["arrow", "pandas"]
     tagged: bool
     rules: RetryRules = NO_RULES
+
+
+@dataclass(frozen=True)
+class MapAsync:
+    """One record in, one out, by an async function: up to ``in_flight`` calls at a time, ``timeout_ms`` for each.
+
+    Raises `ConfigError` for a function that is not async, and for bounds that make no sense.
+    """
+
+    uid: str
+    function: Callable[[Any], Awaitable[Any]]
+    schema: pa.Schema
+    in_flight: int
+    timeout_ms: int
+    rules: RetryRules = NO_RULES
+
+    def __post_init__(self) -> None:
+        called = getattr(self.function, "__call__", None)  # noqa: B004 - an object's method may be async
+        if not (inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(called)):
+            raise ConfigError(
+                f"map_async {self.uid!r}: expected an async function (async def), got "
+                f"{getattr(self.function, '__qualname__', repr(self.function))}; map takes plain ones"
+            )
+        check_int(self.in_flight, f"map_async {self.uid!r}: in_flight", least=1, most=MAX_IN_FLIGHT)
 
 
 @dataclass(frozen=True)
@@ -109,4 +139,4 @@ class CoProcess:
 
 
 RecordStep = Map | FlatMap | Filter
-FunctionStep = Map | FlatMap | Filter | MapBatches
+FunctionStep = Map | FlatMap | Filter | MapBatches | MapAsync

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.functions.batch_segment import BatchSegment
 from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
 from ftlayer.functions.failures import RowFailure
@@ -102,7 +103,7 @@ class TopologyChain:
         tails = [firing.tail for firing in self._firings.values()]
         self._running = [_per_record(path) for path in self._paths]
         all_segments = [*self._paths, self._behind or [], *tails]
-        self._counting = [s for segments in all_segments for s in _per_record(segments)]
+        self._counting = [s for segments in all_segments for s in segments if not isinstance(s, BatchSegment)]
 
     def open(self) -> None:
         """Open all process functions; what one raises goes up."""
@@ -119,7 +120,7 @@ class TopologyChain:
     def progress(self) -> int:
         """A number that changes whenever a record, or a timer, is done. Another thread may look.
 
-        Within a function a batch at a time it stands still.
+        Within a function a batch at a time it stands still; of an async one it counts the calls.
         """
         return sum(s.progress for s in self._counting) + sum(f.fired for f in self._firings.values())
 
@@ -127,7 +128,8 @@ class TopologyChain:
     def row(self) -> int | None:
         """The input row that a function of one record works on now, or on what came of it. Another thread may look.
 
-        None within a function a batch at a time, a timer, behind a function that gives times, and between two batches.
+        None within a function a batch at a time, an async one, a timer, behind a function that gives times, and between
+        two batches.
         """
         rows = (segment.row for segments in self._running for segment in segments)
         return next((row for row in rows if row is not None), None)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ftlayer.checks import check_bool, check_choice, check_int, check_text
+from ftlayer.checks import check_bool, check_choice, check_int, check_text, duration_ms
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Record
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record
 from ftlayer.spark.delivery_source import arrow_schema
 from ftlayer.spark.plain import transform_plain
 from ftlayer.spark.plan_checks import (
@@ -124,6 +124,27 @@ class TrackedStream:
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)
         return self._then(MapBatches(uid, function, arrow_schema(struct), kind, tagged, rules), struct)
+
+    def map_async(
+        self,
+        function: Callable[[Record], Awaitable[Record]],
+        schema: StructType | str,
+        *,
+        in_flight: int = 200,
+        timeout: str | int = "5s",
+        name: str = "",
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+    ) -> TrackedStream:
+        """Like `map`, by an async function: for HTTP and database look-ups.
+
+        Up to ``in_flight`` calls of a task are under way at a time, each for ``timeout`` at most.
+        """
+        uid = self._uid("map_async", function, name)
+        struct = struct_of(schema, uid)
+        rules = self._rules(retry_on, dead_on, uid)
+        limit_ms = duration_ms(timeout, f"{uid}: timeout")
+        return self._then(MapAsync(uid, function, arrow_schema(struct), in_flight, limit_ms, rules), struct)
 
     # ------------------------------------------------------------ Spark's own operators
 

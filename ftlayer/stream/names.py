@@ -9,7 +9,7 @@ from typing import Any
 from ftlayer.checks import shown
 from ftlayer.errors import ConfigError
 from ftlayer.functions.interval_join import IntervalJoin
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process, Reduce
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
 from ftlayer.functions.windows.function import WindowFunction
 from ftlayer.stream.operators import (
     AssignWatermarks,
@@ -61,6 +61,8 @@ def kind_of(operator: Operator) -> str:
             return "flat_map"
         case MapBatches():
             return "map_batches"
+        case MapAsync():
+            return "map_async"
         case AssignWatermarks():
             return "watermarks"
         case IterationHead():
@@ -81,7 +83,7 @@ def display_name(operator: Operator) -> str:
             return f"source({_source(operator)})"
         case Replay():
             return f"replay({operator.stream})"
-        case Map() | FlatMap() | Filter() | MapBatches():
+        case Map() | FlatMap() | Filter() | MapBatches() | MapAsync():
             return f"{kind_of(operator)}({function_name(operator.function)})"
         case Reduce():
             return f"{kind_of(operator)}({function_name(operator.function)} by {', '.join(operator.keys)})"

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import CoProcess as CoProcess
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process, Reduce
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
 
 # ---------------------------------------------------------------- sources
 
@@ -177,7 +177,7 @@ class Sink:
     rules: RetryRules = NO_RULES
 
 
-FunctionOperator = Map | FlatMap | Filter | MapBatches | Reduce | Process
+FunctionOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | Process
 Operator = (
     Source
     | Replay

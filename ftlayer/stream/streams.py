@@ -6,7 +6,7 @@ several, and returns the same as its ``schema`` says. Where ``schema`` may be le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 from ftlayer.checks import check_choice, check_function, check_int, duration_ms
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import Errors, rules_of
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
 from ftlayer.partitioning.partitioners import (
     Broadcast,
     Custom,
@@ -141,6 +141,30 @@ class DataStream:
         to = self._output(schema, "map_batches")
         rules = rules_of(retry_on, dead_on, "map_batches")
         return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), uid, parallelism)
+
+    def map_async(
+        self,
+        function: Callable[[Any], Awaitable[Any]],
+        schema: Schema | None = None,
+        *,
+        in_flight: int = 200,
+        timeout: str | int = "5s",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+    ) -> DataStream:
+        """One record in, one out, by an async function: for HTTP and database look-ups.
+
+        Up to ``in_flight`` calls of a subtask are under way at a time, each for ``timeout`` at most. A batch goes on
+        when all its calls have ended, in the order that it came in; the slot waits for them.
+        """
+        to = self._output(schema, "map_async")
+        rules = rules_of(retry_on, dead_on, "map_async")
+        limit_ms = duration_ms(timeout, "map_async: timeout")
+        return self._then(
+            lambda uid: MapAsync(uid, function, to, in_flight, limit_ms, rules), uid, parallelism
+        )
 
     def process(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import math
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from ftlayer.functions.chain import (
     Chain,
     failure_of,
 )
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
 
 V = pa.schema([("v", pa.int64())])
 BOTH = pa.schema([("a", pa.int64()), ("b", pa.string())])
@@ -86,6 +87,8 @@ class Op:
             return Filter(self.uid, lambda r: self.model(r["v"]), V)
         if self.kind == "flat_map":
             return FlatMap(self.uid, self._generate, V)
+        if self.kind == "async":
+            return MapAsync(self.uid, self._later, V, in_flight=3, timeout_ms=60_000)
         tagged, kind = self.kind.split()
         return MapBatches(self.uid, getattr(self, f"_{kind}"), V, kind, tagged == "tagged")  # type: ignore[arg-type]
 
@@ -103,6 +106,11 @@ class Op:
         for value in self.stream(record["v"]):
             record["v"] = value  # one dict, changed again and again
             yield record
+
+    async def _later(self, record: dict[str, int]) -> dict[str, int]:
+        for _ in range(record["v"] % 3):  # others overtake it
+            await asyncio.sleep(0)
+        return {"v": self.model(record["v"])[0]}
 
     def _results(self, values: list[int]) -> tuple[list[int], list[int]]:
         found = [(place, out) for place, value in enumerate(values) for out in self.model(value)]
@@ -122,7 +130,7 @@ class Op:
         return pd.DataFrame({"v": values, ROW_TAG: frame[ROW_TAG].to_numpy()[places]})
 
 
-KINDS = ("map", "filter", "flat_map", "plain arrow", "plain pandas", "tagged arrow", "tagged pandas")
+KINDS = ("map", "filter", "flat_map", "plain arrow", "plain pandas", "tagged arrow", "tagged pandas", "async")
 ops = st.lists(
     st.tuples(st.sampled_from(KINDS), st.integers(1, 5), st.integers(0, 40)), min_size=1, max_size=5
 ).map(lambda drawn: [Op(f"op{i}", *one) for i, one in enumerate(drawn)])
