@@ -7,8 +7,9 @@ Spark runs again reads the same ones.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from ftlayer.errors import CodecError, ConfigError
+from ftlayer.errors import ConfigError
 from ftlayer.layer.calls import (
     Deliverable,
     DeliverableUpTo,
@@ -32,6 +33,7 @@ from ftlayer.records.tries import pack_tries
 from ftlayer.service.client import VertexClient
 from ftlayer.spark.delivery_marks import make_marks
 from ftlayer.spark.stage_task import FT
+from ftlayer.spark.stored_rows import fit_rows
 
 FORMAT = "ftlayer"
 
@@ -47,7 +49,8 @@ class DeliveryOptions:
     """What the source needs to know; travels in the plan, with Spark's redaction for ``token``.
 
     ``drain_query`` names a query that is being drained: its run goes on until nothing is pending or waits, or
-    until ``drain_until_ms`` (Unix).
+    until ``drain_until_ms`` (Unix). ``required`` are the source's columns that may not be null. The delivered ones may
+    all be: a record that does not fit the source any more has nothing else.
     """
 
     address: str
@@ -58,10 +61,12 @@ class DeliveryOptions:
     partitions: int = 2
     drain_query: str = ""
     drain_until_ms: int = 0
+    required: tuple[str, ...] = ()
 
     def to_spark(self) -> dict[str, str]:
         """Return them as options of a reader."""
-        return {name: str(value) for name, value in vars(self).items() if value != ""}
+        texts = {**vars(self), "required": json.dumps(self.required)}
+        return {name: str(value) for name, value in texts.items() if value != ""}
 
     @classmethod
     def from_spark(cls, options: Any) -> DeliveryOptions:
@@ -87,6 +92,7 @@ class DeliveryOptions:
             options["stream"],
             options.get("root_certs", ""),
             drain_query=options.get("drain_query", ""),
+            required=tuple(json.loads(options.get("required", "[]"))),
             **numbers,
         )
 
@@ -190,7 +196,13 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reply = client.call(ReadDeliveries(self._options.stream, partition.first, partition.last))
         assert isinstance(reply, RecordBatches)
         for records in reply.batches:
-            yield delivered_rows(records, arrow_schema(self._schema), partition.start, partition.end)
+            yield delivered_rows(
+                records,
+                arrow_schema(self._schema),
+                partition.start,
+                partition.end,
+                self._options.required,
+            )
 
     def stop(self) -> None:
         """Disconnect."""
@@ -204,33 +216,20 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def delivered_rows(records: Records, schema: pa.Schema, start: int, end: int) -> pa.RecordBatch:
-    """Give stored records the shape of the source: its columns, then `FT`.
+def delivered_rows(
+    records: Records, schema: pa.Schema, start: int, end: int, required: Collection[str] = ()
+) -> pa.RecordBatch:
+    """Give stored records the shape of the source: its columns, then `FT`. Those of ``required`` may not be null.
 
-    A column that the source has gained since is null. Raises `CodecError` when a stored column cannot be read
-    as the source has it today.
+    A column that the source has gained since is null. A record with a value that the source's type cannot hold is
+    null, and its mark says what does not fit. Raises `CodecError` when no stored record can be read as the source has
+    them today.
     """
-    columns = []
-    stored = records.payload.schema.names
-    # A column that has gone and one that has come may be one that was renamed.
-    grown = set(stored) <= set(schema.names)
-    for field in schema:
-        if field.name == FT:
-            tries = pack_tries(records.attempts, records.first_failed_ms)
-            marks = make_marks(records.roots, start, end, records.origins, tries)
-            columns.append(marks.cast(field.type))
-            continue
-        if field.nullable and grown and field.name not in stored:
-            # As in Spark's own file formats: rows from before a column was there have none.
-            columns.append(pa.nulls(len(records.roots), field.type))
-            continue
-        try:
-            column = records.payload.column(field.name)
-            columns.append(column if column.type == field.type else column.cast(field.type))
-        except (KeyError, pa.ArrowException) as error:
-            raise CodecError(
-                f"stored records of {records.payload.schema.names} do not fit column {field.name!r} "
-                f"({field.type}) of the source as it is now: {error}; read the source with its former "
-                "schema until nothing waits for replay, or requeue and purge by `ftlayer dead`"
-            ) from error
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    fields = [field for field in schema if field.name != FT]
+    shape = pa.schema([field.with_nullable(field.name not in required) for field in fields])
+    fitted = fit_rows(records.payload, shape)
+    tries = pack_tries(records.attempts, records.first_failed_ms)
+    marks = make_marks(records.roots, start, end, records.origins, tries, fitted.misfits)
+    columns = dict(zip(shape.names, fitted.columns, strict=True))
+    columns[FT] = marks.cast(schema.field(FT).type)
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from ftlayer.functions.conversion import records_of
 from ftlayer.functions.steps import Record
 from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList
-from ftlayer.spark.sealed_rows import raw_type
+from ftlayer.spark.row_digests import raw_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

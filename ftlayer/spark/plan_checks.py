@@ -257,3 +257,10 @@ def _stateful(frame: Any, names: dict[str, str]) -> str:
         children = node.children()
         todo.extend(children.apply(i) for i in range(children.size()))
     return ""
+
+
+def all_nullable(schema: StructType) -> StructType:
+    """Return ``schema`` with columns that may be null."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(field.name, field.dataType, True, field.metadata) for field in schema])

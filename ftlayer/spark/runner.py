@@ -26,13 +26,14 @@ from ftlayer.layer.calls import (
 )
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
+from ftlayer.spark.delivery_source import arrow_schema
 from ftlayer.spark.exact_ids import event_ids
 from ftlayer.spark.pages import U64
 from ftlayer.spark.protocol import Outcome
 from ftlayer.spark.sealed_rows import rows_to_skip
 from ftlayer.spark.sinks import Sink
 from ftlayer.spark.stage_run import QueryPlan, RunOptions, StagesResult, run_stages, split_root
-from ftlayer.spark.stage_task import RootGiver, Skip
+from ftlayer.spark.stage_task import FT, RootGiver, Skip
 from ftlayer.spark.verdict import Verdict, sealed_rows
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class SparkRunner:
         if sealed is not None and (sealed.failed or sealed.redelivered or sealed.resumed):
             # Read once: the places of the rows to leave out hold for this reading only.
             frame = frame.localCheckpoint(eager=True)
-            skip = rows_to_skip(frame, sealed)
+            schema = arrow_schema(frame.schema)
+            skip = rows_to_skip(frame, sealed, schema.remove(schema.get_field_index(FT)))
         again = TRIES_IN_PLACE if sealed is not None else 0
         try:
             return run_stages(frame, self._plan, RunOptions(giver, skip, again=again))

@@ -6,16 +6,17 @@ what it holds. Of rows that are equal, as many are left out as the seal took.
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ftlayer.errors import QueryError
+from ftlayer.errors import CodecError, QueryError
 from ftlayer.layer.calls import BatchBegun
+from ftlayer.spark.row_digests import row_digests
 from ftlayer.spark.stage_task import FT, Skip
+from ftlayer.spark.stored_rows import check_none_gone, fit_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,51 +25,42 @@ FOUND_COLUMNS = "partition int, ordinal bigint, digest binary"
 FOUND_SCHEMA = pa.schema([("partition", pa.int32()), ("ordinal", pa.int64()), ("digest", pa.binary())])
 
 
-def row_digests(batch: pa.RecordBatch) -> list[bytes]:
-    """Return 16 bytes a row that stand for its content; equal rows have equal ones, NaN equals NaN.
-
-    Text and times are taken as bytes and numbers: what Python cannot hold is what fails.
-    """
-    columns = [column.view(raw_type(column.type)).to_pylist() for column in batch.columns]
-    return [
-        hashlib.blake2b(repr(row).encode(), digest_size=16).digest() for row in zip(*columns, strict=True)
-    ]
-
-
-def raw_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the same layout whose every value Python can hold."""
-    if pa.types.is_string(kind):
-        return pa.binary()
-    if pa.types.is_large_string(kind):
-        return pa.large_binary()
-    if pa.types.is_timestamp(kind) or pa.types.is_duration(kind) or pa.types.is_time64(kind):
-        return pa.int64()
-    if pa.types.is_date32(kind):
-        return pa.int32()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(raw_type(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(raw_type(kind.value_type)))
-    if pa.types.is_map(kind):
-        return pa.map_(raw_type(kind.key_type), raw_type(kind.item_type))
-    return kind
-
-
-def rows_to_skip(source: DataFrame, sealed: BatchBegun) -> Skip:
+def rows_to_skip(source: DataFrame, sealed: BatchBegun, schema: pa.Schema) -> Skip:
     """Return what a run of ``source`` (whose rows must not change between readings) has to leave out.
 
+    ``schema`` are the source's columns. If it has gained some since the seal, rows are known by those they had.
+
     Raises `QueryError` when a row that the seal took is not in the source any more: the source did not
-    give the batch again as it was.
+    give the batch again as it was; and `CodecError` when the sealed rows do not fit the source as it is now.
     """
     wanted: Counter[bytes] = Counter()
+    known_by: set[tuple[str, ...]] = set()
     for rows in sealed.failed:
-        wanted.update(row_digests(rows.payload))
+        names = tuple(name for name in schema.names if name in rows.payload.schema.names)
+        known_by.add(names)
+        wanted.update(row_digests(_as_read_now(rows.payload, schema, names)))
     roots = frozenset(sealed.redelivered) | frozenset(failure.root for failure in sealed.resumed)
     if not wanted:
         return Skip(roots=roots)
-    found = source.mapInArrow(_find(frozenset(wanted)), FOUND_COLUMNS).toLocalIterator()
+    # A row that is known by more columns has fewer that it could be: it chooses first.
+    widest_first = tuple(sorted(known_by, key=len, reverse=True))
+    found = source.mapInArrow(_find(frozenset(wanted), widest_first), FOUND_COLUMNS).toLocalIterator()
     chosen = choose(((row[0], row[1], bytes(row[2])) for row in found), wanted)
     return Skip(chosen, roots)
+
+
+def _as_read_now(payload: pa.RecordBatch, schema: pa.Schema, names: tuple[str, ...]) -> pa.RecordBatch:
+    """Return sealed rows with the types that the source's columns have now."""
+    check_none_gone(payload.schema, schema)
+    shape = pa.schema([schema.field(name) for name in names])
+    fitted = fit_rows(payload, shape)
+    if fitted.misfits:
+        raise CodecError(
+            "rows that failed in the first run of this batch cannot be found in it with the source's schema as it is "
+            f"now, for example: {next(iter(fitted.misfits.values()))}. Read the source with its former schema until "
+            "this batch is through"
+        )
+    return pa.RecordBatch.from_arrays(fitted.columns, names=list(names))
 
 
 def choose(found: Iterable[tuple[int, int, bytes]], wanted: Counter[bytes]) -> dict[int, frozenset[int]]:
@@ -76,9 +68,10 @@ def choose(found: Iterable[tuple[int, int, bytes]], wanted: Counter[bytes]) -> d
     left = wanted.copy()
     chosen: dict[int, set[int]] = {}
     for partition, ordinal, digest in found:
-        if left[digest] > 0:
+        places = chosen.setdefault(partition, set())
+        if left[digest] > 0 and ordinal not in places:
             left[digest] -= 1
-            chosen.setdefault(partition, set()).add(ordinal)
+            places.add(ordinal)
     missing = sum(left.values())
     if missing:
         raise QueryError(
@@ -86,10 +79,12 @@ def choose(found: Iterable[tuple[int, int, bytes]], wanted: Counter[bytes]) -> d
             "not in it any more: the source did not give the same rows for the same offsets again. They are safe "
             "in the vertex, but the batch cannot go on; restore the source's data for these offsets"
         )
-    return {partition: frozenset(ordinals) for partition, ordinals in chosen.items()}
+    return {partition: frozenset(ordinals) for partition, ordinals in chosen.items() if ordinals}
 
 
-def _find(wanted: frozenset[bytes]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _find(
+    wanted: frozenset[bytes], known_by: tuple[tuple[str, ...], ...]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
@@ -98,10 +93,11 @@ def _find(wanted: frozenset[bytes]) -> Callable[[Iterator[pa.RecordBatch]], Iter
         ordinal = 0
         for batch in batches:
             delivered = batch.column(FT).is_valid().to_pylist()
-            names = [name for name in batch.schema.names if name != FT]
+            digests = zip(*(row_digests(batch.select(names)) for names in known_by), strict=True)
             hits = [
                 {"partition": partition, "ordinal": ordinal + place, "digest": digest}
-                for place, digest in enumerate(row_digests(batch.select(names)))
+                for place, found in enumerate(digests)
+                for digest in found
                 if digest in wanted and not delivered[place]
             ]
             ordinal += batch.num_rows

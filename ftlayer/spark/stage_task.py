@@ -21,7 +21,7 @@ from ftlayer.functions.steps import FunctionStep
 from ftlayer.handler.persister import FTPersister
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
 from ftlayer.spark.carrier import check_carriers, read_carriers
-from ftlayer.spark.delivery_marks import read_marks
+from ftlayer.spark.delivery_marks import read_marks, read_misfits
 from ftlayer.spark.known import NOTHING_TRIED, TriedRoots, isolated, known_of_source
 from ftlayer.spark.pages import (
     PAGE_BYTES,
@@ -232,14 +232,34 @@ class _Page:
             roots[delivered] = marks["root"]
             known = known_of_source(roots, delivered, marks)
         rows = chunk.select(names)
-        skip = self._task.skip
-        places = skip.ordinals.get(self._partition, frozenset())
-        if places or skip.roots:
-            by_root = delivered | bool(self._task.carrier)
-            out = [ordinal + i in places or (by_root[i] and int(roots[i]) in skip.roots) for i in range(n)]
-            keep = ~np.array(out, bool)
+        out = self._left_out(ordinal, roots, delivered)
+        if delivered.any():
+            self._fail_misfits(read_misfits(ft), roots, out)
+        if out.any():
+            keep = ~out
             return rows.filter(pa.array(keep)), roots[keep], delivered[keep], known.take(np.flatnonzero(keep))
         return rows, roots, delivered, known
+
+    def _left_out(self, ordinal: int, roots: U64, delivered: Flags) -> Flags:
+        """Return which rows an earlier run of the batch has taken out."""
+        n = len(roots)
+        skip = self._task.skip
+        places = skip.ordinals.get(self._partition, frozenset())
+        if not places and not skip.roots:
+            return np.zeros(n, bool)
+        by_root = delivered | bool(self._task.carrier)
+        out = [ordinal + i in places or (by_root[i] and int(roots[i]) in skip.roots) for i in range(n)]
+        return np.array(out, bool)
+
+    def _fail_misfits(self, misfits: dict[int, str], roots: U64, out: Flags) -> None:
+        """Fail rows that their source cannot hold any more, and leave them out: no function could take them."""
+        for row, reason in misfits.items():
+            if not out[row]:
+                assert self._task.giver is not None
+                index = self._tracebacks.setdefault("", len(self._tracebacks))
+                operator = self._task.giver.source
+                self._failures.append(FailedRow(int(roots[row]), -1, operator, reason, index, fatal=True))
+                out[row] = True
 
     def _keep(self, out: pa.RecordBatch, roots: U64) -> None:
         self._roots_out.append(roots)

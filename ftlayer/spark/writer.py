@@ -14,7 +14,7 @@ from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
 from ftlayer.spark.ingest import stream_of_ingest
 from ftlayer.spark.plain import plain_rows
-from ftlayer.spark.plan_checks import check_functions, with_source_ft
+from ftlayer.spark.plan_checks import all_nullable, check_functions, with_source_ft
 from ftlayer.spark.protocol import Batches
 from ftlayer.spark.query import TrackedQuery
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
@@ -221,8 +221,10 @@ class TrackedWriter:
             spark.sparkContext.defaultParallelism,
             drain_query=query if drain_until is not None else "",
             drain_until_ms=round((drain_until or 0) * 1000),
+            required=tuple(field.name for field in own.schema if not field.nullable),
         )
-        delivered = spark.readStream.format(FORMAT).schema(own.schema).options(**options.to_spark()).load()
+        schema = all_nullable(own.schema)
+        delivered = spark.readStream.format(FORMAT).schema(schema).options(**options.to_spark()).load()
         return delivered if source.ingest else own.union(delivered)
 
     def _plan(self, exact: bool) -> QueryPlan:

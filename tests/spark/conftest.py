@@ -12,6 +12,8 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from ftlayer.layer import calls
 from ftlayer.layer.calls import Envelope, Now
@@ -86,6 +88,12 @@ class FakeFrame:
             with patch("pyspark.TaskContext.get", return_value=context):
                 done.append(list(function(iter(part))))
         return FakeFrame(done)
+
+    @property
+    def schema(self) -> Any:
+        """Spark's schema of the rows."""
+        batches = [batch for part in self.partitions for batch in part]
+        return from_arrow_schema(batches[0].schema) if batches else StructType()
 
     def localCheckpoint(self, eager: bool) -> FakeFrame:
         return self

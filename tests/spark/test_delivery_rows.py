@@ -27,7 +27,7 @@ from ftlayer.spark.delivery_source import (
     arrow_schema,
     delivered_rows,
 )
-from ftlayer.spark.stage_task import FT, StageTask
+from ftlayer.spark.stage_task import FT, Skip, StageTask
 
 SCHEMA = StructType().add("a", LongType()).add("s", StringType()).add(FT, BinaryType())
 ARROW = arrow_schema(SCHEMA)
@@ -39,7 +39,7 @@ def records(payload: pa.RecordBatch, roots: list[int]) -> Records:
 
 
 def test_stored_records_get_the_shape_of_the_source(kit: SimpleNamespace) -> None:
-    payload = pa.record_batch({"s": ["x", None], "a": pa.array([1, 2], pa.int32()), "old": [0, 0]})
+    payload = pa.record_batch({"s": ["x", None], "a": pa.array([1, 2], pa.int32())})
     rows = delivered_rows(records(payload, [5, 2**64 - 1]), ARROW, 10, 20)
     assert rows.schema.equals(ARROW)
     assert rows.select(["a", "s"]).to_pylist() == [{"a": 1, "s": "x"}, {"a": 2, "s": None}]
@@ -70,14 +70,46 @@ def test_times_stored_with_another_zone_are_the_same_instants() -> None:
     "payload",
     [
         pa.record_batch({"a": [1], "renamed": ["x"]}),
-        pa.record_batch({"a": ["not a number"], "s": ["x"]}),
-        pa.record_batch({"a": [2**63], "s": ["x"]}, pa.schema([("a", pa.uint64()), ("s", pa.string())])),
+        pa.record_batch({"a": [1], "s": ["x"], "gone": [0]}),
         pa.record_batch({"a": [[1]], "s": ["x"]}),
+        pa.record_batch({"a": [True], "s": [["x"]]}),
+        pa.record_batch({"a": [dt.date(2024, 7, 1)], "s": ["x"]}),
     ],
 )
 def test_records_that_do_not_fit_the_source_any_more_are_refused(payload: pa.RecordBatch) -> None:
-    with pytest.raises(CodecError, match=r"do not fit column '[as]'"):
+    with pytest.raises(CodecError, match=r"do not fit (column '[as]'|the source, which has no such column)"):
         delivered_rows(records(payload, [1]), ARROW, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (pa.array(["7", "not a number", None]), "'not a number' (string)"),
+        (pa.array([7, 2**63, None], pa.uint64()), f"'{2**63}' (uint64)"),
+        (pa.array([7.0, 7.5, None]), "'7.5' (double)"),
+    ],
+)
+def test_a_value_that_the_type_of_today_cannot_hold_fails_its_record_alone(
+    kit: SimpleNamespace, values: pa.Array, shown: str
+) -> None:
+    payload = pa.record_batch({"a": values, "s": ["x", "y", "z"]})
+    rows = delivered_rows(records(payload, [5, 6, 7]), ARROW, 10, 13)
+    (page,) = kit.read_pages(StageTask((), kit.GIVER).pages(iter([rows]), 0))
+    assert (page.roots, page.column("a"), page.head.rows_in) == ([5, 7], [7, None], 3)
+    (failed,) = page.head.failures
+    assert (failed.root, failed.row, failed.operator, failed.fatal) == (6, -1, "files", True)
+    assert shown in failed.reason
+    assert "column 'a' of the source is int64 now" in failed.reason
+    # A run again leaves it out, once it is sealed.
+    task = StageTask((), kit.GIVER, skip=Skip(roots=frozenset({6})))
+    (again,) = kit.read_pages(task.pages(iter([rows]), 0))
+    assert (again.roots, again.head.failures) == ([5, 7], ())
+
+
+def test_a_column_that_may_not_be_null_needs_a_stored_one() -> None:
+    payload = pa.record_batch({"a": [1]})
+    with pytest.raises(CodecError, match=r"do not fit column 's'.*may not be null"):
+        delivered_rows(records(payload, [1]), ARROW, 0, 1, required=("s",))
 
 
 def test_a_column_that_the_source_has_gained_is_null() -> None:

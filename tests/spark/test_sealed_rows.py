@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import QueryError
+from ftlayer.errors import CodecError, QueryError
 from ftlayer.layer.calls import BatchBegun, BatchState, Failure, SealedRows
-from ftlayer.spark.sealed_rows import choose, row_digests, rows_to_skip
+from ftlayer.spark.row_digests import row_digests
+from ftlayer.spark.sealed_rows import choose, rows_to_skip
 
 S = pa.schema([("a", pa.int64()), ("s", pa.string())])
 RICH = pa.schema(
@@ -142,7 +143,7 @@ def test_places_are_found_in_any_partition_and_delivered_rows_are_no_match(kit: 
         pa.RecordBatch.from_pylist([row(3)], schema=S),
         pa.RecordBatch.from_pylist([row(1)], schema=S),
     ]
-    skip = rows_to_skip(frame, sealed_of(payloads, redelivered=(5,), resumed=(Failure(6, "r"),)))
+    skip = rows_to_skip(frame, sealed_of(payloads, redelivered=(5,), resumed=(Failure(6, "r"),)), S)
     assert skip.ordinals == {0: frozenset({0}), 2: frozenset({1})}
     assert skip.roots == frozenset({5, 6})
 
@@ -152,7 +153,7 @@ def test_without_sealed_rows_the_source_is_not_read(kit: SimpleNamespace) -> Non
         def mapInArrow(self, *arguments: Any) -> Any:
             raise AssertionError
 
-    skip = rows_to_skip(Unread(), sealed_of([], redelivered=(5,)))  # type: ignore[arg-type]
+    skip = rows_to_skip(Unread(), sealed_of([], redelivered=(5,)), S)  # type: ignore[arg-type]
     assert (skip.ordinals, skip.roots) == ({}, frozenset({5}))
 
 
@@ -160,4 +161,52 @@ def test_rows_that_are_gone_stop_the_batch(kit: SimpleNamespace) -> None:
     frame = kit.FakeFrame([[kit.source_rows([row(1)], S)]])
     payload = pa.RecordBatch.from_pylist([row(1), row(1)], schema=S)
     with pytest.raises(QueryError, match=r"1 of 2 source rows .* not in it any more"):
-        rows_to_skip(frame, sealed_of([payload]))
+        rows_to_skip(frame, sealed_of([payload]), S)
+
+
+# ---------------------------------------------------------------- a source whose schema has changed since
+
+
+def test_a_column_that_the_source_has_gained_does_not_hide_the_sealed_rows(kit: SimpleNamespace) -> None:
+    gained = pa.schema([*S, ("new", pa.string())])
+    read = [{**row(1), "new": "x"}, {**row(2), "new": None}, {**row(1), "new": "y"}]
+    frame = kit.FakeFrame([[kit.source_rows(read, gained)]])
+    payload = pa.RecordBatch.from_pylist([row(1), row(2)], schema=S)
+    assert rows_to_skip(frame, sealed_of([payload]), gained).ordinals == {0: frozenset({0, 1})}
+
+
+def test_rows_sealed_before_and_after_a_column_came_are_each_found_once(kit: SimpleNamespace) -> None:
+    gained = pa.schema([*S, ("new", pa.string())])
+    read = [{**row(1), "new": "x"}, {**row(1), "new": "y"}]
+    frame = kit.FakeFrame([[kit.source_rows(read, gained)]])
+    old = pa.RecordBatch.from_pylist([row(1)], schema=S)
+    new = pa.RecordBatch.from_pylist([{**row(1), "new": "x"}], schema=gained)
+    for payloads in ([old, new], [new, old]):
+        assert rows_to_skip(frame, sealed_of(payloads), gained).ordinals == {0: frozenset({0, 1})}
+
+
+def test_a_column_that_became_wider_does_not_hide_the_sealed_rows(kit: SimpleNamespace) -> None:
+    narrow = pa.schema([("a", pa.int32()), ("s", pa.string())])
+    frame = kit.FakeFrame([[kit.source_rows([row(2), row(1)], S)]])
+    payload = pa.RecordBatch.from_pylist([row(1)], schema=narrow)
+    assert rows_to_skip(frame, sealed_of([payload]), S).ordinals == {0: frozenset({1})}
+
+
+@pytest.mark.parametrize(
+    ("now", "named"),
+    [
+        (pa.schema([("a", pa.int64())]), "have a column 's'"),
+        (pa.schema([("a", pa.bool_()), ("s", pa.string())]), "do not fit column 'a'"),
+        (
+            pa.schema([("a", pa.int64()), ("s", pa.int64())]),
+            r"with the source's schema.*'s'.*'x'.*former schema",
+        ),
+    ],
+    ids=["a column is gone", "another kind of type", "a value does not fit"],
+)
+def test_sealed_rows_that_do_not_fit_the_source_stop_the_batch_with_the_reason(
+    kit: SimpleNamespace, now: pa.Schema, named: str
+) -> None:
+    payload = pa.RecordBatch.from_pylist([row(1)], schema=S)
+    with pytest.raises(CodecError, match=named):
+        rows_to_skip(kit.FakeFrame([]), sealed_of([payload]), now)
