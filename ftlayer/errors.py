@@ -289,6 +289,13 @@ class SlotLostError(JobError):
     recoverable = False
 
 
+class SessionLostError(JobError):
+    """The Spark session that a topology runs in is gone: stopped, or its JVM or Connect server has ended."""
+
+    code = "SESSION_LOST"
+    recoverable = False
+
+
 class PeerRefusedError(JobError):
     """A stream between slots of an instance that does not count, or of another job, or that cannot be read."""
 

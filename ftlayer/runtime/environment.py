@@ -256,7 +256,9 @@ class StreamEnvironment:
                 self._options,
                 restart,
                 server,
-                SlotSubmitter(self._spark, job.job, graph.name, runner, job.spark_job_ended),
+                SlotSubmitter(
+                    self._spark, job.job, graph.name, runner, job.spark_job_ended, job.session_over
+                ),
                 vertex,
                 planners,
                 on_over=lambda: taken_task_slots().give_back(graph.name),

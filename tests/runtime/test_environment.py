@@ -37,7 +37,7 @@ class FakeSession:
         executor = SimpleNamespace(maxTasks=lambda: slots)
         executors = SimpleNamespace(length=lambda: 1, apply=lambda place: executor)
         store = SimpleNamespace(executorList=lambda active: executors)
-        jsc = SimpleNamespace(sc=lambda: SimpleNamespace(statusStore=lambda: store))
+        jsc = SimpleNamespace(sc=lambda: SimpleNamespace(statusStore=lambda: store, isStopped=lambda: False))
         self.sparkContext = SimpleNamespace(_jsc=None if stopped else jsc)
 
 

@@ -103,6 +103,13 @@ class Condemned:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionOver:
+    """The Spark session has ended, and every Spark job with it."""
+
+    error: FTLayerError
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The driver's side cannot go on: the vertex or a source's reader failed for good."""
 
@@ -159,6 +166,7 @@ Event = (
     | StatusKnown
     | RecallDone
     | Condemned
+    | SessionOver
     | Broken
     | RestartRequested
     | RestoreReady
@@ -192,6 +200,11 @@ class CancelSlot:
 
     slot: int
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskSession:
+    """Find out whether the Spark session lives; answered by `SessionOver` if it does not, else by nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +273,7 @@ Decision = (
     SendTo
     | SubmitSlot
     | CancelSlot
+    | AskSession
     | RecallStreams
     | Condemn
     | AskVertexStatus

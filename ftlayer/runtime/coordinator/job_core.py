@@ -13,6 +13,7 @@ from ftlayer.errors import FTLayerError, error_for_code
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.crew import Crew
 from ftlayer.runtime.coordinator.events import (
+    AskSession,
     Broke,
     Broken,
     CancelRequested,
@@ -23,6 +24,7 @@ from ftlayer.runtime.coordinator.events import (
     Over,
     Said,
     SendTo,
+    SessionOver,
     SparkJobEnded,
     Tick,
 )
@@ -32,6 +34,10 @@ from ftlayer.runtime.coordinator.slot_record import SlotRecord
 from ftlayer.runtime.coordinator.stopping import Stopping
 from ftlayer.runtime.coordinator.upkeep import Upkeep
 from ftlayer.runtime.messages import Cancel, FromSlot, Heartbeat, Hello, SlotFailed, StopSources
+
+# While a slot has no instance, the Spark session is asked for this often (ms): Spark itself may not tell that it is
+# gone. (A client of Spark Connect tries to reach its server for ten minutes.)
+ASK_SESSION_MS = 5_000
 
 
 class JobCore(ABC):
@@ -59,7 +65,7 @@ class JobCore(ABC):
         self._draining = False
         self._ending = False
         self._end: Stopping | None = None
-        self._started_ms = self._last_ms = 0
+        self._started_ms = self._last_ms = self._asked_session_ms = 0
         self._upkeep = Upkeep(options, restart, self._out)
 
     # ------------------------------------------------------------ what differs
@@ -128,7 +134,7 @@ class JobCore(ABC):
 
     def start(self, now_ms: int) -> list[Decision]:
         """Begin: find out what there is to go on with, and submit the slots."""
-        self._started_ms = self._last_ms = now_ms
+        self._started_ms = self._last_ms = self._asked_session_ms = now_ms
         self._begin(now_ms)
         for slot in self.slots:
             self._upkeep.submit(slot, now_ms)
@@ -152,6 +158,8 @@ class JobCore(ABC):
                 self._stop(Over(JobState.CANCELLED), event.reason, now_ms)
             case DrainRequested():
                 self._drain()
+            case SessionOver():
+                self._session_over(event.error, now_ms)
             case Broken():
                 self._fail(event.error, now_ms)
             case Tick():
@@ -243,6 +251,7 @@ class JobCore(ABC):
     # ------------------------------------------------------------ going on
 
     def _advance(self, now_ms: int) -> None:
+        self._mind_the_session(now_ms)
         if not self._stopping():
             self._keep_slots_up(now_ms)
         if not self._stopping():
@@ -260,6 +269,19 @@ class JobCore(ABC):
                 error = self._upkeep.keep_up(slot, now_ms)
                 if error is not None:
                     self._fail(self._given_up(error), now_ms)
+
+    def _mind_the_session(self, now_ms: int) -> None:
+        """Ask for the session where a slot has no instance, or a Spark job does not end: it may be gone."""
+        missing = any(slot.hello is None and not slot.ended for slot in self.slots)
+        if (missing or self._stopping()) and now_ms - self._asked_session_ms >= ASK_SESSION_MS:
+            self._asked_session_ms = now_ms
+            self._out.append(AskSession())
+
+    def _session_over(self, error: FTLayerError, now_ms: int) -> None:
+        for slot in self.slots:
+            # Nobody will say that it has ended.
+            slot.submitted = False
+        self._fail(error, now_ms)
 
     def _drain(self) -> None:
         if not self._draining and not self._stopping():

@@ -18,6 +18,7 @@ from ftlayer.runtime.coordinator.checkpointing import JobCheckpoints
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.core import CoordinatorCore
 from ftlayer.runtime.coordinator.events import (
+    AskSession,
     AskVertexStatus,
     Broke,
     Broken,
@@ -35,6 +36,7 @@ from ftlayer.runtime.coordinator.events import (
     RegionDeployed,
     Said,
     SendTo,
+    SessionOver,
     SlotDown,
     SlotUp,
     SparkJobEnded,
@@ -123,6 +125,10 @@ class JobThread:
         """Take the end of a slot's Spark job."""
         self._events.put(SparkJobEnded(slot, attempt, error))
 
+    def session_over(self, error: FTLayerError) -> None:
+        """Take that the Spark session has ended."""
+        self._events.put(SessionOver(error))
+
     def send_splits(self, splits: AssignSplits) -> None:
         """Send splits to the slot of their subtask, if it runs; else its planner is told that it is up later."""
         self._events.put(splits)
@@ -195,8 +201,6 @@ class JobThread:
             event.work()
             return
         moment_ms = now_ms()
-        if isinstance(event, SparkJobEnded) and event.error and self._parts.submitter.session_stopped():
-            event = Broken(JobError("the Spark session was stopped while the job ran"))
         with self._lock:
             if isinstance(event, Said):
                 self._note(event, moment_ms)
@@ -246,6 +250,8 @@ class JobThread:
                 parts.submitter.submit(slot, attempt)
             case CancelSlot(slot, attempt):
                 parts.submitter.cancel(slot, attempt)
+            case AskSession():
+                parts.submitter.ask_session()
             case RecallStreams(number):
                 assert parts.vertex is not None
                 parts.vertex.recall(lambda rows: self._events.put(RecallDone(number, rows)), self.broken)
@@ -304,6 +310,7 @@ class JobThread:
         parts = self._parts
         with ExitStack() as stack:
             stack.callback(parts.on_over)
+            stack.callback(parts.submitter.close)
             if parts.vertex is not None:
                 stack.callback(parts.vertex.close)
             stack.callback(parts.server.close)

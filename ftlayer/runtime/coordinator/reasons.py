@@ -15,9 +15,13 @@ SOON_MS = 10_000
 SUSPICIOUS_LOSSES = 2
 
 
+_SPARK_SAYS = "; Spark says: "
+
+
 def with_spark_error(reason: str, spark_error: str | None) -> str:
-    """Return a reason with what Spark said of it, if it said anything."""
-    return f"{reason}; Spark says: {spark_error}" if spark_error else reason
+    """Return a reason with what Spark said of it last, if it said anything."""
+    # A slot may be tried many times for one reason.
+    return f"{reason.partition(_SPARK_SAYS)[0]}{_SPARK_SAYS}{spark_error}" if spark_error else reason
 
 
 def reason_of(failed: SlotFailed) -> str:

@@ -15,7 +15,7 @@ from ftlayer.config import is_loopback
 from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, UnsupportedError
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
 from ftlayer.machine import ensure_java
-from ftlayer.runtime.coordinator.submit import is_connect
+from ftlayer.runtime.coordinator.session import how_it_ended, is_connect
 from ftlayer.runtime.order import SlotOrder
 from ftlayer.stream.names import display_name
 
@@ -46,15 +46,16 @@ def check_session(spark: Any) -> None:
     Raises:
         ConfigError: no session, speculation is on, or Spark kills idle Python workers.
         JavaMissingError: there is no session, and none could be started.
-        JobStartError: the session was stopped.
+        JobStartError: the session has ended.
     """
     if spark is None:
         ensure_java()
         raise ConfigError(
             "spark: expected a SparkSession, got None; make one with SparkSession.builder.getOrCreate()"
         )
-    if not is_connect(spark) and spark.sparkContext._jsc is None:
-        raise JobStartError("the Spark session was stopped; make another one and a new environment for it")
+    end = how_it_ended(spark)
+    if end is not None:
+        raise JobStartError(str(end)) from end
     if _is_true(spark, "spark.speculation"):
         raise ConfigError(
             "spark.speculation is on: Spark would start a second copy of every slot, since a slot never ends. "

@@ -13,6 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.errors import SessionLostError
+from ftlayer.runtime.coordinator.session import how_it_ended, is_connect
+from ftlayer.runtime.slot.worker import Worker
+
 OnEnded = Callable[[int, int, str | None], None]
 
 # Of Spark's account of a failure; a Python traceback fits.
@@ -25,15 +29,28 @@ class SlotSubmitter:
     """Starts slots in a Spark session and ends them.
 
     ``on_ended(slot, attempt, error)`` is called once for each `submit`, by the thread of that Spark job; ``error`` is
-    None when it ended well.
+    None when it ended well. ``on_session_over(error)`` is called when the session is found to have ended; before
+    ``on_ended``, where a Spark job has failed by that. No method waits for Spark.
     """
 
-    def __init__(self, spark: Any, job: str, name: str, runner: SlotRunner, on_ended: OnEnded) -> None:
+    def __init__(
+        self,
+        spark: Any,
+        job: str,
+        name: str,
+        runner: SlotRunner,
+        on_ended: OnEnded,
+        on_session_over: Callable[[SessionLostError], None],
+    ) -> None:
         """``job`` is unique to this execution; ``name`` is for people."""
         self._spark = spark
         self._job, self._name = job, name
         self._runner = runner
         self._on_ended = on_ended
+        self._on_session_over = on_session_over
+        # A session that is gone may let its client wait for minutes.
+        self._canceller = Worker("cancel-slots", _unexpected)
+        self._asker = Worker("ask-session", _unexpected)
         self._lock = threading.Lock()
         self._unwanted: set[tuple[int, int]] = set()
 
@@ -50,8 +67,23 @@ class SlotSubmitter:
         """
         with self._lock:
             self._unwanted.add((slot, attempt))
-        if self.session_stopped():
-            return  # and the slot went with it
+        self._canceller.do(lambda: self._cancel(slot, attempt))
+
+    def ask_session(self) -> None:
+        """Find out whether the session lives; ``on_session_over`` follows if not."""
+        self._asker.do(self._tell_of_session)
+
+    def close(self) -> None:
+        """End the threads behind what they do."""
+        self._canceller.stop()
+        self._asker.stop()
+
+    def _tell_of_session(self, failure: BaseException | None = None) -> None:
+        end = how_it_ended(self._spark, failure)
+        if end is not None:
+            self._on_session_over(end)
+
+    def _cancel(self, slot: int, attempt: int) -> None:
         tag = self._tag(slot, attempt)
         try:
             if is_connect(self._spark):
@@ -59,14 +91,8 @@ class SlotSubmitter:
             else:
                 self._spark.sparkContext.cancelJobsWithTag(tag)
         except Exception:
-            # Spark may be gone, and the slot with it; what it is asked again if not.
+            # Spark may be gone, and the slot with it; it is asked again if not.
             logger.warning("slot %d: Spark could not be asked to end its job", slot, exc_info=True)
-
-    def session_stopped(self) -> bool:
-        """Whether the session has been stopped, so that nothing can be submitted any more."""
-        if is_connect(self._spark):
-            return bool(self._spark.is_stopped)
-        return self._spark.sparkContext._jsc is None
 
     def _tag(self, slot: int, attempt: int) -> str:
         return f"ftlayer-{self._job}-{slot}-{attempt}"
@@ -82,6 +108,7 @@ class SlotSubmitter:
                 one_task.mapInArrow(self._runner.of(slot), "ok boolean").collect()
         except Exception as failure:  # noqa: BLE001 - whatever Spark says becomes the reason of the loss
             error = spark_error_text(failure)
+            self._tell_of_session(failure)
         self._on_ended(slot, attempt, error)
 
     def _mark(self, slot: int, attempt: int) -> None:
@@ -135,9 +162,8 @@ class SlotRunner:
         return task
 
 
-def is_connect(spark: Any) -> bool:
-    """Whether this is a session of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
+def _unexpected(error: Exception) -> None:
+    logger.error("a question to Spark failed in a way it never should", exc_info=error)
 
 
 def spark_error_text(error: BaseException) -> str:

@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FunctionLoadError, JobError, JobStartError, SlotLostError, SourceRowError
+from ftlayer.errors import (
+    FunctionLoadError,
+    JobError,
+    JobStartError,
+    SessionLostError,
+    SlotLostError,
+    SourceRowError,
+)
 from ftlayer.layer.calls import StreamStatus
 from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.coordinator.core import CoordinatorCore
 from ftlayer.runtime.coordinator.events import (
+    AskSession,
     AskVertexStatus,
     Broke,
     Broken,
@@ -27,6 +35,7 @@ from ftlayer.runtime.coordinator.events import (
     RecallStreams,
     Said,
     SendTo,
+    SessionOver,
     SlotDown,
     SlotUp,
     SparkJobEnded,
@@ -140,6 +149,44 @@ def test_a_start() -> None:
     assert [it for it in decisions if isinstance(it, SlotUp)] == [SlotUp(0), SlotUp(1)]
     assert [instance for instance, _ in sent(decisions, ReplayNow)] == ["0a", "1a"]
     assert rig.core.state is JobState.RUNNING
+
+
+def test_a_job_ends_at_once_when_its_session_is_gone() -> None:
+    rig = Rig(restart=FixedDelay(attempts=1 << 20, delay="10ms"))
+    rig.up()
+    lose(rig, "0a")
+    error = SessionLostError("the JVM is gone")
+    decisions = rig.tell(SessionOver(error))
+    # Nobody waits for Spark jobs: there is nobody left who would tell of their end.
+    assert over(decisions) == Over(JobState.FAILED, error)
+    assert not [it for it in decisions if isinstance(it, CancelSlot)]
+    assert [instance for instance, _ in sent(decisions, Cancel)] == ["1a"]
+
+
+def test_a_job_that_is_being_cancelled_does_not_wait_for_a_session_that_is_gone() -> None:
+    rig = Rig()
+    rig.up()
+    rig.tell(CancelRequested("enough"))
+    assert AskSession() in rig.pass_ms(6_000)
+    assert over(rig.tell(SessionOver(SessionLostError("gone")))).state is JobState.CANCELLED
+
+
+def test_the_session_is_asked_for_while_a_slot_is_missing() -> None:
+    rig = Rig()
+    rig.up()
+    assert AskSession() not in rig.pass_ms(20_000, ("0a", "1a"))
+    decisions = lose(rig, "1a") + rig.pass_ms(9_000, ("0a",))
+    assert decisions.count(AskSession()) == 2
+
+
+def test_a_failure_says_once_what_spark_said() -> None:
+    rig = Rig(restart=FixedDelay(attempts=1 << 20, delay="10ms"))
+    rig.up()
+    lose(rig, "1a")
+    for attempt in range(1, 9):
+        rig.tell(SparkJobEnded(1, attempt, f"refused {attempt}"))
+        rig.pass_ms(50, ("0a",))
+    assert rig.core.slots[1].failure == "slot 1: gone; Spark says: refused 8"
 
 
 def test_a_repair() -> None:

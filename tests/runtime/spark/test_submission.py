@@ -131,7 +131,7 @@ def start(spark: Any) -> Any:
         door = Door(f"grpc://127.0.0.1:{server.port}", token)
         order = SlotOrder(job.job, 0, door, graph, options, None, "127.0.0.1", None, None, b"k" * 32)
         runner = SlotRunner(pickled_order(order), play)
-        submitter = SlotSubmitter(spark, job.job, graph.name, runner, job.spark_job_ended)
+        submitter = SlotSubmitter(spark, job.job, graph.name, runner, job.spark_job_ended, job.session_over)
         planners = Planners(graph, None, order.key, restart, send=job.send_splits, failed=job.broken)
         vertex = fake_vertex() if tracked else None
         job.start(JobParts(graph, options, restart, server, submitter, vertex, planners, lambda: None))

@@ -257,8 +257,11 @@ class Submitter:
     def cancel(self, slot: int, attempt: int) -> None:
         self.unwanted.add((slot, attempt))
 
-    def session_stopped(self) -> bool:
-        return False
+    def ask_session(self) -> None:
+        """It lives."""
+
+    def close(self) -> None:
+        """Nothing of it is left open."""
 
 
 # ---------------------------------------------------------------- streams between slots
