@@ -27,6 +27,11 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class TasksStarted:
+    """Answer to `Deploy`: all tasks of the slot are open, hold what they are restored with, and run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Sent every second, at once when ``quiet`` becomes true, and as the answer to `Probe`.
 
@@ -142,6 +147,7 @@ class DataEnded:
 
 FromSlot = (
     Hello
+    | TasksStarted
     | Heartbeat
     | PeersDropped
     | SplitDone

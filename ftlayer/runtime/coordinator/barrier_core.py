@@ -21,6 +21,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import SlotLostError
 from ftlayer.restart import FixedDelay, RestartStrategy
 from ftlayer.runtime.coordinator.events import (
+    AllRunning,
     EndTasksRequested,
     Event,
     JobState,
@@ -54,14 +55,14 @@ class Region:
 
     Attributes:
         slots: their numbers.
-        running: deployed, and none of them lost since.
+        deployed: told to start their tasks, and none of them lost since.
         restore: what each slot begins with; None while that is not known.
         asked: number of the `PrepareRestore` that is out, 0 for none.
         not_before_ms: the restart strategy's pause.
     """
 
     slots: frozenset[int]
-    running: bool = False
+    deployed: bool = False
     restore: Mapping[int, Restore] | None = None
     restored: int = 0
     asked: int = 0
@@ -85,6 +86,7 @@ class BarrierJobCore(JobCore):
         self._restart = restart
         self._regions = [Region(slots) for slots in regions]
         self._begun = False
+        self._all_run = False
         self._asked = 0
 
     @property
@@ -95,8 +97,9 @@ class BarrierJobCore(JobCore):
     def _never_ran(self) -> bool:
         return self.restarts == 0
 
-    def _state_while_it_runs(self) -> JobState | None:
-        return None if all(region.running for region in self._regions) else JobState.RECOVERING
+    @property
+    def _is_complete(self) -> bool:
+        return all(region.deployed for region in self._regions)
 
     def _begin(self, now_ms: int) -> None:
         for region in self._regions:
@@ -131,9 +134,9 @@ class BarrierJobCore(JobCore):
             self._fail_region(self._region(slot.number), slot.failure, now_ms)
 
     def _fail_region(self, region: Region, reason: str, now_ms: int) -> None:
-        if not region.running or self._end is not None:
+        if not region.deployed or self._end is not None:
             return
-        region.running = False
+        region.deployed = self._all_run = False
         self.last_failure = reason
         self.restarts += 1
         pause = self._restart.on_failure(now_ms)
@@ -179,11 +182,14 @@ class BarrierJobCore(JobCore):
     def _go_on(self, now_ms: int) -> None:
         for region in self._regions:
             self._bring_up(region, now_ms)
+        if not self._all_run and self._is_complete and self._crew.all_started:
+            self._all_run = True
+            self._out.append(AllRunning())
         if self._ending and all(slot.ended for slot in self.slots):
             self._stop(Over(JobState.ENDED), "", now_ms)
 
     def _bring_up(self, region: Region, now_ms: int) -> None:
-        if region.running or now_ms < region.not_before_ms:
+        if region.deployed or now_ms < region.not_before_ms:
             return
         if region.restore is None:
             if not region.asked:
@@ -192,8 +198,8 @@ class BarrierJobCore(JobCore):
         members = [self.slots[number] for number in sorted(region.slots)]
         if not all(slot.hello for slot in members):
             return
-        region.running = True
-        self._begun = self._begun or all(region.running for region in self._regions)
+        region.deployed = True
+        self._begun = self._begun or self._is_complete
         peers = tuple(slot.peer for slot in members)
         for slot in members:
             restore = region.restore.get(slot.number)

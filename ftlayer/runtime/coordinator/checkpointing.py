@@ -127,6 +127,8 @@ class JobCheckpoints:
         # Why the checkpoint that is being declined cannot be taken after a restart either.
         self._lasting: FTLayerError | None = None
         self._cancelled = False
+        self._close_by_s: float | None = None
+        self._is_settled = True
 
     # ------------------------------------------------------------ what is known
 
@@ -173,11 +175,13 @@ class JobCheckpoints:
         self._do(self._rules.restarting(asked.number, _now(), sources))
 
     def deployed(self, region: RegionDeployed) -> None:
-        """A region runs."""
+        """The tasks of a region were told to start."""
         self._down.difference_update(region.slots)
-        if not self._down:
-            self._sweep()
-            self._do(self._rules.running(_now()))
+
+    def running(self) -> None:
+        """All tasks are restored and run."""
+        self._sweep()
+        self._do(self._rules.running(_now()))
 
     def _sweep(self) -> None:
         """Remove what instances have left behind that are gone."""
@@ -203,11 +207,15 @@ class JobCheckpoints:
             self._cancelled = True
             self._do(self._rules.cancel(_now()))
 
-    def close(self, state: JobState, take_events: Callable[[], None]) -> None:
+    def close(
+        self, state: JobState, take_events: Callable[[], None], close_by_s: float | None = None
+    ) -> None:
         """The job is over: remove what is not retained, and end the threads.
 
-        ``take_events`` calls what `later` was given meanwhile.
+        ``take_events`` calls what `later` was given meanwhile. What takes longer than until ``close_by_s``, of the
+        monotone clock, is left to itself (None: `CLOSE_WAIT_S` a step). `when_done` has to follow.
         """
+        self._close_by_s = close_by_s
         self.cancel()
         # What is being published decides whether its sinks are committed, and that takes a turn more.
         for _ in range(3):
@@ -219,8 +227,16 @@ class JobCheckpoints:
         self._cleaning.do(lambda: self._parts.storage.close(keep))
         for worker in (self._io, self._cleaning):
             self._settle(worker, take_events)
-            worker.stop()
+        self._cleaning.stop()
         self._requests.refuse_all(f"the job is {state}")
+
+    def when_done(self, done: Callable[[], None]) -> None:
+        """Call ``done``: now, or by another thread where `close` has left something to itself, behind that."""
+        if self._is_settled:
+            done()
+        else:
+            self._io.do(done)
+        self._io.stop()
 
     # ------------------------------------------------------------ users
 
@@ -343,8 +359,16 @@ class JobCheckpoints:
         """Wait until a thread has done what it was given, and take what it says of it."""
         done = threading.Event()
         worker.do(done.set)
-        if not done.wait(CLOSE_WAIT_S):
-            logger.warning("the storage of checkpoints did not answer within %.0f s", CLOSE_WAIT_S)
+        left_s = CLOSE_WAIT_S
+        if self._close_by_s is not None:
+            left_s = min(left_s, max(0.0, self._close_by_s - time.monotonic()))
+        if not done.wait(left_s):
+            self._is_settled = False
+            logger.warning(
+                "what a sink commits, or the storage of checkpoints does, takes longer than %.1f s and is left to "
+                "itself; a job that is restored commits again",
+                left_s,
+            )
         take_events()
 
 

@@ -111,9 +111,11 @@ class CoordinatorCore(JobCore):
     def _never_ran(self) -> bool:
         return self.epoch == 1
 
+    @property
+    def _is_complete(self) -> bool:
+        return self._crew.all_deployed
+
     def _state_while_it_runs(self) -> JobState | None:
-        if not self._crew.all_deployed:
-            return JobState.RECOVERING
         return JobState.ISOLATING if self._suspicion.active else None
 
     def _begin(self, now_ms: int) -> None:
@@ -142,7 +144,8 @@ class CoordinatorCore(JobCore):
                 slot.dropped_epoch = max(slot.dropped_epoch, message.epoch)
             case SlotEnded():
                 slot.ended = slot.deployed
-                if slot.ended and self.state is JobState.RECOVERING:
+                is_over = self._stopping() or self._ending
+                if slot.ended and not is_over and not self._crew.all_deployed:
                     self._repair([], now_ms)
             case ReplaysOut() if not self._stopping():
                 self._suspicion.took(message, now_ms)

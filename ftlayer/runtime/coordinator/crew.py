@@ -26,6 +26,11 @@ class Crew:
         """Whether none is missing."""
         return all(slot.deployed for slot in self.slots)
 
+    @property
+    def all_started(self) -> bool:
+        """Whether the tasks of all run, or have ended."""
+        return all(slot.started or slot.ended for slot in self.slots)
+
     def tell(self, slot: SlotRecord, message: ToSlot) -> None:
         """Tell the instance of a slot, which there must be."""
         assert slot.hello is not None

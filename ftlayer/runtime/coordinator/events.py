@@ -13,9 +13,14 @@ from ftlayer.runtime.messages import FromSlot, ToSlot
 
 
 class JobState(StrEnum):
-    """Where a job is; the last three are final."""
+    """Where a job is; the last three are final.
+
+    STARTING: slots come up. INITIALIZING: all tasks were told to begin; they open their functions and restore their
+    state. RUNNING: all do. RECOVERING: a slot was lost, up to when all tasks are restored and run again.
+    """
 
     STARTING = "starting"
+    INITIALIZING = "initializing"
     RUNNING = "running"
     RECOVERING = "recovering"
     ISOLATING = "isolating"
@@ -30,6 +35,32 @@ class JobState(StrEnum):
     def is_final(self) -> bool:
         """Whether nothing comes after it."""
         return self in (JobState.ENDED, JobState.CANCELLED, JobState.FAILED)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether all tasks are restored and run, or have run to their end."""
+        return self in (
+            JobState.RUNNING,
+            JobState.ISOLATING,
+            JobState.DRAINING,
+            JobState.ENDING,
+            JobState.ENDED,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounts:
+    """What Spark says of task slots.
+
+    Attributes:
+        total: how many there are, of all executors.
+        busy: how many of them run a task.
+        started: the job's slots whose task runs.
+    """
+
+    total: int
+    busy: int
+    started: frozenset[int]
 
 
 # ---------------------------------------------------------------- events
@@ -110,6 +141,13 @@ class SessionOver:
 
 
 @dataclass(frozen=True, slots=True)
+class TasksCounted:
+    """Answer to `CountTasks`; ``counts`` None: Spark does not tell."""
+
+    counts: TaskCounts | None
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """The driver's side cannot go on: the vertex or a source's reader failed for good."""
 
@@ -167,6 +205,7 @@ Event = (
     | RecallDone
     | Condemned
     | SessionOver
+    | TasksCounted
     | Broken
     | RestartRequested
     | RestoreReady
@@ -208,6 +247,11 @@ class AskSession:
 
 
 @dataclass(frozen=True, slots=True)
+class CountTasks:
+    """Ask Spark which slots' tasks it has started; answered by `TasksCounted`."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecallStreams:
     """Have the vertex make everything pending due for replay; answered by `RecallDone`."""
 
@@ -246,7 +290,7 @@ class SlotDown:
 class PrepareRestore:
     """Barrier mode: find out what these slots are to begin with; answered by `RestoreReady` or `RestoreFailed`.
 
-    Checkpoints under way are given up, and none begins before their `RegionDeployed`.
+    Checkpoints under way are given up, and none begins before `AllRunning`.
     """
 
     number: int
@@ -262,6 +306,11 @@ class RegionDeployed:
 
 
 @dataclass(frozen=True, slots=True)
+class AllRunning:
+    """Barrier mode: all tasks of the job are restored and run."""
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """The job has come to its final state; nothing of it runs any more."""
 
@@ -274,6 +323,7 @@ Decision = (
     | SubmitSlot
     | CancelSlot
     | AskSession
+    | CountTasks
     | RecallStreams
     | Condemn
     | AskVertexStatus
@@ -281,5 +331,6 @@ Decision = (
     | SlotDown
     | PrepareRestore
     | RegionDeployed
+    | AllRunning
     | Over
 )

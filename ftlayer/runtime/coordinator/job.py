@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -22,6 +23,8 @@ from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 
 STATUS_DEADLINE_MS = 5_000
+# Of the time that `Job.cancel` is given; the rest is for what comes behind the commit.
+COMMIT_SHARE = 0.8
 
 logger = logging.getLogger(__name__)
 
@@ -81,16 +84,29 @@ class Job(JobThread):
         """Return the status as HTML, for notebooks."""
         return self.status()._repr_html_()
 
+    def wait_until_running(self, timeout: float | None = None) -> bool:
+        """Wait until all tasks are restored and run, up to ``timeout`` seconds (None: as long as it takes).
+
+        Returns whether they do, or have run to their end meanwhile; not if the job was cancelled before. Raises what
+        the job has failed with.
+        """
+        self._until_running(timeout)
+        self._raise()
+        return self.state.is_up
+
     def checkpoints(self) -> tuple[CheckpointStats, ...]:
         """Return the checkpoints and savepoints under way, and the last 100 others, the latest first."""
         return self._in_thread(lambda checkpoints: checkpoints.history())
 
     def checkpoint(self, timeout: float | None = None) -> Checkpoint:
-        """Take a checkpoint now, and wait for it; raises `CheckpointError` if it fails."""
+        """Take a checkpoint, as soon as all tasks run, and wait for it; raises `CheckpointError` if it fails.
+
+        After ``timeout`` seconds (None: as long as it takes) a `TimeoutError` is raised.
+        """
         return self._requested(lambda rules, number, now: rules.checkpoint_now(number, now), timeout)
 
     def savepoint(self, directory: str = "", timeout: float | None = None) -> str:
-        """Take a savepoint and wait for it; return where it lies.
+        """Take a savepoint, as soon as all tasks run, and wait for it; return where it lies.
 
         It is complete and self-contained, may be moved, and belongs to the caller: the job neither deletes it nor
         goes back to it. What sinks have written for it is committed with the next checkpoint, or by a job that is
@@ -98,9 +114,9 @@ class Job(JobThread):
 
         Args:
             directory: what its own new directory is made in; by default ``savepoint_directory``.
-            timeout: seconds, None for ever.
+            timeout: seconds, None: as long as it takes.
 
-        Raises `CheckpointError` if it fails.
+        Raises `CheckpointError` if it fails, `TimeoutError` if it takes longer.
         """
         location = self._with_checkpoints().savepoint_location(directory)
         taken = self._requested(lambda rules, number, now: rules.savepoint(number, now, location), timeout)
@@ -125,10 +141,20 @@ class Job(JobThread):
     ) -> Checkpoint:
         answer: Future[Checkpoint] = Future()
         checkpoints = self._with_checkpoints()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if not self._until_running(timeout):
+            raise TimeoutError(
+                f"{self.name!r} is {self.state} after {timeout} s; a checkpoint is of running tasks"
+            )
         self._events.put(Later(lambda: checkpoints.request(ask, answer)))
         if self._over.is_set() and not answer.done():
             raise CheckpointError(f"the job is {self.state}")
-        return answer.result(timeout)
+        return answer.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+    def _until_running(self, timeout: float | None) -> bool:
+        """Wait until all tasks run, or the job is over; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._over.is_set() or self.state.is_up, timeout)
 
     def _in_thread(self, work: Callable[[JobCheckpoints], _T]) -> _T:
         """Have something done in the job's thread (in this one if the job is over), and return what it returned."""
@@ -145,8 +171,12 @@ class Job(JobThread):
     def cancel(self, timeout: float | None = 30.0) -> bool:
         """End the job now; what is pending stays in the vertex for the next start of the same topology.
 
-        Waits up to ``timeout`` seconds (None: for ever) and returns whether it is over.
+        Waits up to ``timeout`` seconds (None: as long as it takes) and returns whether it is over. A commit of a sink
+        that is under way is waited for no longer than four fifths of that. It goes on in this process, which starts
+        no other job of this name meanwhile; a job that is restored from its checkpoint makes it again.
         """
+        if timeout is not None:
+            self._close_by_s = time.monotonic() + timeout * COMMIT_SHARE
         self._events.put(CancelRequested("the job was cancelled"))
         return self._over.wait(timeout)
 
@@ -209,6 +239,8 @@ def _slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
         "ended"
         if slot.ended
         else "running"
+        if slot.started
+        else "initializing"
         if slot.deployed
         else "ready"
         if hello is not None

@@ -17,6 +17,7 @@ from ftlayer.runtime.coordinator.events import (
     Broke,
     Broken,
     CancelRequested,
+    CountTasks,
     Decision,
     DrainRequested,
     Event,
@@ -26,6 +27,8 @@ from ftlayer.runtime.coordinator.events import (
     SendTo,
     SessionOver,
     SparkJobEnded,
+    TaskCounts,
+    TasksCounted,
     Tick,
 )
 from ftlayer.runtime.coordinator.isolation import IsolationStatus
@@ -33,11 +36,13 @@ from ftlayer.runtime.coordinator.reasons import never_works, not_up, reason_of, 
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 from ftlayer.runtime.coordinator.stopping import Stopping
 from ftlayer.runtime.coordinator.upkeep import Upkeep
-from ftlayer.runtime.messages import Cancel, FromSlot, Heartbeat, Hello, SlotFailed, StopSources
+from ftlayer.runtime.messages import Cancel, FromSlot, Heartbeat, Hello, SlotFailed, StopSources, TasksStarted
 
 # While a slot has no instance, the Spark session is asked for this often (ms): Spark itself may not tell that it is
 # gone. (A client of Spark Connect tries to reach its server for ten minutes.)
 ASK_SESSION_MS = 5_000
+# Spark is waited for this long (ms) to say which of the slots that are not up it has started.
+COUNT_TASKS_MS = 5_000
 
 
 class JobCore(ABC):
@@ -62,6 +67,7 @@ class JobCore(ABC):
         self.epoch = 0
         self.restarts = 0
         self.last_failure = ""
+        self._counting_since_ms: int | None = None
         self._draining = False
         self._ending = False
         self._end: Stopping | None = None
@@ -75,9 +81,14 @@ class JobCore(ABC):
     def _has_begun(self) -> bool:
         """Whether all tasks have been told to start."""
 
+    @property
     @abstractmethod
+    def _is_complete(self) -> bool:
+        """Whether no slot is being replaced."""
+
     def _state_while_it_runs(self) -> JobState | None:
-        """Return where the job is; None if all is well."""
+        """Return where the job is, all tasks being up; None if nothing is the matter."""
+        return None
 
     @abstractmethod
     def _begin(self, now_ms: int) -> None:
@@ -130,6 +141,8 @@ class JobCore(ABC):
             return JobState.STARTING
         if self._ending:
             return JobState.ENDING
+        if not (self._is_complete and self._crew.all_started):
+            return JobState.RECOVERING if self.restarts else JobState.INITIALIZING
         return self._state_while_it_runs() or (JobState.DRAINING if self._draining else JobState.RUNNING)
 
     def start(self, now_ms: int) -> list[Decision]:
@@ -158,6 +171,8 @@ class JobCore(ABC):
                 self._stop(Over(JobState.CANCELLED), event.reason, now_ms)
             case DrainRequested():
                 self._drain()
+            case TasksCounted():
+                self._end_late(event.counts, now_ms)
             case SessionOver():
                 self._session_over(event.error, now_ms)
             case Broken():
@@ -195,6 +210,8 @@ class JobCore(ABC):
                 self._fail(never_works(slot.number, message), now_ms)
             case SlotFailed():
                 self._lose(slot, reason_of(message), now_ms, message.operator)
+            case TasksStarted():
+                slot.started = slot.deployed
             case Heartbeat():
                 slot.heartbeat = message
                 self._heard(slot, message, now_ms)
@@ -261,14 +278,25 @@ class JobCore(ABC):
             self._out.append(self._end.verdict)
 
     def _keep_slots_up(self, now_ms: int) -> None:
-        late = not self._has_begun and now_ms - self._started_ms >= self._options.start_timeout_ms
-        if late and not all(slot.hello for slot in self.slots):
-            self._fail(not_up(self.slots, self._options.start_timeout_ms), now_ms)
+        if self._is_late(now_ms):
+            if self._counting_since_ms is None:
+                self._counting_since_ms = now_ms
+                self._out.append(CountTasks())
+            elif now_ms - self._counting_since_ms >= COUNT_TASKS_MS:
+                self._end_late(None, now_ms)
         for slot in self.slots:
             if slot.hello is None and not self._stopping():
                 error = self._upkeep.keep_up(slot, now_ms)
                 if error is not None:
                     self._fail(self._given_up(error), now_ms)
+
+    def _is_late(self, now_ms: int) -> bool:
+        late = not self._has_begun and now_ms - self._started_ms >= self._options.start_timeout_ms
+        return late and not all(slot.hello for slot in self.slots)
+
+    def _end_late(self, counts: TaskCounts | None, now_ms: int) -> None:
+        if self._is_late(now_ms) and not self._stopping():
+            self._fail(not_up(self.slots, self._options.start_timeout_ms, counts), now_ms)
 
     def _mind_the_session(self, now_ms: int) -> None:
         """Ask for the session where a slot has no instance, or a Spark job does not end: it may be gone."""

@@ -18,6 +18,7 @@ from ftlayer.runtime.coordinator.checkpointing import JobCheckpoints
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.core import CoordinatorCore
 from ftlayer.runtime.coordinator.events import (
+    AllRunning,
     AskSession,
     AskVertexStatus,
     Broke,
@@ -25,6 +26,7 @@ from ftlayer.runtime.coordinator.events import (
     CancelSlot,
     Condemn,
     Condemned,
+    CountTasks,
     Decision,
     DrainRequested,
     Event,
@@ -42,6 +44,8 @@ from ftlayer.runtime.coordinator.events import (
     SparkJobEnded,
     StatusKnown,
     SubmitSlot,
+    TaskCounts,
+    TasksCounted,
     Tick,
 )
 from ftlayer.runtime.coordinator.isolation import ReplayInput
@@ -102,6 +106,8 @@ class JobThread:
         self._events: queue.SimpleQueue[Event | AssignSplits | Later] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards core and meter
         self._over = threading.Event()
+        self._changed = threading.Condition()  # told whenever the job's state may be another one
+        self._close_by_s: float | None = None
         self._verdict: Over | None = None
         self._meter = Meter()
         self._checkpoints: JobCheckpoints | None = None
@@ -128,6 +134,10 @@ class JobThread:
     def session_over(self, error: FTLayerError) -> None:
         """Take that the Spark session has ended."""
         self._events.put(SessionOver(error))
+
+    def tasks_counted(self, counts: TaskCounts | None) -> None:
+        """Take what Spark says of task slots."""
+        self._events.put(TasksCounted(counts))
 
     def send_splits(self, splits: AssignSplits) -> None:
         """Send splits to the slot of their subtask, if it runs; else its planner is told that it is up later."""
@@ -204,12 +214,21 @@ class JobThread:
         with self._lock:
             if isinstance(event, Said):
                 self._note(event, moment_ms)
+            before = self._core.state
             decisions = self._core.handle(event, moment_ms)
+            is_other = self._core.state is not before
         if isinstance(event, DrainRequested):
             self._parts.planners.drain()
         self._do_all(decisions)
         if self._checkpoints is not None:
             self._checkpoint(event, self._checkpoints)
+        if is_other:
+            # Behind all that the change brings about.
+            self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
     def _checkpoint(self, event: Event, checkpoints: JobCheckpoints) -> None:
         """Let an event have its effect on checkpoints, behind that on the job."""
@@ -252,6 +271,8 @@ class JobThread:
                 parts.submitter.cancel(slot, attempt)
             case AskSession():
                 parts.submitter.ask_session()
+            case CountTasks():
+                parts.submitter.count_tasks(self.tasks_counted)
             case RecallStreams(number):
                 assert parts.vertex is not None
                 parts.vertex.recall(lambda rows: self._events.put(RecallDone(number, rows)), self.broken)
@@ -270,6 +291,8 @@ class JobThread:
                 self._checkpoints.prepare(decision)
             case RegionDeployed() if self._checkpoints is not None:
                 self._checkpoints.deployed(decision)
+            case AllRunning() if self._checkpoints is not None:
+                self._checkpoints.running()
             case Over():
                 self._verdict = decision
 
@@ -304,19 +327,27 @@ class JobThread:
             )
         finally:
             self._over.set()
+            self._tell_changed()
 
     def _close(self) -> None:
         """Close all parts, whatever becomes of each."""
         parts = self._parts
         with ExitStack() as stack:
-            stack.callback(parts.on_over)
+            stack.callback(self._hand_back)
             stack.callback(parts.submitter.close)
             if parts.vertex is not None:
                 stack.callback(parts.vertex.close)
             stack.callback(parts.server.close)
             stack.callback(parts.planners.close)
             if self._checkpoints is not None and self._verdict is not None:
-                self._checkpoints.close(self._verdict.state, self._take_later)
+                self._checkpoints.close(self._verdict.state, self._take_later, self._close_by_s)
+
+    def _hand_back(self) -> None:
+        """Say that the job's name and task slots are free, once nothing is done in its name any more."""
+        if self._checkpoints is None:
+            self._parts.on_over()
+        else:
+            self._checkpoints.when_done(self._parts.on_over)
 
     def _with_checkpoints(self) -> JobCheckpoints:
         if self._checkpoints is None:

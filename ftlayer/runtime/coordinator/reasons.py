@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
 from ftlayer.layer.calls import Failure
+from ftlayer.runtime.coordinator.events import TaskCounts
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 from ftlayer.runtime.messages import SlotFailed
 
@@ -31,16 +32,58 @@ def reason_of(failed: SlotFailed) -> str:
     return f"it failed{where}: {failed.reason}{trace}"
 
 
-def not_up(slots: Sequence[SlotRecord], start_timeout_ms: int) -> JobStartError:
-    """Return the error for slots that are not there after the start timeout."""
+def not_up(slots: Sequence[SlotRecord], start_timeout_ms: int, counts: TaskCounts | None) -> JobStartError:
+    """Return the error for slots that are not there after the start timeout.
+
+    ``counts``: what Spark says of their tasks, None if it does not.
+    """
     missing = [slot for slot in slots if slot.hello is None]
     failures = sorted({slot.failure for slot in missing if slot.failure})
     return JobStartError(
-        f"slots {', '.join(str(slot.number) for slot in missing)} of {len(slots)} were not up within "
-        f"{start_timeout_ms} ms (start_timeout_ms). Each needs a task slot of its own for as long as the job runs: "
-        "other Spark jobs may hold them, or executors were not there yet"
+        f"{_named(missing)} of {len(slots)} were not up within {start_timeout_ms} ms (start_timeout_ms). "
+        + " ".join(_why_not_up([slot.number for slot in missing], counts))
         + "".join(f"; {failure}" for failure in failures)
     )
+
+
+def _why_not_up(missing: Sequence[int], counts: TaskCounts | None) -> list[str]:
+    """Return what is known of slots that are not up, and what to do about it."""
+    longer = "give them longer with TopologyOptions(start_timeout_ms=…)"
+    if counts is None:
+        return [
+            "Spark does not tell whether it has started their tasks. Each needs a task slot of its own for as long as "
+            f"the job runs: other Spark jobs may hold them. On a machine that is slow or busy {longer}"
+        ]
+    started = [number for number in missing if number in counts.started]
+    waiting = [number for number in missing if number not in counts.started]
+    said = []
+    if started:
+        said.append(
+            f"Spark has started the tasks of {_numbers(started)}: their Python processes still start and import what "
+            f"they need, which takes its time on a machine that is slow or busy; {longer}."
+        )
+    if waiting:
+        free = max(0, counts.total - counts.busy)
+        slots = f"of {counts.total} task slots {counts.busy} are busy and {free} free"
+        if not counts.total:
+            why = f"there is no executor yet: see that the application gets some, or {longer}."
+        elif free >= len(waiting):
+            why = f"{slots}, so it is about to: {longer}."
+        else:
+            why = (
+                f"{slots}, and each slot of a topology needs one of its own for as long as the job runs: end the "
+                "other Spark jobs that hold them, or start Spark with more (master local[N], or more executors)."
+            )
+        said.append(f"Spark has not started the tasks of {_numbers(waiting)}: {why}")
+    return said
+
+
+def _named(slots: Sequence[SlotRecord]) -> str:
+    return _numbers([slot.number for slot in slots])
+
+
+def _numbers(slots: Sequence[int]) -> str:
+    return f"slot{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))}"
 
 
 def never_works(slot: int, failed: SlotFailed) -> JobStartError:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from ftlayer.errors import SessionLostError
+from ftlayer.runtime.coordinator.events import TaskCounts
 
 # A machine that is there refuses or accepts in milliseconds (s).
 CONNECT_TIMEOUT_S = 5.0
@@ -31,6 +33,38 @@ def how_it_ended(spark: Any, failure: BaseException | None = None) -> SessionLos
     ``failure``: what a Spark job has failed with, if one has; it may say so.
     """
     return _connect_end(spark, failure) if is_connect(spark) else _classic_end(spark.sparkContext)
+
+
+def task_slots(spark: Any) -> int:
+    """Return how many tasks the executors that are there now can run at once; of a classic session."""
+    return sum(int(executor.maxTasks()) for executor in _executors(spark))
+
+
+def count_tasks(spark: Any, groups: Mapping[int, str]) -> TaskCounts | None:
+    """Return what Spark says of task slots, and of the tasks of slots whose Spark jobs have these job groups.
+
+    None: a session of Spark Connect cannot be asked. May wait for seconds; raises what py4j raises.
+    """
+    if is_connect(spark):
+        return None
+    executors = _executors(spark)
+    tracker = spark.sparkContext.statusTracker()
+
+    def runs(group: str) -> bool:
+        jobs = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(group)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
+        return any(stage is not None and stage.numActiveTasks for stage in stages)
+
+    return TaskCounts(
+        sum(int(executor.maxTasks()) for executor in executors),
+        sum(int(executor.activeTasks()) for executor in executors),
+        frozenset(slot for slot, group in groups.items() if runs(group)),
+    )
+
+
+def _executors(spark: Any) -> list[Any]:
+    executors = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+    return [executors.apply(place) for place in range(executors.length())]
 
 
 def _classic_end(context: Any) -> SessionLostError | None:

@@ -21,6 +21,7 @@ class SlotRecord:
         patience_ms: until when something is waited for (a Hello; the end of a cancelled Spark job).
         hello: the connected instance; None while there is none.
         deployed: that instance was told to start its tasks.
+        started: it has said that they run.
         asked_epoch, dropped_epoch: the last `DropPeers` sent to it and the last it answered.
         heard_ms: when it was heard last.
         heartbeat: what it said last.
@@ -45,6 +46,7 @@ class SlotRecord:
     patience_ms: int = 0
     hello: Hello | None = None
     deployed: bool = False
+    started: bool = False
     asked_epoch: int = 0
     dropped_epoch: int = 0
     heard_ms: int = 0
@@ -77,12 +79,13 @@ class SlotRecord:
 
     def connect(self, hello: Hello, now_ms: int) -> None:
         """An instance is ready."""
-        self.hello, self.greeted, self.deployed = hello, True, False
+        self.hello, self.greeted, self.deployed, self.started = hello, True, False, False
         self.heartbeat, self.heard_ms = None, now_ms
         self.failure, self.spark_error = "", None
 
     def disconnect(self, patience_ms: int) -> None:
         """The instance is gone, or not to be listened to any more."""
         self.hello, self.deployed, self.ended, self.heartbeat = None, False, False, None
+        self.started = False
         self.asked_epoch = self.dropped_epoch = 0
         self.patience_ms = patience_ms

@@ -15,7 +15,7 @@ from ftlayer.config import is_loopback
 from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, UnsupportedError
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
 from ftlayer.machine import ensure_java
-from ftlayer.runtime.coordinator.session import how_it_ended, is_connect
+from ftlayer.runtime.coordinator.session import how_it_ended, is_connect, task_slots
 from ftlayer.runtime.order import SlotOrder
 from ftlayer.stream.names import display_name
 
@@ -96,12 +96,6 @@ def check_task_slots(spark: Any, wanted: int, name: str) -> None:
                 return
             raise JobStartError(_too_few(spark, wanted, there, taken))
         time.sleep(_POLL_S)
-
-
-def task_slots(spark: Any) -> int:
-    """Return how many tasks the executors that are there now can run at once."""
-    executors = spark.sparkContext._jsc.sc().statusStore().executorList(True)
-    return sum(int(executors.apply(place).maxTasks()) for place in range(executors.length()))
 
 
 def pickled_order(order: SlotOrder) -> bytes:

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.errors import SessionLostError
-from ftlayer.runtime.coordinator.session import how_it_ended, is_connect
+from ftlayer.runtime.coordinator.events import TaskCounts
+from ftlayer.runtime.coordinator.session import count_tasks, how_it_ended, is_connect
 from ftlayer.runtime.slot.worker import Worker
 
 OnEnded = Callable[[int, int, str | None], None]
@@ -53,9 +54,11 @@ class SlotSubmitter:
         self._asker = Worker("ask-session", _unexpected)
         self._lock = threading.Lock()
         self._unwanted: set[tuple[int, int]] = set()
+        self._attempts: dict[int, int] = {}
 
     def submit(self, slot: int, attempt: int) -> None:
         """Start the Spark job of a slot; returns at once."""
+        self._attempts[slot] = attempt
         threading.Thread(
             target=self._run, args=(slot, attempt), name=f"ftlayer-slot-{slot}-{attempt}", daemon=True
         ).start()
@@ -72,6 +75,11 @@ class SlotSubmitter:
     def ask_session(self) -> None:
         """Find out whether the session lives; ``on_session_over`` follows if not."""
         self._asker.do(self._tell_of_session)
+
+    def count_tasks(self, done: Callable[[TaskCounts | None], None]) -> None:
+        """Ask which slots' tasks Spark has started; then ``done`` is called by another thread."""
+        groups = {slot: self._tag(slot, attempt) for slot, attempt in self._attempts.items()}
+        self._asker.do(lambda: done(count_tasks(self._spark, groups)))
 
     def close(self) -> None:
         """End the threads behind what they do."""
@@ -119,9 +127,9 @@ class SlotSubmitter:
             return
         context = self._spark.sparkContext
         context.addJobTag(tag)
-        # Or the task of a cancelled job would go on to hold its task slot.
-        context.setInterruptOnCancel(True)
-        context.setJobDescription(f"{self._name}: slot {slot}")
+        # The group is what Spark finds jobs by. Without the interrupt the task of a cancelled job would go on to hold
+        # its task slot.
+        context.setJobGroup(tag, f"{self._name}: slot {slot}", interruptOnCancel=True)
 
 
 class SlotRunner:

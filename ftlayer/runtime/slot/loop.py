@@ -31,6 +31,7 @@ from ftlayer.runtime.messages import (
     ResumeIntake,
     SlotEnded,
     StopSources,
+    TasksStarted,
     ToSlot,
     TriggerCheckpoint,
 )
@@ -129,6 +130,7 @@ class SlotLoop:
             self._core.pause()
         self._core.start(_now())
         self._sources.start()
+        self._send(TasksStarted())
 
     def turn(self) -> bool:
         """Take the mail and run one task, or wait if there is nothing to do; False when the slot has ended."""

@@ -15,6 +15,7 @@ from ftlayer.errors import CheckpointError, SlotLostError
 from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.coordinator.barrier_core import BarrierJobCore
 from ftlayer.runtime.coordinator.events import (
+    AllRunning,
     Broke,
     CancelRequested,
     CancelSlot,
@@ -46,6 +47,7 @@ from ftlayer.runtime.messages import (
     SlotEnded,
     SlotFailed,
     StopSources,
+    TasksStarted,
 )
 
 OPTIONS = TopologyOptions(heartbeat_ms=100, heartbeat_timeout_ms=1_000, start_timeout_ms=5_000)
@@ -90,6 +92,8 @@ class Played:
         (asked,) = self.asked()
         self.on(RestoreReady(asked.number, 0, {}), *(hello(slot, f"{slot}a") for slot in range(slots)))
         assert len(self.sent(Deploy)) == slots
+        self.on(*(Said(slot, f"{slot}a", TasksStarted()) for slot in range(slots)))
+        assert self.decided == [AllRunning()]
 
 
 def ready(asked: PrepareRestore, checkpoint: int) -> RestoreReady:
@@ -110,6 +114,13 @@ def test_slots_are_deployed_when_all_are_there_and_the_restore_point_is_known() 
     job.on(ready(asked, 7))
     assert [deploy.restore and deploy.restore.checkpoint for _, deploy in job.sent(Deploy)] == [7, 7]  # type: ignore[attr-defined]
     assert RegionDeployed((0, 1), 7) in job.decided
+    assert AllRunning() not in job.decided
+    assert job.core.state is JobState.INITIALIZING
+    job.on(Said(0, "0a", TasksStarted()))
+    assert job.decided == []
+    # It is restored when the last one has its state.
+    job.on(Said(1, "1a", TasksStarted()))
+    assert job.decided == [AllRunning()]
     assert job.core.state is JobState.RUNNING
 
 
@@ -127,6 +138,23 @@ def test_survivors_are_reset_once_it_is_certain_what_stands() -> None:
     job.on(hello(1, "1b"), after_ms=20)
     assert [slot for slot, _ in job.sent(Deploy)] == [0, 1]
     assert job.core.restarts == 1
+    assert job.core.state is JobState.RECOVERING
+    assert AllRunning() in job.on(Said(1, "1b", TasksStarted()), Said(0, "0b", TasksStarted()))
+    assert job.core.state is JobState.RUNNING
+
+
+def test_a_slot_that_is_lost_while_it_restores_begins_its_region_again() -> None:
+    job = Played({0, 1})
+    (asked,) = job.asked()
+    job.on(ready(asked, 7), hello(0, "0a"), hello(1, "1a"), Said(0, "0a", TasksStarted()))
+    job.on(Broke(1, "1a", "gone"))
+    (asked,) = job.asked()
+    job.on(ready(asked, 7), hello(0, "0b"), hello(1, "1b"))
+    assert not [made for made in job.decided if isinstance(made, AllRunning)]
+    job.on(Tick(), after_ms=20)
+    assert [slot for slot, _ in job.sent(Deploy)] == [0, 1]
+    assert AllRunning() not in job.on(Said(1, "1b", TasksStarted()))
+    assert AllRunning() in job.on(Said(0, "0b", TasksStarted()))
 
 
 def test_survivors_keep_what_a_checkpoint_holds_that_may_turn_out_to_exist() -> None:
@@ -166,6 +194,7 @@ def test_regions_restart_by_themselves() -> None:
     job = Played({0, 1}, {2})
     first, second = job.asked()
     job.on(ready(first, 0), ready(second, 0), hello(0, "0a"), hello(1, "1a"), hello(2, "2a"))
+    job.on(*(Said(slot, f"{slot}a", TasksStarted()) for slot in range(3)))
     assert job.core.state is JobState.RUNNING
     job.on(Broke(2, "2a", "gone"))
     (asked,) = job.asked()
@@ -256,6 +285,7 @@ class Process:
     name: str
     slot: int
     deployed: int | None = None  # the checkpoint it began with
+    started: bool = False
     epoch: int = 0
     over: bool = False
 
@@ -296,6 +326,10 @@ class World(RuleBasedStateMachine):
                     process = self.current[slot]
                     if process is not None and process.name == instance:
                         self.told(process, message)
+                case AllRunning():
+                    processes = [process for process in self.current.values() if process is not None]
+                    assert len(processes) == len(self.current)
+                    assert all(process.started for process in processes)
                 case Over():
                     assert self.over is None
                     self.over = made
@@ -323,6 +357,13 @@ class World(RuleBasedStateMachine):
             self.names += 1
             self.current[slot] = Process(f"i{self.names}", slot)
             self.event(hello(slot, f"i{self.names}"))
+
+    @rule(slot=st.integers(0, 2))
+    def is_restored(self, slot: int) -> None:
+        process = self.current[slot]
+        if process is not None and process.deployed is not None and not process.over and not process.started:
+            process.started = True
+            self.event(Said(slot, process.name, TasksStarted()))
 
     @rule(slot=st.integers(0, 2))
     def comes_back_in_its_process(self, slot: int) -> None:
@@ -399,6 +440,7 @@ class World(RuleBasedStateMachine):
             for slot in range(3):
                 self.comes_back_in_its_process(slot)
                 self.starts(slot)
+                self.is_restored(slot)
             self.time_passes(50)
             if self.core.state is JobState.RUNNING:
                 break

@@ -26,6 +26,7 @@ from ftlayer.runtime.coordinator.events import (
     Broken,
     CancelRequested,
     CancelSlot,
+    CountTasks,
     Decision,
     DrainRequested,
     Event,
@@ -41,6 +42,8 @@ from ftlayer.runtime.coordinator.events import (
     SparkJobEnded,
     StatusKnown,
     SubmitSlot,
+    TaskCounts,
+    TasksCounted,
     Tick,
 )
 from ftlayer.runtime.coordinator.isolation import LEFTOVERS
@@ -58,6 +61,7 @@ from ftlayer.runtime.messages import (
     SlotEnded,
     SlotFailed,
     StopSources,
+    TasksStarted,
 )
 
 OPTIONS = TopologyOptions(heartbeat_ms=100, heartbeat_timeout_ms=1_000, start_timeout_ms=5_000)
@@ -110,7 +114,13 @@ class Rig:
         decisions: list[Decision] = []
         for slot in range(len(self.core.slots)):
             decisions += self.hello(f"{slot}a")
+        for slot in range(len(self.core.slots)):
+            decisions += self.started(f"{slot}a")
         return decisions
+
+    def started(self, instance: str) -> list[Decision]:
+        """An instance says that its tasks run."""
+        return self.said(instance, TasksStarted())
 
     def pass_ms(self, ms: int, beats: tuple[str, ...] = ()) -> list[Decision]:
         decisions: list[Decision] = []
@@ -148,6 +158,10 @@ def test_a_start() -> None:
     assert (deploy.epoch, deploy.run, [peer.instance for peer in deploy.peers]) == (1, "r/1", ["0a", "1a"])
     assert [it for it in decisions if isinstance(it, SlotUp)] == [SlotUp(0), SlotUp(1)]
     assert [instance for instance, _ in sent(decisions, ReplayNow)] == ["0a", "1a"]
+    assert rig.core.state is JobState.INITIALIZING
+    assert rig.started("1a") == []
+    assert rig.core.state is JobState.INITIALIZING
+    assert rig.started("0a") == []
     assert rig.core.state is JobState.RUNNING
 
 
@@ -210,6 +224,8 @@ def test_a_repair() -> None:
     ((to, deploy),) = sent(decisions, Deploy)
     assert (to, deploy.epoch, deploy.run, len(deploy.peers)) == ("1b", 2, "r/2", 3)
     assert [to for to, _ in sent(decisions, ReplayNow)] == ["0a", "1b", "2a"]
+    assert rig.core.state is JobState.RECOVERING
+    rig.started("1b")
     assert rig.core.state is JobState.RUNNING
     assert rig.core.last_failure.startswith("slot 1: gone")
 
@@ -326,14 +342,53 @@ def test_a_slot_that_does_not_come_back_is_ended_and_submitted_again() -> None:
 def test_slots_that_do_not_come_up() -> None:
     rig = Rig()
     rig.hello("0a")
-    decisions = rig.pass_ms(5_000)
+    assert rig.pass_ms(5_000, ("0a",)).count(CountTasks()) == 1
+    decisions = rig.tell(TasksCounted(None))
     assert sent(decisions, Cancel)[0][0] == "0a"
     assert CancelSlot(1, 1) in decisions
     rig.tell(SparkJobEnded(0, 1, None))
     end = over(rig.tell(SparkJobEnded(1, 1, "cancelled")))
     assert end.state is JobState.FAILED
     assert isinstance(end.error, JobStartError)
-    assert "slots 1 of 2 were not up within 5000 ms" in str(end.error)
+    assert "slot 1 of 2 were not up within 5000 ms" in str(end.error)
+
+
+def test_what_spark_says_of_slots_that_do_not_come_up() -> None:
+    def error(counts: TaskCounts) -> str:
+        rig = Rig(3)
+        rig.hello("0a")
+        rig.pass_ms(5_000, ("0a",))
+        rig.tell(TasksCounted(counts))
+        rig.tell(SparkJobEnded(0, 1, None))
+        rig.tell(SparkJobEnded(1, 1, None))
+        return str(over(rig.tell(SparkJobEnded(2, 1, None))).error)
+
+    both = error(TaskCounts(4, 4, frozenset({0, 1})))
+    assert "Spark has started the tasks of slot 1: their Python processes still start and import" in both
+    assert "Spark has not started the tasks of slot 2: of 4 task slots 4 are busy and 0 free" in both
+    assert "end the other Spark jobs" in both
+    slow = error(TaskCounts(4, 3, frozenset({0, 1, 2})))
+    assert "slots 1, 2" in slow
+    assert "start_timeout_ms=…" in slow
+    assert "other Spark jobs" not in slow
+    assert "2 free, so it is about to" in error(TaskCounts(3, 1, frozenset({0})))
+    assert "there is no executor yet" in error(TaskCounts(0, 0, frozenset()))
+
+
+def test_slots_that_come_up_while_spark_is_asked_are_taken() -> None:
+    rig = Rig()
+    rig.hello("0a")
+    assert CountTasks() in rig.pass_ms(5_000, ("0a",))
+    rig.up()
+    assert rig.tell(TasksCounted(TaskCounts(4, 4, frozenset()))) == []
+    assert rig.core.state is JobState.RUNNING
+
+
+def test_nobody_waits_for_ever_for_what_spark_says() -> None:
+    rig = Rig(1)
+    assert CountTasks() in rig.pass_ms(5_000)
+    rig.pass_ms(5_000)
+    assert rig.core.state is JobState.STOPPING
 
 
 @pytest.mark.parametrize("error", ["ImportError: no module", None])
@@ -547,6 +602,7 @@ def test_drain_reaches_slots_that_come_later() -> None:
     rig.hello("1b")
     rig.said("0a", PeersDropped(2))
     assert [to for to, _ in sent(rig.recalled(), StopSources)] == ["1b"]
+    rig.started("1b")
     assert rig.core.state is JobState.DRAINING
 
 

@@ -23,7 +23,8 @@ from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.events import JobState
 from ftlayer.runtime.coordinator.job import Job, JobParts
 from ftlayer.runtime.coordinator.planners import Planners
-from ftlayer.runtime.coordinator.spark_checks import check_task_slots, pickled_order, task_slots
+from ftlayer.runtime.coordinator.session import task_slots
+from ftlayer.runtime.coordinator.spark_checks import check_task_slots, pickled_order
 from ftlayer.runtime.coordinator.submit import SlotRunner, SlotSubmitter
 from ftlayer.runtime.order import Door, SlotOrder
 from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
@@ -54,6 +55,7 @@ def a_player(fault: str = "") -> Callable[[Any], None]:
         from ftlayer.runtime.coordinator.control_client import ControlClient
         from ftlayer.runtime.messages import (
             Cancel,
+            Deploy,
             DropPeers,
             EndReplays,
             Heartbeat,
@@ -63,6 +65,7 @@ def a_player(fault: str = "") -> Callable[[Any], None]:
             SlotEnded,
             SlotFailed,
             StopSources,
+            TasksStarted,
         )
 
         if fault == "raises":
@@ -83,6 +86,8 @@ def a_player(fault: str = "") -> Callable[[Any], None]:
             match told.get():
                 case str() | Cancel():
                     break
+                case Deploy():
+                    client.send(TasksStarted())
                 case DropPeers(epoch, _):
                     client.send(PeersDropped(epoch))
                 case StopSources():
