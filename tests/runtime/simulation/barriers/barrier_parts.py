@@ -356,7 +356,7 @@ class Link:
 
 def threads_of(thread: type) -> Any:
     """Return what takes the place of the module `threading`."""
-    return SimpleNamespace(Thread=thread, Lock=threading.Lock, Event=StepEvent)
+    return SimpleNamespace(Thread=thread, Lock=threading.Lock, Event=StepEvent, Condition=threading.Condition)
 
 
 class StepEvent(threading.Event):
