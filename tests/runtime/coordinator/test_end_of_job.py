@@ -10,6 +10,7 @@ import pytest
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
+from ftlayer.layer.calls import StreamStatus
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.coordinator.job import Job, JobParts
 from ftlayer.stream.job_graph import JobGraph, JobVertex
@@ -31,8 +32,10 @@ def test_a_part_that_cannot_be_closed_leaves_nobody_waiting_and_nothing_open(par
     broken.close.side_effect = OSError("the disk is gone")
     # What ends the job: its planners do not come up.
     broken.start.side_effect = ValueError("no")
+    broken.client.call.return_value = StreamStatus(0, 0, 0, 0, -1)
     planners = broken if part == "planners" else Mock(start=broken.start)
-    made = parts(**{"planners": planners, part: broken})
+    vertex = Mock(client=broken.client)
+    made = parts(**{"planners": planners, "vertex": vertex, part: broken})
     job = Job("ending-1")
     job.start(made)
     assert job.over(WAIT_S)
