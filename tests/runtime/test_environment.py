@@ -11,6 +11,7 @@ import pytest
 from ftlayer import bundled_java
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, InvalidTopologyError, JavaMissingError, JobStartError
+from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.runtime.coordinator import spark_checks
 from ftlayer.runtime.coordinator.spark_checks import (
@@ -45,7 +46,9 @@ def a_layer(status: FTStatus = FTStatus.ON) -> Any:
     def client_for(spark: Any) -> Any:
         raise AssertionError("nothing may start yet")
 
-    return SimpleNamespace(status=status, stream_options=StreamOptions(), client_for=client_for)
+    return SimpleNamespace(
+        status=status, stream_options=StreamOptions(), rules=NO_RULES, client_for=client_for
+    )
 
 
 def an_environment(spark: Any, name: str = "job", parallelism: int = 2, **options: Any) -> StreamEnvironment:
