@@ -19,7 +19,7 @@ def prepare_workers(spark: Any) -> None:
     """
     # Late, or the facade would import the runtime of topologies.
     from ftlayer.runtime.coordinator.spark_checks import is_local
-    from ftlayer.runtime.coordinator.submit import is_connect
+    from ftlayer.runtime.coordinator.session import is_connect
 
     if is_connect(spark) or not is_local(spark):
         return
