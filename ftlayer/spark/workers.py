@@ -18,8 +18,8 @@ def prepare_workers(spark: Any) -> None:
     before, for a plain query of the program, stay as they are.
     """
     # Late, or the facade would import the runtime of topologies.
-    from ftlayer.runtime.coordinator.spark_checks import is_local
     from ftlayer.runtime.coordinator.session import is_connect
+    from ftlayer.runtime.coordinator.spark_checks import is_local
 
     if is_connect(spark) or not is_local(spark):
         return
