@@ -16,10 +16,10 @@ from typer.core import TyperGroup
 from ftlayer import __version__, cli_checkpoints
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError
+from ftlayer.printable import printable, printing_console
+from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ftlayer.layer.calls import RecordInfo
     from ftlayer.service.client import VertexClient
 
@@ -38,7 +38,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except FTLayerError as error:
-            typer.echo(f"ftlayer: {error}", err=True)
+            typer.echo(printable(f"ftlayer: {error}"), err=True)
             raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR) from error
 
 
@@ -131,7 +131,7 @@ def demo(
     from ftlayer.demo.run import DemoOptions, run_demo
 
     options = DemoOptions(input, kill, lines, batches, dir, keep, json, mode, engine)
-    raise typer.Exit(run_demo(options, _console()))
+    raise typer.Exit(run_demo(options, printing_console()))
 
 
 @app.command()
@@ -176,7 +176,7 @@ def serve(
         _token(token_file),
         listen,
         None if tls_cert is None else _read(tls_cert, "--tls-cert"),
-        None if tls_key is None else _read(tls_key, "--tls-key"),
+        None if tls_key is None else read_secret(tls_key, "--tls-key"),
         metrics_port,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -201,7 +201,7 @@ def inspect(
     from ftlayer.offline import inspect_vertex, stored_records
     from ftlayer.tables import print_records, print_shards
 
-    console = _console()
+    console = printing_console()
     if list_state is None:
         print_shards(console, path, inspect_vertex(path))
     else:
@@ -224,7 +224,7 @@ def explain(
     with _connect(address, token_file, root_certs) as client:
         explained = client.call(Explain(wanted))
     assert isinstance(explained, Explained)
-    print_explained(_console(), wanted, explained)
+    print_explained(printing_console(), wanted, explained)
     if not explained.known:
         raise typer.Exit(EXIT_ERROR)
 
@@ -242,7 +242,7 @@ def list_dead(
     from ftlayer.tables import print_records
 
     with _connect(address, token_file, root_certs) as client:
-        print_records(_console(), islice(_dead_letters(client), limit), f"dead letters of {address}")
+        print_records(printing_console(), islice(_dead_letters(client), limit), f"dead letters of {address}")
 
 
 @dead.command()
@@ -256,7 +256,7 @@ def show(
     from ftlayer.tables import print_record
 
     wanted = dict.fromkeys(_parsed(keys))
-    console = _console()
+    console = printing_console()
     with _connect(address, token_file, root_certs) as client:
         for record in _dead_letters(client):
             if record.key in wanted:
@@ -330,13 +330,6 @@ def parse_root(text: str) -> int:
     return root
 
 
-def _console() -> Console:
-    from rich.console import Console
-
-    # Reasons and records may have brackets in them.
-    return Console(markup=False, highlight=False)
-
-
 def _read(path: Path, option: str) -> bytes:
     try:
         return path.read_bytes()
@@ -346,12 +339,12 @@ def _read(path: Path, option: str) -> bytes:
 
 def _token(token_file: Path | None) -> str:
     if token_file is not None:
-        return _read(token_file, "--token-file").decode("utf-8", "replace").strip()
+        return read_secret(token_file, "--token-file").decode("utf-8", "replace").strip()
     token = os.environ.get("FTLAYER_TOKEN", "")
     if not token:
         raise ConfigError(
             "a vertex has a token: name the file it is in with --token-file, or set FTLAYER_TOKEN. Make one with: "
-            "python -c 'import secrets; print(secrets.token_urlsafe())' > token"
+            "python -c 'import secrets; print(secrets.token_urlsafe())' > token; chmod 600 token"
         )
     return token
 

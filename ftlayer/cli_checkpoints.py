@@ -11,6 +11,8 @@ import typer
 from typer.core import TyperGroup
 
 from ftlayer.errors import CheckpointError, ConfigError
+from ftlayer.printable import printable, printing_console
+from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -112,7 +114,7 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None
         _print_json(results)
     else:
         for result in results:
-            typer.echo(f"{result['location']}: {result['error'] or 'good'}")
+            typer.echo(printable(f"{result['location']}: {result['error'] or 'good'}"))
     if any(result["error"] for result in results):
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -138,23 +140,18 @@ def dispose(path: One, yes: Yes = False) -> None:
 
 
 def _key(key_file: Path | None) -> bytes | None:
-    if key_file is None:
-        return None
-    try:
-        return key_file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"--key-file: {key_file} cannot be read: {error.strerror}") from error
+    return None if key_file is None else read_secret(key_file, "--key-file")
 
 
 # ---------------------------------------------------------------- tables
 
 
 def _print_json(facts: Any) -> None:
-    typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+    typer.echo(printable(json.dumps(facts, indent=2, ensure_ascii=False)))
 
 
 def _print_list(path: str, rows: list[Facts]) -> None:
-    console = _console()
+    console = printing_console()
     if not rows:
         console.print(f"{path}: no checkpoints or savepoints", soft_wrap=True)
         return
@@ -180,7 +177,7 @@ def _print_list(path: str, rows: list[Facts]) -> None:
 
 
 def _print_details(facts: Facts) -> None:
-    console = _console()
+    console = printing_console()
     console.print(f"{facts['kind']} {facts['checkpoint']} of {facts['job']}", style="bold")
     lines = {
         "location": facts["location"],
@@ -244,13 +241,6 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    # Names may have brackets in them.
-    return Console(markup=False, highlight=False)
 
 
 def _bytes(count: int) -> str:

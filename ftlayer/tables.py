@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ftlayer.layer.calls import Explained, RecordInfo
 from ftlayer.offline import ShardReport
+from ftlayer.printable import printable
 from ftlayer.store.kv import TABLES
 
 MIB = 1 << 20
@@ -22,7 +23,9 @@ LONGEST_PAYLOAD = 200
 
 def print_shards(console: Console, path: Path, shards: list[ShardReport]) -> None:
     """Print what the store of a vertex holds, a column a shard."""
-    table = Table(title=Text(f"store {path}"), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table = Table(
+        title=Text(printable(f"store {path}")), title_justify="left", box=None, padding=(0, 2, 0, 0)
+    )
     table.add_column("")
     for shard in shards:
         table.add_column(shard.store.path.name, justify="right")
@@ -104,7 +107,7 @@ def print_explained(console: Console, root: int, explained: Explained) -> None:
     )
     for owed in explained.owed:
         missing = "its acknowledgement" if owed.emitted else "the event that emitted it"
-        table.add_row(f"{owed.record_id:016x}", Text(owed.operator or "unknown"), missing)
+        table.add_row(f"{owed.record_id:016x}", Text(printable(owed.operator or "unknown")), missing)
     console.print(table)
 
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from ftlayer.demo.events import BatchDone, Finished, Progress, Restarted, Started, Starting
 from ftlayer.demo.supervisor import BackAgain, Happening, Killed, WentOn
 from ftlayer.demo.tally import Tally
+from ftlayer.printable import printable
 
 REFRESHES_A_SECOND = 8
 KEPT_EVENTS = 10
@@ -111,7 +112,9 @@ class Screen:
             self._starting = ""
 
     def _say(self, sentence: str, style: str) -> None:
-        line = Text(f"[{self.seconds:5.1f} s] {sentence}", style=style, no_wrap=True, overflow="ellipsis")
+        line = Text(
+            printable(f"[{self.seconds:5.1f} s] {sentence}"), style=style, no_wrap=True, overflow="ellipsis"
+        )
         if self._live is None:
             self._console.print(line, soft_wrap=True)
         else:
@@ -125,7 +128,7 @@ class Screen:
         figures.add_row(*values.values())
         # A bar by itself does not end its line.
         bar = Padding(ProgressBar(total=self._lines, completed=min(self._tally.seen, self._lines)), 0)
-        state = Text(f"{self.seconds:5.0f} s  {self._state}", style="bold")
+        state = Text(printable(f"{self.seconds:5.0f} s  {self._state}"), style="bold")
         return Group(state, bar, figures, *self._events)
 
 

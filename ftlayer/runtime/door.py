@@ -7,6 +7,7 @@ import hmac
 from pyarrow import flight
 
 from ftlayer.errors import FTLayerError, UnauthorizedError
+from ftlayer.printable import shortened
 
 
 class JobTokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -29,7 +30,7 @@ def refusal(error: FTLayerError) -> flight.FlightError:
         if isinstance(error, UnauthorizedError)
         else flight.FlightServerError
     )
-    return kind(f"{error.code}: {error}")
+    return kind(f"{error.code}: {shortened(str(error))}")
 
 
 def any_port_of(host: str, *, tls: bool) -> flight.Location:

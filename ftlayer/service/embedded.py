@@ -163,7 +163,7 @@ class EmbeddedVertex:
                 tls_key=self._key,
             )
         )
-        with (self._path / LOG_FILE).open("ab") as log:
+        with _open_log(self._path / LOG_FILE) as log:
             process = subprocess.Popen(
                 # -P: the installed package, not a source tree that happens to be the working directory.
                 [sys.executable, "-P", "-m", "ftlayer.service"],
@@ -235,6 +235,11 @@ class EmbeddedVertex:
         code = None if self._process is None else self._process.returncode
         lines = (self._path / LOG_FILE).read_text("utf-8", "replace").splitlines()[-LOG_LINES:]
         return "\n".join([f"exit code {code}, log {self._path / LOG_FILE}:", *lines])
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """Open the log to write at its end; it quotes records, so nobody else may read it."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 
 def _end_input(process: subprocess.Popen[bytes]) -> None:

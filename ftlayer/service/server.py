@@ -31,6 +31,7 @@ from pyarrow import flight
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, UnauthorizedError
 from ftlayer.layer.calls import Reply
+from ftlayer.printable import shortened
 from ftlayer.service.rules import Answer
 from ftlayer.service.streams import frames_of
 from ftlayer.service.vertex import Vertex
@@ -63,7 +64,7 @@ def flight_error(error: FTLayerError) -> flight.FlightError:
         if isinstance(error, UnauthorizedError)
         else flight.FlightServerError
     )
-    return kind(f"{error.code}: {error}", extra_info=encode_error(error))
+    return kind(f"{error.code}: {shortened(str(error))}", extra_info=encode_error(error))
 
 
 class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, VertexError, error_for_code
 from ftlayer.layer.calls import Call, Deliverable, Envelope, MutatingCall, ReadingCall, Reply
-from ftlayer.records.failure_columns import well_formed
+from ftlayer.printable import shortened
 from ftlayer.records.packed import unpack
 from ftlayer.service.checks import check_call, check_envelope
 from ftlayer.service.codec import dataclass_codec, malformed
@@ -138,8 +138,8 @@ def encode_reply(reply: Reply, sequence: int | None = None) -> bytes:
 
 
 def encode_error(error: FTLayerError, sequence: int | None = None) -> bytes:
-    """Return the frame of an error."""
-    frame = {"error": error.code, "message": well_formed(str(error))}
+    """Return the frame of an error; what it quotes of a request is bounded (`ftlayer.printable.shortened`)."""
+    frame = {"error": error.code, "message": shortened(str(error))}
     return pack(frame if sequence is None else frame | {"sequence": sequence}, "error")
 
 

@@ -72,6 +72,7 @@ class Served:
 def served(tmp_path: Path) -> Iterator[Served]:
     token_file = tmp_path / "token"
     token_file.write_text(TOKEN + "\n")
+    token_file.chmod(0o600)
     store = tmp_path / "store"
     command = [sys.executable, "-m", "ftlayer.cli", "serve", str(store), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(
@@ -141,14 +142,26 @@ def test_an_input_that_is_not_there_is_a_usage_error_and_leaves_nothing_behind(t
 
 def test_a_token_that_is_too_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("short")
+    (tmp_path / "token").chmod(0o600)
     code, output = ftlayer("serve", tmp_path / "store", "--token-file", tmp_path / "token")
     assert code == 2
     assert "token" in output
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o660, 0o606])
+def test_a_token_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(mode)
+    for arguments in (("serve", tmp_path / "store"), ("dead", "list")):
+        code, output = ftlayer(*arguments, "--token-file", tmp_path / "token")
+        assert code == 2
+        assert f"chmod 600 {tmp_path / 'token'}" in output.replace("\n", "")
+
+
 def test_off_loopback_needs_tls(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
+    (tmp_path / "token").chmod(0o600)
     arguments = ("serve", tmp_path / "store", "--token-file", tmp_path / "token", "--listen", "0.0.0.0:0")
     code, output = ftlayer(*arguments)
     assert code == 2

@@ -327,3 +327,7 @@ def test_serve_says_what_is_wrong_with_its_address(tmp_path: Path, running: Any)
             continue  # root may listen there
         with pytest.raises(ConfigError, match="listen"):
             serve(ServeOptions(VertexOptions(tmp_path / "other"), TOKEN, listen, **certificate))
+
+
+def test_nobody_else_reads_the_log(embedded: EmbeddedVertex, tmp_path: Path) -> None:
+    assert (tmp_path / "vertex" / "vertex.log").stat().st_mode & 0o777 == 0o600

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ftlayer.notebook import NotebookLine, in_notebook
+from ftlayer.printable import printable
 from ftlayer.runtime.coordinator.job import Job
 
 # A live line is drawn this often; plain lines are for logs, and come less often (s).
@@ -40,7 +41,7 @@ class PlainLines:
 
     def show(self, text: str) -> None:
         """Print ``text``."""
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 class TerminalLine:
@@ -69,8 +70,8 @@ class TerminalLine:
 
     def show(self, text: str) -> None:
         """Draw ``text``, as it is: brackets in it are no markup."""
-        self._last = text
-        self._status.update(self._to_text(text))
+        self._last = printable(text)
+        self._status.update(self._to_text(self._last))
 
 
 def follow(job: Job, line: Line | None = None) -> Job:

@@ -183,5 +183,6 @@ def test_a_jobs_own_key_is_asked_for(make_kit: Any, made: Any, tmp_path: Path) -
     assert code == 1
     assert "CheckpointConfig(key" in output
     (tmp_path / "key").write_bytes(b"k" * 32)
+    (tmp_path / "key").chmod(0o600)
     assert ftlayer("show", location, "--key-file", tmp_path / "key")[0] == 0
     assert ftlayer("show", location, "--key-file", tmp_path / "none")[0] == 2
