@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import secrets
 import uuid
@@ -19,9 +20,10 @@ from ftlayer.functions.retry_rules import Errors
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.runtime.coordinator.control_server import ControlServer
+from ftlayer.runtime.coordinator.ended_job import EndedJob
 from ftlayer.runtime.coordinator.job import Job, JobParts
 from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
-from ftlayer.runtime.coordinator.opening import LATEST, open_checkpoints
+from ftlayer.runtime.coordinator.opening import LATEST, ended_before, open_checkpoints
 from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.coordinator.progress import follow, hide_spark_bar
 from ftlayer.runtime.coordinator.spark_checks import (
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
 # The name on a job's certificate: slots ask for it, whatever address the driver has.
 TLS_NAME = "ftlayer-job"
+
+logger = logging.getLogger(__name__)
 
 
 def default_restart() -> RestartStrategy:
@@ -189,7 +193,9 @@ class StreamEnvironment:
             stop_at_latest: readers end at the offset that is their latest now, so that the job ends.
             restore_from: barrier mode: begin with this checkpoint or savepoint, the path or URL of its directory;
                 whatever becomes of the job, it is left as it is. `LATEST`: with the latest one of this topology in
-                ``directory``, if there is any; it is subsumed by the job's own ones.
+                ``directory``, if there is any; it is subsumed by the job's own ones. Where the job has ended for good
+                (by itself, or stopped with a savepoint) nothing is run: the handle is of a job that has ended, with
+                its `Job.result`. None, or a path, begins a new run and forgets that result.
 
         Raises:
             InvalidTopologyError: the topology cannot be tracked, or cannot be sent to the slots; names the operator.
@@ -208,6 +214,10 @@ class StreamEnvironment:
                 "restore_from: there are checkpoints in barrier mode alone; give checkpointing=…"
             )
         graph = self.job_graph()
+        ended = ended_before(graph.name, self._checkpointing, restore_from)
+        if ended is not None:
+            logger.warning("%s", ended)
+            return EndedJob(ended)
         check_session(self._spark)
         if self._checkpointing is not None:
             warn_of_losses(self._builder.build())

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 
+from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from ftlayer.checkpoint.coordinator.decisions import (
     Answer,
@@ -31,6 +32,7 @@ from ftlayer.checkpoint.coordinator.decisions import (
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.opening import new_savepoint
+from ftlayer.checkpoint.storage.results import JobResult, put_result
 from ftlayer.errors import (
     CheckpointError,
     ConfigError,
@@ -129,6 +131,8 @@ class JobCheckpoints:
         self._cancelled = False
         self._close_by_s: float | None = None
         self._is_settled = True
+        self.result: JobResult | None = None
+        """How the job has ended; None before, and where there is no directory to keep it in."""
 
     # ------------------------------------------------------------ what is known
 
@@ -221,14 +225,46 @@ class JobCheckpoints:
         for _ in range(3):
             self._settle(self._io, take_events)
         self._abort_given_up(range(self._parts.graph.slots))
+        if state is JobState.ENDED:
+            self._io.do(self._keep_result)
+            self._settle(self._io, take_events)
+            if self.result is None and self._parts.config.directory is not None:
+                self._leave_all(take_events)
+                return
         ends = {JobState.ENDED: JobEnd.FINISHED, JobState.CANCELLED: JobEnd.CANCELLED}
         self._do(self._rules.over(ends.get(state, JobEnd.FAILED), _now()))
+        self._close_storage(take_events)
+        self._requests.refuse_all(f"the job is {state}")
+
+    def _close_storage(self, take_events: Callable[[], None]) -> None:
         keep = self._rules.completed
         self._cleaning.do(lambda: self._parts.storage.close(keep))
         for worker in (self._io, self._cleaning):
             self._settle(worker, take_events)
         self._cleaning.stop()
-        self._requests.refuse_all(f"the job is {state}")
+
+    def _keep_result(self) -> None:
+        """Before the checkpoints are removed: without either the job would be run again from its beginning."""
+        last = max(self._rules.completed, key=lambda each: each.checkpoint, default=None)
+        result = JobResult(
+            self._parts.graph.name,
+            self._parts.run,
+            _now().wall_ms,
+            0 if last is None else last.checkpoint,
+            last.location if last is not None and last.kind == SnapshotKind.SAVEPOINT else "",
+        )
+        put_result(self._parts.config, result)
+        self.result = None if self._parts.config.directory is None else result
+
+    def _leave_all(self, take_events: Callable[[], None]) -> None:
+        """The result could not be kept: the last checkpoint says as well that there is nothing left to do."""
+        logger.error(
+            "the result of %r could not be kept, so its last checkpoints stay where they are: started again with "
+            "restore_from='latest' it finds nothing left to do",
+            self._parts.graph.name,
+        )
+        self._close_storage(take_events)
+        self._requests.refuse_all(f"the job is {JobState.ENDED}")
 
     def when_done(self, done: Callable[[], None]) -> None:
         """Call ``done``: now, or by another thread where `close` has left something to itself, behind that."""

@@ -12,6 +12,7 @@ from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from ftlayer.checkpoint.coordinator.decisions import Decision as CheckpointDecision
 from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.errors import CheckpointError, FTLayerError, VertexError
 from ftlayer.layer.calls import Now, StreamStatus, StreamStatusCall
 from ftlayer.runtime.coordinator.checkpointing import JobCheckpoints
@@ -93,6 +94,11 @@ class Job(JobThread):
         self._until_running(timeout)
         self._raise()
         return self.state.is_up
+
+    @property
+    def result(self) -> JobResult | None:
+        """How the job has ended, as it is kept with its checkpoints; None before, in acker mode, and in memory."""
+        return None if self._checkpoints is None else self._checkpoints.result
 
     def checkpoints(self) -> tuple[CheckpointStats, ...]:
         """Return the checkpoints and savepoints under way, and the last 100 others, the latest first."""

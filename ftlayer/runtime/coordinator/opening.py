@@ -18,6 +18,7 @@ from ftlayer.checkpoint.storage.opening import (
     pieces_directory,
     storage_key,
 )
+from ftlayer.checkpoint.storage.results import JobResult, find_result, forget_result
 from ftlayer.errors import CheckpointDamagedError, ConfigError
 from ftlayer.runtime.coordinator.committing import Committer, resealed
 from ftlayer.runtime.coordinator.compatibility import edge_infos, operator_infos
@@ -35,6 +36,16 @@ SPARE = 3
 latest is damaged."""
 
 logger = logging.getLogger(__name__)
+
+
+def ended_before(name: str, config: CheckpointConfig | None, restore_from: str | None) -> JobResult | None:
+    """Return how a job has ended that is to go on where it was; None: there is something to do, or to begin.
+
+    Raises as `find_result`.
+    """
+    if config is None or restore_from != LATEST:
+        return None
+    return find_result(config, name)
 
 
 def open_checkpoints(
@@ -78,6 +89,9 @@ def open_checkpoints(
         # A checkpoint that a user names is the user's.
         claimed=restore_from == LATEST,
     )
+    if restore_from != LATEST:
+        # This is a new run, and asked for as such.
+        forget_result(config, graph.name)
     committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
     parts = CheckpointParts(graph, config, run, rules, storage, committer)
     return parts, CheckpointPlan(config, run, key)

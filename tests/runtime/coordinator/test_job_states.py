@@ -14,15 +14,25 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import CheckpointError
+from ftlayer.errors import (
+    CheckpointDamagedError,
+    CheckpointError,
+    CheckpointStorageError,
+    ConfigError,
+)
 from ftlayer.restart import NoRestart
+from ftlayer.runtime.coordinator import checkpointing
 from ftlayer.runtime.coordinator.events import JobState
 from ftlayer.runtime.coordinator.job import Job, JobParts
-from ftlayer.runtime.coordinator.opening import open_checkpoints
+from ftlayer.runtime.coordinator.opening import LATEST, open_checkpoints
+from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.messages import (
     Cancel,
+    DataEnded,
     Deploy,
+    EndTasks,
     Hello,
+    SlotEnded,
     SubtaskAcked,
     TasksStarted,
     TriggerCheckpoint,
@@ -52,18 +62,23 @@ class Writer(DataSourceStreamWriter):
 
 
 class Played:
-    """A job of one slot, whose instance does what it is told; it starts its tasks when it is let."""
+    """A job of one slot, whose instance does what it is told; it starts its tasks when it is let.
 
-    def __init__(self, directory: Path, *, starts: bool = True) -> None:
+    ``bounded``: its source ends at once.
+    """
+
+    def __init__(self, directory: Path, *, starts: bool = True, bounded: bool = False) -> None:
         source = Source("numbers", IterableSource((range(3).__iter__,)), ID)
         vertices = (JobVertex("numbers", (source, Sink("out", WriterSink(Writer(), 1, 1), ID)), 1),)
         graph = JobGraph("played", vertices, (), tracked=False, max_parallelism=12)
         config = CheckpointConfig(
-            interval="1ms", directory=str(directory), retention=Retention.RETAIN_ON_CANCELLATION
+            interval=None if bounded else "1ms",
+            directory=str(directory),
+            retention=Retention.RETAIN_ON_CANCELLATION,
         )
         self.job = Job("played-1")
         checkpoints, plan = open_checkpoints(graph, config, "played-1", None)
-        self._key, self._starts = plan.key, starts
+        self._key, self._starts, self._bounded = plan.key, starts, bounded
         self.triggered: list[int] = []
         self._deployed = threading.Event()
         self.over = Mock()
@@ -86,6 +101,8 @@ class Played:
         """Let the tasks begin that the job has told to."""
         assert self._deployed.wait(WAIT_S)
         self._say(TasksStarted())
+        if self._bounded:
+            self._say(DataEnded("numbers", 0))
 
     def _say(self, message: Any) -> None:
         self.job.slot_said(0, "a", message)
@@ -101,6 +118,9 @@ class Played:
                 number = barrier.checkpoint
                 made = Committable("out", seal(WriterCommitMessage(), self._key), number)
                 self._say(SubtaskAcked(number, SubtaskSnapshot("numbers", 0, committables=(made,))))
+            case EndTasks():
+                self._say(SlotEnded())
+                self.job.spark_job_ended(0, 1, None)
             case Cancel():
                 self.job.spark_job_ended(0, 1, None)
 
@@ -157,6 +177,78 @@ def test_a_slow_commit_does_not_hold_a_cancellation_up(tmp_path: Path) -> None:
     MAY_COMMIT.set()
     assert freed.wait(WAIT_S)
     assert COMMITS == [1]
+
+
+def started_again(directory: Path, restore_from: str | None) -> Job:
+    env = StreamEnvironment(None, name="played", checkpointing=CheckpointConfig(directory=str(directory)))
+    env.source([1, 2, 3], "id bigint").sink(print)
+    return env.execute_async(restore_from=restore_from)
+
+
+def test_a_job_that_has_ended_is_not_run_again_by_whoever_restarts_its_program(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    MAY_COMMIT.set()
+    first = Played(tmp_path, bounded=True).job
+    assert first.wait(WAIT_S)
+    assert COMMITS == [1]
+    assert not list(tmp_path.rglob("_metadata"))
+
+    # There is no session in this program: nothing may be started.
+    again = started_again(tmp_path, LATEST)
+    assert again.state is JobState.ENDED
+    assert again.wait(0)
+    assert again.drain(0)
+    assert again.cancel(0)
+    assert again.wait_until_running(0)
+    assert again.name == "played"
+    assert again.status().line().startswith("played: ended")
+    assert again.checkpoints() == ()
+    assert again.result == first.result
+    assert again.result is not None
+    assert (again.result.run, again.result.checkpoint, again.result.savepoint) == ("played-1", 1, "")
+    assert "restore_from=None runs it anew" in caplog.text
+    with pytest.raises(CheckpointError, match="topology 'played' ended at"):
+        again.savepoint(str(tmp_path))
+
+    # A new run is asked for: that it had ended before means nothing any more.
+    with pytest.raises(ConfigError, match="expected a SparkSession"):
+        started_again(tmp_path, None)
+    second = Played(tmp_path, starts=False).job
+    with pytest.raises(ConfigError, match="expected a SparkSession"):
+        started_again(tmp_path, LATEST)
+    assert second.cancel(WAIT_S)
+    assert second.result is None
+
+
+def test_the_result_of_a_job_that_was_stopped_with_a_savepoint_names_it(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    where = Played(tmp_path / "c").job.stop_with_savepoint(str(tmp_path / "s"), WAIT_S)
+    result = started_again(tmp_path / "c", LATEST).result
+    assert result is not None
+    assert result.savepoint == where
+    assert f"restore_from={where!r} goes on from there" in str(result)
+
+
+def test_checkpoints_stay_where_the_result_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(config: Any, result: Any) -> None:
+        raise CheckpointStorageError("it is full")
+
+    monkeypatch.setattr(checkpointing, "put_result", full)
+    MAY_COMMIT.set()
+    job = Played(tmp_path, bounded=True).job
+    assert job.wait(WAIT_S)
+    assert job.state is JobState.ENDED
+    assert len(list(tmp_path.rglob("_metadata"))) == 1
+
+
+def test_a_result_that_cannot_be_read_is_no_reason_to_run_again(tmp_path: Path) -> None:
+    (tmp_path / "played").mkdir()
+    (tmp_path / "played" / "_result").write_text("{")
+    with pytest.raises(CheckpointDamagedError, match=r"_result is not a job's result"):
+        started_again(tmp_path, LATEST)
 
 
 def test_a_quick_end_frees_the_name_before_the_job_is_over(tmp_path: Path) -> None:

@@ -1,0 +1,77 @@
+"""How jobs have ended, kept where their checkpoints were: so that one that is started again does not do all anew."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.layout import RESULT, job_directory, join
+from ftlayer.errors import CheckpointDamagedError
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """A job in barrier mode that has ended by itself, or was stopped with a savepoint.
+
+    Attributes:
+        name: of the topology.
+        run: unique name of the execution that has ended.
+        ended_ms: when, in ms since 1970.
+        checkpoint: the last one that was completed and committed.
+        savepoint: where the savepoint lies that the job was stopped with, "" for none.
+    """
+
+    name: str
+    run: str
+    ended_ms: int
+    checkpoint: int
+    savepoint: str = ""
+
+    def __str__(self) -> str:
+        """Return it in a sentence, with what to do for a new run."""
+        ended = datetime.fromtimestamp(self.ended_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        how = f"was stopped with savepoint {self.savepoint}" if self.savepoint else "ended"
+        goes_on = f"restore_from={self.savepoint!r} goes on from there; " if self.savepoint else ""
+        return (
+            f"topology {self.name!r} {how} at {ended} (run {self.run}, checkpoint {self.checkpoint}), and everything "
+            f"is committed: restore_from='latest' finds nothing left to do. {goes_on}restore_from=None runs it anew "
+            "from the beginning, and so does another name"
+        )
+
+
+def put_result(config: CheckpointConfig, result: JobResult) -> None:
+    """Keep a job's result; without a directory there is no place for it. Raises `CheckpointStorageError`."""
+    if config.directory is not None:
+        _files(config.directory, result.name).publish(RESULT, json.dumps(asdict(result)).encode())
+
+
+def find_result(config: CheckpointConfig, name: str) -> JobResult | None:
+    """Return the result of the last run of a job; None: it has not ended, or a new run was begun since.
+
+    Raises `CheckpointStorageError`, and `CheckpointDamagedError` for what is no result.
+    """
+    if config.directory is None:
+        return None
+    files = _files(config.directory, name)
+    if files.size(RESULT) is None:
+        return None
+    try:
+        return JobResult(**json.loads(files.read(RESULT)))
+    except (ValueError, TypeError) as error:
+        raise CheckpointDamagedError(
+            f"{join(files.url, RESULT)} is not a job's result ({error}): whether {name!r} has ended is not known. "
+            "Remove the file to have the job go on from its latest checkpoint, or begin anew where there is none"
+        ) from error
+
+
+def forget_result(config: CheckpointConfig, name: str) -> None:
+    """A new run begins."""
+    if config.directory is not None:
+        _files(config.directory, name).delete(RESULT)
+
+
+def _files(directory: str, name: str) -> Files:
+    return open_files(job_directory(directory, name))
