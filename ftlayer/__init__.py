@@ -10,6 +10,7 @@ from ftlayer.machine import ensure_java_for_sessions
 from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 if TYPE_CHECKING:
+    from ftlayer.dead_letters.letter import DeadLetter
     from ftlayer.functions.context import Context
     from ftlayer.functions.current import CurrentRecord, current_record
     from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
@@ -32,6 +33,7 @@ __all__ = [
     "CoProcessFunction",
     "Context",
     "CurrentRecord",
+    "DeadLetter",
     "ExponentialDelay",
     "FTLayer",
     "FTLayerError",
@@ -63,6 +65,7 @@ _MODULES = {
     "CoProcessFunction": "ftlayer.functions.process",
     "Context": "ftlayer.functions.context",
     "CurrentRecord": "ftlayer.functions.current",
+    "DeadLetter": "ftlayer.dead_letters.letter",
     "FTLayer": "ftlayer.spark.facade",
     "Job": "ftlayer.runtime.coordinator.job",
     "JobState": "ftlayer.runtime.coordinator.events",

@@ -1,19 +1,20 @@
-"""Dead letters go back to work or go for ever."""
+"""Dead letters go back to work or go for ever; and how far their readers have come."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from ftlayer.layer.calls import Changed, Now, Purge, Requeue
+from ftlayer.layer.calls import Changed, Cursor, GetCursor, Now, Purge, PutCursor, Requeue
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
-from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.streams import get_cursor, put_cursor, put_died_ms
 
 
 class DeadLetters:
-    """`Requeue` and `Purge`. Keys that are not there are passed over: somebody was faster."""
+    """`Requeue`, `Purge`, `PutCursor` and `GetCursor`. Keys that are not there are passed over: somebody was faster."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -36,6 +37,16 @@ class DeadLetters:
         self._state.counters.purged += len(purged)
         return Changed(len(purged))
 
+    def put_cursor(self, txn: WriteTransaction, call: PutCursor) -> Cursor:
+        """Note how far a reader of dead letters has come."""
+        put_cursor(txn, self._state.stream(call.stream).number, call.reader, call.position)
+        return Cursor(call.position)
+
+    def cursor(self, txn: ReadTransaction, call: GetCursor) -> Cursor:
+        """Return how far a reader has come; of a stream that nobody has declared, to nothing."""
+        stream = self._state.find_stream(call.stream)
+        return Cursor(b"" if stream is None else get_cursor(txn, stream.number, call.reader))
+
     def _take(self, txn: WriteTransaction, key: bytes) -> tuple[Stream, FailedRecord] | None:
         record = failed.get(txn, FailedTable.DEAD, key)
         if record is None:
@@ -43,4 +54,7 @@ class DeadLetters:
         txn.delete(FailedTable.DEAD, key)
         stream = self._state.numbers[failed.stream_of(key)]
         stream.dead -= 1
+        if failed.time_of(key) > stream.gone_ms:
+            stream.gone_ms = failed.time_of(key)
+            put_died_ms(txn, stream.number, stream.gone_ms)
         return stream, record

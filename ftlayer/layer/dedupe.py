@@ -27,6 +27,7 @@ from ftlayer.layer.calls import (
     Accepted,
     Changed,
     Committed,
+    Cursor,
     Envelope,
     QueryOpened,
     RecordBatches,
@@ -50,6 +51,7 @@ _DURABLE: dict[type[Any], tuple[str, ...]] = {
     Sealed: ("waiting", "dead"),
     Committed: ("again",),
     Changed: ("count",),
+    Cursor: ("position",),
 }
 _KINDS = tuple(_DURABLE)
 

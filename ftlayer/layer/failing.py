@@ -77,7 +77,9 @@ class Failing:
         if retry and (cause.after_ms or 0) > stream.longest_pause_ms:
             stream.asked_pause_ms = cause.after_ms or 0
             put_asked_pause_ms(txn, stream.number, stream.asked_pause_ms)
-        time_ms = retry.not_before_ms if retry else now.wall_ms
+        if retry is None:
+            stream.died_ms = max(stream.died_ms, now.wall_ms)
+        time_ms = retry.not_before_ms if retry else stream.died_ms
         key = failed.key_of(stream.number, time_ms, self._state.new_serial())
         if retry is None:
             failed.put(txn, FailedTable.DEAD, key, record)

@@ -59,7 +59,7 @@ from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, Write
 INTAKE = (calls.Persist, calls.Ingest, calls.Seal, calls.Reseal)
 """Calls that add records: for ``store.write(intake=True)``."""
 
-_DURABLE = (*INTAKE, calls.OpenQuery, calls.Commit, calls.Requeue, calls.Purge)
+_DURABLE = (*INTAKE, calls.OpenQuery, calls.Commit, calls.Requeue, calls.Purge, calls.PutCursor)
 _PASSING = (calls.Fail, calls.TakeReplays, calls.Recall)
 _MEMORY_ONLY = (calls.Xor, calls.Touch)
 
@@ -189,6 +189,8 @@ class FTLayerCore:
                 return self._status.of_streams(txn, call, now)
             case calls.ListRecords():
                 return self._listing.records(txn, call)
+            case calls.GetCursor():
+                return self._dead_letters.cursor(txn, call)
             case calls.Explain():
                 return self._explain(call.root)
             case calls.Stats():
@@ -306,6 +308,8 @@ class FTLayerCore:
                 return self._batches.commit(txn, call, now), None
             case calls.Requeue():
                 return self._dead_letters.requeue(txn, call, now), None
+            case calls.PutCursor():
+                return self._dead_letters.put_cursor(txn, call), None
             case calls.Purge():
                 return self._dead_letters.purge(txn, call), None
         raise MalformedRequestError(f"{type(call).__name__} is no changing call")

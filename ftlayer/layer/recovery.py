@@ -14,7 +14,7 @@ from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction
 from ftlayer.store.segments import Kind
-from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds
+from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, get_died_ms
 
 
 def recover(state: State, txn: ReadTransaction) -> None:
@@ -25,11 +25,14 @@ def recover(state: State, txn: ReadTransaction) -> None:
         stream.logged = bounds.next - bounds.committed
         stream.offered = bounds.committed
         stream.asked_pause_ms = get_asked_pause_ms(txn, stream.number)
+        stream.died_ms = stream.gone_ms = get_died_ms(txn, stream.number)
         state.add_stream(stream)
     for key, _ in txn.scan(FailedTable.WAITING):
         _stream(state, failed.stream_of(key)).waiting += 1
     for key, _ in txn.scan(FailedTable.DEAD):
-        _stream(state, failed.stream_of(key)).dead += 1
+        stream = _stream(state, failed.stream_of(key))
+        stream.dead += 1
+        stream.died_ms = max(stream.died_ms, failed.time_of(key))
     for sequence, head in state.segments.heads(txn):
         state.next_segment = sequence + 1
         if head.kind is not Kind.TRACKED:

@@ -20,7 +20,8 @@ class Stream:
     ``due`` are rows of tracked segments that nobody works on: after a restart, recalled, or registered under a
     root that was taken. ``offered`` is the offset up to which the query was told of deliveries. ``asked_pause_ms`` is
     the longest pause that a failure has asked for itself. ``done`` counts the rows in flight that completed since the
-    vertex's start.
+    vertex's start. ``died_ms`` is the time in the last dead letter's key, ``gone_ms`` that of the last one that is
+    gone: keys only ascend, whatever the wall clock does, so that a reader misses none behind its position.
     """
 
     name: str
@@ -34,6 +35,8 @@ class Stream:
     done: int = 0
     offered: int = 0
     asked_pause_ms: int = 0
+    died_ms: int = 0
+    gone_ms: int = 0
     due: deque[tuple[int, I64]] = field(default_factory=deque)
     due_rows: int = 0
 

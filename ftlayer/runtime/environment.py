@@ -117,6 +117,8 @@ class StreamEnvironment:
         self._options = TopologyOptions() if options is None else options
         status = FTStatus.OFF if layer is None else layer.status
         self._builder = GraphBuilder(name, parallelism=parallelism, status=status)
+        if layer is not None:
+            self._builder.open_letters = lambda streams: layer.dead_letter_reader(spark, *streams)
 
     @property
     def name(self) -> str:
@@ -246,6 +248,7 @@ class StreamEnvironment:
             if vertex is not None:
                 _check_reachable(place, vertex.client)
                 vertex.open()
+                self._watch_dead(vertex)
         except BaseException:
             server.close()
             raise
@@ -276,6 +279,11 @@ class StreamEnvironment:
             )
         )
         return job
+
+    def _watch_dead(self, vertex: JobVertexCalls) -> None:
+        assert self._layer is not None
+        for stream in vertex.streams:
+            self._layer.watch_dead(stream)
 
     def _open_door(
         self,

@@ -72,6 +72,11 @@ def check_call(call: Call) -> None:
             _check_verdict(call)
         case calls.QueryStatusCall():
             check_name(call.query, "QueryStatusCall.query")
+        case calls.PutCursor() | calls.GetCursor():
+            check_name(call.stream, f"{type(call).__name__}.stream")
+            check_name(call.reader, f"{type(call).__name__}.reader")
+            if isinstance(call, calls.PutCursor) and len(call.position) > MAX_NAME_BYTES:
+                raise MalformedRequestError(f"PutCursor.position: expected {MAX_NAME_BYTES} bytes at most")
         case calls.ListRecords():
             if call.state not in LIST_STATES:
                 raise MalformedRequestError(

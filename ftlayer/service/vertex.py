@@ -92,6 +92,8 @@ class Vertex:
                 self._shards[shard].submit(call, envelope, answer)
             case calls.Ingest() | calls.TakeReplays() | calls.Deliverable() | calls.ReadDeliveries():
                 self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
+            case calls.PutCursor() | calls.GetCursor():
+                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
             case calls.Recall() | calls.StreamStatusCall():
                 self._of_one_job(call, envelope, answer)
             case calls.OpenStream():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,8 @@ from ftlayer.checks import (
     shown,
 )
 from ftlayer.config import FTStatus, VertexOptions
+from ftlayer.dead_letters.announcer import Announcer
+from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.layer.calls import (
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from ftlayer.dead_letters.reader import DeadLetterReader
+
 BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")
 MAX_ROWS = 100_000
 
@@ -61,6 +65,7 @@ class FTLayer:
         strict: bool = True,
         max_rows: int = MAX_ROWS,
         rules: RetryRules = NO_RULES,
+        on_dead: Callable[[DeadLetter], object] | None = None,
     ) -> None:
         """Use `embedded` or `connect` instead."""
         self._vertex_options = vertex if isinstance(vertex, VertexOptions) else None
@@ -69,6 +74,10 @@ class FTLayer:
         self._host = "127.0.0.1"
         self.stream_options = options
         self.rules = rules
+        if on_dead is not None and not callable(on_dead):
+            raise ConfigError(f"on_dead: expected a function of a dead letter, got {on_dead!r}")
+        self._on_dead = on_dead
+        self._announcer: Announcer | None = None
         self.status = member(status, "status", FTStatus)
         check_bool(strict, "strict")
         self.strict = strict
@@ -91,6 +100,7 @@ class FTLayer:
         status: FTStatus = FTStatus.ON,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        on_dead: Callable[[DeadLetter], object] | None = None,
         **vertex: Any,
     ) -> FTLayer:
         """Keep the vertex as a child process of this driver, with its store in ``path``.
@@ -110,6 +120,8 @@ class FTLayer:
                 that says yes or no. Whatever else is raised makes a dead letter at once.
             dead_on: the failures that are not, asked before ``retry_on``. A source and an operator may have rules of
                 their own; the narrowest that says something decides.
+            on_dead: called in this program, in a thread of its own, with each dead letter (`DeadLetter`) of the queries
+                and topologies that it runs: at least once each, in the order of their death; see `watch_dead`.
             vertex: further fields of `ftlayer.config.VertexOptions` (durability, max_store_bytes, …).
 
         Raises `ConfigError` naming the option. The vertex starts with the first query that needs it.
@@ -119,7 +131,15 @@ class FTLayer:
         buckets = vertex_options.timeout_buckets
         options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending, buckets)
         rules = rules_of(retry_on, dead_on, "FTLayer.embedded")
-        return cls(vertex_options, options, status=status, strict=strict, max_rows=max_rows, rules=rules)
+        return cls(
+            vertex_options,
+            options,
+            status=status,
+            strict=strict,
+            max_rows=max_rows,
+            rules=rules,
+            on_dead=on_dead,
+        )
 
     @classmethod
     @known_options
@@ -139,6 +159,7 @@ class FTLayer:
         status: FTStatus = FTStatus.ON,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        on_dead: Callable[[DeadLetter], object] | None = None,
     ) -> FTLayer:
         """Use a vertex that ``ftlayer serve`` runs; arguments as in `embedded` and `VertexClient`."""
         options = _stream_options(
@@ -146,7 +167,9 @@ class FTLayer:
         )
         rules = rules_of(retry_on, dead_on, "FTLayer.connect")
         client = VertexClient(address, token, root_certs=root_certs, client_id="driver")
-        return cls(client, options, status=status, strict=strict, max_rows=max_rows, rules=rules)
+        return cls(
+            client, options, status=status, strict=strict, max_rows=max_rows, rules=rules, on_dead=on_dead
+        )
 
     def __enter__(self) -> FTLayer:
         return self
@@ -214,7 +237,12 @@ class FTLayer:
         return self.client.root_certs
 
     def close(self) -> None:
-        """Stop an embedded vertex; what it holds stays in its store. Stop the queries first."""
+        """Stop an embedded vertex; what it holds stays in its store. Stop the queries first.
+
+        Tells ``on_dead`` what it was not told yet, for up to ten seconds.
+        """
+        if self._announcer is not None:
+            self._announcer.close()
         if self._client is not None:
             self._client.close()
         if self._embedded is not None:
@@ -342,6 +370,48 @@ class FTLayer:
     def list_dead(self) -> Iterator[RecordInfo]:
         """List dead letters without Spark."""
         return list_records(self.client, "dead")
+
+    def dead_letter_stream(self, spark: SparkSession, *streams: str) -> DataFrame:
+        """Return the dead letters of streams as a streaming DataFrame: those that are there, then those to come.
+
+        An ordinary one: write it anywhere, or wrap it with `source`. Its position is in the checkpoint of the query
+        that reads it; each letter comes at least once, unless it was requeued or purged before. Columns:
+        `ftlayer.dead_letters.schema.LETTER_SCHEMA`. `TrackedStream.dead_letters` and `DataStream.dead_letters` name
+        the streams by themselves.
+        """
+        from ftlayer.dead_letters.reader import FORMAT, DeadLetterSource
+
+        if not streams:
+            raise ConfigError("dead_letter_stream: name one stream or more, '<query>/<source>'")
+        client = self.client_for(spark)
+        spark.dataSource.register(DeadLetterSource)
+        options = {"address": client.address, "token": client.token, "streams": "\n".join(streams)}
+        if client.root_certs:
+            options["root_certs"] = client.root_certs.decode()
+        return spark.readStream.format(FORMAT).options(**options).load()
+
+    def dead_letter_reader(self, spark: SparkSession, *streams: str) -> DeadLetterReader:
+        """Return a source of the dead letters of streams, for a topology's `StreamEnvironment.source`."""
+        from ftlayer.dead_letters.reader import DeadLetterReader
+
+        return DeadLetterReader(self._another_client(self.client_for(spark), "dead-letters"), streams)
+
+    def watch_dead(self, stream: str) -> None:
+        """Have ``on_dead`` told of a stream's dead letters; queries and topologies do so when they start.
+
+        Those that were never told come first. How far the callback has come is kept in the vertex, for each stream:
+        of two programs with one stream, both are told some. A callback that raises is called again with the same
+        letter, after a pause of 1 s that doubles up to a minute; the failure is logged. Does nothing without
+        ``on_dead``.
+        """
+        if self._on_dead is None:
+            return
+        if self._announcer is None:
+            self._announcer = Announcer(self._another_client(self.client, "on-dead"), self._on_dead)
+        self._announcer.watch(stream)
+
+    def _another_client(self, client: VertexClient, label: str) -> VertexClient:
+        return VertexClient(client.address, client.token, root_certs=client.root_certs, client_id=label)
 
     def requeue(self, keys: Iterable[str | bytes]) -> int:
         """Give dead letters (by their ``key``) their attempts back; return how many there were."""

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
-from ftlayer.functions.conversion import records_of
-from ftlayer.functions.steps import Record
+from ftlayer.dead_letters.letter import json_text, shown_record
 from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList
-from ftlayer.spark.row_digests import raw_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,27 +62,8 @@ def record_row(info: RecordInfo) -> tuple[Any, ...]:
         info.operator,
         info.traceback,
         [(at(when), reason, operator) for when, reason, operator in info.history],
-        json.dumps(_shown(info.payload), default=_text, ensure_ascii=False),
+        json.dumps(shown_record(info.payload), default=json_text, ensure_ascii=False),
     )
-
-
-def _shown(payload: pa.RecordBatch) -> Record:
-    """Return the one row of ``payload``; a column that Python cannot hold as its bytes or number."""
-    (record,) = records_of(payload)
-    if not isinstance(record, Exception):
-        return record
-    shown: Record = {}
-    for name, column in zip(payload.schema.names, payload.columns, strict=True):
-        (value,) = records_of(pa.RecordBatch.from_arrays([column], [name]))
-        shown[name] = (
-            column.view(raw_type(column.type))[0].as_py() if isinstance(value, Exception) else value[name]
-        )
-    return shown
-
-
-def _text(value: object) -> str:
-    """Return what JSON has no form for as text; bytes as text where they are some."""
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _signed(value: int) -> int:

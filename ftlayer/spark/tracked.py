@@ -11,6 +11,7 @@ from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record
 from ftlayer.spark.delivery_source import arrow_schema
+from ftlayer.spark.ingest import stream_of_ingest
 from ftlayer.spark.plain import transform_plain
 from ftlayer.spark.plan_checks import (
     check_columns,
@@ -232,6 +233,22 @@ class TrackedStream:
             )
         return TrackedWriter(self, checkpoint, name or self.source.name).to_query(function, carrier)
 
+    def dead_letters(self, checkpoint: str = "") -> DataFrame:
+        """Return the dead letters of this source as a streaming DataFrame (`FTLayer.dead_letter_stream`).
+
+        ``checkpoint`` is that of the query whose records they were; an ingest needs none, its name says it. Raises
+        `ConfigError` without it, `CheckpointMismatchError` for one of another source.
+        """
+        from ftlayer.spark.checkpoint import CheckpointDirectory
+
+        if self.source.ingest:
+            query = ""
+        elif not checkpoint:
+            raise ConfigError("dead_letters: checkpoint: give that of the query whose dead letters are meant")
+        else:
+            query = CheckpointDirectory(self._spark, checkpoint).claim(self.source.name).query
+        return self.layer.dead_letter_stream(self._spark, stream_of_source(self.source, query))
+
     # ------------------------------------------------------------ recording
 
     def stage_schemas(self) -> tuple[StructType, ...]:
@@ -269,6 +286,11 @@ class TrackedStream:
             uid = f"{uid}-{len(self.steps)}"
         check_unique(self.steps, uid)
         return uid
+
+
+def stream_of_source(source: SourceSpec, query: str) -> str:
+    """Return the name under which the vertex keeps a source's records for a query."""
+    return stream_of_ingest(source.ingest) if source.ingest else f"{query}/{source.name}"
 
 
 def struct_of(schema: StructType | str, uid: str) -> StructType:

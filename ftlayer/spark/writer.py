@@ -12,7 +12,6 @@ from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatus
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
-from ftlayer.spark.ingest import stream_of_ingest
 from ftlayer.spark.plain import plain_rows
 from ftlayer.spark.plan_checks import all_nullable, check_functions, with_source_ft
 from ftlayer.spark.protocol import Batches
@@ -21,6 +20,7 @@ from ftlayer.spark.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.sinks import EmitSink, FunctionSink, Sink, WriterSink, stream_writer
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.steps import plan_stages
+from ftlayer.spark.tracked import stream_of_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -140,8 +140,9 @@ class TrackedWriter:
         source = self._stream.source
         directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
         mark = directory.claim(source.name)
-        stream = stream_of_ingest(source.ingest) if source.ingest else f"{mark.query}/{source.name}"
+        stream = stream_of_source(source, mark.query)
         client = self._stream.layer.client
+        self._stream.layer.watch_dead(stream)
 
         def start(handle: TrackedQuery) -> StreamingQuery:
             return self._start_run(handle, directory, mark, stream)

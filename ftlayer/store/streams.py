@@ -17,6 +17,7 @@ from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import pack, unpack
 
 _STREAM, _BOUNDS, _POSITION, _PAUSE = b"stream/", b"bounds/", b"position/", b"pause/"
+_DIED, _CURSOR = b"died/", b"cursor/"
 _BOUNDS_FORMAT = struct.Struct(">QQQ")
 
 
@@ -120,6 +121,28 @@ def get_asked_pause_ms(txn: ReadTransaction, stream: int) -> int:
 def put_asked_pause_ms(txn: WriteTransaction, stream: int, pause_ms: int) -> None:
     """Store the longest pause that a failure in a stream has asked for."""
     txn.put("meta", _PAUSE + stream.to_bytes(4, "big"), pause_ms.to_bytes(8, "big"))
+
+
+def get_died_ms(txn: ReadTransaction, stream: int) -> int:
+    """Return the time (Unix, ms) in the key of the last of a stream's dead letters that are gone; 0: none is."""
+    value = txn.get("meta", _DIED + stream.to_bytes(4, "big"))
+    return 0 if value is None else int.from_bytes(value, "big")
+
+
+def put_died_ms(txn: WriteTransaction, stream: int, time_ms: int) -> None:
+    """Store the time in the key of the last of a stream's dead letters that are gone."""
+    txn.put("meta", _DIED + stream.to_bytes(4, "big"), time_ms.to_bytes(8, "big"))
+
+
+def get_cursor(txn: ReadTransaction, stream: int, reader: str) -> bytes:
+    """Return how far a reader has read a stream's dead letters, in its own words; b"" before the first."""
+    value = txn.get("meta", _CURSOR + b"%08x/" % stream + reader.encode())
+    return b"" if value is None else bytes(value)
+
+
+def put_cursor(txn: WriteTransaction, stream: int, reader: str, position: bytes) -> None:
+    """Store how far a reader has read."""
+    txn.put("meta", _CURSOR + b"%08x/" % stream + reader.encode(), position)
 
 
 def put_entry(txn: WriteTransaction, stream: int, entry: LogEntry) -> None:

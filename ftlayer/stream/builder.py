@@ -11,17 +11,20 @@ import pyarrow as pa
 
 from ftlayer.checks import check_instance, member
 from ftlayer.config import FTStatus
-from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.dead_letters.schema import LETTER_SCHEMA
+from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import Errors, rules_of
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.stream.checks import check_columns, check_graph, check_operator, check_parallelism
 from ftlayer.stream.connectors import Options, ParseSchema, Schema, open_source
 from ftlayer.stream.ddl import parse_ddl
+from ftlayer.stream.facts import emits_roots, outputs_of
 from ftlayer.stream.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.stream.iterations import TAIL, circle_error, closed_twice
+from ftlayer.stream.job_graph import stream_name
 from ftlayer.stream.names import check_job_name, check_name, kind_of
-from ftlayer.stream.operators import IterationTail, Operator, Source
+from ftlayer.stream.operators import IterableSource, IterationTail, Operator, ReaderSource, Source
 from ftlayer.stream.streams import DataStream, Leg
 
 
@@ -57,6 +60,8 @@ class GraphBuilder:
         self._edges: list[tuple[Leg, int, int]] = []
         self._closed: dict[int, tuple[Leg, ...]] = {}  # what is fed back, by the head's place
         self._kinds: Counter[str] = Counter()
+        self._letters: dict[int, tuple[Leg, ...]] = {}  # whose dead letters a source has, by its place
+        self.open_letters: Callable[[Sequence[str]], Any] | None = None
 
     def source(
         self,
@@ -108,6 +113,20 @@ class GraphBuilder:
             retry=retry,
         )
         return DataStream(self, (Leg(node),), known)
+
+    def dead_letters(self, legs: tuple[Leg, ...], uid: str | None) -> DataStream:
+        """Begin a stream of the dead letters of what ``legs`` derive from; see `DataStream.dead_letters`."""
+        if self.open_letters is None:
+            raise UnsupportedError(
+                "dead_letters: a topology has dead letters where its records are tracked: in a StreamEnvironment with "
+                "layer=FTLayer…"
+            )
+        # Which streams these are is known when the graph is built: uids may change until then.
+        nothing = IterableSource(((list),))
+        node = self.add(lambda uid: Source(uid, nothing, LETTER_SCHEMA), [], uid=uid, parallelism=1)
+        if self.status is FTStatus.ON:
+            self._letters[node] = legs
+        return DataStream(self, (Leg(node),), LETTER_SCHEMA)
 
     def build(self) -> StreamGraph:
         """Return the graph, checked: see `check_graph` for what is raised."""
@@ -201,7 +220,26 @@ class GraphBuilder:
                 StreamEdge(nodes[leg.node].uid, tail.uid, 0, leg.partitioner, leg.tag) for leg in feedback
             )
             edges.append(StreamEdge(tail.uid, head.uid, 0, Forward(), feedback=True))
-        return StreamGraph(self.name, tuple(nodes), tuple(edges))
+        graph = StreamGraph(self.name, tuple(nodes), tuple(edges))
+        return replace(graph, nodes=self._with_letters(graph)) if self._letters else graph
+
+    def _with_letters(self, graph: StreamGraph) -> tuple[StreamNode, ...]:
+        """Let each source of dead letters read the streams that it is meant for."""
+        nodes = list(graph.nodes)
+        for place, legs in self._letters.items():
+            ends = {nodes[leg.node].uid for leg in legs}
+            streams = [
+                stream_name(graph.name, node.uid, tag)
+                for node in graph.nodes
+                if emits_roots(node.operator) and (node.uid in ends or graph.behind(node.uid) & ends)
+                for tag in outputs_of(node.operator)
+            ]
+            operator = nodes[place].operator
+            assert self.open_letters is not None
+            assert isinstance(operator, Source)
+            connector = ReaderSource(self.open_letters(streams))
+            nodes[place] = replace(nodes[place], operator=replace(operator, connector=connector))
+        return tuple(nodes)
 
     def _free_uid(self, uid: str) -> str:
         check_name(uid, "uid")

@@ -133,7 +133,7 @@ class JobGraph:
 
     def stream_of(self, uid: str, tag: str = "") -> str:
         """Return the name under which records of a source, or of an operator's timers, are persisted."""
-        return f"{self.name}/{uid}:{tag}" if tag else f"{self.name}/{uid}"
+        return stream_name(self.name, uid, tag)
 
     @cached_property
     def _by_uid(self) -> dict[str, JobVertex]:
@@ -143,3 +143,8 @@ class JobGraph:
     def replays(self) -> list[str]:
         """Return the uids of all chains of a `Replay`."""
         return [vertex.uid for vertex in self.vertices if isinstance(vertex.operators[0], Replay)]
+
+
+def stream_name(topology: str, uid: str, tag: str = "") -> str:
+    """Return the name under which an output's records are persisted."""
+    return f"{topology}/{uid}:{tag}" if tag else f"{topology}/{uid}"

@@ -324,6 +324,16 @@ class DataStream:
         self.builder.set_parallelism(self._own_leg("set_parallelism").node, parallelism)
         return self
 
+    def dead_letters(self, *, uid: str | None = None) -> DataStream:
+        """Begin a stream of the dead letters of the sources that this stream derives from, whichever operator failed.
+
+        An ordinary source: those letters come that are there at the topology's first start, then those to come, each
+        at least once, unless it was requeued or purged before. How far it was read is kept with the topology's
+        positions. Columns: `ftlayer.dead_letters.schema.LETTER_SCHEMA`. It has no end, so the job ends by ``drain`` or
+        ``stop_at_latest`` alone. `UnsupportedError` in barrier mode, which has no dead letters.
+        """
+        return self.builder.dead_letters(self.legs, uid)
+
     # ------------------------------------------------------------ the end
 
     def sink(

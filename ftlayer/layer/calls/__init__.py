@@ -49,11 +49,14 @@ from ftlayer.layer.calls.common import (
 )
 from ftlayer.layer.calls.operating import (
     Changed,
+    Cursor,
     Explain,
     Explained,
+    GetCursor,
     ListRecords,
     OwedId,
     Purge,
+    PutCursor,
     RecordInfo,
     RecordList,
     Requeue,
@@ -93,6 +96,7 @@ __all__ = [
     "Changed",
     "Commit",
     "Committed",
+    "Cursor",
     "Deliverable",
     "DeliverableUpTo",
     "EmittedRows",
@@ -103,6 +107,7 @@ __all__ = [
     "Fail",
     "Failed",
     "Failure",
+    "GetCursor",
     "Ingest",
     "ListRecords",
     "MutatingCall",
@@ -112,6 +117,7 @@ __all__ = [
     "OwedId",
     "Persist",
     "Purge",
+    "PutCursor",
     "QueryOpened",
     "QueryStatus",
     "QueryStatusCall",
@@ -160,9 +166,10 @@ MutatingCall = (
     | Commit
     | Requeue
     | Purge
+    | PutCursor
     | Deliverable
 )
-ReadingCall = ReadDeliveries | StreamStatusCall | QueryStatusCall | ListRecords | Explain | Stats
+ReadingCall = ReadDeliveries | StreamStatusCall | QueryStatusCall | ListRecords | GetCursor | Explain | Stats
 Call = MutatingCall | ReadingCall
 
 Reply = (
@@ -183,5 +190,6 @@ Reply = (
     | RecordList
     | Explained
     | Changed
+    | Cursor
     | StatsReply
 )

@@ -46,6 +46,30 @@ class RecordList:
 
 
 @dataclass(frozen=True, slots=True)
+class PutCursor:
+    """Note that a reader of a stream's dead letters has come to ``position``, the ``after`` of its next page."""
+
+    stream: str
+    reader: str
+    position: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GetCursor:
+    """How far has a reader of a stream's dead letters come?"""
+
+    stream: str
+    reader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Reply to `PutCursor` and `GetCursor`; b"" before the first note."""
+
+    position: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Explain:
     """What does this root wait for? Refused with `UnsupportedError` by a vertex without ``tracker="exact"``."""
 

@@ -1,0 +1,108 @@
+"""A dead letter as a program sees it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.functions.conversion import records_of
+from ftlayer.functions.raw_types import raw_type
+from ftlayer.functions.steps import Record
+from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList
+from ftlayer.service.client import VertexClient
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record whose attempts are used up, or whose failure was not worth another one.
+
+    Attributes:
+        key: what `FTLayer.requeue` and `FTLayer.purge` take.
+        stream: ``<query>/<source>``, or ``<topology>/<uid of the source>``.
+        record: its columns by name; a value that Python cannot hold as bytes or a number.
+        reason, operator, traceback: of its last failure.
+        attempts: how many it had.
+        first_failed_at, died_at: UTC.
+        origin: the id of its first attempt.
+    """
+
+    key: str
+    stream: str
+    record: Record
+    reason: str
+    operator: str
+    traceback: str
+    attempts: int
+    first_failed_at: dt.datetime
+    died_at: dt.datetime
+    origin: int
+
+    def as_row(self) -> dict[str, Any]:
+        """Return it as a row of `LETTER_SCHEMA`."""
+        return {
+            "key": self.key,
+            "stream": self.stream,
+            "origin_id": self.origin - (1 << 64) if self.origin >> 63 else self.origin,
+            "attempts": self.attempts,
+            "first_failed_at": self.first_failed_at,
+            "died_at": self.died_at,
+            "reason": self.reason,
+            "operator": self.operator,
+            "traceback": self.traceback,
+            "record": json.dumps(self.record, default=json_text, ensure_ascii=False),
+        }
+
+
+def letter_of(info: RecordInfo) -> DeadLetter:
+    """Return a dead letter from its listing."""
+    first, last = (info.history[0][0], info.history[-1][0]) if info.history else (0, 0)
+    return DeadLetter(
+        info.key.hex(),
+        info.stream,
+        shown_record(info.payload),
+        info.reason,
+        info.operator,
+        info.traceback,
+        info.attempt,
+        dt.datetime.fromtimestamp(first / 1_000, dt.UTC),
+        dt.datetime.fromtimestamp(last / 1_000, dt.UTC),
+        info.origin,
+    )
+
+
+def letters_behind(client: VertexClient, stream: str, after: bytes, limit: int) -> tuple[RecordInfo, ...]:
+    """Return up to ``limit`` dead letters of a stream behind a position, in the order of their death."""
+    reply = client.call(ListRecords("dead", stream, limit, after))
+    assert isinstance(reply, RecordList)
+    return reply.records
+
+
+def all_letters_behind(client: VertexClient, stream: str, after: bytes, page: int) -> Iterator[RecordInfo]:
+    """Iterate over all dead letters of a stream behind a position."""
+    while letters := letters_behind(client, stream, after, page):
+        yield from letters
+        after = letters[-1].key
+
+
+def shown_record(payload: pa.RecordBatch) -> Record:
+    """Return the one row of ``payload``; a column that Python cannot hold as its bytes or number."""
+    (record,) = records_of(payload)
+    if not isinstance(record, Exception):
+        return record
+    shown: Record = {}
+    for name, column in zip(payload.schema.names, payload.columns, strict=True):
+        (value,) = records_of(pa.RecordBatch.from_arrays([column], [name]))
+        shown[name] = (
+            column.view(raw_type(column.type))[0].as_py() if isinstance(value, Exception) else value[name]
+        )
+    return shown
+
+
+def json_text(value: object) -> str:
+    """Return what JSON has no form for as text; bytes as text where they are some."""
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,71 @@
+"""Which failures are retried, what a function sees of its attempt, and where dead letters go."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlayer import DeadLetter, PermanentFailure, RetryLater, current_record
+
+pytestmark = pytest.mark.spark
+
+
+def test_each_failure_gets_the_retries_that_it_is_worth(
+    connect: Any, numbers: Any, kept: Any, tools: Any, tmp_path: Path
+) -> None:
+    """Numbers 0 to 99: some fail for good, some for a time, and the second stage knows the attempt too."""
+
+    def first(record: dict[str, Any]) -> dict[str, Any]:
+        n, attempt = record["n"], current_record().attempt
+        if n == 1:
+            raise PermanentFailure("never")
+        if n == 2:
+            raise KeyError("a rule of the layer")
+        if n == 3:
+            raise ValueError("a rule of the operator")
+        if n == 4 and current_record().first_failed_at is None:
+            raise RetryLater("busy", after="50ms", uses_attempt=False)
+        if n == 5 and attempt < 3:
+            raise OSError("twice")
+        return {"n": n, "seen": attempt}
+
+    def second(record: dict[str, Any]) -> dict[str, Any]:
+        return {**record, "seen": record["seen"] * 10 + current_record().attempt}
+
+    told: list[DeadLetter] = []
+    layer = connect(dead_on=KeyError, on_dead=told.append)
+    wrapped = layer.source(numbers, name="worth", retry_on=(OSError,))
+    stream = (
+        wrapped.map(first, "n bigint, seen int", dead_on=ValueError)
+        .repartition(2)
+        .map(second, "n bigint, seen int")
+    )
+    query = stream.sink(kept, checkpoint=tools.checkpoint).trigger(processingTime="0 seconds").start()
+    letters = wrapped.dead_letters(tools.checkpoint)
+    rows: list[Any] = []
+    reading = (
+        letters.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+        .option("checkpointLocation", str(tmp_path / "letters"))
+        .start()
+    )
+    try:
+        assert query.await_drained(90)
+        tools.until(lambda: len(told) == 3, "all dead letters in the callback")
+        tools.until(lambda: len(rows) == 3, "all dead letters in the stream")
+    finally:
+        reading.stop()
+        query.stop()
+    seen = {row.n: row.seen for row in kept.rows}
+    assert sorted(seen) == [n for n in range(100) if n not in (1, 2, 3)]
+    assert seen.pop(5) == 33
+    assert set(seen.values()) == {11}  # of number 4 too: its failure used up no attempt
+    died = {letter.record["n"]: letter for letter in told}
+    assert {n: (letter.attempts, letter.operator) for n, letter in died.items()} == dict.fromkeys(
+        (1, 2, 3), (1, "first")
+    )
+    assert died[1].reason == "never"
+    assert {json.loads(row.record)["n"]: row.reason for row in rows} == {n: died[n].reason for n in died}
+    assert {row.key for row in rows} == {letter.key for letter in told}
