@@ -324,6 +324,7 @@ class StreamEnvironment:
             token,
             None if certificate is None else certificate[0],
             "" if certificate is None else TLS_NAME,
+            None if certificate is None else certificate[1],
         )
         return server, SlotOrder(
             job=job.job,

@@ -14,14 +14,15 @@ from ftlayer.stream.job_graph import JobGraph
 class Door:
     """A Flight server of the job and what it takes to get in.
 
-    ``token`` is the job's. ``root_certs`` (PEM) and the name that is on it are for addresses off loopback; None
-    on one machine.
+    ``token`` is the job's. ``root_certs`` (PEM), the name that is on it and its key are for addresses off loopback;
+    None on one machine. All processes of a job have one certificate, and show it to each other in both directions.
     """
 
     address: str
     token: str = field(repr=False)
     root_certs: bytes | None = None
     tls_name: str = ""
+    tls_key: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

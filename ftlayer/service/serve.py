@@ -18,7 +18,7 @@ import pyarrow as pa
 from ftlayer.acker import warm_up
 from ftlayer.config import ServeOptions, is_loopback
 from ftlayer.errors import ConfigError
-from ftlayer.service.heap import keep_freed_memory
+from ftlayer.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.service.metrics import Metrics
 from ftlayer.service.opening import open_vertex
 from ftlayer.service.polling import poll_in_place
@@ -32,6 +32,7 @@ EXIT_FAULT = 70  # EX_SOFTWARE
 # decodes a large batch would keep all others from answering.
 SWITCH_INTERVAL_S = 0.000_5
 _LOOK_FOR_SIGNALS_S = 0.1
+_TRIM_EVERY_S = 2.0
 # What was answered should reach its client before the process ends.
 _LAST_ANSWERS_S = 0.5
 
@@ -73,14 +74,21 @@ def serve(
         with _signals() as signals, Metrics(vertex, host, options.metrics_port):
             if on_ready is not None:
                 on_ready(address_of(options, server.port))
-            while not signals and not stop.wait(_LOOK_FOR_SIGNALS_S):
-                pass
+            _wait(signals, stop)
         for number in signals:
             logger.info("stopping: %s", signal.Signals(number).name)
     finally:
         vertex.close()
     _finish_answers(server)
     return EXIT_FAULT if faults else EXIT_STOPPED
+
+
+def _wait(signals: list[int], stop: threading.Event) -> None:
+    trim_at = time.monotonic()
+    while not signals and not stop.wait(_LOOK_FOR_SIGNALS_S):
+        if time.monotonic() >= trim_at:
+            give_back_freed_memory()
+            trim_at = time.monotonic() + _TRIM_EVERY_S
 
 
 def _compile_kernels(on_fatal: Callable[[Exception], None]) -> None:

@@ -78,6 +78,8 @@ class ControlClient:
         return flight.FlightClient(
             self._door.address,
             tls_root_certs=self._door.root_certs,
+            cert_chain=self._door.root_certs if self._door.tls_key else None,
+            private_key=self._door.tls_key,
             override_hostname=self._door.tls_name or None,
             generic_options=options,
         )

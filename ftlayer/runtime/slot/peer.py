@@ -149,6 +149,8 @@ class PeerLink:
         return flight.FlightClient(
             self.peer.address,
             tls_root_certs=self._door.root_certs,
+            cert_chain=self._door.root_certs if self._door.tls_key else None,
+            private_key=self._door.tls_key,
             override_hostname=self._door.tls_name or None,
             generic_options=options,
         )

@@ -16,6 +16,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.messages import FromSlot, Heartbeat
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.ports import Working
+from ftlayer.service.heap import give_back_freed_memory
 
 PATIENCE = 10
 """A call that works on a whole batch may take the timeouts of all its records, but no more than so many."""
@@ -125,6 +126,7 @@ class Pulse:
             now_ms = _mono_ms()
             if now_ms >= beat_ms:
                 self._send(self.heartbeat())
+                give_back_freed_memory()
                 beat_ms = now_ms + self._heartbeat_ms
             next_ms = beat_ms
             if self._touch is not None and self._touch_ms is not None:

@@ -53,6 +53,9 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(
             any_port_of(host, tls=certificate is not None),
             tls_certificates=None if certificate is None else [certificate],
+            # A process without the job's certificate sends nothing that would be read before its token.
+            verify_client=certificate is not None,
+            root_certificates=None if certificate is None else certificate[0],
             middleware={"token": JobTokenCheck(token)},
         )
 

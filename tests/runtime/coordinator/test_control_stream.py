@@ -50,6 +50,7 @@ class Coordinator:
         known: dict[str, Any] = {"address": f"{scheme}://127.0.0.1:{self.server.port}", "token": TOKEN}
         if self.certificate:
             known |= {"root_certs": self.certificate.cert, "tls_name": "ftlayer-job"}
+            known |= {"tls_key": self.certificate.key}
         return Door(**(known | changes))
 
     def client(self, instance: str = "a", slot: int = 1, job: str = "job", **door: Any) -> Slot:

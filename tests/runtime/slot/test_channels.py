@@ -45,9 +45,11 @@ class Receiver:
         self.sent: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.links: list[PeerLink] = []
 
-    def link(self, header: StreamHeader = HEADER, token: str = TOKEN) -> PeerLink:
+    def link(self, header: StreamHeader = HEADER, token: str = TOKEN, *, shown: bool = True) -> PeerLink:
         certificate = self.certificate
-        door = Door("", token, certificate.cert if certificate else None, "127.0.0.1" if certificate else "")
+        door = Door("", token)
+        if certificate:
+            door = Door("", token, certificate.cert, "127.0.0.1", certificate.key if shown else None)
         link = PeerLink(Peer(0, "zero", self.address), door, header, self.sent.put)
         self.links.append(link)
         return link
@@ -96,6 +98,15 @@ def test_frames_one_way_and_credit_the_other(tls: bool) -> None:
     assert receiver.frame() == b"last"
     assert link.waiting() == []
     assert receiver.sent.empty(), "an end that was meant is not told"
+    receiver.close()
+
+
+def test_with_tls_a_sender_without_the_jobs_certificate_is_not_heard() -> None:
+    receiver = Receiver(tls=True)
+    receiver.deploy()
+    receiver.link(shown=False).send(b"x")
+    assert receiver.broken().reason
+    assert receiver.events.empty()
     receiver.close()
 
 
