@@ -214,7 +214,7 @@ class StaleIncarnationError(VertexError):
 
 
 class StaleOwnerError(VertexError):
-    """A newer run of the same query has taken over; this one has to stop."""
+    """A newer run of the same query or topology has taken over; this one has to stop."""
 
     code = "STALE_OWNER"
     recoverable = False

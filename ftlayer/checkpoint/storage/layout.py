@@ -3,6 +3,7 @@
 ```
 <directory>/<job>/_key
 <directory>/<job>/_result
+<directory>/<job>/_owners/<epoch>
 <directory>/<job>/<run>/chk-<n>/_metadata
 <directory>/<job>/<run>/chk-<n>/<slot>-<epoch>-<instance>-<unique>
 <directory>/<job>/<run>/shared/<slot>-<epoch>-<instance>-<first>.<last>.<unique>
@@ -27,6 +28,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 METADATA = "_metadata"
 KEY = "_key"
 RESULT = "_result"
+OWNERS = "_owners"
 SHARED = "shared"
 NEVER = 1 << 62
 """Behind every checkpoint's number."""

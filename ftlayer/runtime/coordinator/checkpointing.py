@@ -37,6 +37,7 @@ from ftlayer.errors import (
     CheckpointError,
     ConfigError,
     FTLayerError,
+    StaleOwnerError,
     error_for_code,
 )
 from ftlayer.layer.calls import Now
@@ -195,7 +196,16 @@ class JobCheckpoints:
             for path in self._parts.storage.sweep(keep, alive.__contains__):
                 logger.info("%s was left behind by an instance that is gone", path)
 
-        self._cleaning.do(work)
+        self._clean(work)
+
+    def _clean(self, work: Callable[[], None]) -> None:
+        """Have something removed, unless another driver has taken over: it may go on with just that."""
+
+        def guarded() -> None:
+            self._parts.check_owner()
+            work()
+
+        self._cleaning.do(guarded)
 
     def backlog(self, source: str, working_off: bool) -> None:
         """A reader source begins, or ceases, to work off a backlog."""
@@ -238,7 +248,7 @@ class JobCheckpoints:
 
     def _close_storage(self, take_events: Callable[[], None]) -> None:
         keep = self._rules.completed
-        self._cleaning.do(lambda: self._parts.storage.close(keep))
+        self._clean(lambda: self._parts.storage.close(keep))
         for worker in (self._io, self._cleaning):
             self._settle(worker, take_events)
         self._cleaning.stop()
@@ -253,6 +263,7 @@ class JobCheckpoints:
             0 if last is None else last.checkpoint,
             last.location if last is not None and last.kind == SnapshotKind.SAVEPOINT else "",
         )
+        self._parts.check_owner()
         put_result(self._parts.config, result)
         self.result = None if self._parts.config.directory is None else result
 
@@ -326,11 +337,11 @@ class JobCheckpoints:
                 )
             case Discard(old):
                 keep = self._rules.completed
-                self._cleaning.do(lambda: self._parts.storage.discard(old, keep))
+                self._clean(lambda: self._parts.storage.discard(old, keep))
             case DiscardParts(number, parts, location):
                 keep = self._rules.completed
                 self._given_up.add(parts)
-                self._cleaning.do(lambda: self._parts.storage.discard_parts(number, parts, keep, location))
+                self._clean(lambda: self._parts.storage.discard_parts(number, parts, keep, location))
             case FailJob(reason):
                 self._happened(Broken(self._lasting) if self._lasting else RestartRequested(reason))
             case RestoreFrom(number, checkpoint):
@@ -344,6 +355,8 @@ class JobCheckpoints:
         def work() -> None:
             try:
                 published = self._publisher.publish(checkpoint, location)
+            except StaleOwnerError:
+                raise
             except Exception as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
                 reason = _said(error)
                 self._event(lambda now: self._rules.publish_failed(checkpoint.checkpoint, reason, now))
@@ -356,6 +369,8 @@ class JobCheckpoints:
         def work() -> None:
             try:
                 self._publisher.commit(checkpoint)
+            except StaleOwnerError:
+                raise
             except Exception as error:  # noqa: BLE001 - as above
                 reason = _said(error)
                 self._event(lambda now: self._rules.commit_failed(checkpoint.checkpoint, reason, now))
@@ -386,7 +401,9 @@ class JobCheckpoints:
         self._later(lambda: self._do(event(_now())))
 
     def _io_failed(self, error: Exception) -> None:
-        if isinstance(error, CheckpointError):
+        if isinstance(error, StaleOwnerError):
+            self._happened(Broken(error))
+        elif isinstance(error, CheckpointError):
             logger.warning("checkpoints: %s", error)
         else:
             logger.error("checkpoints failed in a way they never should", exc_info=error)

@@ -18,6 +18,7 @@ from ftlayer.checkpoint.storage.opening import (
     pieces_directory,
     storage_key,
 )
+from ftlayer.checkpoint.storage.ownership import take_over
 from ftlayer.checkpoint.storage.results import JobResult, find_result, forget_result
 from ftlayer.errors import CheckpointDamagedError, ConfigError
 from ftlayer.runtime.coordinator.committing import Committer, resealed
@@ -68,18 +69,12 @@ def open_checkpoints(
     config = absolute(config)
     key = storage_key(config, graph.name)
     storage = driver_storage(config, graph.name, run, key)
+    # What does not fit is said here, before anything runs, and before a driver is fenced that may do well.
+    _known(graph, config, key, storage, storage.completed(graph.name), restore_from)
+    ownership = take_over(config.directory, graph.name, run)
+    # What an earlier owner has published until now counts, and nothing of it that comes later.
     locations = storage.completed(graph.name)
-    known: list[Checkpoint] = []
-    if restore_from == LATEST:
-        if config.directory is None:
-            raise ConfigError("restore_from='latest', directory: there is no directory to look in; give one")
-        known = _latest(storage, locations, max(SPARE, config.retained))
-    elif restore_from is not None:
-        known = [_loaded(restore_from, config, key)]
-    if known:
-        # What does not fit is said here, before anything runs.
-        latest = max(known, key=lambda each: each.checkpoint)
-        restores(latest, graph, allow_unclaimed=config.allow_unclaimed_state)
+    known = _known(graph, config, key, storage, locations, restore_from)
     taken = [checkpoint_number(last_name(location)) or 0 for location in locations]
     rules = CheckpointCoordinator(
         config,
@@ -93,8 +88,30 @@ def open_checkpoints(
         # This is a new run, and asked for as such.
         forget_result(config, graph.name)
     committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
-    parts = CheckpointParts(graph, config, run, rules, storage, committer)
+    parts = CheckpointParts(graph, config, run, rules, storage, committer, ownership)
     return parts, CheckpointPlan(config, run, key)
+
+
+def _known(
+    graph: JobGraph,
+    config: CheckpointConfig,
+    key: bytes,
+    storage: DriverStorage,
+    locations: list[str],
+    restore_from: str | None,
+) -> list[Checkpoint]:
+    """Return what the job may be restored from; the latest of it fits the graph. Raises as `open_checkpoints`."""
+    known: list[Checkpoint] = []
+    if restore_from == LATEST:
+        if config.directory is None:
+            raise ConfigError("restore_from='latest', directory: there is no directory to look in; give one")
+        known = _latest(storage, locations, max(SPARE, config.retained))
+    elif restore_from is not None:
+        known = [_loaded(restore_from, config, key)]
+    if known:
+        latest = max(known, key=lambda each: each.checkpoint)
+        restores(latest, graph, allow_unclaimed=config.allow_unclaimed_state)
+    return known
 
 
 def _latest(storage: DriverStorage, locations: list[str], most: int) -> list[Checkpoint]:

@@ -11,6 +11,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore
 from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.opening import pieces_directory
+from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.runtime.coordinator.committing import Committer
 from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.coordinator.restoring import restores
@@ -23,7 +24,8 @@ logger = logging.getLogger(__name__)
 class CheckpointParts:
     """What a job's checkpoints are made of.
 
-    ``run`` names the execution. ``rules`` are made with what the job may be restored from at its start.
+    ``run`` names the execution. ``rules`` are made with what the job may be restored from at its start. ``ownership``
+    is this driver's claim to the directory, None for driver memory.
     """
 
     graph: JobGraph
@@ -32,6 +34,12 @@ class CheckpointParts:
     rules: CheckpointCoordinator
     storage: DriverStorage
     committer: Committer
+    ownership: Ownership | None = None
+
+    def check_owner(self) -> None:
+        """Raise `StaleOwnerError` if another driver has taken the job over."""
+        if self.ownership is not None:
+            self.ownership.check()
 
 
 class Publisher:
@@ -49,21 +57,30 @@ class Publisher:
         self.undecided: frozenset[int] = frozenset()
 
     def publish(self, checkpoint: Checkpoint, location: str) -> Checkpoint:
-        """Write the metadata; returns what was written. Errors as `DriverStorage.publish`."""
+        """Write the metadata; returns what was written.
+
+        Errors as `DriverStorage.publish`, and `StaleOwnerError`: then it is not there, or whoever has taken over may
+        have found it.
+        """
         try:
+            self._parts.check_owner()
             sources = self._planners.capture(checkpoint.subtasks)
             # Here, behind the commit of the one before: no message is to be committed under two ids.
             subtasks = self._parts.committer.uncommitted(checkpoint.checkpoint, checkpoint.subtasks)
-            return self._parts.storage.publish(
+            published = self._parts.storage.publish(
                 replace(checkpoint, sources=sources, subtasks=subtasks), location
             )
         except BaseException:
             # Before anybody hears of it.
             self._decide([checkpoint.checkpoint])
             raise
+        # A driver that has looked for checkpoints before this one was there goes on without it, and commits others.
+        self._parts.check_owner()
+        return published
 
     def commit(self, checkpoint: Checkpoint) -> None:
-        """Commit what a checkpoint holds; errors as `Committer.commit`."""
+        """Commit what a checkpoint holds; errors as `Committer.commit`, and `StaleOwnerError`."""
+        self._parts.check_owner()
         self._parts.committer.commit(checkpoint.checkpoint, checkpoint.subtasks)
 
     def prepare(self, checkpoint: Checkpoint | None) -> Mapping[int, Restore]:

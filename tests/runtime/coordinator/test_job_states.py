@@ -13,12 +13,15 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
+from ftlayer.checkpoint.storage.local_files import LocalFiles
+from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import (
     CheckpointDamagedError,
     CheckpointError,
     CheckpointStorageError,
     ConfigError,
+    StaleOwnerError,
 )
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.coordinator import checkpointing
@@ -67,7 +70,15 @@ class Played:
     ``bounded``: its source ends at once.
     """
 
-    def __init__(self, directory: Path, *, starts: bool = True, bounded: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        starts: bool = True,
+        bounded: bool = False,
+        run: str = "played-1",
+        restore_from: str | None = None,
+    ) -> None:
         source = Source("numbers", IterableSource((range(3).__iter__,)), ID)
         vertices = (JobVertex("numbers", (source, Sink("out", WriterSink(Writer(), 1, 1), ID)), 1),)
         graph = JobGraph("played", vertices, (), tracked=False, max_parallelism=12)
@@ -76,8 +87,8 @@ class Played:
             directory=str(directory),
             retention=Retention.RETAIN_ON_CANCELLATION,
         )
-        self.job = Job("played-1")
-        checkpoints, plan = open_checkpoints(graph, config, "played-1", None)
+        self.job = Job(run)
+        checkpoints, plan = open_checkpoints(graph, config, run, restore_from)
         self._key, self._starts, self._bounded = plan.key, starts, bounded
         self.triggered: list[int] = []
         self._deployed = threading.Event()
@@ -249,6 +260,35 @@ def test_a_result_that_cannot_be_read_is_no_reason_to_run_again(tmp_path: Path) 
     (tmp_path / "played" / "_result").write_text("{")
     with pytest.raises(CheckpointDamagedError, match=r"_result is not a job's result"):
         started_again(tmp_path, LATEST)
+
+
+def test_a_driver_that_another_one_takes_over_from_ends_and_commits_nothing_more(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    first = Played(tmp_path)
+    first.job.checkpoint(WAIT_S)
+    second = Played(tmp_path, run="played-2", restore_from=LATEST, starts=False)
+    with pytest.raises(StaleOwnerError, match=r"another driver \(run played-2 on .*this one ends"):
+        first.job.wait(WAIT_S)
+    assert first.job.state is JobState.FAILED
+    # What the second one was restored from is still there, though nothing is retained of a job that has failed.
+    COMMITS.clear()
+    second.start_tasks()
+    taken = second.job.checkpoint(WAIT_S).checkpoint
+    assert second.job.cancel(WAIT_S)
+    assert taken in COMMITS
+    assert sorted(set(COMMITS)) == COMMITS
+
+
+def test_a_driver_that_finds_itself_fenced_removes_nothing(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    first = Played(tmp_path, bounded=True, starts=False)
+    Ownership(LocalFiles(str(tmp_path / "played")), "played", "played-2")
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    first.start_tasks()
+    with pytest.raises(StaleOwnerError):
+        first.job.wait(WAIT_S)
+    assert COMMITS == []
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_a_quick_end_frees_the_name_before_the_job_is_over(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def test_a_slot_that_stood_still_and_comes_back_changes_nothing(
             os.kill(victim.pid, signal.SIGCONT)
     assert job.wait(120)
     kit.Ledger(tmp_path, count=8_000).check()
-    left = [path.name for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
-    assert left == ["_key"]
+    left = {path.name for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    assert left == {"_key", "_result", str(1)}, "the key, the result, and who owned it"
 
 
 def _kill_at_random(job: Any, draw: random.Random, kills: int, longest_s: float) -> int:

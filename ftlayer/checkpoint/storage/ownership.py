@@ -1,0 +1,98 @@
+"""Which driver a job's directory belongs to: the one that has claimed it last. Earlier ones are fenced.
+
+Each start of a job claims the next *epoch*, a small file of that number in ``_owners``, and looks for checkpoints only
+then. An owner checks before and after it publishes a checkpoint, before it commits one, and before it removes anything,
+that its own claim stands and there is no next one. Nothing has to time out: whoever starts takes over at once, whatever
+has become of the driver before.
+
+This rests on storage that shows what was written to whoever reads later, as object stores do; no exclusive creation is
+needed. Where two claim one epoch in the same moment, one of the files is left, and the owner of the other finds out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from typing import Any
+
+from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.layout import OWNERS, job_directory, join
+from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, StaleOwnerError
+
+
+class Ownership:
+    """The claim of one execution of a job. For several threads at once."""
+
+    def __init__(self, files: Files, job: str, run: str) -> None:
+        """Take the directory over. Raises `CheckpointStorageError`.
+
+        Args:
+            files: the job's directory.
+            job: its name.
+            run: unique name of this execution.
+        """
+        self._files = files
+        self._job = job
+        claim = {
+            "run": run,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "at_ms": int(time.time() * 1_000),
+        }
+        self._claim = json.dumps(claim).encode()
+        self._epoch = self._take()
+
+    @property
+    def epoch(self) -> int:
+        """Grows with each start of the job."""
+        return self._epoch
+
+    def check(self) -> None:
+        """Raise `StaleOwnerError` if another driver has taken over; `CheckpointStorageError` if nobody can say."""
+        if self._files.size(_path(self._epoch + 1)) is not None or self._read(self._epoch) != self._claim:
+            raise StaleOwnerError(
+                f"topology {self._job!r} was started by another driver{self._by_whom()}, which goes on with its "
+                f"checkpoints in {self._files.url}: this one ends, and commits nothing any more. Run one of them, or "
+                "give each a name or a directory of its own"
+            )
+
+    def _take(self) -> int:
+        while True:
+            earlier = self._epochs()
+            epoch = 1 + max(earlier, default=0)
+            self._files.put_new(_path(epoch), self._claim)
+            if self._read(epoch) == self._claim:
+                # In their order: an owner whose claim is left has to find the next one.
+                for old in sorted(earlier):
+                    self._files.delete(_path(old))
+                return epoch
+
+    def _epochs(self) -> list[int]:
+        names = (entry.path.rpartition("/")[2] for entry in self._files.walk(OWNERS))
+        return [int(name) for name in names if name.isdecimal()]
+
+    def _read(self, epoch: int) -> bytes | None:
+        try:
+            return self._files.read(_path(epoch))
+        except CheckpointDamagedError:
+            # It is not there.
+            return None
+
+    def _by_whom(self) -> str:
+        try:
+            data = self._read(max(self._epochs(), default=0))
+            claim: dict[str, Any] = json.loads(data or b"{}")
+        except (CheckpointStorageError, ValueError):
+            return ""
+        return f" (run {claim['run']} on {claim['host']}, process {claim['pid']})" if claim.get("run") else ""
+
+
+def take_over(directory: str | None, job: str, run: str) -> Ownership | None:
+    """Claim a job's directory; None for driver memory, which nobody else reaches."""
+    return None if directory is None else Ownership(open_files(job_directory(directory, job)), job, run)
+
+
+def _path(epoch: int) -> str:
+    return join(OWNERS, str(epoch))
