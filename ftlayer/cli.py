@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -196,8 +196,6 @@ def inspect(
     limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
 ) -> None:
     """Look into a store, without a vertex or beside a live one; changes nothing."""
-    from itertools import islice
-
     from ftlayer.offline import inspect_vertex, stored_records
     from ftlayer.tables import print_records, print_shards
 
@@ -206,7 +204,7 @@ def inspect(
         print_shards(console, path, inspect_vertex(path))
     else:
         records = stored_records(path, list_state)
-        print_records(console, islice(records, limit), f"{list_state} in {path}")
+        print_records(console, records, f"{list_state} in {path}", limit)
 
 
 @app.command()
@@ -237,12 +235,17 @@ def list_dead(
     limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
 ) -> None:
     """List dead letters: key, record, reason."""
-    from itertools import islice
-
+    from ftlayer.layer.calls import Stats, StatsReply
     from ftlayer.tables import print_records
 
     with _connect(address, token_file, root_certs) as client:
-        print_records(printing_console(), islice(_dead_letters(client), limit), f"dead letters of {address}")
+
+        def total() -> int:
+            stats = client.call(Stats())
+            assert isinstance(stats, StatsReply)
+            return int(stats.values["dead_letters"])
+
+        print_records(printing_console(), _dead_letters(client), f"dead letters of {address}", limit, total)
 
 
 @dead.command()
@@ -358,7 +361,7 @@ def _connect(address: str, token_file: Path | None, root_certs: Path | None) -> 
     )
 
 
-def _dead_letters(client: VertexClient) -> Iterable[RecordInfo]:
+def _dead_letters(client: VertexClient) -> Iterator[RecordInfo]:
     from ftlayer.spark.frames import list_records
 
     return list_records(client, "dead")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
@@ -50,10 +51,19 @@ def print_shards(console: Console, path: Path, shards: list[ShardReport]) -> Non
         console.print("A vertex has this store open; what it has in flight is counted as waiting.")
 
 
-def print_records(console: Console, records: Iterable[RecordInfo], title: str) -> None:
-    """Print records, one or two lines each."""
+def print_records(
+    console: Console,
+    records: Iterator[RecordInfo],
+    title: str,
+    limit: int,
+    total: Callable[[], int] | None = None,
+) -> None:
+    """Print up to ``limit`` records, one or two lines each, and how many there are.
+
+    ``total`` is asked where there are more; without it the others are counted by going through them.
+    """
     count = 0
-    for record in records:
+    for record in islice(records, limit):
         if not count:
             console.print(title, style="bold")
         count += 1
@@ -65,7 +75,13 @@ def print_records(console: Console, records: Iterable[RecordInfo], title: str) -
             where = f"  (in {record.operator})" if record.operator else ""
             console.print(f"  {record.reason}{where}", soft_wrap=True)
         console.print(f"  {payload_text(record, LONGEST_PAYLOAD)}", soft_wrap=True)
-    console.print(f"{count:,} listed" if count else f"{title}: none")
+    if not count:
+        console.print(f"{title}: none")
+    elif next(records, None) is None:
+        console.print(f"{count:,} listed")
+    else:
+        there = count + 1 + sum(1 for _ in records) if total is None else total()
+        console.print(f"{count:,} listed of {there:,}; --limit shows more")
 
 
 def print_record(console: Console, record: RecordInfo) -> None:

@@ -95,9 +95,9 @@ def follow(job: Job, line: Line | None = None) -> Job:
 
 
 def hide_spark_bar(spark: Any) -> None:
-    """End Spark's progress bar in this terminal or notebook: to it slots are stages that never come to their end."""
+    """End the session's progress bar, which draws over ours: to it slots are stages that never come to their end."""
     context = getattr(spark, "_sc", None)  # over Spark Connect there is none
-    if context is None or not (sys.stderr.isatty() or in_notebook()):
+    if context is None:
         return
     bar = context._jsc.sc().progressBar()
     if bar.isDefined():

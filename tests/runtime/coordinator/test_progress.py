@@ -159,6 +159,6 @@ def test_a_program_is_no_notebook() -> None:
     NotebookLine().__exit__(None, None, None)
 
 
-def test_sparks_bar_is_left_alone_where_no_line_is_drawn() -> None:
+def test_a_session_of_spark_connect_has_no_bar_to_hide() -> None:
     hide_spark_bar(SimpleNamespace(_sc=None))
     hide_spark_bar(object())
