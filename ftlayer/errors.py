@@ -324,6 +324,13 @@ class SourceError(FTLayerError):
     recoverable: ClassVar[bool | None] = None
 
 
+class SourceGivenUpError(SourceError):
+    """A source failed more often than its restart strategy allows; ends the topology, and says what it raised."""
+
+    code = "SOURCE_GIVEN_UP"
+    recoverable = False
+
+
 class SourceRowError(SourceError):
     """A source gave a row that does not fit its schema; names source, row and schema, and ends the topology.
 

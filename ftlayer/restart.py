@@ -119,3 +119,8 @@ class FailureRate:
         self._times = [time for time in self._times if now_ms - time < self._interval_ms]
         self._times.append(now_ms)
         return self._delay_ms if len(self._times) <= self.max_failures else None
+
+
+def default_restart() -> RestartStrategy:
+    """Return the strategy of topologies that were given none: back in half a second; what stays broken gives up."""
+    return ExponentialDelay(initial_delay="50ms", max_delay="30s", reset_after="1m", attempts=10)

@@ -18,7 +18,7 @@ from ftlayer.config import FTStatus, TopologyOptions, is_loopback
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.layer.calls import StreamOptions
-from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
+from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.ended_job import EndedJob
 from ftlayer.runtime.coordinator.job import Job, JobParts
@@ -56,11 +56,6 @@ TLS_NAME = "ftlayer-job"
 logger = logging.getLogger(__name__)
 
 
-def default_restart() -> RestartStrategy:
-    """Return the strategy of jobs that were given none: a slot is back in half a second, a broken one gives up."""
-    return ExponentialDelay(initial_delay="50ms", max_delay="30s", reset_after="1m", attempts=10)
-
-
 class StreamEnvironment:
     """A topology of long-lived Python operators in a Spark session, tracked by an `FTLayer` or with checkpoints.
 
@@ -90,7 +85,8 @@ class StreamEnvironment:
             name: of the topology; keep it over restarts.
             parallelism: of operators that have none of their own. The highest one is the number of task slots that
                 the job holds.
-            restart: what becomes of a slot that is lost; see `default_restart`.
+            restart: what becomes of a slot that is lost, and of a source that fails; see `default_restart`. Each slot
+                and each source counts by itself.
             options: batching, credits, heartbeats.
             checkpointing: barrier mode: its options. Either this or ``layer``.
 
@@ -116,7 +112,7 @@ class StreamEnvironment:
         self._restart = restart
         self._options = TopologyOptions() if options is None else options
         status = FTStatus.OFF if layer is None else layer.status
-        self._builder = GraphBuilder(name, parallelism=parallelism, status=status)
+        self._builder = GraphBuilder(name, parallelism=parallelism, status=status, restart=restart)
         if layer is not None:
             self._builder.open_letters = lambda streams: layer.dead_letter_reader(spark, *streams)
 
@@ -137,6 +133,7 @@ class StreamEnvironment:
         retry: StreamOptions | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        restart: RestartStrategy | None = None,
     ) -> DataStream:
         """Begin a stream; arguments and errors as `ftlayer.stream.builder.GraphBuilder.source`."""
         if retry is not None and self._layer is not None:
@@ -151,6 +148,7 @@ class StreamEnvironment:
             retry=retry,
             retry_on=retry_on,
             dead_on=dead_on,
+            restart=restart,
         )
 
     # ------------------------------------------------------------ looking at it
@@ -257,7 +255,6 @@ class StreamEnvironment:
             graph,
             vertex,
             order.key if plan is None else plan.key,
-            restart,
             send=job.send_splits,
             failed=job.broken,
             stop_at_latest=stop_at_latest,

@@ -72,6 +72,16 @@ class SplitDone:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFailed:
+    """A source's subtask has failed, and is started again after a pause; the slot goes on."""
+
+    source: str
+    subtask: int
+    reason: str
+    pause_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class SlotFailed:
     """The slot ends because of something that cannot be pinned on a record.
 
@@ -151,6 +161,7 @@ FromSlot = (
     | Heartbeat
     | PeersDropped
     | SplitDone
+    | SourceFailed
     | SlotFailed
     | SlotEnded
     | ReplaysOut

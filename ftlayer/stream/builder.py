@@ -16,6 +16,7 @@ from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import Errors, rules_of
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Forward
+from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.stream.checks import check_columns, check_graph, check_operator, check_parallelism
 from ftlayer.stream.connectors import Options, ParseSchema, Schema, open_source
 from ftlayer.stream.ddl import parse_ddl
@@ -37,6 +38,7 @@ class GraphBuilder:
     Args:
         name: of the topology; the vertex files its records under it.
         parallelism: of operators that have none of their own.
+        restart: of sources that have no strategy of their own; None: `default_restart`.
         status: whether records are tracked; `FTStatus.OFF` allows operators that could not be.
         parse_schema: reads schemas that are given as text; `parse_ddl` by default.
     """
@@ -47,6 +49,7 @@ class GraphBuilder:
         *,
         parallelism: int = 1,
         status: FTStatus | str = FTStatus.ON,
+        restart: RestartStrategy | None = None,
         parse_schema: ParseSchema = parse_ddl,
     ) -> None:
         """Begin an empty graph. Raises `ConfigError`."""
@@ -55,6 +58,8 @@ class GraphBuilder:
         self.name = name
         self.parallelism = parallelism
         self.status = member(status, "status", FTStatus)
+        check_strategy(restart, "restart")
+        self._restart = default_restart() if restart is None else restart
         self._parse = parse_schema
         self._nodes: list[_Node] = []
         self._edges: list[tuple[Leg, int, int]] = []
@@ -74,6 +79,7 @@ class GraphBuilder:
         retry: StreamOptions | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        restart: RestartStrategy | None = None,
     ) -> DataStream:
         """Begin a stream.
 
@@ -90,6 +96,9 @@ class GraphBuilder:
             retry: retry options of these records; by default the topology's.
             retry_on, dead_on: which errors are worth another attempt of these records, where an operator does not say
                 so itself; by default the topology's. Acker mode only.
+            restart: whether, and after what pause, this source is read again when it raises; by default as the
+                topology's ``restart``. Each subtask counts its own failures. A source that its strategy gives up ends
+                the job with a `SourceGivenUpError`.
 
         Raises:
             ConfigError: what cannot be a source, a one-shot iterator among others; no or a wrong schema.
@@ -98,6 +107,7 @@ class GraphBuilder:
         if retry is not None:
             check_instance(retry, "source: retry", StreamOptions)
             retry.check_pauses("source: retry")
+        check_strategy(restart, "source: restart")
         wanted = None if schema is None else self.schema(schema, "source")
         opened = open_source(source, wanted, options, self._parse)
         known = wanted if wanted is not None else opened.schema
@@ -106,7 +116,7 @@ class GraphBuilder:
         if parallelism is None and opened.most_subtasks is not None:
             parallelism = min(opened.most_subtasks, self.parallelism)
         node = self.add(
-            lambda uid: Source(uid, opened.connector, known, rules),
+            lambda uid: Source(uid, opened.connector, known, rules, restart or self._restart),
             [],
             uid=uid,
             parallelism=parallelism,

@@ -8,14 +8,17 @@ operator emits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from ftlayer.checks import check_function
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.steps import CoProcess as CoProcess
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
+from ftlayer.restart import RestartStrategy, default_restart
 
 # ---------------------------------------------------------------- sources
 
@@ -41,15 +44,35 @@ class IterableSource:
     partitions: tuple[Callable[[], Iterable[Any]], ...]
 
 
+class Push(Protocol):
+    """What the listener of a `PushSource` hands its records to. Any thread may; a call takes all records or none.
+
+    Raises `SourceError` for records that do not fit the schema, and once the source has ended.
+    """
+
+    def __call__(self, records: list[Any]) -> None:
+        """Take records; returns once they are persisted. Raises `SourceError` if that is not known of them."""
+
+    def push_async(self, records: list[Any]) -> Future[None]:
+        """Take records and return at once; the future is done once they are persisted, many at a time.
+
+        Waits only while 16 MiB of earlier ones wait to be taken. The future raises what a call would have, cannot be
+        cancelled, and runs its callbacks in the slot's loop: they have to be short.
+        """
+
+
 @dataclass(frozen=True)
 class PushSource:
     """Records that come by callback.
 
-    ``start(push)`` is called once in the slot of each subtask and may return a function that stops it.
-    ``push(records)`` takes a list of records from any thread and returns once they are persisted.
+    ``start(push)`` is called in the slot of each subtask, in a thread of its own: it may stay and push, or return a
+    function that stops it. It is called again when it has raised, by the source's restart strategy.
     """
 
-    start: Callable[[Callable[[list[Any]], None]], Callable[[], None] | None]
+    start: Callable[[Push], Callable[[], None] | None]
+
+    def __post_init__(self) -> None:
+        check_function(self.start, "PushSource: start")
 
 
 SourceConnector = ReaderSource | IterableSource | PushSource
@@ -57,12 +80,13 @@ SourceConnector = ReaderSource | IterableSource | PushSource
 
 @dataclass(frozen=True)
 class Source:
-    """Where records come into a topology; each becomes a root."""
+    """Where records come into a topology; each becomes a root. ``restart``: whether it is read again when it fails."""
 
     uid: str
     connector: SourceConnector
     schema: pa.Schema
     rules: RetryRules = NO_RULES
+    restart: RestartStrategy = field(default_factory=default_restart, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,8 @@ OTHERS_OPTIONS = {
 """Of the benchmarks, of spark-submit and of pytest."""
 
 CALLED_BY_FTLAYER = {
-    "note_failure",
     "check_retry",
+    "note_failure",
     "report",
     "to_function",
     "to_writer",

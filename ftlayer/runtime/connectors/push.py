@@ -7,11 +7,13 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.config import MIB
 from ftlayer.errors import SourceError
 from ftlayer.functions.conversion import concat, text_of
 from ftlayer.runtime.connectors.lane import BATCH_BYTES, BatchLimits
@@ -20,30 +22,35 @@ from ftlayer.runtime.messages import AssignSplits, SplitDone
 from ftlayer.runtime.task.contract import SourceRows
 from ftlayer.stream.operators import PushSource, Source
 
+MAX_WAITING_BYTES = 16 * MIB
+"""Records that wait for the loop; beyond that `PushReader.push_async` waits too."""
 
-class _Push:
-    """One call of ``push``; over when all its rows are accepted, or with an error."""
+
+class _Pushed:
+    """The records of one call; ``over`` is done when all of them are accepted, or raises."""
 
     def __init__(self, rows: int) -> None:
-        self.missing = rows
-        self.error: SourceError | None = None
-        self.over = threading.Event()
+        self._missing = rows
+        self.over: Future[None] = Future()
+        # Else it could be cancelled, and what is on its way cannot.
+        self.over.set_running_or_notify_cancel()
 
     def accepted(self, rows: int) -> None:
-        self.missing -= rows
-        if not self.missing:
-            self.over.set()
+        self._missing -= rows
+        if not self._missing:
+            self.over.set_result(None)
 
     def fail(self, error: SourceError) -> None:
-        self.error = error
-        self.over.set()
+        # Its other parts may have done so.
+        if not self.over.done():
+            self.over.set_exception(error)
 
 
 @dataclass(frozen=True)
 class _Part:
     """Rows of one push that travel together."""
 
-    push: _Push
+    pushed: _Pushed
     payload: pa.RecordBatch
 
 
@@ -66,8 +73,10 @@ class PushReader:
         # Another instance of this subtask numbers other records: its roots must not be these.
         self._number = secrets.randbits(48)
         self._rows = 0
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._waiting: deque[_Part] = deque()
+        self._waiting_bytes = 0
+        self._pushed_rows = 0
         self._taken: dict[int, list[_Part]] = {}
         self._refusal: SourceError | None = None
         self._failure: SourceError | None = None
@@ -83,12 +92,14 @@ class PushReader:
 
     def take(self, mono_ms: int) -> SourceRows | None:
         """See `SourceReader.take`."""
-        with self._lock:
+        with self._changed:
             parts = list(self._next_parts())
             if parts:
                 first, rows = self._rows, sum(part.payload.num_rows for part in parts)
                 self._rows += rows
                 self._taken[first] = parts
+                self._waiting_bytes -= sum(part.payload.nbytes for part in parts)
+                self._changed.notify_all()
             elif self._failure is not None:
                 raise self._failure
             else:
@@ -104,13 +115,13 @@ class PushReader:
     def accepted(self, rows: SourceRows) -> SplitDone | None:
         """See `SourceReader.accepted`; whose rows are all accepted may go on."""
         for part in self._taken.pop(rows.first_ordinal):
-            part.push.accepted(part.payload.num_rows)
+            part.pushed.accepted(part.payload.num_rows)
         return None
 
     @property
     def ended(self) -> bool:
         """See `SourceReader.ended`."""
-        with self._lock:
+        with self._changed:
             return self._refusal is not None and self._failure is None and not self._waiting
 
     def finish(self) -> None:
@@ -120,7 +131,7 @@ class PushReader:
     def stop(self) -> None:
         """See `SourceReader.stop`. Pushes that wait get a `SourceError`: their records may be persisted or not."""
         self._refuse(SourceError(f"source {self._uid!r} has ended: nothing was taken"))
-        with self._lock:
+        with self._changed:
             waiting, taken = list(self._waiting), list(itertools.chain(*self._taken.values()))
             self._waiting.clear()
             self._taken.clear()
@@ -128,47 +139,61 @@ class PushReader:
             f"source {self._uid!r} ended before these records were known to be persisted; they may be or not"
         )
         for part in (*waiting, *taken):
-            part.push.fail(lost)
+            part.pushed.fail(lost)
+
+    def abandon(self) -> None:
+        """See `SourceReader.abandon`; pushes of other threads are answered as they are accepted."""
+        with self._changed:
+            self._failure = None
 
     # ------------------------------------------------------------ the user's threads
 
-    def push(self, records: list[Any]) -> None:
-        """Have records persisted; returns once they are. All of them fit the schema, or none is taken.
+    def __call__(self, records: list[Any]) -> None:
+        """See `ftlayer.stream.operators.Push`."""
+        self.push_async(records).result()
 
-        Raises `SourceError` for records that do not fit, and when the source ends.
-        """
-        if not records:
-            return
-        batch = self._maker.batch(records)
-        push = _Push(batch.num_rows)
-        with self._lock:
+    def push_async(self, records: list[Any]) -> Future[None]:
+        """See `ftlayer.stream.operators.Push.push_async`."""
+        batch = self._maker.batch(records) if records else self._maker.empty()
+        pushed = _Pushed(batch.num_rows)
+        with self._changed:
+            while self._waiting_bytes > MAX_WAITING_BYTES and self._refusal is None:
+                self._changed.wait()
             if self._refusal is not None:
                 raise self._refusal
-            parts = slices(batch, self._limits.rows, BATCH_BYTES)
-            self._waiting.extend(_Part(push, part) for part in parts)
+            if not records:
+                pushed.accepted(0)
+                return pushed.over
+            parts = [_Part(pushed, part) for part in slices(batch, self._limits.rows, BATCH_BYTES)]
+            self._waiting.extend(parts)
+            self._waiting_bytes += sum(part.payload.nbytes for part in parts)
+            self._pushed_rows += batch.num_rows
         self._wake()
-        push.over.wait()
-        if push.error is not None:
-            raise push.error
+        return pushed.over
 
     def _run(self) -> None:
         try:
-            stopper = self._start(self.push)
+            stopper = self._start(self)
         except BaseException as error:  # noqa: BLE001 - the loop raises it; a thread's end would not be seen
-            failure = SourceError(
-                f"source {self._uid!r} cannot be started: {type(error).__name__}: {text_of(error)}"
-            )
-            failure.__cause__ = error
-            with self._lock:
-                if self._refusal is None:
-                    self._refusal = self._failure = failure
-            self._wake()
+            self._fail(error)
             return
-        with self._lock:
+        with self._changed:
             late = self._refusal is not None
             self._stopper = None if late else stopper
         if late and stopper is not None:
             stopper()
+
+    def _fail(self, error: BaseException) -> None:
+        with self._changed:
+            when = f"after {self._pushed_rows} records" if self._pushed_rows else "before its first record"
+            failure = SourceError(
+                f"source {self._uid!r}: its listener raised {when}: {type(error).__name__}: {text_of(error)}"
+            )
+            failure.__cause__ = error
+            if self._refusal is None:
+                self._refusal = self._failure = failure
+            self._changed.notify_all()
+        self._wake()
 
     # ------------------------------------------------------------ the loop's thread
 
@@ -184,9 +209,10 @@ class PushReader:
             yield self._waiting.popleft()
 
     def _refuse(self, refusal: SourceError) -> None:
-        with self._lock:
+        with self._changed:
             if self._refusal is None:
                 self._refusal = refusal
+            self._changed.notify_all()
             stopper, self._stopper = self._stopper, None
         self._wake()
         if stopper is not None:

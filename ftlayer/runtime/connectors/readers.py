@@ -65,6 +65,9 @@ class SourceReader(Protocol):
     def stop(self) -> None:
         """End now; what was not taken is forgotten. Threads that block in the user's code end when it returns."""
 
+    def abandon(self) -> None:
+        """It has failed: read no further, as after `stop`. What was taken can still be accepted; it has `ended`."""
+
 
 def mono_ms() -> int:
     """Return the monotone clock of batches' ages."""
@@ -135,6 +138,10 @@ class IterableReader:
         """See `SourceReader.stop`."""
         for _, lane in self._lanes:
             lane.close(discard=True)
+
+    def abandon(self) -> None:
+        """See `SourceReader.abandon`."""
+        self.stop()
 
     def _read(self, index: int, lane: Lane) -> None:
         key = partition_key(index)
@@ -216,6 +223,10 @@ class SplitReader:
         """See `SourceReader.stop`."""
         self._lane.close(discard=True)
         self._todo.put(None)
+
+    def abandon(self) -> None:
+        """See `SourceReader.abandon`."""
+        self.stop()
 
     def _read_all(self) -> None:
         while (todo := self._todo.get()) is not None:

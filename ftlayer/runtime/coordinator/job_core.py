@@ -36,7 +36,16 @@ from ftlayer.runtime.coordinator.reasons import never_works, not_up, reason_of, 
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 from ftlayer.runtime.coordinator.stopping import Stopping
 from ftlayer.runtime.coordinator.upkeep import Upkeep
-from ftlayer.runtime.messages import Cancel, FromSlot, Heartbeat, Hello, SlotFailed, StopSources, TasksStarted
+from ftlayer.runtime.messages import (
+    Cancel,
+    FromSlot,
+    Heartbeat,
+    Hello,
+    SlotFailed,
+    SourceFailed,
+    StopSources,
+    TasksStarted,
+)
 
 # While a slot has no instance, the Spark session is asked for this often (ms): Spark itself may not tell that it is
 # gone. (A client of Spark Connect tries to reach its server for ten minutes.)
@@ -212,6 +221,8 @@ class JobCore(ABC):
                 self._lose(slot, reason_of(message), now_ms, message.operator)
             case TasksStarted():
                 slot.started = slot.deployed
+            case SourceFailed():
+                self.last_failure = f"slot {slot.number}: {message.reason}"
             case Heartbeat():
                 slot.heartbeat = message
                 self._heard(slot, message, now_ms)

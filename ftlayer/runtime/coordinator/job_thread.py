@@ -61,6 +61,7 @@ from ftlayer.runtime.messages import (
     Heartbeat,
     SlotEnded,
     SlotFailed,
+    SourceFailed,
     SplitDone,
     ToSlot,
 )
@@ -248,6 +249,8 @@ class JobThread:
                 self._meter.update(said.instance, counters, now_ms)
             case SlotFailed(reason=reason, damaged=damaged) if damaged and self._checkpoints is not None:
                 self._checkpoints.damaged(damaged, reason)
+            case SourceFailed(reason=reason, pause_ms=pause_ms):
+                logger.warning("%s; it is started again in %d ms", reason, pause_ms)
             case SplitDone() as done if self._core.slots[said.slot].is_instance(said.instance):
                 self._parts.planners.split_done(done)
 

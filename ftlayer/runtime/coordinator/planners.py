@@ -1,4 +1,4 @@
-"""The planners of a job's reader sources, started again by the restart strategy when a reader fails."""
+"""The planners of a job's reader sources, each started again by its source's strategy when a reader fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ class Planners:
         graph: JobGraph,
         vertex: JobVertexCalls | None,
         key: bytes,
-        restart: RestartStrategy,
         *,
         send: Callable[[AssignSplits], None],
         failed: Callable[[FTLayerError], None],
@@ -56,7 +55,7 @@ class Planners:
                 continue
             uid = source.uid
             parallelism = self._parallelism[uid] = graph.vertex(uid).parallelism
-            self._restarts[uid] = copy.deepcopy(restart)
+            self._restarts[uid] = copy.deepcopy(source.restart)
             if graph.checkpointed:
                 self._planners[uid] = self._checkpointed[uid] = CheckpointedReaderPlanner(
                     source,

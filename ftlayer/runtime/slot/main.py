@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import os
@@ -10,7 +11,7 @@ import socket
 import threading
 import traceback
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn, cast
 
 from ftlayer.checkpoint.pieces import Piece
@@ -30,6 +31,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.recovery import lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.opening import open_reader
+from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.coordinator.control_client import ControlClient
 from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
 from ftlayer.runtime.order import SlotOrder
@@ -46,7 +48,7 @@ from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.seat import AnyTask
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.runtime.slot.snapshotting import SnapshotRunner
-from ftlayer.runtime.slot.sources import Signal, Sources
+from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.task.contract import CheckpointedTask
 from ftlayer.service.polling import poll_in_place
@@ -300,17 +302,24 @@ class _Slot:
                 positions = opened[stream].positions
             elif (uid, subtask) in restored:
                 positions = restored[uid, subtask].positions
-            reader = open_reader(
-                source,
-                subtask,
-                graph.vertex(uid).parallelism,
-                positions=positions,
-                limits=limits,
-                key=order.key if order.checkpoints is None else order.checkpoints.key,
-                wake=signal,
-            )
-            sources.add((uid, subtask), reader, signal, limits)
+            open_from = self._opener(source, subtask, limits, signal)
+            reopening = Reopening(open_from, positions, copy.deepcopy(source.restart))
+            sources.add((uid, subtask), open_from(positions), signal, limits, reopening)
         return sources
+
+    def _opener(
+        self, source: Source, subtask: int, limits: BatchLimits, wake: Signal
+    ) -> Callable[[Mapping[str, bytes]], SourceReader]:
+        order = self._order
+        key = order.key if order.checkpoints is None else order.checkpoints.key
+        parallelism = order.graph.vertex(source.uid).parallelism
+
+        def open_from(positions: Mapping[str, bytes]) -> SourceReader:
+            return open_reader(
+                source, subtask, parallelism, positions=positions, limits=limits, key=key, wake=wake
+            )
+
+        return open_from
 
     def _make_pulse(self) -> Pulse:
         order = self._order

@@ -1,26 +1,76 @@
-"""The readers of a slot's sources, and the loop that takes what they have read."""
+"""The readers of a slot's sources, and the loop that takes what they have read.
+
+A reader that fails takes nobody with it: it is opened again after a pause, behind the rows that were taken of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ftlayer.errors import SourceError, SourceGivenUpError
 from ftlayer.layer.calls import Now
+from ftlayer.recovery import lasting
+from ftlayer.restart import NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
-from ftlayer.runtime.messages import AssignSplits, DataEnded, SplitDone
+from ftlayer.runtime.messages import AssignSplits, DataEnded, SourceFailed, SplitDone
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.seat import TaskKey
 from ftlayer.runtime.task.contract import SourceRows
 
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Reopening:
+    """How a source's subtask is read again when its reader has failed.
+
+    ``open`` makes another reader, which begins at the positions that it is given: ``positions`` are those that the
+    first one had. ``strategy`` is this subtask's own.
+    """
+
+    open: Callable[[Mapping[str, bytes]], SourceReader]
+    positions: Mapping[str, bytes]
+    strategy: RestartStrategy
+
 
 @dataclass(slots=True)
 class _Running:
+    """A source's subtask. ``again_ms``: its reader has failed, and is replaced then (monotone, ms)."""
+
     reader: SourceReader
     signal: Signal
     limits: BatchLimits
+    reopening: Reopening
+    positions: dict[str, bytes]
     ended: bool = False
-    unaccepted: dict[int, SourceRows] = field(default_factory=dict)
+    finishing: bool = False
+    again_ms: int | None = None
+    restarts: int = 0
+    assigned: list[AssignSplits] = field(default_factory=list)
+    unaccepted: dict[int, tuple[SourceReader, SourceRows]] = field(default_factory=dict)
+
+    def assign(self, splits: AssignSplits) -> None:
+        """Note splits of the range that is read now, for the reader and its successors."""
+        self.assigned = [known for known in self.assigned if known.range == splits.range] + [splits]
+        self.reader.assign(splits)
+
+    def took(self, rows: SourceRows) -> None:
+        """Note how far the source was taken."""
+        if rows.position is not None:
+            self.positions[rows.position.partition] = rows.position.end
+
+    def open_again(self) -> None:
+        """Replace the reader."""
+        self.again_ms = None
+        self.restarts += 1
+        self.reader = self.reopening.open(dict(self.positions))
+        self.reader.start()
+        for splits in self.assigned:
+            self.reader.assign(splits)
+        self.signal.is_set = True
 
 
 @dataclass(slots=True)
@@ -36,6 +86,13 @@ class Signal:
         self.wake()
 
 
+def _never(positions: Mapping[str, bytes]) -> SourceReader:
+    raise SourceError("this source cannot be opened again")
+
+
+ONCE = Reopening(_never, {}, NoRestart())
+
+
 class Sources:
     """Takes rows while there is room for them, and tells readers and coordinator what was accepted.
 
@@ -44,7 +101,11 @@ class Sources:
     """
 
     def __init__(
-        self, core: SlotCore, report: Callable[[SplitDone | DataEnded], None], *, checkpointed: bool = False
+        self,
+        core: SlotCore,
+        report: Callable[[SplitDone | DataEnded | SourceFailed], None],
+        *,
+        checkpointed: bool = False,
     ) -> None:
         """``report`` sends to the coordinator; with checkpoints it is told of a source's end too."""
         self._core = core
@@ -53,12 +114,19 @@ class Sources:
         self._running: dict[TaskKey, _Running] = {}
         self.asked = ""
 
-    def add(self, key: TaskKey, reader: SourceReader, signal: Signal, limits: BatchLimits) -> None:
+    def add(
+        self,
+        key: TaskKey,
+        reader: SourceReader,
+        signal: Signal,
+        limits: BatchLimits,
+        reopening: Reopening = ONCE,
+    ) -> None:
         """Add the reader of a source's subtask; ``signal`` and ``limits`` are what it was given.
 
         With checkpoints its batches become smaller where receivers are slow (see `SlotCore.rows_wanted`).
         """
-        self._running[key] = _Running(reader, signal, limits)
+        self._running[key] = _Running(reader, signal, limits, reopening, dict(reopening.positions))
 
     def start(self) -> None:
         """Begin to read."""
@@ -68,12 +136,13 @@ class Sources:
     def assign(self, splits: AssignSplits) -> None:
         """Let a reader read these splits; KeyError if it is none of this slot's."""
         running = self._running[splits.source, splits.subtask]
-        running.reader.assign(splits)
+        running.assign(splits)
         running.signal.is_set = True
 
     def finish(self) -> None:
         """Read no further; what is read is taken."""
         for running in self._running.values():
+            running.finishing = True
             running.reader.finish()
             running.signal.is_set = True
 
@@ -86,7 +155,7 @@ class Sources:
         """Take one batch of every source that has one and room for it; whether there was any.
 
         The coordinator is told of iterations that have come to their end as it is of sources.
-        Raises `SourceError` for a source that cannot be read on.
+        Raises `SourceError` for a source that reading again cannot mend, or whose strategy has given up.
         """
         found = False
         while self._core.data_ended:
@@ -99,7 +168,14 @@ class Sources:
             if self._checkpointed:
                 running.limits.rows = self._core.rows_wanted(key)
             self.asked = key[0]
-            rows = running.reader.take(now.mono_ms)
+            if running.again_ms is not None and not running.finishing:
+                running.open_again()
+            try:
+                rows = running.reader.take(now.mono_ms)
+            except SourceError as error:
+                self._pause(key, running, error, now)
+                found = True
+                continue
             if rows is not None:
                 running.signal.is_set = found = True
                 self._take(key, running, rows, now)
@@ -113,9 +189,9 @@ class Sources:
     def accepted(self, key: TaskKey, ticket: int) -> None:
         """The vertex has persisted what came of rows."""
         running = self._running.get(key)
-        rows = None if running is None else running.unaccepted.pop(ticket, None)
-        if running is not None and rows is not None:
-            self._tell(running, rows)
+        taken = None if running is None else running.unaccepted.pop(ticket, None)
+        if taken is not None:
+            self._tell(*taken)
 
     @property
     def due_ms(self) -> int | None:
@@ -123,24 +199,48 @@ class Sources:
         dues = [
             due
             for key, running in self._running.items()
-            if not running.ended and (due := running.reader.due_ms) is not None and self._core.may_read(key)
+            if not running.ended and (due := self._due_ms(running)) is not None and self._core.may_read(key)
         ]
         return min(dues, default=None)
 
+    def _due_ms(self, running: _Running) -> int | None:
+        return running.reader.due_ms if running.again_ms is None else running.again_ms
+
     def _is_worth_asking(self, running: _Running, now: Now) -> bool:
-        if running.signal.is_set:
+        if running.signal.is_set and (running.again_ms is None or running.finishing):
             return True
-        due = running.reader.due_ms
+        due = self._due_ms(running)
         return due is not None and due <= now.mono_ms
 
+    def _pause(self, key: TaskKey, running: _Running, error: SourceError, now: Now) -> None:
+        """Let a reader that has failed rest until its strategy says, or raise what it failed with."""
+        if running.finishing:
+            # Nobody wants more of it.
+            logger.warning("%s; it was told to end", error)
+            running.reader.abandon()
+            running.signal.is_set = True
+            return
+        if lasting(error) is not None:
+            raise error
+        strategy = running.reopening.strategy
+        pause_ms = strategy.on_failure(now.mono_ms)
+        if pause_ms is None:
+            again = f"it was started again {running.restarts} times, and " if running.restarts else ""
+            raise SourceGivenUpError(f"{error} ({again}{strategy!r} gives up)") from error
+        logger.warning("%s; it is started again in %d ms", error, pause_ms)
+        self._report(SourceFailed(*key, str(error), pause_ms))
+        running.reader.abandon()
+        running.again_ms = now.mono_ms + pause_ms
+
     def _take(self, key: TaskKey, running: _Running, rows: SourceRows, now: Now) -> None:
+        running.took(rows)
         tickets = self._core.rows(key, rows, now)
         if tickets:
-            running.unaccepted[tickets[-1]] = rows
+            running.unaccepted[tickets[-1]] = running.reader, rows
         else:
-            self._tell(running, rows)
+            self._tell(running.reader, rows)
 
-    def _tell(self, running: _Running, rows: SourceRows) -> None:
-        done = running.reader.accepted(rows)
+    def _tell(self, reader: SourceReader, rows: SourceRows) -> None:
+        done = reader.accepted(rows)
         if done is not None:
             self._report(done)

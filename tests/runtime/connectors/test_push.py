@@ -2,19 +2,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from ftlayer.errors import SourceError
+from ftlayer.errors import ConfigError, SourceError
+from ftlayer.runtime.connectors import push
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.push import PushReader
 from ftlayer.runtime.messages import AssignSplits
-from ftlayer.stream.operators import PushSource, Source
+from ftlayer.stream.operators import Push, PushSource, Source
 
 ID = pa.schema([("id", pa.int64())])
-Push = Callable[[list[Any]], None]
 
 
 class Pushed:
@@ -147,8 +148,81 @@ def test_a_start_that_raises_ends_the_source(driver: Any) -> None:
 
     reader = driver.open(Source("clicks", PushSource(start), ID))
     reader.start()
-    with pytest.raises(SourceError, match=r"'clicks' cannot be started: OSError: no such port"):
+    with pytest.raises(
+        SourceError, match=r"'clicks': its listener raised before its first record: OSError: no such"
+    ):
         driver.next(reader)
+
+
+def test_a_listener_that_raises_after_a_while_says_so_and_loses_nothing(driver: Any) -> None:
+    pushed: list[Call] = []
+
+    def start(push: Push) -> None:
+        pushed.append(Call(lambda: push([1, 2])))
+        driver.until(lambda: pushed[0].over)
+        pushed.append(Call(lambda: push([3])))
+        driver.until(lambda: reader._waiting)
+        raise OSError("connection reset")
+
+    reader = driver.open(Source("clicks", PushSource(start), ID))
+    reader.start()
+    reader.accepted(driver.next(reader))
+    rows = driver.next(reader)
+    assert rows.payload.to_pydict() == {"id": [3]}
+    with pytest.raises(SourceError, match=r"its listener raised after 3 records: OSError: connection reset"):
+        driver.next(reader)
+    reader.abandon()
+    assert reader.ended
+    reader.accepted(rows)
+    pushed[1].finish()
+    with pytest.raises(SourceError, match="connection reset"):
+        reader([4])
+
+
+def test_pushes_that_do_not_wait_travel_together(driver: Any, pushed: Pushed) -> None:
+    futures = [pushed.push.push_async([number]) for number in range(20)]
+    rows = driver.next(pushed.reader)
+    assert rows.payload.num_rows == 20
+    assert not any(future.done() or future.cancel() for future in futures)
+    pushed.reader.accepted(rows)
+    assert [future.result(0) for future in futures] == [None] * 20
+    assert pushed.push.push_async([]).done()
+    with pytest.raises(SourceError, match="gave 'two'"):
+        pushed.push.push_async(["two"])
+
+
+def test_pushes_that_do_not_wait_are_bounded(
+    driver: Any, pushed: Pushed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(push, "MAX_WAITING_BYTES", 100)
+    first = pushed.push.push_async(list(range(50)))
+    calls = [Call(partial(pushed.push.push_async, [number])) for number in (1, 2)]
+    driver.until(lambda: len(pushed.reader._changed._waiters) == 2)
+    rows = driver.next(pushed.reader)
+    for call in calls:
+        call.finish()
+    pushed.reader.accepted(rows)
+    assert first.done()
+    pushed.push.push_async(list(range(50)))
+    stuck = Call(lambda: pushed.push.push_async([3]))
+    driver.until(lambda: pushed.reader._changed._waiters)
+    pushed.reader.stop()
+    with pytest.raises(SourceError, match="has ended"):
+        stuck.finish()
+
+
+def test_stop_fails_the_futures_of_what_is_not_known(driver: Any) -> None:
+    pushed = Pushed(driver, rows=2)
+    future = pushed.push.push_async([1, 2, 3, 4])
+    driver.next(pushed.reader)
+    pushed.reader.stop()
+    with pytest.raises(SourceError, match="they may be or not"):
+        future.result(0)
+
+
+def test_a_source_needs_a_listener() -> None:
+    with pytest.raises(ConfigError, match="PushSource: start: expected a function"):
+        PushSource(5)  # type: ignore[arg-type]
 
 
 def test_a_start_may_stay_and_push(driver: Any) -> None:

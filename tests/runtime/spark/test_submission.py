@@ -137,7 +137,7 @@ def start(spark: Any) -> Any:
         order = SlotOrder(job.job, 0, door, graph, options, None, "127.0.0.1", None, None, b"k" * 32)
         runner = SlotRunner(pickled_order(order), play)
         submitter = SlotSubmitter(spark, job.job, graph.name, runner, job.spark_job_ended, job.session_over)
-        planners = Planners(graph, None, order.key, restart, send=job.send_splits, failed=job.broken)
+        planners = Planners(graph, None, order.key, send=job.send_splits, failed=job.broken)
         vertex = fake_vertex() if tracked else None
         job.start(JobParts(graph, options, restart, server, submitter, vertex, planners, lambda: None))
         jobs.append(job)

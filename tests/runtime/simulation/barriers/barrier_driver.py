@@ -76,7 +76,6 @@ class Driver:
             self.graph,
             None,
             plan.key,
-            restart,
             send=self.job.send_splits,
             failed=self.job.broken,
             stop_at_latest=True,

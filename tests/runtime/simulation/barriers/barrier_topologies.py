@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
+from ftlayer.restart import FixedDelay
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.connectors import partitions
 from ftlayer.stream.windows import tumbling
@@ -240,7 +241,9 @@ class Case:
 
     def build(self, parallelism: int) -> GraphBuilder:
         """Return the topology; records keep their order within a partition."""
-        env = GraphBuilder("simulated", parallelism=parallelism, status=FTStatus.OFF)
+        env = GraphBuilder(
+            "simulated", parallelism=parallelism, status=FTStatus.OFF, restart=FixedDelay(10_000, "10ms")
+        )
         getattr(self, f"_{self.name}")(env, parallelism)
         return env
 

@@ -1,0 +1,217 @@
+"""Sources of a slot that fail: each is opened again by itself, by its own strategy, from where it was taken to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftlayer.errors import ConfigError, SourceError, SourceGivenUpError, SourceRowError
+from ftlayer.layer.calls import Now, SourcePosition
+from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
+from ftlayer.runtime.connectors.lane import BatchLimits
+from ftlayer.runtime.messages import AssignSplits, SourceFailed, SplitDone
+from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
+from ftlayer.runtime.task.contract import SourceRows
+
+ROWS = 12
+FLAKY, STEADY = ("flaky", 0), ("steady", 0)
+
+
+class Core:
+    """What `Sources` asks of a slot: rows are accepted when the test says."""
+
+    def __init__(self) -> None:
+        self.data_ended: list[Any] = []
+        self.seen: dict[tuple[str, int], list[int]] = {FLAKY: [], STEADY: []}
+        self.over: list[tuple[str, int]] = []
+        self.tickets = 0
+
+    def may_read(self, key: tuple[str, int]) -> bool:
+        return True
+
+    def rows(self, key: tuple[str, int], rows: SourceRows, now: Now) -> tuple[int, ...]:
+        self.seen[key] += rows.payload.column(0).to_pylist()
+        self.tickets += 1
+        return (self.tickets,)
+
+    def source_ended(self, key: tuple[str, int], now: Now) -> None:
+        self.over.append(key)
+
+
+class Counting:
+    """A reader of the numbers below `ROWS`, from its position on, that raises where the test says."""
+
+    def __init__(self, positions: Mapping[str, bytes], fails_at: Iterable[int], log: list[str]) -> None:
+        self.at = int(positions.get("0", b"0"))
+        self.fails_at = fails_at
+        self.log = log
+        self.finished = self.failed = False
+        self.assigned: list[AssignSplits] = []
+        self.told: list[int] = []
+
+    def start(self) -> None:
+        self.log.append(f"start at {self.at}")
+
+    def assign(self, splits: AssignSplits) -> None:
+        self.assigned.append(splits)
+
+    def take(self, mono_ms: int) -> SourceRows | None:
+        if self.finished or self.at == ROWS:
+            return None
+        for error in self.fails_at:
+            raise SourceError(f"fails at {error}") from OSError()
+        start, self.at = self.at, self.at + 1
+        payload = pa.record_batch({"id": [start]})
+        position = SourcePosition("0", str(start).encode() if start else None, str(self.at).encode())
+        return SourceRows("0", 0, start, payload, position)
+
+    @property
+    def due_ms(self) -> int | None:
+        return None
+
+    def accepted(self, rows: SourceRows) -> SplitDone | None:
+        self.told.append(rows.first_ordinal)
+        return None
+
+    @property
+    def ended(self) -> bool:
+        return self.finished or self.at == ROWS
+
+    def finish(self) -> None:
+        self.finished = True
+
+    def stop(self) -> None:
+        self.finished = True
+
+    def abandon(self) -> None:
+        self.finished = True
+        self.log.append("abandoned")
+
+
+class Bench:
+    """Two sources of one slot; the first fails as its ``failures`` say, one entry a reading."""
+
+    def __init__(self, failures: list[bool], strategy: RestartStrategy) -> None:
+        self.core = Core()
+        self.failures = failures
+        self.log: list[str] = []
+        self.readers: list[Counting] = []
+        self.reports: list[Any] = []
+        self.sources = Sources(self.core, self.reports.append)  # type: ignore[arg-type]
+        self.now = 0
+        limits = BatchLimits(10, 1)
+        self.sources.add(
+            FLAKY, self.open({}), Signal(lambda: None), limits, Reopening(self.open, {}, strategy)
+        )
+        steady = Counting({}, (), [])
+        self.sources.add(STEADY, steady, Signal(lambda: None), limits)
+        self.sources.start()
+
+    def open(self, positions: Mapping[str, bytes]) -> Counting:
+        self.readers.append(Counting(positions, self, self.log))
+        return self.readers[-1]
+
+    def __iter__(self) -> Any:
+        """Whether the next reading fails: iterated once for each."""
+        return iter(["it"] if self.failures and self.failures.pop(0) else [])
+
+    def turn(self) -> bool:
+        return self.sources.read(Now(self.now, 0))
+
+    def to_the_end(self) -> None:
+        for _ in range(1_000):
+            if not self.turn():
+                due = self.sources.due_ms
+                if due is None:
+                    return
+                self.now = max(self.now + 1, due)
+        raise AssertionError("it does not end")
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_all_rows_come_once_and_in_order_whatever_fails(failures: list[bool]) -> None:
+    bench = Bench(list(failures), FixedDelay(attempts=100, delay=10))
+    bench.to_the_end()
+    assert bench.core.seen == {FLAKY: list(range(ROWS)), STEADY: list(range(ROWS))}
+    assert sorted(bench.core.over) == [FLAKY, STEADY]
+
+
+def test_the_sources_beside_it_are_read_on_during_the_pause() -> None:
+    bench = Bench([False, True], FixedDelay(attempts=1, delay="1h"))
+    for _ in range(30):
+        bench.turn()
+    assert bench.core.seen == {FLAKY: [0], STEADY: list(range(ROWS))}
+    assert bench.log == ["start at 0", "abandoned"]
+    assert bench.reports == [SourceFailed("flaky", 0, "fails at it", 3_600_000)]
+    assert bench.sources.due_ms == 3_600_000
+    bench.now = 3_600_000
+    bench.to_the_end()
+    assert bench.log[2:] == ["start at 1"]
+    assert bench.core.seen[FLAKY] == list(range(ROWS))
+
+
+def test_rows_of_the_reader_before_are_accepted_by_it() -> None:
+    bench = Bench([False, True], FixedDelay(delay=1))
+    bench.to_the_end()
+    bench.sources.accepted(FLAKY, 1)
+    assert [reader.told for reader in bench.readers] == [[0], []]
+
+
+def test_what_is_given_up_ends_the_slot_by_the_sources_error() -> None:
+    bench = Bench([True, True, True], FixedDelay(attempts=2, delay=1))
+    with pytest.raises(
+        SourceGivenUpError, match=r"^fails at it \(it was started again 2 times, .*gives up\)"
+    ):
+        bench.to_the_end()
+    assert bench.sources.asked == "flaky"
+    with pytest.raises(SourceGivenUpError, match=r"^fails at it \(.*NoRestart\(\) gives up\)"):
+        Bench([True], NoRestart()).to_the_end()
+
+
+@pytest.mark.parametrize(
+    "error", [SourceRowError("a row that does not fit"), SourceError("positions of another kind")]
+)
+def test_what_reading_again_cannot_mend_is_not_tried(error: SourceError) -> None:
+    if type(error) is SourceError:
+        error.__cause__ = ConfigError("of another kind")
+    bench = Bench([], FixedDelay())
+
+    def take(mono_ms: int) -> None:
+        raise error
+
+    bench.readers[0].take = take  # type: ignore[method-assign, assignment]
+    with pytest.raises(type(error), match=str(error)):
+        bench.turn()
+
+
+def test_splits_are_assigned_again() -> None:
+    bench = Bench([True], FixedDelay(delay=1))
+    before, after = (AssignSplits("flaky", 0, number, "0", "1", b"", 1, ()) for number in (1, 2))
+    end = AssignSplits("flaky", 0, 2, "1", "1", b"", 0, ())
+    for message in (before, after):
+        bench.sources.assign(message)
+    bench.turn()
+    bench.sources.assign(end)
+    bench.to_the_end()
+    assert bench.readers[1].assigned == [after, end]
+
+
+def test_a_source_that_is_told_to_end_does_not_begin_again() -> None:
+    bench = Bench([True], FixedDelay(delay="1h"))
+    bench.turn()
+    bench.sources.finish()
+    bench.to_the_end()
+    assert FLAKY in bench.core.over
+    assert len(bench.readers) == 1
+    failing = Bench([False, True], FixedDelay(delay="1h"))
+    failing.turn()
+    failing.readers[0].finish = lambda: None  # type: ignore[method-assign]
+    failing.sources.finish()
+    failing.to_the_end()
+    assert FLAKY in failing.core.over
+    assert len(failing.readers) == 1
