@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from ftlayer.partitioning.partitioners import Forward
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.stream.checks import check_columns, check_graph, check_operator, check_parallelism
 from ftlayer.stream.connectors import Options, ParseSchema, Schema, open_source
-from ftlayer.stream.ddl import parse_ddl
+from ftlayer.stream.ddl import parse_ddl, to_ddl
 from ftlayer.stream.facts import emits_roots, outputs_of
 from ftlayer.stream.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.stream.iterations import TAIL, circle_error, closed_twice
@@ -85,10 +86,12 @@ class GraphBuilder:
 
         Args:
             source: a stream reader or `DataSource` class of pyspark; an iterable of records that can be gone through
-                again and again, a function without arguments that returns one, or `partitions` of either; or a
-                `PushSource`. A record is a value (one column), a tuple in the order of the columns (several), or
-                whole `pa.RecordBatch`es come.
-            schema: of the records, as a `pa.Schema` or as Spark's DDL; may be left out for a `DataSource` that knows.
+                again and again, a function without arguments that returns one, or `partitions` of either; a DataFrame
+                of pandas, polars, Arrow (or anything with ``__arrow_c_stream__``), which is read now, or a list of
+                dicts; or a `PushSource`. A record is a value (one column), a tuple in the order of the columns
+                (several), or whole `pa.RecordBatch`es come.
+            schema: of the records, as a `pa.Schema` or as Spark's DDL; may be left out for a `DataSource` that knows,
+                for a DataFrame, and for lists and the like whose first records say it: a line on stderr does then.
             options: for a `DataSource` class.
             uid: stable name; positions of the source are kept under it.
             parallelism: subtasks that read. By default as many as there are partitions of iterables, up to the
@@ -122,6 +125,10 @@ class GraphBuilder:
             parallelism=parallelism,
             retry=retry,
         )
+        if wanted is None and opened.inferred:
+            # Said once: types that are guessed are to be seen.
+            said = f"{self.operator(node).uid}: schema '{to_ddl(known)}', {opened.inferred}"
+            print(said, file=sys.stderr, flush=True)
         return DataStream(self, (Leg(node),), known)
 
     def dead_letters(self, legs: tuple[Leg, ...], uid: str | None) -> DataStream:
@@ -133,7 +140,9 @@ class GraphBuilder:
             )
         # Which streams these are is known when the graph is built: uids may change until then.
         nothing = IterableSource(((list),))
-        node = self.add(lambda uid: Source(uid, nothing, LETTER_SCHEMA), [], uid=uid, parallelism=1)
+        node = self.add(
+            lambda uid: Source(uid, nothing, LETTER_SCHEMA, restart=self._restart), [], uid=uid, parallelism=1
+        )
         if self.status is FTStatus.ON:
             self._letters[node] = legs
         return DataStream(self, (Leg(node),), LETTER_SCHEMA)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from ftlayer.errors import ConfigError
+from ftlayer.stream.dataframes import partitioned, table_of, with_known_types
+from ftlayer.stream.inference import schema_of_first
 from ftlayer.stream.operators import (
     FunctionSink,
     IterableSource,
@@ -41,11 +43,15 @@ def partitions(*parts: Any) -> IterableSource:
 
 @dataclass(frozen=True)
 class OpenedSource:
-    """A connector with what it knows of itself: its schema (None: nothing) and how many subtasks are of use."""
+    """A connector with what it knows of itself: its schema (None: nothing) and how many subtasks are of use.
+
+    ``inferred`` says what the schema was read off, "" where the source says it itself.
+    """
 
     connector: SourceConnector
     schema: pa.Schema | None
     most_subtasks: int | None
+    inferred: str = ""
 
 
 def open_source(
@@ -61,12 +67,20 @@ def open_source(
         raise ConfigError(
             f"source: options are for a pyspark DataSource class, and this is {_described(given)}: give them to it"
         )
-    if isinstance(given, ReaderSource | PushSource | IterableSource):
+    table = table_of(given)
+    if table is not None:
+        table = with_known_types(table) if schema is None else table
+        parts = partitioned(table)
+        return OpenedSource(IterableSource(parts), table.schema, len(parts), "as its rows have it")
+    if isinstance(given, IterableSource):
+        found = schema_of_first(given.partitions) if schema is None else None
+        return OpenedSource(given, found, len(given.partitions), "as its first records have it")
+    if isinstance(given, ReaderSource | PushSource):
         return OpenedSource(given, None, _most_subtasks(given))
     if _is_reader(given):
         connector = ReaderSource(given)
         return OpenedSource(connector, None, _most_subtasks(connector))
-    return OpenedSource(IterableSource((_partition(given, "source"),)), None, 1)
+    return open_source(IterableSource((_partition(given, "source"),)), schema, options, parse)
 
 
 def open_sink(

@@ -35,6 +35,12 @@ _TYPES: dict[str, pa.DataType] = {
     "void": pa.null(),
 }
 
+_NAMES = {
+    kind: name
+    for name, kind in _TYPES.items()
+    if name not in ("byte", "short", "integer", "long", "real", "timestamp_ltz")
+}
+
 _DECIMAL = ("decimal", "dec", "numeric")
 _MAX_PRECISION = 38
 _MAX_DEPTH = 100
@@ -57,6 +63,34 @@ def parse_ddl(text: str) -> pa.Schema:
         if names.count(name) > 1:
             raise ConfigError(f"schema {text!r}: two columns are called {name!r}")
     return pa.schema(fields)
+
+
+def to_ddl(schema: pa.Schema) -> str:
+    """Write a schema as `parse_ddl` reads it; a type that Spark does not have as Arrow calls it."""
+    return ", ".join(f"{_quoted(field.name)} {_type_text(field.type)}{_not_null(field)}" for field in schema)
+
+
+def _type_text(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"array<{_type_text(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{_type_text(kind.key_type)},{_type_text(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        fields = ", ".join(
+            f"{_quoted(field.name)} {_type_text(field.type)}{_not_null(field)}" for field in kind
+        )
+        return f"struct<{fields}>"
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return _NAMES.get(kind, str(kind))
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
+
+
+def _not_null(field: pa.Field) -> str:
+    return "" if field.nullable else " not null"
 
 
 class _Parser:

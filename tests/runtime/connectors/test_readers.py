@@ -16,6 +16,7 @@ from ftlayer.runtime.connectors import lane
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import IterableReader
 from ftlayer.runtime.messages import AssignSplits
+from ftlayer.stream.dataframes import partitioned
 from ftlayer.stream.operators import IterableSource, Source
 
 ID = pa.schema([("id", pa.int64())])
@@ -453,3 +454,25 @@ def test_wakes_are_few() -> None:
     while not reader.ended:
         batches += reader.take(0) is not None
     assert wakes <= 2 * batches + 2
+
+
+@pytest.mark.parametrize("before", range(7))
+def test_a_dataframe_goes_on_behind_its_positions_with_another_parallelism(
+    driver: Any, vertex: Any, before: int
+) -> None:
+    frame = IterableSource(partitioned(pa.table({"id": range(250)}), 100))
+    source = Source("frame", frame, pa.schema([("id", pa.int64())]))
+    readers = [driver.open(source, subtask, 2, rows=30) for subtask in range(2)]
+    for reader in readers:
+        reader.start()
+    for turn in range(before):
+        rows = driver.next(readers[turn % 2])
+        if rows is not None:
+            vertex.persist(rows)
+    for reader in readers:
+        reader.stop()
+    alone = driver.open(source, 0, 1, rows=30, positions=vertex.snapshot())
+    alone.start()
+    for rows in driver.all(alone):
+        vertex.persist(rows)
+    assert sorted(vertex.rows) == list(range(250))
