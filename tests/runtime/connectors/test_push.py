@@ -161,7 +161,7 @@ def test_a_listener_that_raises_after_a_while_says_so_and_loses_nothing(driver: 
         pushed.append(Call(lambda: push([1, 2])))
         driver.until(lambda: pushed[0].over)
         pushed.append(Call(lambda: push([3])))
-        driver.until(lambda: reader._waiting)
+        driver.until(lambda: reader._pushed_rows == 3)
         raise OSError("connection reset")
 
     reader = driver.open(Source("clicks", PushSource(start), ID))

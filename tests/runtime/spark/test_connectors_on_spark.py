@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer import FixedDelay, NoRestart, PushSource
+from ftlayer import PushSource
 
 pytestmark = pytest.mark.spark
 
@@ -102,47 +102,6 @@ def test_records_by_callback(environment: Any, logs_kit: ModuleType, tmp_path: P
     assert came.keys() >= set(pushed.rows())
     assert set(came.values()) == {1}
     assert len(came) - len(pushed.rows()) <= 2 * 7
-
-
-def breaking(kit: ModuleType, directory: Path, breaks: int) -> Callable[[Any], None]:
-    """A listener that pushes ten records each time it is called, and has lost its connection then, some times."""
-    first_time, folder = kit.first_time, str(directory)
-
-    def start(push: Any) -> None:
-        number = 0
-        while not first_time(f"{folder}/connection-{number}"):
-            number += 1
-        futures = [push.push_async([number * 10 + each]) for each in range(10)]
-        for future in futures:
-            future.result()
-        if number < breaks:
-            raise ConnectionResetError("by the broker")
-
-    return start
-
-
-def test_a_source_that_fails_takes_nobody_with_it(
-    environment: Any, logs_kit: ModuleType, tmp_path: Path
-) -> None:
-    """Two sources in one slot: one breaks three times, and is started again by itself."""
-    env = environment(parallelism=1)
-    restart = FixedDelay(attempts=3, delay="10ms")
-    broken = env.source(PushSource(breaking(logs_kit, tmp_path, 3)), "id bigint", restart=restart)
-    steady = env.source(PushSource(pushing(logs_kit, tmp_path)), "id bigint", restart=NoRestart())
-    broken.map(lambda it: -1 - it, "id bigint").union(steady).sink(logs_kit.Journal(tmp_path))
-    job = env.execute_async()
-    out, pushed = logs_kit.Notes(tmp_path, "out"), logs_kit.Notes(tmp_path, "pushed")
-    logs_kit.until(job, lambda: sum(row[0] < 0 for row in out.rows()) >= 40)
-    assert (
-        "listener raised after 10 records: ConnectionResetError: by the broker" in job.status().last_failure
-    )
-    seen = len(pushed.rows())
-    logs_kit.until(job, lambda: len(pushed.rows()) > seen)
-    assert job.status().restarts == 0
-    assert job.drain(60)
-    came = Counter(row[0] for row in out.rows())
-    assert {-1 - number for number in range(40)} == {number for number in came if number < 0}
-    assert set(came.values()) == {1}
 
 
 def large(records: int) -> Iterator[tuple[int, bytes]]:

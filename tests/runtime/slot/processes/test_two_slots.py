@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ftlayer.layer.calls import StreamOptions
+from ftlayer.runtime.messages import SourceFailed
 
 N = 20_000
 
@@ -173,3 +174,30 @@ def test_a_slot_ends_when_its_coordinator_is_gone_and_its_function_hangs(jobs: A
     slots.lose_coordinator()
     for process in slots.processes.values():
         assert process.wait(30) == 75
+
+
+def test_a_source_that_fails_goes_on_in_its_slot_where_it_was(jobs: Any) -> None:
+    """Each of two partitions breaks twice; the restart strategy is the default one."""
+
+    def breaking(part: int) -> Any:
+        def read() -> Any:
+            import os
+
+            for n in range(part * N, (part + 1) * N):
+                marker = f"{flags}/{n}"
+                if n % (N // 2) == N // 3 and not os.path.exists(marker):
+                    open(marker, "w").close()
+                    raise OSError("connection lost")
+                yield n
+
+        return read
+
+    flags = str(jobs.path)
+    graph = jobs.graph([breaking(0), breaking(1)], lambda n: [n])
+    slots = jobs.slots(graph, batch_rows=256)
+    slots.drain()
+    assert sorted(jobs.written()) == list(range(2 * N))
+    assert slots.total("persisted") == 2 * N
+    said = [message for _, message in slots.said if isinstance(message, SourceFailed)]
+    assert len(said) == 4
+    assert said[0].reason == "source 'source' cannot be read on: OSError: connection lost"
