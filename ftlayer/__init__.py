@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import FailException, FTLayerError, PermanentFailure, RetryLater
@@ -49,6 +50,7 @@ __all__ = [
     "PushSource",
     "Retention",
     "RetryLater",
+    "StateMigration",
     "StateTtl",
     "StreamEnvironment",
     "StreamOptions",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Literal
 
+from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checks import (
     MOST_BYTES,
     Duration,
@@ -82,7 +83,10 @@ class CheckpointConfig:
         max_file_size: of a shared file, bytes.
         max_space_amplification: bytes that files take up ÷ bytes that are of use, above which they are rewritten.
         local_recovery: directory for a second copy on the slot's own disk, None for none.
-        allow_unclaimed_state: restore although there is state that no operator claims (it is dropped).
+        allow_unclaimed_state: what a restore may leave behind, by name: ``"uid"``, all that an operator had which the
+            program has no more; ``"uid/name"``, one state of an operator; ``"uid/partition-3"``, the position of a
+            source's partition. True: whatever belongs to operators and partitions that the program has no more.
+        migrations: `StateMigration` for each keyed state whose type or name has changed.
         key: secret behind the checksums of everything that is read back; None: one is made and kept with the
             checkpoints, which protects from damage, not from somebody who can write there.
         debloating: keep less in flight on a channel than ``TopologyOptions.channel_bytes`` where it is slow.
@@ -116,7 +120,8 @@ class CheckpointConfig:
     max_file_size: int = 32 * MIB
     max_space_amplification: float = 2.0
     local_recovery: str | None = None
-    allow_unclaimed_state: bool = False
+    allow_unclaimed_state: bool | tuple[str, ...] = False
+    migrations: tuple[StateMigration, ...] = ()
     key: bytes | None = field(default=None, repr=False)
     debloating: bool = False
     debloat_target: Duration = "1s"
@@ -143,7 +148,27 @@ class CheckpointConfig:
             object.__setattr__(self, name, member(getattr(self, name), name, kind))
         check_choice(self.backend, "backend", ("heap", "lmdb"))
         check_bytes(self.key, "key", least=16)
+        self._check_names()
         self._check_combinations()
+
+    def _check_names(self) -> None:
+        allowed = self.allow_unclaimed_state
+        if not isinstance(allowed, bool):
+            if not isinstance(allowed, list | tuple | set) or not all(
+                isinstance(one, str) for one in allowed
+            ):
+                raise ConfigError(
+                    f"allow_unclaimed_state: expected True, False, or a list of names like 'uid/state', got {allowed!r}"
+                )
+            object.__setattr__(self, "allow_unclaimed_state", tuple(allowed))
+        given = self.migrations
+        if not isinstance(given, list | tuple) or not all(isinstance(one, StateMigration) for one in given):
+            raise ConfigError(f"migrations: expected a list of StateMigration, got {given!r}")
+        object.__setattr__(self, "migrations", tuple(given))
+        names = [(one.operator, one.state) for one in given]
+        for operator, state in names:
+            if names.count((operator, state)) > 1:
+                raise ConfigError(f"migrations: there are two for {operator}/{state}; one does all versions")
 
     def _check_durations(self) -> None:
         if self.interval is not None:

@@ -25,6 +25,7 @@ class TableInfo:
         kind: ``"value"``, ``"list"``, ``"map"`` or ``"timers"``.
         serializer: name of what keys and values are written with.
         version: of the serializer.
+        state_version: of the values' type, as the program counts it: `StateMigration`.
     """
 
     number: int
@@ -33,6 +34,7 @@ class TableInfo:
     kind: str
     serializer: str
     version: int
+    state_version: int = 1
 
 
 @dataclass(frozen=True, slots=True)

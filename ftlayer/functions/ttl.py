@@ -13,7 +13,8 @@ from typing import Any
 from ftlayer.checks import Duration, check_bool, duration_ms, known_options
 from ftlayer.errors import ConfigError
 
-_SUFFIX = " (ttl)"
+SUFFIX = " (ttl)"
+"""Of the names of tables with stamped values."""
 
 Stamped = tuple[int, Any]
 """When it is over, and the value."""
@@ -53,13 +54,18 @@ def is_expired(stamped: Stamped, now_ms: int) -> bool:
 
 def table_name(name: str, ttl: StateTtl | None) -> str:
     """Return the table of a state of this name; ConfigError for one that is kept for others."""
-    if name.endswith(_SUFFIX):
+    if name.endswith(SUFFIX):
         raise ConfigError(
             f"a state cannot be named {name!r}: names that end so are those of states with a time to live"
         )
-    return name if ttl is None else name + _SUFFIX
+    return name if ttl is None else name + SUFFIX
+
+
+def plain_name(table: str) -> str:
+    """Return the name of the state that a table is for."""
+    return table.removesuffix(SUFFIX)
 
 
 def holds_stamped(table: str) -> bool:
     """Whether the values of a table of this name (or its lists' and mappings' items) are stamped."""
-    return table.endswith(_SUFFIX)
+    return table.endswith(SUFFIX)

@@ -25,6 +25,7 @@ from ftlayer.state.layers import Layer, LayeredTable, Sharing, Store
 from ftlayer.state.lineage import Lineage, Written
 from ftlayer.state.memory import FrontGauge, StateMemory, max_kept
 from ftlayer.state.merging import Merger
+from ftlayer.state.migrating import Migrations
 from ftlayer.state.operators import SubtaskOperatorStates
 from ftlayer.state.pace import Pace
 from ftlayer.state.timers import TimerService
@@ -84,6 +85,8 @@ class LayeredBackend:
         changelog: Changelog | None = None,
     ) -> None:
         self._spec = spec
+        self.migrations = Migrations(config.migrations, config.allow_unclaimed_state)
+        self._unasked = False
         self._compaction = compaction
         self._spilling = spilling
         self._sharing = Sharing()
@@ -146,7 +149,8 @@ class LayeredBackend:
         if number is None:
             number = self._next_number
             self._next_number += 1
-        return TableInfo(number, uid, name, kind, serializer.NAME, serializer.VERSION)
+        version = self.migrations.version(uid, name)
+        return TableInfo(number, uid, name, kind, serializer.NAME, serializer.VERSION, version)
 
     def _key_groups(self, uid: str) -> KeyGroups:
         found = self._groups.get(uid)
@@ -167,6 +171,7 @@ class LayeredBackend:
 
     def restored_table(self, info: TableInfo) -> tuple[KeyGroups, LayeredTable]:
         """Return the table for what a checkpoint holds of one; its base may be filled as long as nobody uses it."""
+        self._unasked = True
         table = self.state(info.operator).restored(info.name, info.kind)
         return self._key_groups(info.operator), table
 
@@ -188,6 +193,7 @@ class LayeredBackend:
 
         `StateSerializationError` for operator state that cannot be written.
         """
+        self._check_asked()
         operators = tuple(
             [saved for states in self._operators.values() for saved in states.snapshot(self._serializer)]
         )
@@ -333,6 +339,13 @@ class LayeredBackend:
 
     # ------------------------------------------------------------ between batches
 
+    def _check_asked(self) -> None:
+        """Raise IncompatibleCheckpointError for a state that seems to have another name in the program now."""
+        if self._unasked:
+            for tables in self._states.values():
+                tables.check_asked()
+            self._unasked = any(tables.unasked for tables in self._states.values())
+
     @property
     def is_full(self) -> bool:
         """Whether memory holds so much that the task is to take no input before `tend` has made room."""
@@ -343,6 +356,7 @@ class LayeredBackend:
 
         Where the input waits for it, as much as can be done in a few milliseconds.
         """
+        self._check_asked()
         used_s = thread_time() - self._tended_s
         touched = sum(table.touched() for _, _, table in self._tables)
         if touched > MAX_FRONT or self._is_front_large(handled):

@@ -101,7 +101,8 @@ class _Restoring:
             snapshot.pieces
             and snapshot.pieces[0].format == lmdb_layout.FORMAT
             and (snapshot.first_group, snapshot.end_group) == groups
-            and len(claimed(snapshot, self._spec)) == len(snapshot.tables)
+            and len(claimed(snapshot, self._spec, self._backend.migrations)) == len(snapshot.tables)
+            and not any(map(self._backend.migrations.changes, snapshot.tables))
             and all(info.version == serializer.VERSION for info in snapshot.tables)
         )
 
@@ -118,7 +119,7 @@ class _Restoring:
             self._backend.operators(uid).restore(states)
 
     def _keyed(self, snapshot: KeyedSnapshot, adopted: int) -> None:
-        tables = claimed(snapshot, self._spec)
+        tables = claimed(snapshot, self._spec, self._backend.migrations)
         for info in tables.values():
             if info.kind == TIMERS:
                 self._backend.restored_timers(info)
@@ -143,6 +144,8 @@ class _Restoring:
             return
         groups, table = self._backend.restored_table(info)
         keys, values = decoded(block, info, groups)
+        if values is not None:
+            values = self._backend.migrations.migrated(info, keys, values)
         _put(table, keys, values)
         self._backend.filled(keys, values or ())
 

@@ -16,6 +16,7 @@ from ftlayer.state.contract import BackendSpec
 from ftlayer.state.entries import Block, read_blocks
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.keyed import LIST, MAP, TIMERS, VALUE
+from ftlayer.state.migrating import Migrations
 from ftlayer.state.serializer import array_header, split_array, unpack, unreadable
 from ftlayer.state.timers import TimerService
 
@@ -34,9 +35,16 @@ def blocks_of_entries(storage: SlotStorage, location: str) -> BlocksOf:
     return blocks
 
 
-def claimed(snapshot: KeyedSnapshot, spec: BackendSpec) -> dict[int, TableInfo]:
-    """Return the tables, by number, of operators that the subtask has; IncompatibleCheckpointError."""
-    tables = {info.number: info for info in snapshot.tables if info.operator in spec.keys}
+def claimed(snapshot: KeyedSnapshot, spec: BackendSpec, migrations: Migrations) -> dict[int, TableInfo]:
+    """Return the tables, by number, of operators that the subtask has, with their present names.
+
+    IncompatibleCheckpointError for those that cannot be read here.
+    """
+    tables = {
+        info.number: migrations.present(info)
+        for info in snapshot.tables
+        if info.operator in spec.keys and not migrations.is_left(info)
+    }
     for info in tables.values():
         if info.serializer != serializer.NAME or info.version > serializer.VERSION:
             raise IncompatibleCheckpointError(

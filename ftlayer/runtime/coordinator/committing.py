@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from ftlayer.checkpoint.migration import may_leave
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, SubtaskSnapshot
 from ftlayer.errors import CommitFailedError, IncompatibleCheckpointError, UnauthorizedError
 from ftlayer.functions.conversion import text_of
@@ -66,10 +67,10 @@ class Committer:
     only then it is published.
     """
 
-    def __init__(self, graph: JobGraph, key: bytes, *, allow_unknown: bool = False) -> None:
+    def __init__(self, graph: JobGraph, key: bytes, *, allow_unknown: bool | tuple[str, ...] = False) -> None:
         """``key`` is `CheckpointPlan.key`.
 
-        ``allow_unknown``: messages of sinks that the graph has no more are dropped, with a warning.
+        ``allow_unknown``: messages of sinks that the graph has no more are dropped, with a warning; of those named.
         """
         self._key = key
         self._allow_unknown = allow_unknown
@@ -172,11 +173,11 @@ class Committer:
         return committable.checkpoint > self._committed
 
     def _refuse_unknown(self, sink: str, checkpoint: int, messages: int) -> None:
-        if not self._allow_unknown:
+        if not may_leave(self._allow_unknown, sink):
             raise IncompatibleCheckpointError(
                 f"checkpoint {checkpoint} has rows that sink {sink!r} wrote and has yet to commit, and the topology "
                 "has no such sink with a writer; keep it until the checkpoint is restored, or set "
-                "allow_unclaimed_state=True to drop them"
+                f"allow_unclaimed_state=[{sink!r}] to drop them"
             )
         logger.warning(
             "checkpoint %d: %d messages of sink %r are dropped, which the topology has no more",

@@ -8,13 +8,16 @@ import pyarrow as pa
 
 from ftlayer.checkpoint.snapshots import Checkpoint, EdgeInfo, OperatorInfo
 from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.functions.ttl import plain_name
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Custom, Partitioner
 from ftlayer.partitioning.replay import ReplayPartitioner
 from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.connectors.positions import partition_index
 from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.stream.facts import inputs_of
 from ftlayer.stream.job_graph import JobGraph, JobVertex
+from ftlayer.stream.operators import IterableSource, Source
 
 
 def operator_infos(graph: JobGraph) -> tuple[OperatorInfo, ...]:
@@ -75,11 +78,27 @@ def check_fits(checkpoint: Checkpoint, graph: JobGraph) -> None:
     _check_keys(checkpoint, graph)
 
 
-def unclaimed(checkpoint: Checkpoint, graph: JobGraph) -> tuple[str, ...]:
-    """Say what belongs to operators that the graph has no more: one text for each kind of thing and operator."""
+def unclaimed(checkpoint: Checkpoint, graph: JobGraph) -> dict[str, tuple[str, str]]:
+    """Say what belongs to operators, or partitions of sources, that the graph has no more.
+
+    Returns one text for each kind of thing and operator, with the operator and the thing's name in it, if it has one.
+    """
     known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
-    found = {text: None for uid, text in _belongings(checkpoint) if uid not in known}
-    return tuple(found)
+    found = {text: (uid, name) for uid, name, text in _belongings(checkpoint) if uid not in known}
+    for part in checkpoint.subtasks:
+        for partition in part.positions:
+            if part.uid in known and not has_partition(graph.vertex(part.uid), partition):
+                text = f"the position of partition {partition_index(partition)} of source {part.uid!r}"
+                found[text] = part.uid, f"partition-{partition_index(partition)}"
+    return found
+
+
+def has_partition(vertex: JobVertex, partition: str) -> bool:
+    """Whether a source still has a partition; those of a reader are the reader's to know."""
+    source = vertex.operators[0]
+    if not isinstance(source, Source) or not isinstance(source.connector, IterableSource):
+        return True
+    return partition_index(partition) < len(source.connector.partitions)
 
 
 def named(checkpoint: Checkpoint) -> str:
@@ -106,20 +125,24 @@ def _check_keys(checkpoint: Checkpoint, graph: JobGraph) -> None:
             )
 
 
-def _belongings(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Yield (operator, what it has) for everything in the checkpoint."""
+def _belongings(checkpoint: Checkpoint) -> Iterator[tuple[str, str, str]]:
+    """Yield (operator, name of a thing that has one, what it is) for everything in the checkpoint."""
     for part in checkpoint.subtasks:
         for table in () if part.keyed is None else part.keyed.tables:
-            yield table.operator, f"keyed state {table.name!r} of operator {table.operator!r}"
+            yield (
+                table.operator,
+                plain_name(table.name),
+                f"keyed state {table.name!r} of operator {table.operator!r}",
+            )
         for state in part.operators:
-            yield state.operator, f"operator state {state.name!r} of operator {state.operator!r}"
+            yield state.operator, state.name, f"operator state {state.name!r} of operator {state.operator!r}"
         if part.positions:
-            yield part.uid, f"positions of source {part.uid!r}"
+            yield part.uid, "", f"positions of source {part.uid!r}"
         for committable in part.committables:
-            yield committable.sink, f"uncommitted rows of sink {committable.sink!r}"
+            yield committable.sink, "", f"uncommitted rows of sink {committable.sink!r}"
         for channel in part.channels:
             # What is on its way belongs to who receives it.
-            yield channel.target, f"records on their way to operator {channel.target!r}"
+            yield channel.target, "", f"records on their way to operator {channel.target!r}"
 
 
 def _inputs(graph: JobGraph, vertex: JobVertex) -> list[pa.Schema]:

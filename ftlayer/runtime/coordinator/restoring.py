@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from ftlayer.checkpoint.migration import may_leave
 from ftlayer.checkpoint.snapshots import (
     Checkpoint,
     KeyedSnapshot,
@@ -15,7 +16,7 @@ from ftlayer.checkpoint.snapshots import (
 )
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.partitioning.key_groups import groups_of
-from ftlayer.runtime.coordinator.compatibility import check_fits, named, unclaimed
+from ftlayer.runtime.coordinator.compatibility import check_fits, has_partition, named, unclaimed
 from ftlayer.runtime.coordinator.in_flight import InFlightDealer
 from ftlayer.stream.job_graph import JobGraph, JobVertex
 
@@ -33,7 +34,9 @@ class Assignment:
     dropped: tuple[str, ...]
 
 
-def restores(checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool) -> Assignment:
+def restores(
+    checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool | tuple[str, ...]
+) -> Assignment:
     """Deal a checkpoint out to the slots of a graph with checkpoints.
 
     Keyed state goes to whoever has its key group, by the uid of its operator; snapshots hold more than that, and are
@@ -46,10 +49,16 @@ def restores(checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool) 
     """
     check_fits(checkpoint, graph)
     dropped = unclaimed(checkpoint, graph)
-    if dropped and not allow_unclaimed:
+    refused = {
+        text: uid if not name else f"{uid}/{name}"
+        for text, (uid, name) in dropped.items()
+        if not may_leave(allow_unclaimed, uid, name)
+    }
+    if refused:
         raise IncompatibleCheckpointError(
-            f"{named(checkpoint)} holds what no operator of the job claims: {', '.join(dropped)}. Give the operators "
-            "the uids they had, or drop it with allow_unclaimed_state=True"
+            f"{named(checkpoint)} holds what no operator of the job claims: {', '.join(refused)}. Give the operators "
+            "the uids they had and sources their partitions, or say what may be dropped: "
+            f"allow_unclaimed_state={sorted(set(refused.values()))}, or allow_unclaimed_state=True for all of it"
         )
     in_flight = InFlightDealer(checkpoint, graph)
     states = _states_of(checkpoint)
@@ -75,7 +84,7 @@ def restores(checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool) 
         )
         for slot in range(graph.slots)
     }
-    return Assignment(by_slot, dropped)
+    return Assignment(by_slot, tuple(dropped))
 
 
 def _keyed(
@@ -148,6 +157,8 @@ def _positions(checkpoint: Checkpoint, vertex: JobVertex) -> dict[str, bytes]:
         if part.uid != vertex.uid:
             continue
         for partition, position in part.positions.items():
+            if not has_partition(vertex, partition):
+                continue
             if merged.setdefault(partition, position) != position:
                 raise CheckpointDamagedError(
                     f"{named(checkpoint)}: two subtasks of source {vertex.uid!r} say otherwise of where partition "

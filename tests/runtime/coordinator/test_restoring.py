@@ -40,8 +40,8 @@ SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64())])
 GROUPS = 128
 
 
-def source(uid: str = "source") -> Source:
-    return Source(uid, IterableSource((list,)), SCHEMA)
+def source(uid: str = "source", partitions: int = 200) -> Source:
+    return Source(uid, IterableSource((list,) * partitions), SCHEMA)
 
 
 def keep(uid: str) -> Map:
@@ -474,6 +474,35 @@ def test_a_key_of_another_type() -> None:
         restores(checkpoint_of(line(1, 1)), after, allow_unclaimed=True)
     # Without state it does not matter.
     assigned(checkpoint_of(line(1, 1), []), after)
+
+
+def test_positions_of_partitions_that_vanished_are_refused_unless_they_are_named() -> None:
+    parts = [SubtaskSnapshot("source", 0, positions={f"p{n}": b"%d" % n for n in range(4)})]
+    checkpoint = checkpoint_of(graph((1, (source(partitions=4),)), (1, (keep("after"),))), parts)
+    fewer = graph((1, (source(partitions=2),)), (1, (keep("after"),)))
+    with pytest.raises(IncompatibleCheckpointError, match="partition 2 of source 'source'") as refused:
+        restores(checkpoint, fewer, allow_unclaimed=("source/partition-3",))
+    assert "partition 3" not in str(refused.value)
+    assert "['source/partition-2']" in str(refused.value)
+    for allowed in (True, ("source",), ("source/partition-2", "source/partition-3")):
+        found = restores(checkpoint, fewer, allow_unclaimed=allowed)  # type: ignore[arg-type]
+        assert len(found.dropped) == 2
+        (restore,) = found.by_slot.values()
+        assert [subtask.positions for subtask in restore.subtasks if subtask.uid == "source"] == [
+            {"p0": b"0", "p1": b"1"}
+        ]
+
+
+def test_what_may_be_left_behind_is_given_by_names() -> None:
+    before = line(1, 2)
+    checkpoint = checkpoint_of(before, snapshots(before))
+    after = graph((1, (source("other"),)), (1, (total("sum"), sink("print"))))
+    with pytest.raises(IncompatibleCheckpointError) as refused:
+        restores(checkpoint, after, allow_unclaimed=("source", "count/total"))
+    assert "'total'" not in str(refused.value)
+    assert "source 'source'" not in str(refused.value)
+    assert "'after/SPLIT'" in str(refused.value)
+    assert restores(checkpoint, after, allow_unclaimed=("source", "count", "after", "sink")).dropped
 
 
 def test_what_nobody_claims_is_refused_or_named() -> None:
