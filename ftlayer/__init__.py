@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.errors import FailException, FTLayerError, PermanentFailure, RetryLater
+from ftlayer.errors import FailException, FTLayerError, PermanentFailure, RetryLater, RowsRejected
 from ftlayer.machine import ensure_java_for_sessions
 from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
@@ -50,6 +50,7 @@ __all__ = [
     "PushSource",
     "Retention",
     "RetryLater",
+    "RowsRejected",
     "StateMigration",
     "StateTtl",
     "StreamEnvironment",

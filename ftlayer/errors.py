@@ -8,6 +8,7 @@ Each class also says whether starting again may mend it (``recoverable``); `ftla
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -128,6 +129,29 @@ class RetryLater(FailException):
         if not isinstance(uses_attempt, bool):
             raise ConfigError(f"RetryLater: uses_attempt: expected True or False, got {uses_attempt!r}")
         self.uses_attempt = uses_attempt
+
+
+class RowsRejected(FTLayerError):  # noqa: N818 - it sets rows aside, as the failures above do
+    """Raised by the sink of a wrapped query to set rows aside: their records fail, and it gets the rest again.
+
+    Args:
+        errors: by the row's ``_ft_row`` (`TrackedStream.sink` with ``tagged``), why it cannot be taken: an exception,
+            about which `retry_on` and `dead_on` are asked, or a text.
+    """
+
+    code = "ROWS_REJECTED"
+    recoverable = True
+
+    def __init__(self, errors: Mapping[int, Exception | str]) -> None:
+        super().__init__(errors)
+        self.errors = dict(errors)
+
+    def __str__(self) -> str:
+        """Count the rows, and show one."""
+        if not self.errors:
+            return "no rows"
+        row, error = next(iter(self.errors.items()))
+        return f"{len(self.errors)} rows, for example {row!r}: {error}"
 
 
 class CodecError(FTLayerError, ValueError):

@@ -6,6 +6,8 @@ What a crash means, by where it happens:
 | --- | --- | --- |
 | begin, run | new | it runs afresh; nothing of the first run is known |
 | seal | sealed | rows that had failed are left out, the rest runs, and the sink is called (again) |
+| the sink rejects rows | sealed | the same; what was rejected is not sealed yet, and the sink rejects it again |
+| that is sealed | sealed | the same; what was rejected is among the rows that had failed |
 | sink | sealed | the same: a sink that skips known batch ids skips it |
 | commit | committed | nothing is run, the sink is not called; its report is sent (again) |
 
@@ -38,6 +40,9 @@ from ftlayer.layer.calls import (
 STEPS = ("begin", "begun", "run", "sealed", "written", "committed", "reported")
 """What a watcher is told of, in order; faults are injected at each of them."""
 
+REJECTED = "rejected"
+"""What it is told besides, before "written": the sink has rejected rows, and these are sealed as failed."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -51,6 +56,11 @@ class Outcome:
     report: Report
     rows_in: int
     rows: int
+
+    @property
+    def failures(self) -> int:
+        """How many records have failed."""
+        return sum(len(rows.roots) for rows in self.failed) + len(self.redelivered) + len(self.resumed)
 
 
 @dataclass(frozen=True)
@@ -86,8 +96,12 @@ class Runner(Protocol[R]):
         """Return what the run came to; its report has the failures of ``sealed`` too."""
         ...
 
-    def write(self, batch: int, result: R) -> None:
-        """Call the sink with the good rows."""
+    def write(self, batch: int, result: R, sealed: BatchBegun | None) -> Outcome | None:
+        """Call the sink with the good rows. None: it has taken them.
+
+        Otherwise it has rejected records: they have failed from now on, and the outcome says so. That has to be sealed
+        before the sink is called again, with the rest.
+        """
         ...
 
     def report(self, batch: int, report: Report) -> None:
@@ -136,19 +150,27 @@ class Batches(Generic[R]):
             outcome = self._runner.outcome(result, sealed)
             reply = self._seal(batch, outcome, sealed)
             self._watch("sealed", batch)
-            self._runner.write(batch, result)
+            report = outcome.report
+            rejected = 0
+            while (more := self._runner.write(batch, result, sealed)) is not None:
+                reply = self._reseal(batch, more)
+                self._watch(REJECTED, batch)
+                rejected += more.failures
+                report = more.report
             self._watch("written", batch)
             self._call(Commit(self._query, self._epoch, batch))
             self._watch("committed", batch)
-            self._runner.report(batch, outcome.report)
+            self._runner.report(batch, report)
             self._watch("reported", batch)
         finally:
             self._runner.release(result)
-        return _report(batch, begun, outcome, reply)
+        return _report(batch, begun, outcome, reply, rejected)
 
     def _seal(self, batch: int, outcome: Outcome, sealed: BatchBegun | None) -> Sealed:
-        if sealed is None:
-            call: Seal | Reseal = Seal(
+        if sealed is not None:
+            return self._reseal(batch, outcome)
+        reply = self._call(
+            Seal(
                 self._query,
                 self._epoch,
                 batch,
@@ -159,8 +181,13 @@ class Batches(Generic[R]):
                 outcome.emitted,
                 outcome.report,
             )
-        else:
-            call = Reseal(
+        )
+        assert isinstance(reply, Sealed)
+        return reply
+
+    def _reseal(self, batch: int, outcome: Outcome) -> Sealed:
+        reply = self._call(
+            Reseal(
                 self._query,
                 self._epoch,
                 batch,
@@ -170,24 +197,22 @@ class Batches(Generic[R]):
                 outcome.emitted,
                 outcome.report,
             )
-        reply = self._call(call)
+        )
         assert isinstance(reply, Sealed)
         return reply
 
 
-def _report(batch: int, begun: BatchBegun, outcome: Outcome, reply: Sealed) -> BatchReport:
-    again = begun.state is BatchState.SEALED
+def _report(batch: int, begun: BatchBegun, outcome: Outcome, reply: Sealed, rejected: int) -> BatchReport:
+    failed = outcome.failures + rejected
     return BatchReport(
         batch=batch,
         state=begun.state,
         rows_in=outcome.rows_in,
         rows_out=outcome.rows,
-        failed=sum(len(rows.roots) for rows in outcome.failed)
-        + len(outcome.redelivered)
-        + len(outcome.resumed),
+        failed=failed,
         waiting=reply.waiting,
         dead=reply.dead,
         delivered=sum(end - start for start, end in outcome.delivered.values()),
         # Not told by the rows: each run has roots of its own.
-        differs=again and bool(outcome.failed or outcome.redelivered or outcome.resumed),
+        differs=begun.state is BatchState.SEALED and failed > 0,
     )

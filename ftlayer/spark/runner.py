@@ -30,6 +30,7 @@ from ftlayer.spark.delivery_source import arrow_schema
 from ftlayer.spark.exact_ids import event_ids
 from ftlayer.spark.pages import U64
 from ftlayer.spark.protocol import Outcome
+from ftlayer.spark.rejected import unknown_row
 from ftlayer.spark.sealed_rows import rows_to_skip
 from ftlayer.spark.sinks import Sink
 from ftlayer.spark.stage_run import QueryPlan, RunOptions, StagesResult, run_stages, split_root
@@ -102,25 +103,55 @@ class SparkRunner:
     def outcome(self, result: StagesResult, sealed: BatchBegun | None) -> Outcome:
         """Put the verdict into the form of a seal, with the source rows that the vertex is to take over."""
         verdict = result.verdict
-        resumes = bool(self._plan.carrier)
         delivered = {self._source.stream: verdict.delivered} if verdict.delivered is not None else {}
         known = set(verdict.delivered_roots.tolist())
-        redelivered = tuple(f for root, f in verdict.failures.items() if root in known)
-        others = {root: f for root, f in verdict.failures.items() if root not in known}
-        return Outcome(
+        return replace(
+            self._failed(result, verdict.failures, sealed),
             delivered=delivered,
-            failed=() if resumes else tuple(self._failed_rows(result, others)),
-            redelivered=redelivered,
-            resumed=tuple(others.values()) if resumes else (),
-            emitted=() if resumes else tuple(self._emitted_rows(result, known)),
-            report=self._report(verdict, sealed),
+            emitted=() if self._plan.carrier else tuple(self._emitted_rows(result, known)),
             rows_in=verdict.rows_in,
             rows=verdict.rows_out,
         )
 
-    def write(self, batch: int, result: StagesResult) -> None:
-        """Call the sink."""
-        self._sink.write(batch, result, self._incarnation())
+    def write(self, batch: int, result: StagesResult, sealed: BatchBegun | None) -> Outcome | None:
+        """Call the sink. Records that it rejects fail, with all their rows: it gets the others when called again."""
+        rejected = self._sink.write(batch, result, self._incarnation())
+        if not rejected:
+            return None
+        verdict = result.verdict
+        for failure in rejected:
+            if failure.root in verdict.failures:
+                raise unknown_row(failure.operator, failure.root)
+        failures = {failure.root: failure for failure in rejected}
+        outcome = self._failed(result, failures, sealed)
+        if outcome.failures < len(failures):
+            given = {int(root) for rows in outcome.failed for root in rows.roots}
+            given.update(failure.root for failure in (*outcome.redelivered, *outcome.resumed))
+            unknown = next(failure for failure in rejected if failure.root not in given)
+            raise unknown_row(unknown.operator, unknown.root)
+        for failure in rejected:
+            verdict.fail(failure)
+        return replace(outcome, report=self._report(verdict, sealed))
+
+    def _failed(
+        self, result: StagesResult, failures: dict[int, Failure], sealed: BatchBegun | None
+    ) -> Outcome:
+        """Return ``failures`` in the form of a seal; records that are not in the batch are left out."""
+        verdict = result.verdict
+        known = set(verdict.delivered_roots.tolist())
+        redelivered = tuple(f for root, f in failures.items() if root in known)
+        others = {root: f for root, f in failures.items() if root not in known}
+        carried = set(verdict.carriers["id"].tolist()) if self._plan.carrier else set()
+        return Outcome(
+            delivered={},
+            failed=() if self._plan.carrier else tuple(self._failed_rows(result, others)),
+            redelivered=redelivered,
+            resumed=tuple(failure for root, failure in others.items() if root in carried),
+            emitted=(),
+            report=self._report(verdict, sealed),
+            rows_in=0,
+            rows=0,
+        )
 
     def report(self, batch: int, report: Report) -> None:
         """Acknowledge the resumed records that are done and fail the others.
@@ -162,6 +193,8 @@ class SparkRunner:
             for batch in result.pages[0].source_rows(missing):
                 roots, source = split_root(batch)
                 rows += [(int(root), source.slice(place, 1)) for place, root in enumerate(roots)]
+        if not rows:
+            return
         packed = sealed_rows(self._source.stream, rows, failures, None)
         yield SealedRows(
             packed.stream, packed.payload, packed.roots, packed.failures, self._hashes(packed.payload)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
-from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.errors import ConfigError, RowsRejected, UnsupportedError
+from ftlayer.functions.batch_segment import ROW_TAG
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_write
+from ftlayer.layer.calls import Failure
+from ftlayer.runtime.connectors.bisect import settle
+from ftlayer.spark.rejected import failure_of_root, rejections
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -21,20 +27,38 @@ if TYPE_CHECKING:
 class Sink(Protocol):
     """Takes the good rows of a batch. May be called again with the same batch id after a crash."""
 
-    def write(self, batch: int, result: StagesResult, incarnation: int) -> None:
-        """Write the rows; returns when they are written."""
+    def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
+        """Write the rows; returns when they are written, or with the records that it does not take.
+
+        If there are any, nothing of this call counts: it is called again without them.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class FunctionSink:
-    """A user's function of (DataFrame, batch id), as ``foreachBatch`` takes it."""
+    """A user's function of (DataFrame, batch id), as ``foreachBatch`` takes it.
+
+    ``tagged``: it gets the column `ROW_TAG`, and may raise `RowsRejected`.
+    """
 
     function: Callable[[DataFrame, int], Any]
+    operator: str = "sink"
+    tagged: bool = False
+    rules: RetryRules = NO_RULES
 
-    def write(self, batch: int, result: StagesResult, incarnation: int) -> None:
+    def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         """Call the function."""
-        self.function(result.good_rows(), batch)
+        try:
+            self.function(result.tagged_rows() if self.tagged else result.good_rows(), batch)
+        except RowsRejected as rejected:
+            if not self.tagged:
+                raise ConfigError(
+                    f"sink {self.operator!r} raised RowsRejected, and its rows have no names: give "
+                    f"sink(…, tagged=True), and name them by their column {ROW_TAG!r}"
+                ) from rejected
+            return rejections(rejected, self.operator, self.rules)
+        return ()
 
 
 @dataclass(frozen=True)
@@ -44,9 +68,10 @@ class EmitSink:
     function: Callable[[DataFrame, int], Any]
     column: str
 
-    def write(self, batch: int, result: StagesResult, incarnation: int) -> None:
+    def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         """Call the function with the rows and their carriers."""
         self.function(result.emitted_rows(self.column, incarnation), batch)
+        return ()
 
 
 @dataclass(frozen=True)
@@ -54,41 +79,78 @@ class WriterSink:
     """A Python Data Source's stream writer (plain or Arrow), driven from here.
 
     Tasks call ``write`` and hand their commit message back through Spark; the driver calls ``commit``
-    with the messages of the winning attempts, or ``abort`` with those there are.
+    with the messages of the winning attempts, or ``abort`` with those there are. ``bisect``: where ``write`` raises,
+    tasks look for the rows that it does not take.
     """
 
     writer: Any
+    operator: str = "writer"
+    bisect: bool = False
+    rules: RetryRules = NO_RULES
 
-    def write(self, batch: int, result: StagesResult, incarnation: int) -> None:
-        """Write and commit the rows."""
+    def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
+        """Write and commit the rows; if some are rejected, abort."""
         from pyspark import cloudpickle
 
-        rows = result.good_rows()
+        rows = result.tagged_rows() if self.bisect else result.good_rows()
+        task = WriteTask(self.writer, result.schema, self.operator if self.bisect else "", self.rules)
         messages: list[Any] = []
+        failures: list[Failure] = []
         try:
-            written = rows.mapInArrow(write_partition(self.writer, rows.schema), "message binary")
-            messages.extend(cloudpickle.loads(row[0]) for row in written.collect())
-            self.writer.commit(messages, batch)
+            for row in rows.mapInArrow(task, "written binary").collect():
+                written, rejected = cloudpickle.loads(row[0])
+                messages += written
+                failures += rejected
+            if not failures:
+                self.writer.commit(messages, batch)
         except Exception:
             self.writer.abort(messages, batch)
             raise
+        if failures:
+            # Also what is good was found by halves, and may be of a record that has a bad row elsewhere.
+            self.writer.abort(messages, batch)
+        # A record may have several rows that are not taken.
+        return tuple({failure.root: failure for failure in reversed(failures)}.values())
 
 
-def write_partition(
-    writer: Any, schema: StructType
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the task that writes one partition and yields its pickled commit message."""
-    from pyspark.serializers import CloudPickleSerializer
+@dataclass(frozen=True)
+class WriteTask:
+    """Writes one partition; yields one row: its commit messages and the records that failed, pickled.
 
-    make_pickler: Any = CloudPickleSerializer
+    ``bisects`` is the operator that rows fail in, if they may: the rows then have the column `ROW_TAG`, and the
+    partition is held in memory.
+    """
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        message = call_write(writer, batches, schema)
+    writer: Any
+    schema: StructType
+    bisects: str = ""
+    rules: RetryRules = NO_RULES
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the partition."""
+        from pyspark.serializers import CloudPickleSerializer
+
+        make_pickler: Any = CloudPickleSerializer
+        written = self._write_by_halves(list(batches)) if self.bisects else (self._write(batches), [])
         # As Spark does: the message's class may be of the main program, which tasks cannot import.
-        packed = make_pickler().dumps(message)
-        yield pa.RecordBatch.from_arrays([pa.array([packed], pa.binary())], names=["message"])
+        packed = make_pickler().dumps(written)
+        yield pa.RecordBatch.from_arrays([pa.array([packed], pa.binary())], names=["written"])
 
-    return write
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> list[Any]:
+        return [call_write(self.writer, batches, self.schema)]
+
+    def _write_by_halves(self, batches: list[pa.RecordBatch]) -> tuple[list[Any], list[Failure]]:
+        if not sum(batch.num_rows for batch in batches):
+            return self._write([]), []
+        rows = pa.concat_batches(batches)
+        tags = rows.column(ROW_TAG).to_numpy().view(np.uint64)
+        messages: list[Any] = []
+
+        def write(part: pa.RecordBatch) -> None:
+            messages.extend(self._write([part]))
+
+        failed = settle(self.bisects, rows.drop_columns([ROW_TAG]), write, rules=self.rules)
+        return messages, [failure_of_root(int(tags[failure.row]), failure) for failure in failed]
 
 
 def stream_writer(

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
+from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.layer.calls import Failure
 from ftlayer.spark.carrier import CARRIER_DTYPE, make_carriers
 from ftlayer.spark.known import TriedRoots
@@ -53,7 +54,8 @@ class QueryPlan:
     """The stages of a query with what they need to know of its source and sink.
 
     ``schemas`` are the user's columns after each stage (Spark's types); ``emits`` and ``carrier`` as in
-    `StageTask`; ``key`` the columns whose hash is stored with a failed source row.
+    `StageTask`; ``key`` the columns whose hash is stored with a failed source row. ``rejects``: the sink may fail
+    rows, so that all source rows are kept until it has taken them.
     """
 
     stages: StagePlan
@@ -63,6 +65,7 @@ class QueryPlan:
     carrier: str = ""
     strict: bool = True
     exact: bool = False
+    rejects: bool = False
 
 
 class Pages:
@@ -95,6 +98,11 @@ class Pages:
             return self._frame.select(NAME, "data")
         parts = self._frame.select(NAME, "data", "part").where("data is not null")
         return parts.repartitionById(self._spread.partitions, "part").select(NAME, "data")
+
+    def tagged_rows(self, schema: StructType, dropped: U64) -> DataFrame:
+        """Return the pages' rows with the column `ROW_TAG`: a number that names the record of each."""
+        shape = _with(schema, ROW_TAG, "bigint")
+        return self._data().mapInArrow(_unpack_tagged(self._names, schema.names, dropped), shape)
 
     def carried_rows(self, schema: StructType, dropped: U64, column: str, carry: Carry) -> DataFrame:
         """Return the pages' rows with their carriers in ``column``."""
@@ -147,6 +155,10 @@ class StagesResult:
         """Return the user's rows that go to the sink."""
         rows = self.pages[-1].rows(self.schema, self.verdict.failed_roots, tracked=False)
         return self._repartitioned(rows)
+
+    def tagged_rows(self) -> DataFrame:
+        """Return the same rows with the column `ROW_TAG`."""
+        return self._repartitioned(self.pages[-1].tagged_rows(self.schema, self.verdict.failed_roots))
 
     def emitted_rows(self, column: str, incarnation: int) -> DataFrame:
         """Return the user's rows that go to the sink, with the carrier of each in ``column``."""
@@ -273,7 +285,9 @@ def _task(
     return StageTask(
         functions=stages[number].functions,
         giver=options.giver if first else None,
-        keep_source=first and (plan.stages.keeps_source or bool(plan.emits)) and not plan.carrier,
+        keep_source=first
+        and (plan.stages.keeps_source or bool(plan.emits) or plan.rejects)
+        and not plan.carrier,
         isolate=options.isolate,
         again=options.again,
         skip=options.skip if first else Skip(),
@@ -297,6 +311,17 @@ def _unpack_rows(pages: frozenset[bytes], names: list[str], dropped: U64, tracke
                 roots = pa.array(roots_of(rows).view(np.int64))
                 ft = pa.StructArray.from_arrays([roots], fields=list(ROOT_TYPE))
                 yield rows.select(names).append_column(FT, ft)
+
+    return unpack
+
+
+def _unpack_tagged(pages: frozenset[bytes], names: list[str], dropped: U64) -> MapArrow:
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for data in counted_pages(batches, "data", pages):
+            for packed in ipc_to_rows(data.as_buffer()):
+                rows = keep_rows(packed, dropped)
+                tags = pa.array(roots_of(rows).view(np.int64))
+                yield rows.select(names).append_column(ROW_TAG, tags)
 
     return unpack
 

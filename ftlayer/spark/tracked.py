@@ -190,24 +190,42 @@ class TrackedStream:
     # ------------------------------------------------------------ ends
 
     def sink(
-        self, function: Callable[[DataFrame, int], Any], *, checkpoint: str, name: str = ""
+        self,
+        function: Callable[[DataFrame, int], Any],
+        *,
+        checkpoint: str,
+        name: str = "",
+        tagged: bool = False,
     ) -> TrackedWriter:
         """End in ``function(rows, batch_id)``, called once a batch, and again with the same id after a crash.
 
         The rows are the user's columns. To hold each record exactly once over crashes, overwrite by
         ``batch_id`` or skip ids that are known.
+
+        With ``tagged`` they have a column ``_ft_row`` (bigint), the same for all rows of a record. The function may
+        raise `ftlayer.RowsRejected` with errors by it: those records fail, with all their rows, and it is called
+        again with the rest and the same id. What it had written before it raised it has to undo or overwrite.
         """
         from ftlayer.spark.writer import TrackedWriter
 
-        return TrackedWriter(self, checkpoint, name or self.source.name).to_function(function)
+        check_bool(tagged, "sink: tagged")
+        writer = TrackedWriter(self, checkpoint, name or self.source.name)
+        return writer.to_function(function, tagged=tagged)
 
     def write_stream(
-        self, source: str | type, *, checkpoint: str, name: str = "", **options: str
+        self, source: str | type, *, checkpoint: str, name: str = "", bisect: bool = False, **options: str
     ) -> TrackedWriter:
-        """End in the stream writer of a Python Data Source: its class, or the name it is registered under."""
+        """End in the stream writer of a Python Data Source: its class, or the name it is registered under.
+
+        With ``bisect``, where its ``write`` raises, halves of the partition's rows are tried, down to single rows, and
+        the records of those rows fail. What was written meanwhile is aborted, and the rest is written anew. Each
+        partition is held in memory.
+        """
         from ftlayer.spark.writer import TrackedWriter
 
-        return TrackedWriter(self, checkpoint, name or self.source.name).to_writer(source, options)
+        check_bool(bisect, "write_stream: bisect")
+        writer = TrackedWriter(self, checkpoint, name or self.source.name)
+        return writer.to_writer(source, options, bisect=bisect)
 
     def emit(
         self,

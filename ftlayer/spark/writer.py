@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftlayer.checks import check_known, check_text, shown
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError
+from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
@@ -44,23 +45,40 @@ class TrackedWriter:
         self._sink: Sink | None = None
         self._plain: Callable[[DataFrame], Any] | None = None
         self._carrier = ""
+        self._rejects = False
         self._watch: Callable[[str, int], None] = lambda step, batch: None
 
     # ------------------------------------------------------------ where the rows go
 
-    def to_function(self, function: Callable[[DataFrame, int], Any]) -> TrackedWriter:
-        """Hand the rows to a function of (DataFrame, batch id)."""
+    def to_function(
+        self, function: Callable[[DataFrame, int], Any], *, tagged: bool = False
+    ) -> TrackedWriter:
+        """Hand the rows to a function of (DataFrame, batch id); ``tagged``: with the column ``_ft_row``."""
         if not callable(function):
             raise ConfigError(f"sink: expected a function of (rows, batch id), got {type(function).__name__}")
-        self._sink = FunctionSink(function)
-        self._plain = lambda rows: rows.writeStream.foreachBatch(function)
+        operator = getattr(function, "__name__", "sink")
+        self._sink = FunctionSink(function, operator, tagged, self._stream.source.rules)
+        self._rejects = tagged
+
+        def plain(rows: DataFrame) -> Any:
+            from pyspark.sql import functions
+
+            if tagged:
+                rows = rows.withColumn(ROW_TAG, functions.lit(None).cast("bigint"))
+            return rows.writeStream.foreachBatch(function)
+
+        self._plain = plain
         return self
 
-    def to_writer(self, source: str | type, options: dict[str, str]) -> TrackedWriter:
-        """Hand the rows to a Python Data Source's stream writer."""
+    def to_writer(
+        self, source: str | type, options: dict[str, str], *, bisect: bool = False
+    ) -> TrackedWriter:
+        """Hand the rows to a Python Data Source's stream writer; ``bisect``: rows that it does not take fail."""
         spark = self._stream.source.frame.sparkSession
-        self._sink = WriterSink(stream_writer(spark, source, self._stream.schema, options))
         format_name = source if isinstance(source, str) else source.name()  # type: ignore[attr-defined]
+        writer = stream_writer(spark, source, self._stream.schema, options)
+        self._sink = WriterSink(writer, format_name, bisect, self._stream.source.rules)
+        self._rejects = bisect
         self._plain = lambda rows: rows.writeStream.format(format_name).options(**options)
         return self
 
@@ -238,6 +256,7 @@ class TrackedWriter:
             carrier=stream.source.carrier,
             strict=stream.layer.strict,
             exact=exact,
+            rejects=self._rejects,
         )
 
     def _sink_or_raise(self) -> Sink:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -27,12 +27,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ftlayer.errors import ConfigError, RowsRejected
 from ftlayer.functions.steps import FlatMap, Map
 from ftlayer.layer import calls
 from ftlayer.layer.calls import BatchState
 from ftlayer.spark.delivery_source import delivered_rows
-from ftlayer.spark.protocol import STEPS, Batches, BatchReport
+from ftlayer.spark.protocol import REJECTED, STEPS, Batches, BatchReport
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
+from ftlayer.spark.sinks import FunctionSink
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.stage_task import FT
 from ftlayer.spark.steps import Repartition, plan_stages
@@ -77,17 +79,27 @@ class Functions:
 
 
 class Sinks:
-    """Three of them, fed alike: one appends, one overwrites by batch id, one skips ids it knows."""
+    """Three of them, fed alike: one appends, one overwrites by batch id, one skips ids it knows.
+
+    ``refuses`` says by value whether they set a record aside, by one of its rows.
+    """
 
     def __init__(self) -> None:
+        self.refuses: Callable[[int], bool] = lambda value: False
         self.appended: Counter[int] = Counter()
         self.overwritten: dict[int, Counter[int]] = {}
         self.skipping: dict[int, Counter[int]] = {}
         self.writes: dict[int, list[Counter[int]]] = {}
         self.die_half_way = False
 
-    def write(self, batch: int, result: Any, incarnation: int) -> None:
-        found = [tuple(row) for row in result.good_rows().toLocalIterator()]
+    def write(self, batch: int, result: Any, incarnation: int) -> Any:
+        return FunctionSink(self.take, "sinks", tagged=True).write(batch, result, incarnation)
+
+    def take(self, frame: Any, batch: int) -> None:
+        tagged = list(frame.toLocalIterator())
+        if refused := {tag: "refused" for v, copy, tag in tagged if copy and self.refuses(v)}:
+            raise RowsRejected(refused)
+        found = [(v, copy) for v, copy, _ in tagged]
         copies = [Counter(v for v, copy in found if copy == number) for number in (0, 1)]
         assert copies[0] == copies[1], "all or nothing"
         rows = copies[0]
@@ -177,7 +189,13 @@ class Query:
         return self.kit.FakeFrame([[pa.concat_batches(part)] if part else [] for part in partitions])
 
     def process(
-        self, functions: Functions, seed: int, *, crash: str = "", restart: str = ""
+        self,
+        functions: Functions,
+        seed: int,
+        *,
+        crash: str = "",
+        restart: str = "",
+        refusing: float = 0.0,
     ) -> BatchReport | None:
         """Run the next batch; None if there is nothing to do, or the process died."""
         if self.opened is None:
@@ -189,7 +207,10 @@ class Query:
         if self.shuffled:
             steps += [Repartition(2, ()), Map("each", functions.each, OUT)]
         schema = SimpleNamespace(names=OUT.names)
-        plan = QueryPlan(plan_stages(steps), (schema,) * len(plan_stages(steps).stages))  # type: ignore[arg-type]
+        stages = plan_stages(steps)
+        plan = QueryPlan(stages, (schema,) * len(stages.stages), rejects=True)  # type: ignore[arg-type]
+        chance = random.Random(seed)
+        self.sinks.refuses = lambda value: chance.random() < refusing
         runner = SparkRunner(
             self.frame(batch, seed),
             plan,
@@ -287,10 +308,11 @@ class Protocol(RuleBasedStateMachine):
         seed=st.integers(0, 2**32),
         failing=st.sampled_from([0.0, 0.2, 0.6, 0.9]),
         by_call=st.booleans(),
-        crash=st.sampled_from(["", "", "", "sink", *STEPS]),
+        crash=st.sampled_from(["", "", "", "sink", REJECTED, *STEPS]),
         restart=steps_or_none,
         lose=st.sampled_from(LOSABLE),
         restart_on_loss=st.booleans(),
+        refusing=st.sampled_from([0.0, 0.3]),
     )
     def batch(
         self,
@@ -301,24 +323,27 @@ class Protocol(RuleBasedStateMachine):
         restart: str,
         lose: Any,
         restart_on_loss: bool,
+        refusing: float,
     ) -> None:
         self.query.vertex.lose, self.query.vertex.restart_on_loss = lose, restart_on_loss
-        self.query.process(Functions(seed, failing, by_call=by_call), seed, crash=crash, restart=restart)
+        functions = Functions(seed, failing, by_call=by_call)
+        self.query.process(functions, seed, crash=crash, restart=restart, refusing=refusing)
         self.query.vertex.lose = None
 
     @rule(
         seed=st.integers(0, 2**32),
         failing=st.sampled_from([0.0, 0.5]),
-        crash=st.sampled_from(["sealed", "sink", "written"]),
+        crash=st.sampled_from(["sealed", "sink", "written", REJECTED]),
+        refusing=st.sampled_from([0.0, 0.3]),
         again=st.sampled_from([0.0, 0.7]),
         restart=steps_or_none,
         lose=st.sampled_from(LOSABLE),
     )
     def batch_that_runs_again(
-        self, seed: int, failing: float, crash: str, again: float, restart: str, lose: Any
+        self, seed: int, failing: float, crash: str, again: float, restart: str, lose: Any, refusing: float
     ) -> None:
-        self.batch(seed, failing, False, crash, "", None, False)
-        self.batch(seed + 1, again, False, "", restart, lose, True)
+        self.batch(seed, failing, False, crash, "", None, False, refusing)
+        self.batch(seed + 1, again, False, "", restart, lose, True, refusing)
 
     @rule(what=st.sampled_from(["wait", "wait long", "vertex", "query"]))
     def happens(self, what: str) -> None:
@@ -402,6 +427,74 @@ def test_a_row_that_passed_before_and_fails_in_the_run_again_is_replayed(kit: Si
     query.drain()
     assert sum(query.sinks.skipping.values(), Counter()) == Counter({1: 2, 2: 2})
     assert sum(query.sinks.overwritten.values(), Counter()) == Counter({1: 1, 2: 1})
+
+
+# ---------------------------------------------------------------- rows that the sink rejects
+
+
+@pytest.mark.parametrize("rewindable", [True, False], ids=["rewindable", "delivered"])
+@pytest.mark.parametrize("shuffled", [True, False])
+@pytest.mark.parametrize("crash", ["", REJECTED, "written", "committed"])
+def test_a_record_that_the_sink_rejects_fails_with_all_its_rows_and_the_rest_is_written(
+    kit: SimpleNamespace, crash: str, shuffled: bool, rewindable: bool
+) -> None:
+    query = Query(kit, rewindable=rewindable, shuffled=shuffled)
+    query.arrive([1, 2, 3])
+    good = Functions(0, 0.0, by_call=True)
+    calls_of_sink: list[int] = []
+    take = query.sinks.take
+
+    def rejecting(frame: Any, batch: int) -> None:
+        rows = [(v, copy, tag) for v, copy, tag in frame.toLocalIterator()]
+        calls_of_sink.append(len(rows))
+        if bad := {tag: ValueError(f"no {v}") for v, copy, tag in rows if v == 2 and copy}:
+            raise RowsRejected(bad)
+        take(frame, batch)
+
+    query.sinks.take = rejecting  # type: ignore[method-assign]
+    report = query.process(good, 1, crash=crash)
+    if crash:
+        report = query.process(good, 2)
+    assert report is not None
+    assert query.sinks.overwritten == {0: Counter({1: 1, 3: 1})}
+    expected = {"": [6, 4], REJECTED: [6, 4], "written": [6, 4, 4], "committed": [6, 4]}
+    assert calls_of_sink == expected[crash]
+    if not crash:
+        assert (report.failed, report.waiting, report.differs) == (1, 1, False)
+    page = query.call(calls.ListRecords("waiting", "", 100, b""))
+    (record,) = page.records
+    assert [(reason, operator) for _, reason, operator in record.history] == [("ValueError: no 2", "sinks")]
+    query.sinks.take = take  # type: ignore[method-assign]
+    query.drain()
+    assert sum(query.sinks.overwritten.values(), Counter()) == Counter([1, 2, 3])
+
+
+@pytest.mark.parametrize("key", [77, -77, "row", None])
+def test_a_row_that_the_sink_was_not_given_cannot_be_rejected(kit: SimpleNamespace, key: Any) -> None:
+    query = Query(kit, rewindable=True, shuffled=False)
+    query.arrive([1, 2])
+
+    def rejecting(frame: Any, batch: int) -> None:
+        raise RowsRejected({key: "no"})
+
+    query.sinks.take = rejecting  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=f"raised RowsRejected for {key!r}, which is the _ft_row of no row"):
+        query.process(Functions(0, 0.0, by_call=True), 1)
+
+
+def test_a_row_that_was_rejected_before_cannot_be_rejected_again(kit: SimpleNamespace) -> None:
+    query = Query(kit, rewindable=True, shuffled=False)
+    query.arrive([1, 2])
+    first: list[int] = []
+
+    def rejecting(frame: Any, batch: int) -> None:
+        first.append(next(iter(frame.toLocalIterator()))[2])
+        raise RowsRejected({first[0]: "no"})
+
+    query.sinks.take = rejecting  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="_ft_row of no row"):
+        query.process(Functions(0, 0.0, by_call=True), 1)
+    assert len(first) == 2
 
 
 def test_what_a_run_holds_is_released_however_it_ends() -> None:

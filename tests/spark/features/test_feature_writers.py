@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ftlayer.errors import QueryError
+from ftlayer.errors import QueryError, RowsRejected
 from ftlayer.restart import FixedDelay, NoRestart
 
 pytestmark = pytest.mark.spark
@@ -140,6 +141,47 @@ def test_a_commit_that_fails_aborts_and_is_made_in_the_next_run(
     assert "cannot commit" in query.last_failure
     assert (out / "aborted-0").read_text() == "2"
     assert sorted(n for _, *values in committed(out) for n in values) == list(range(100))
+
+
+def test_rows_that_a_sink_rejects_become_dead_letters_and_the_rest_is_written(
+    layer: Any, numbers: Any, kept: Any, tools: Any
+) -> None:
+    def refusing(rows: Any, batch: int) -> None:
+        bad = rows.where("n % 50 = 7 and half = 1").collect()
+        if bad:
+            raise RowsRejected({row._ft_row: f"no {row.n}" for row in bad})
+        kept(rows.drop("_ft_row"), batch)
+
+    def halves(record: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{**record, "half": half} for half in (0, 1)]
+
+    stream = layer.source(numbers, name="refused").flat_map(halves, "n bigint, half int").key_by("half")
+    writer = stream.sink(refusing, checkpoint=tools.checkpoint, tagged=True)
+    query = tools.finish(writer.trigger(availableNow=True).start())
+    assert Counter(kept.column("n")) == {n: 2 for n in range(100) if n % 50 != 7}
+    dead = tools.dead_of(layer, "refused")
+    assert sorted(
+        (info.payload.to_pylist()[0]["n"], info.reason, info.operator, info.attempt) for info in dead
+    ) == [
+        (7, "no 7", "refusing", 3),
+        (57, "no 57", "refusing", 3),
+    ]
+    assert query.restarts == 0
+
+
+def test_rows_that_a_writer_does_not_take_are_found_by_halves_where_it_is_asked_for(
+    layer: Any, numbers: Any, out: Path, tools: Any
+) -> None:
+    stream = layer.source(numbers, name="halved").repartition(3)
+    writer = stream.write_stream(
+        Arrow, checkpoint=tools.checkpoint, bisect=True, path=str(out), fail="always"
+    )
+    query = tools.finish(writer.trigger(availableNow=True).start())
+    assert sorted(n for _, *values in committed(out) for n in values) == [n for n in range(100) if n != 42]
+    (dead,) = tools.dead_of(layer, "halved")
+    assert (dead.reason, dead.operator, dead.attempt) == ("OSError: the disk is gone", "arrow_test", 3)
+    assert (out / "aborted-0").exists()
+    assert query.restarts == 0
 
 
 def test_write_may_not_return_none(layer: Any, numbers: Any, out: Path, tools: Any) -> None:
