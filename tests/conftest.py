@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 from ftlayer.errors import JavaMissingError
 from ftlayer.machine import ensure_java
 
-DAEMON_START_S = 120.0
+DAEMON_START_S = 600.0
 """For a master or worker of a standalone cluster to say that it is up."""
 
 MASTER = "local[2,4]"
@@ -30,6 +30,11 @@ MASTER = "local[2,4]"
 # After a plain `pip install .` the package in the working directory is the one without its C extension: child
 # processes, Spark's workers among them, must import the installed one.
 os.environ["PYTHONSAFEPATH"] = "1"
+
+# Drivers live for seconds or minutes here: a JVM that compiles once, and quickly, takes half the CPU time.
+SHORT_RUN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_RUN)
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", SHORT_RUN)
 
 
 def _java() -> tuple[str, str]:
@@ -129,6 +134,27 @@ def _in_smoke(item: pytest.Item) -> bool:
     return name in SMOKE or name.partition("::")[0] in SMOKE
 
 
+LONGEST = (
+    "spark/faults/test_killed_processes.py",
+    "spark/faults/test_cluster.py",
+    "demo/test_demo.py",
+    "runtime/spark/test_cluster_topologies.py",
+    "runtime/spark/test_barrier_mode.py",
+    "runtime/spark/test_barrier_kills.py",
+    "runtime/spark/test_driver_killed.py",
+    "runtime/spark/test_over_connect.py",
+    "spark/features/",
+    "runtime/spark/",
+    "runtime/simulation/",
+)
+"""What takes longest comes first: a process takes a whole file, and the others should not wait for the last one."""
+
+
+def _place(item: pytest.Item) -> int:
+    name = item.nodeid.removeprefix("tests/")
+    return next((place for place, start in enumerate(LONGEST) if name.startswith(start)), len(LONGEST))
+
+
 @pytest.hookimpl(tryfirst=True)  # Before pytest looks at -m.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -136,6 +162,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.smoke)
         if _needs_spark(item):
             item.add_marker(pytest.mark.spark)
+    items.sort(key=_place)
 
 
 # ---------------------------------------------------------------- skips
@@ -191,7 +218,7 @@ def _daemon(directory: Path, name: str, *arguments: str, ready: str) -> Iterator
     env = os.environ | {
         "SPARK_HOME": str(home),
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_RUN,
         "SPARK_WORKER_DIR": str(directory / "work"),
         "SPARK_LOCAL_DIRS": str(directory / "local"),
     }
@@ -212,7 +239,7 @@ def _daemon(directory: Path, name: str, *arguments: str, ready: str) -> Iterator
         # Asked to, a worker ends its executors with it.
         process.terminate()
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

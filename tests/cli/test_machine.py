@@ -94,7 +94,7 @@ def test_without_java_the_demo_says_so_first_and_nothing_else(tmp_path: Path) ->
         capture_output=True,
         text=True,
         env={**os.environ, "JAVA_HOME": str(tmp_path)},
-        timeout=300,
+        timeout=900,
     )
     assert done.returncode == 1
     assert done.stdout == ""
@@ -115,7 +115,7 @@ def test_without_java_pytest_says_so_at_its_top_and_spark_tests_fail_with_it(tmp
         text=True,
         cwd=tmp_path,
         env={**os.environ, "JAVA_HOME": str(tmp_path)},
-        timeout=300,
+        timeout=900,
     )
     top = done.stdout[: done.stdout.index("collected")]
     assert "java: MISSING. Spark needs Java 17 or newer" in top

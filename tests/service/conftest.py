@@ -152,7 +152,7 @@ class FaultyStore(MemoryStore):
         with super().write(intake=intake) as txn:
             yield txn
             self.commits_waiting.release()
-            assert self.may_commit.wait(20)
+            assert self.may_commit.wait(600)
             if self.fail_next:
                 self.fail_next -= 1
                 raise StoreError("the disk is gone")

@@ -123,7 +123,7 @@ def test_nothing_is_lost_and_nothing_stored_twice(tmp_path: Path, shards: int, s
     with EmbeddedVertex(VertexOptions(tmp_path / "vertex", shards=shards)) as vertex:
         clients = run_clients(vertex, calls, rows)
         kills = kill_under_load(vertex, clients, 5, seed)
-        outputs = [process.communicate(timeout=120)[0] for process in clients]
+        outputs = [process.communicate(timeout=900)[0] for process in clients]
         assert [process.returncode for process in clients] == [0, 0]
         assert kills >= 2
         vertex.check()

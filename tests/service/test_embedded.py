@@ -30,7 +30,7 @@ from ftlayer.store.lmdb_store import LmdbStore
 TOKEN = "t" * 32
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0) -> None:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 900) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
@@ -191,7 +191,7 @@ def test_the_vertex_ends_with_its_driver_and_leaves_the_store_in_order(tmp_path:
     vertex, forked = map(int, driver.stdout.readline().split())
     driver.stdin.write("\n")
     driver.stdin.flush()
-    driver.wait(30)
+    driver.wait(600)
     try:
         wait_until(lambda: not is_alive(vertex))
         wait_until(lambda: opens(path))
@@ -243,7 +243,7 @@ def test_serve_ends_well_at_a_signal_with_streams_open(
         assert "ftlayer_persisted 4.0" in text
         assert "ftlayer_completed 4.0" in text
         server.send_signal(number)
-        assert server.wait(20) == 0
+        assert server.wait(600) == 0
     assert opens(tmp_path / "vertex")
 
 
@@ -276,7 +276,7 @@ def test_batches_of_a_query_do_not_wait_for_the_kernels_of_the_table(tmp_path: P
             assert status.waiting == 1
             assert stats(client)["tracked_roots"] == 0
         server.terminate()
-        assert server.wait(20) == 0
+        assert server.wait(600) == 0
 
 
 KERNELS_FAIL = """
@@ -292,7 +292,7 @@ KERNELS_FAIL = """
 
 def test_kernels_that_cannot_be_compiled_end_the_vertex(tmp_path: Path) -> None:
     command = [sys.executable, "-c", textwrap.dedent(KERNELS_FAIL), str(tmp_path / "vertex"), TOKEN]
-    ended = subprocess.run(command, timeout=60, check=False, stderr=subprocess.PIPE, text=True)
+    ended = subprocess.run(command, timeout=900, check=False, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == EXIT_FAULT
     assert "no compiler" in ended.stderr
 
@@ -316,7 +316,7 @@ INTERRUPTED = """
 def test_serve_ends_at_a_signal_that_comes_while_it_begins_to_wait(tmp_path: Path) -> None:
     """A handler runs in the middle of `Event.wait`, which holds a lock then."""
     command = [sys.executable, "-c", textwrap.dedent(INTERRUPTED), str(tmp_path / "vertex"), TOKEN]
-    assert subprocess.run(command, timeout=60, check=False).returncode == 0
+    assert subprocess.run(command, timeout=900, check=False).returncode == 0
 
 
 def test_serve_says_what_is_wrong_with_its_address(tmp_path: Path, running: Any) -> None:

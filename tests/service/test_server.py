@@ -282,7 +282,7 @@ def test_a_wrong_token_fails_every_kind_of_call_at_once(running: Any, batches: A
     with pytest.raises(UnauthorizedError):
         client.call(Stats())
     with client.pipeline() as pipeline, pytest.raises(UnauthorizedError):
-        pipeline.submit(batches.persist()).result(20)
+        pipeline.submit(batches.persist()).result(600)
 
 
 def test_tls_with_the_vertexs_own_certificate(

@@ -58,7 +58,7 @@ class Caller:
         return answers
 
     def call(self, call: Call) -> Any:
-        return self.start(call).get(timeout=20)
+        return self.start(call).get(timeout=600)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_calls_that_wait_become_one_transaction(
     others = [caller.start(batches.persist(1)) for _ in range(10)]
     drain(store)
     store.may_commit.set()
-    assert [answers.get(timeout=20) for answers in [first, *others]] == [Accepted(1)] * 11
+    assert [answers.get(timeout=600) for answers in [first, *others]] == [Accepted(1)] * 11
     assert drain(store) <= 3  # one group, and ticks
 
 
@@ -109,12 +109,12 @@ def test_xor_does_not_wait_for_a_sync(caller: Caller, opened: Any, batches: Any,
     store.may_commit.clear()
     other = batches.persist(1)
     answers = caller.start(other)
-    assert store.commits_waiting.acquire(timeout=20)
+    assert store.commits_waiting.acquire(timeout=600)
     assert caller.call(batches.xor(root, opened.incarnation)) == Xored(1, 0)
     # A root that is not answered for yet is not known yet either.
     assert caller.call(batches.xor(other, opened.incarnation)) == Xored(0, 1)
     store.may_commit.set()
-    assert answers.get(timeout=20) == Accepted(1)
+    assert answers.get(timeout=600) == Accepted(1)
     assert caller.call(batches.xor(other, opened.incarnation)) == Xored(1, 0)
 
 
@@ -126,11 +126,11 @@ def test_xors_during_a_failing_transaction_are_not_lost(
     drain(store)
     store.may_commit.clear()
     refused = caller.start(batches.persist(1))
-    assert store.commits_waiting.acquire(timeout=20)
+    assert store.commits_waiting.acquire(timeout=600)
     assert caller.call(batches.xor(root, opened.incarnation)) == Xored(1, 0)
     store.fail_next = 1
     store.may_commit.set()
-    assert isinstance(refused.get(timeout=20), StoreError)
+    assert isinstance(refused.get(timeout=600), StoreError)
     again = batches.persist(1)
     assert caller.call(again) == Accepted(1)
     assert caller.call(batches.xor(again, opened.incarnation)) == Xored(1, 0)
@@ -230,8 +230,8 @@ def test_at_max_pending_intake_waits_until_roots_complete(
     assert held.empty()
     assert behind.empty()
     assert caller.call(batches.xor(first, opened.incarnation)) == Xored(20, 0)
-    assert held.get(timeout=20) == Accepted(10)
-    assert behind.get(timeout=20) == Accepted(1)
+    assert held.get(timeout=600) == Accepted(10)
+    assert behind.get(timeout=600) == Accepted(1)
 
 
 def test_intake_held_back_too_long_fails(caller: Caller, opened: Any, batches: Any) -> None:
@@ -248,7 +248,7 @@ def test_streams_that_are_not_held_back_overtake(
     assert caller.call(batches.persist(25)) == Accepted(25)
     held = caller.start(batches.persist(1))
     assert caller.call(batches.persist(5, "job/other")) == Accepted(5)
-    assert isinstance(held.get(timeout=20), IntakeTimeoutError)
+    assert isinstance(held.get(timeout=600), IntakeTimeoutError)
 
 
 def test_positions_of_a_stream_keep_their_order_while_held_back(
@@ -261,8 +261,8 @@ def test_positions_of_a_stream_keep_their_order_while_held_back(
     assert caller.call(first) == Accepted(20)
     held, behind = caller.start(step(10, b"1", b"2")), caller.start(step(1, b"2", b"3"))
     caller.call(batches.xor(first, opened.incarnation))
-    assert held.get(timeout=20) == Accepted(10)
-    assert behind.get(timeout=20) == Accepted(1)
+    assert held.get(timeout=600) == Accepted(10)
+    assert behind.get(timeout=600) == Accepted(1)
 
 
 def test_a_refused_call_of_a_group_spoils_no_other(
@@ -270,12 +270,12 @@ def test_a_refused_call_of_a_group_spoils_no_other(
 ) -> None:
     store.may_commit.clear()
     first = caller.start(batches.persist(1))
-    assert store.commits_waiting.acquire(timeout=20)
+    assert store.commits_waiting.acquire(timeout=600)
     calls = [batches.persist(1), batches.persist(26), batches.persist(1), batches.persist(1, "job/unknown")]
     answers = [caller.start(call) for call in calls]
     store.may_commit.set()
-    assert first.get(timeout=20) == Accepted(1)
-    good, large, also_good, unknown = [answer.get(timeout=20) for answer in answers]
+    assert first.get(timeout=600) == Accepted(1)
+    good, large, also_good, unknown = [answer.get(timeout=600) for answer in answers]
     assert good == also_good == Accepted(1)
     assert isinstance(large, ProtocolError)
     assert isinstance(unknown, ProtocolError)
@@ -289,15 +289,15 @@ def test_other_changes_become_one_transaction_too_and_one_refused_spoils_no_othe
     assert caller.call(roots) == Accepted(4)
     store.may_commit.clear()
     first = caller.start(batches.persist(1))
-    assert store.commits_waiting.acquire(timeout=20)
+    assert store.commits_waiting.acquire(timeout=600)
     fails = [
         caller.start(Fail((Failure(int(root), "why"),), opened.incarnation + wrong))
         for root, wrong in zip(roots.roots, [0, 0, 1, 0], strict=True)
     ]
     drain(store)
     store.may_commit.set()
-    assert first.get(timeout=20) == Accepted(1)
-    answers = [answer.get(timeout=20) for answer in fails]
+    assert first.get(timeout=600) == Accepted(1)
+    answers = [answer.get(timeout=600) for answer in fails]
     assert isinstance(answers.pop(2), StaleIncarnationError)
     assert answers == [Failed(1, 0, 0)] * 3
     assert drain(store) <= 3  # one group, and ticks
@@ -312,12 +312,12 @@ def test_a_call_sent_again_has_its_effect_once(caller: Caller, opened: Any, batc
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
     for _ in range(3):
         caller.shard.submit(call, Envelope("other", 1), answers.put)
-    assert [answers.get(timeout=20) for _ in range(3)] == [Accepted(5)] * 3
+    assert [answers.get(timeout=600) for _ in range(3)] == [Accepted(5)] * 3
     assert caller.call(Stats()).values["persisted"] == 5
     xor = batches.xor(call, opened.incarnation)
     for _ in range(2):
         caller.shard.submit(xor, Envelope("other", 2), answers.put)
-    assert [answers.get(timeout=20) for _ in range(2)] == [Xored(5, 0)] * 2
+    assert [answers.get(timeout=600) for _ in range(2)] == [Xored(5, 0)] * 2
 
 
 def test_close_runs_what_was_submitted_and_refuses_what_comes(

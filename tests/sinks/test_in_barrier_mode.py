@@ -17,7 +17,7 @@ import pytest
 from ftlayer import CheckpointConfig, FixedDelay, StreamEnvironment, partitions
 from ftlayer.sinks import FileSink, PostgresSink
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 ROWS = pa.schema([("partition", pa.int64()), ("number", pa.int64())])
 COUNT = 2_000

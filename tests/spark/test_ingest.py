@@ -41,7 +41,7 @@ class FakeClient:
         hold, self.hold = self.hold, None
         if hold is not None:
             self.under_way.set()
-            assert hold.wait(20)
+            assert hold.wait(600)
         values = call.payload.column("a").to_pylist()
         self.answer(values)
         self.calls.append(values)
@@ -72,13 +72,13 @@ def gathered(ingest: Ingest, client: FakeClient, values: list[int]) -> list[Thre
     """Let threads gather behind a call that is under way (of value 0); return them when all are through."""
     client.hold = release = threading.Event()
     threads = [Thread(ingest, 0)]
-    assert client.under_way.wait(20)
+    assert client.under_way.wait(600)
     threads += [Thread(ingest, value) for value in values]
     while len(ingest._gathering.parts) < len(values):
         pass
     release.set()
     for thread in threads:
-        thread.join(20)
+        thread.join(600)
     return threads[1:]
 
 

@@ -15,7 +15,7 @@ from ftlayer.spark.drained import BatchLog
 from ftlayer.spark.query import TrackedQuery
 
 IDLE = QueryStatus(0, 0, 0, 0, 0, -1)
-WAIT_S = 20
+WAIT_S = 600
 
 
 EMPTY_LOG = BatchLog(-1, -1)

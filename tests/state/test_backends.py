@@ -459,7 +459,6 @@ class Run:
         assert shown(states.broadcast("rules")) == shown(model.rules)
 
 
-@pytest.mark.timeout(600)  # Hypothesis shrinks for five minutes.
 @settings(
     max_examples=150,
     deadline=None,

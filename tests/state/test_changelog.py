@@ -39,12 +39,12 @@ def test_a_log_that_was_given_up_while_the_state_is_materialized_is_not_gone_on_
 
     def slow(writer: Any, chunks: Any, scope: Any) -> Any:
         began.set()
-        assert go_on.wait(60)
+        assert go_on.wait(600)
         return plain(writer, chunks, scope)
 
     monkeypatch.setattr(type(log()), "write", slow)
     backend.tend(0)  # nothing is materialized yet: the thread begins to
-    assert began.wait(60)
+    assert began.wait(600)
     for number in range(2):
         for key in range(10):
             table[key] = bytes([number]) * 2_000

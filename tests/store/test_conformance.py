@@ -263,7 +263,7 @@ def test_close_waits_for_readers(store: KeyValueStore) -> None:
     with store.read() as transaction:
         closing.start()
         assert bytes(transaction.get("dead", b"a") or b"") == LARGE
-    closing.join(timeout=30)
+    closing.join(timeout=600)
     assert not closing.is_alive()
     with pytest.raises(StoreError, match="closed"), store.read():
         pass

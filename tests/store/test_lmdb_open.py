@@ -150,7 +150,7 @@ def test_a_directory_that_cannot_be_written_is_named(path: Path, start_python: S
         path,
         os.getcwd(),
     )
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=900)
     assert "cannot be written" in out, err
     path.chmod(0o755)
 
@@ -301,7 +301,7 @@ def test_no_damage_goes_unnoticed_or_crashes(path: Path, start_python: Start) ->
         path,
         PAGE,
     )
-    out, err = child.communicate(timeout=120)
+    out, err = child.communicate(timeout=900)
     assert child.returncode == 0, err[-2_000:]
     assert int(out.split()[1]) > 20
 
@@ -335,7 +335,7 @@ def test_an_address_space_limit_is_named(path: Path, start_python: Start) -> Non
         """,
         path,
     )
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=900)
     assert "address space" in out, err
     assert child.returncode == 0, err
 
@@ -375,7 +375,7 @@ print("done")
 def test_a_full_disk_refuses_intake_and_not_deletes(path: Path, start_python: Start) -> None:
     """A limit on the size of files fails a write as a full disk does."""
     child = start_python(FILL_DISK, path, 20 << 20)
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=900)
     assert "disk is full" in out, err
     assert out.endswith("done\n"), err
 
@@ -390,7 +390,7 @@ def test_a_full_file_system_refuses_intake_and_not_deletes(tmp_path: Path, start
         pytest.skip("mounting needs root")
     try:
         child = start_python(FILL_DISK, disk / "store", 0)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=900)
         assert "disk is full" in out, err
         assert out.endswith("done\n"), err
         shutil.rmtree(disk / "store")

@@ -162,7 +162,7 @@ def test_a_low_address_space_limit_is_lived_with_or_named() -> None:
         "except MachineError as error:\n    print(error)\n"
     )
     out = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=900, check=True
     )
     assert "address space" in out.stdout
     assert "max_pending" in out.stdout

@@ -18,7 +18,7 @@ from ftlayer.stream.operators import IterableSource, Source
 
 ID = pa.schema([("id", pa.int64())])
 KEY = b"k" * 32
-DEADLINE_S = 20.0
+DEADLINE_S = 600.0
 
 
 class ModelVertex:

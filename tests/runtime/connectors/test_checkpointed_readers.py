@@ -51,7 +51,7 @@ class Log:
         if self.blocks == name:
             self.blocks = ""
             self.blocked.set()
-            assert self.go_on.wait(20)
+            assert self.go_on.wait(600)
         if (error := self.fail.pop(name, None)) is not None:
             raise error
 
@@ -417,7 +417,7 @@ def test_what_a_reader_gives_behind_a_restore_is_of_no_use(make: Any, log: Log, 
         job.run_to(20)
         log.blocks = where
         log.rows = list(range(30))
-    assert log.blocked.wait(20)
+    assert log.blocked.wait(600)
     job.restore(checkpoint)
     meanwhile = job.checkpoint()
     if checkpoint is not None:

@@ -23,7 +23,7 @@ from ftlayer.stream.operators import FunctionSink, Sink, WriterSink
 
 ID = pa.schema([("id", pa.int64())])
 KEY = b"k" * 32
-WAIT_S = 20.0
+WAIT_S = 600.0
 
 
 def ids(*numbers: int) -> pa.RecordBatch:

@@ -57,7 +57,7 @@ class Call:
         return not self._thread.is_alive()
 
     def finish(self) -> None:
-        self._thread.join(20)
+        self._thread.join(600)
         assert self.over
         if self.error is not None:
             raise self.error
@@ -124,7 +124,7 @@ def test_stop_tells_whoever_waits(driver: Any, pushed: Pushed) -> None:
             call.finish()
     with pytest.raises(SourceError, match="has ended: nothing was taken"):
         pushed.push([3])
-    assert pushed.stopped.wait(20)
+    assert pushed.stopped.wait(600)
     assert pushed.reader.ended
 
 
@@ -132,7 +132,7 @@ def test_finish_hands_over_what_was_pushed(driver: Any, pushed: Pushed) -> None:
     call = pushed.in_thread([1])
     driver.until(lambda: pushed.reader._waiting)
     pushed.reader.finish()
-    assert pushed.stopped.wait(20)
+    assert pushed.stopped.wait(600)
     assert not pushed.reader.ended
     with pytest.raises(SourceError, match="told to end"):
         pushed.push([2])

@@ -156,7 +156,7 @@ class Stepper:
         """Return once the iterator is asked for the record behind them."""
         for _ in range(records):
             self._wanted.release()
-            assert self._waits.acquire(timeout=20)
+            assert self._waits.acquire(timeout=900)
 
     def end(self) -> None:
         self._over = True
@@ -175,7 +175,7 @@ class Aged:
             source, 0, 1, {}, BatchLimits(rows, age_ms), self._wake, clock=lambda: self.now
         )
         self.reader.start()
-        assert self.steps._waits.acquire(timeout=20)
+        assert self.steps._waits.acquire(timeout=900)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -396,7 +396,7 @@ def test_an_error_behind_finish_is_of_no_interest(driver: Any) -> None:
     reader.finish()
     driver.woken.clear()
     go.set()
-    assert driver.woken.wait(20)
+    assert driver.woken.wait(600)
     assert reader.take(10**15) is None
     assert reader.ended
 

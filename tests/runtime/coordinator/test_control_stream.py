@@ -34,7 +34,7 @@ from ftlayer.service.streams import NO_COLUMNS
 from ftlayer.service.tls import Certificate, make_certificate
 
 TOKEN = "a token of the tests, long enough".replace(" ", "-")
-WAIT_S = 20
+WAIT_S = 600
 
 
 @dataclass

@@ -16,7 +16,7 @@ from ftlayer.runtime.coordinator.job import Job, JobParts
 from ftlayer.stream.job_graph import JobGraph, JobVertex
 from ftlayer.stream.operators import IterableSource, Source
 
-WAIT_S = 30
+WAIT_S = 600
 
 
 def parts(**changes: Any) -> Any:

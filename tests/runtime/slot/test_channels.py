@@ -20,7 +20,7 @@ from ftlayer.service.streams import NO_COLUMNS
 from ftlayer.service.tls import make_certificate
 
 TOKEN = "a-token-of-the-job"
-WAIT_S = 20
+WAIT_S = 600
 HEADER = StreamHeader("job", 1, "one", "zero", 1)
 ONE = Peer(1, "one", "")
 

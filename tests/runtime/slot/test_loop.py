@@ -40,7 +40,7 @@ from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.runtime.task.contract import SourceRows
 
-WAIT_S = 20
+WAIT_S = 600
 ME, ONE, TWO = Peer(0, "zero", ""), Peer(1, "one", ""), Peer(1, "two", "")
 
 

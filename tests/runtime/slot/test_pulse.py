@@ -21,7 +21,7 @@ from ftlayer.runtime.slot.pulse import Pulse, function_under_way
 from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.stream.job_graph import Channel
 
-WAIT_S = 20
+WAIT_S = 600
 
 
 class Beating:

@@ -33,7 +33,7 @@ from ftlayer.runtime.slot.persisting import PersistOrder, PersistQueue
 from ftlayer.runtime.slot.vertex_port import MAX_XORS, TOUCH_ROOTS, VertexPort
 
 KEY = ("source", 0)
-WAIT_S = 20
+WAIT_S = 600
 
 
 class FakeClient:

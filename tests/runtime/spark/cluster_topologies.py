@@ -20,7 +20,7 @@ from typing import Any
 CASES = ("clean", "executor", "worker")
 # The last case leaves one worker of two cores.
 SLOTS = {"clean": 3, "executor": 3, "worker": 2}
-CHECKPOINTS_S = 60.0
+CHECKPOINTS_S = 600.0
 """A job that has not taken two checkpoints by then takes none."""
 
 

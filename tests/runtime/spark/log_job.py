@@ -26,7 +26,7 @@ COUNTED = "file string, place bigint, number int, word string, n bigint"
 WORDS_A_LINE = 5
 RANGE_BYTES = 32_768
 MAX_ATTEMPTS = 3
-WAIT_S = 90.0
+WAIT_S = 600.0
 
 Line = tuple[str, int, str]
 WordKey = tuple[str, int, int, str]
@@ -308,7 +308,6 @@ def main(job: DriverJob) -> None:
         SparkSession.builder.master("local[3]")
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "WARN")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))

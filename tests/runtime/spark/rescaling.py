@@ -1,5 +1,7 @@
 """A job that is stopped with savepoints and goes on at other parallelisms: ``python rescaling.py DIRECTORY``.
 
+Its Python workers come from the daemon that has ftlayer imported before it forks them.
+
 Prints "exact" if nothing was lost, duplicated, or out of order within a key, and all counts are right.
 """
 
@@ -9,10 +11,12 @@ import importlib.util
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
@@ -40,6 +44,13 @@ def environment(spark: Any, directory: Path, parallelism: int) -> StreamEnvironm
     return StreamEnvironment(spark, name="rescaled", parallelism=parallelism, checkpointing=config)
 
 
+def begun_with_ftlayer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Say whether the worker has what slots import."""
+    for batch in batches:
+        there = "ftlayer.runtime.slot.main" in sys.modules
+        yield pa.record_batch({"there": [there] * batch.num_rows})
+
+
 def main(directory: Path) -> None:
     """Run the job in four lives."""
     kit = load_kit()
@@ -48,8 +59,11 @@ def main(directory: Path) -> None:
         .config("spark.ui.enabled", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.python.daemon.module", "ftlayer.runtime.worker_daemon")
         .getOrCreate()
     )
+    rows = spark.range(0, 8, 1, 4).mapInArrow(begun_with_ftlayer, "there boolean").collect()
+    assert [row.there for row in rows] == [True] * 8, rows
     ledger = kit.Ledger(directory, count=COUNT)
     where: str | None = None
     for number, parallelism in enumerate((2, 3, 1)):

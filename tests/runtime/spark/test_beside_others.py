@@ -51,11 +51,11 @@ def test_ordinary_jobs_and_a_wrapped_query_run_beside_a_topology(
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(600)
     assert rows == Counter(["aa", "bb", "cc"])
     more_comes()
 
     logs_kit.until(job, ledger.all_there)
-    assert job.drain(60)
+    assert job.drain(600)
     assert job.status().restarts == 0
     ledger.check(exact=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def found(
     log = directory / "log"
     with log.open("wb") as output:
         done = subprocess.run(
-            [sys.executable, script.__file__, config], stdout=output, stderr=output, timeout=500, check=False
+            [sys.executable, script.__file__, config], stdout=output, stderr=output, timeout=900, check=False
         )
     assert done.returncode == 0, log.read_text("utf-8", "replace")[-8_000:]
     result: dict[str, Any] = json.loads((directory / "result.json").read_text())

@@ -57,7 +57,7 @@ def test_third_parties(environment: Any, logs_kit: ModuleType, tmp_path: Path) -
     job = env.execute_async()
     posted = logs_kit.Notes(tmp_path, "posted")
     logs_kit.until(job, lambda: len(posted.rows()) >= 30)
-    assert job.drain(60)
+    assert job.drain(600)
     status = job.status()
     assert len(posted.rows()) == status.counters["persisted"]
     assert all(isinstance(name, str) and name for name in posted.rows())
@@ -97,7 +97,7 @@ def test_records_by_callback(environment: Any, logs_kit: ModuleType, tmp_path: P
     job = env.execute_async()
     out, pushed = logs_kit.Notes(tmp_path, "out"), logs_kit.Notes(tmp_path, "pushed")
     logs_kit.until(job, lambda: len(out.rows()) >= 1_000)
-    assert job.drain(60)
+    assert job.drain(600)
     came = Counter(row[0] for row in out.rows())
     assert came.keys() >= set(pushed.rows())
     assert set(came.values()) == {1}
@@ -141,7 +141,7 @@ def test_records_of_16_mib(environment: Any, logs_kit: ModuleType, tmp_path: Pat
     keyed = source.key_by("id").map(FailsOnce(logs_kit, tmp_path), "id bigint, data binary")
     keyed.rebalance().sink(Sizes(logs_kit, tmp_path))
     job = env.execute_async()
-    assert job.wait(60), job.status()
+    assert job.wait(600), job.status()
     rows = Counter(tuple(row) for row in logs_kit.Notes(tmp_path, "out").rows())
     assert rows == Counter((n, len(it), hashlib.sha256(it).hexdigest()) for n, it in large(records))
     assert job.status().counters["replayed"] == records

@@ -16,7 +16,7 @@ from ftlayer import FTLayer, JobState
 from ftlayer.restart import FixedDelay
 from ftlayer.stream.connectors import partitions
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(150)]
+pytestmark = pytest.mark.spark
 
 RECORDS, DEADLY = 2_000, {123, 1_777}
 

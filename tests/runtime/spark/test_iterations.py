@@ -15,7 +15,7 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.stream.connectors import partitions
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.spark
 
 NUMBERS = range(1, 300)
 
@@ -67,7 +67,7 @@ def test_a_loop_without_checkpoints(spark: Any, tmp_path: Path, ended: list[Any]
         build(env, written(tmp_path / "out"))
         job = env.execute_async()
         ended.append(job)
-        job.wait(60)
+        job.wait(600)
         assert job.state is JobState.ENDED
     assert rows(tmp_path / "out") == Counter(NUMBERS)
     assert job.status().counters["late"] == 0
@@ -96,7 +96,7 @@ def test_a_loop_with_checkpoints_is_forced(
         job = env.execute_async()
     ended.append(job)
     assert [each.getMessage() for each in caplog.records if "iteration 'loop'" in each.getMessage()]
-    job.wait(60)
+    job.wait(600)
     assert job.state is JobState.ENDED
     assert job.status().checkpoints.completed > 2
     assert rows(tmp_path / "out") == Counter(NUMBERS)

@@ -10,7 +10,7 @@ import pytest
 
 from ftlayer import FTLayer
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 
 def test_topologies_run_over_connect(vertex: FTLayer, real_lines: list[str], tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_topologies_run_over_connect(vertex: FTLayer, real_lines: list[str], tmp
             [sys.executable, script, tmp_path, vertex.address, token, lines],
             stdout=output,
             stderr=output,
-            timeout=250,
+            timeout=900,
             check=False,
         )
     assert done.returncode == 0, log.read_text("utf-8", "replace")[-8_000:]

@@ -45,7 +45,7 @@ def test_too_few_task_slots_beside_another_topology(environment: Any, logs_kit: 
     numbers(same).sink(print)
     with pytest.raises(ConfigError, match="topology 'first' runs already"):
         same.execute_async()
-    assert job.drain(60)
+    assert job.drain(600)
 
 
 def test_other_jobs_hold_the_task_slots(environment: Any, spark: Any) -> None:
@@ -63,10 +63,10 @@ def test_other_jobs_hold_the_task_slots(environment: Any, spark: Any) -> None:
             JobStartError,
             match=r"were not up within 4000 ms .*Spark has not started the task.*end the other Spark jobs",
         ):
-            env.execute_async().wait(60)
+            env.execute_async().wait(600)
     finally:
         spark.sparkContext.cancelJobsWithTag("held")
-        held.join(60)
+        held.join(600)
 
 
 def _hold(spark: Any) -> None:
@@ -98,7 +98,7 @@ def test_a_driver_that_slots_do_not_reach(environment: Any, monkeypatch: pytest.
     numbers(env).sink(print)
     job = env.execute_async()
     with pytest.raises(JobStartError, match="a slot cannot start"):
-        job.wait(60)
+        job.wait(600)
     assert job.state is JobState.FAILED
 
 
@@ -116,7 +116,7 @@ def test_a_slot_that_others_do_not_reach(environment: Any, monkeypatch: pytest.M
     numbers(env).sink(print)
     job = env.execute_async()
     with pytest.raises(JobStartError, match=r"slot 1 at grpc://127.0.0.1:9 cannot be reached"):
-        job.wait(60)
+        job.wait(600)
 
 
 def test_a_source_that_gives_what_does_not_fit_its_schema(environment: Any) -> None:
@@ -124,7 +124,7 @@ def test_a_source_that_gives_what_does_not_fit_its_schema(environment: Any) -> N
     env.source([1, 2, "three", 4], "id bigint", uid="numbers").map(lambda it: it).sink(print)
     job = env.execute_async()
     with pytest.raises(SourceRowError, match=r"source 'numbers' gave 'three'.*\(id int64\)"):
-        job.wait(300)
+        job.wait(600)
     assert job.state is JobState.FAILED
     assert job.status().restarts == 0
 
@@ -138,7 +138,7 @@ def test_a_module_that_slots_lack(environment: Any) -> None:
         env.source([1, 2], "id bigint", uid="numbers").map(module.same).sink(print)
         job = env.execute_async()
         with pytest.raises(FunctionLoadError, match=r"No module named 'only_in_the_driver'.*addArtifact"):
-            job.wait(60)
+            job.wait(600)
     finally:
         del sys.modules[module.__name__]
     assert job.status().restarts == 0

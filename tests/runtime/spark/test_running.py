@@ -24,7 +24,7 @@ from ftlayer.stream.connectors import partitions
 
 pytestmark = pytest.mark.spark
 
-WAIT_S = 90
+WAIT_S = 600
 
 
 class Written:

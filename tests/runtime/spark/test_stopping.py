@@ -69,14 +69,14 @@ def test_what_was_pending_is_replayed_and_nothing_is_read_twice(
     job = start()
     everything = {line[:2] for line in logs_kit.lines_of(tmp_path)}
     logs_kit.until(job, lambda: {tuple(row) for row in out.rows()} >= everything - fails)
-    assert job.drain(60)
+    assert job.drain(600)
     assert job.state is JobState.ENDED
     assert Counter(tuple(row) for row in out.rows()) == Counter(everything)
 
     # Once more: there is nothing to do.
     job = start()
     logs_kit.until(job, lambda: job.state is JobState.RUNNING)
-    assert job.drain(60)
+    assert job.drain(600)
     assert job.status().counters["records_in"] == 0
     assert Counter(tuple(row) for row in out.rows()) == Counter(everything)
     assert set(Counter(tuple(row) for row in logs_kit.Notes(tmp_path, "reads").rows()).values()) == {1}

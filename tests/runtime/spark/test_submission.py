@@ -33,7 +33,7 @@ from ftlayer.stream.operators import FunctionSink, IterableSource, Sink, Source
 pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([("id", pa.int64())])
-WAIT_S = 60
+WAIT_S = 600
 
 
 def a_graph(slots: int, tracked: bool) -> JobGraph:

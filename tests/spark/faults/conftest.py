@@ -97,7 +97,7 @@ class JobRun:
                 [sys.executable, self.script.__file__, str(job.save())], stdout=log, stderr=log
             )
 
-    def run(self, job: Any, timeout_s: float = 400) -> int:
+    def run(self, job: Any, timeout_s: float = 900) -> int:
         """Run a life to its end; return the exit code."""
         process = self.launch(job)
         try:
@@ -118,7 +118,7 @@ class JobRun:
         result: dict[str, Any] = json.loads(file.read_text())
         return result
 
-    def await_started(self, process: subprocess.Popen[bytes], timeout_s: float = 120) -> None:
+    def await_started(self, process: subprocess.Popen[bytes], timeout_s: float = 900) -> None:
         """Wait until a life has started its queries."""
         deadline = time.monotonic() + timeout_s
         while not (self.directory / "started").exists():
@@ -238,7 +238,7 @@ class Wrapped:
         checkpoint = self._directory / f"checkpoint-{stream.source.name}"
         return stream.sink(sink, checkpoint=str(checkpoint)).trigger(availableNow=True)
 
-    def finish(self, writer: Any, timeout_s: float = 400) -> Any:
+    def finish(self, writer: Any, timeout_s: float = 900) -> Any:
         """Start the query and wait for its end; return its handle."""
         query = writer.start()
         try:

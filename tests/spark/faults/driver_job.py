@@ -28,7 +28,7 @@ WORD_SCHEMA = "line string, place int, word string, length int"
 MAX_ATTEMPTS = 3
 RANDOM_FAILURES = 0.003
 """Per call of lines that do not fail at first: one that fails 3 times by chance is one in 4 · 10^7."""
-WAIT_S = 120.0
+WAIT_S = 600.0
 
 Row = dict[str, Any]
 
@@ -284,7 +284,6 @@ def session(job: Job) -> Any:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "WARN")
         # These lives are short: Java's second compiler would cost more than it gives.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.local.dir", str(scratch))

@@ -55,7 +55,7 @@ def kill_at_random_points(job_run: Any, kills: int, seed: int) -> None:
                 assert process.wait() == -signal.SIGKILL
             else:
                 job_run.kill_jvm(process)
-                assert process.wait(60) == 1
+                assert process.wait(600) == 1
                 assert "Spark's JVM has ended" in job_run.log()
         finally:
             process.kill()
@@ -64,8 +64,8 @@ def kill_at_random_points(job_run: Any, kills: int, seed: int) -> None:
     job_run.check()
 
 
-def test_driver_killed_at_random_points(job_run: Any) -> None:
-    kill_at_random_points(job_run, kills=2, seed=1)
+def test_the_jvm_killed_at_a_random_point(job_run: Any) -> None:
+    kill_at_random_points(job_run, kills=1, seed=1)
 
 
 @pytest.mark.campaign

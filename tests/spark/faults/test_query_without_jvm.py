@@ -42,5 +42,5 @@ def test_a_query_whose_jvm_has_ended_is_not_started_again(monkeypatch: pytest.Mo
         bounded=True,
     )
     with pytest.raises(QueryError, match="JVM has ended"):
-        query.awaitTermination(60)
+        query.awaitTermination(600)
     assert len(starts) == 1

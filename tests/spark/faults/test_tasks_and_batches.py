@@ -17,7 +17,7 @@ from ftlayer.layer.calls import BatchState
 from ftlayer.restart import FixedDelay
 from ftlayer.spark.protocol import STEPS
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 PARTITION_BYTES = "spark.sql.files.maxPartitionBytes"
 OPEN_COST = "spark.sql.files.openCostInBytes"

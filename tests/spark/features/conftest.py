@@ -21,7 +21,7 @@ from ftlayer.spark.facade import FTLayer
 # Spark's workers cannot import the tests: their functions travel whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-WAIT_S = 90
+WAIT_S = 600
 
 
 @pytest.fixture(autouse=True)

@@ -49,7 +49,7 @@ def test_the_error_that_ends_a_query_has_the_sinks_own_as_its_cause(
     writer = stream.sink(sink, checkpoint=tools.checkpoint, name="to-db").restart(FixedDelay(1, "20ms"))
     query = writer.start()
     with pytest.raises(QueryError, match=r"to-db: no table of this name") as raised:
-        query.awaitTermination(90)
+        query.awaitTermination(600)
     assert isinstance(raised.value.__cause__, DatabaseError)
     assert query.exception() is raised.value
     assert query.restarts == 1
@@ -70,7 +70,7 @@ def test_errors_that_a_restart_cannot_mend_end_the_query(layer: Any, numbers: An
     stream = layer.source(numbers, name="numbers").transform(forgets)
     query = stream.sink(lambda rows, batch: None, checkpoint=tools.checkpoint).start()
     with pytest.raises(InvalidTopologyError, match=r"'forgets' does not keep the column '_ft'"):
-        query.awaitTermination(90)
+        query.awaitTermination(600)
     assert query.restarts == 0
 
 
@@ -134,7 +134,7 @@ def test_drain_finishes_what_waits_and_reads_no_more_of_the_source(
     tools.until(lambda: query.recent_batches, "the first batch")
     assert kept.rows == []
     assert query.ft_status().waiting == 20
-    assert query.drain(60)
+    assert query.drain(600)
     assert sorted(kept.column("n")) == list(range(20))
     assert not query.isActive
     assert query.ft_status().drained
@@ -165,7 +165,7 @@ def test_rows_that_the_source_has_and_the_query_has_not_finished_are_not_drained
     query = writer.start()
     assert query.await_drained(90)
     assert sorted(kept.column("n")) == list(range(100))
-    assert query.drain(90)
+    assert query.drain(600)
 
 
 def test_a_drain_that_takes_too_long_leaves_the_rest_in_the_store(

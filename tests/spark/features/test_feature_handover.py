@@ -167,4 +167,4 @@ def test_rows_without_a_carrier_fail_the_batch(layer: FTLayer, rows: Any, kept: 
     stream = layer.resume(rows.add(table).stream(CARRIED), name="bare")
     writer = stream.sink(kept, checkpoint=tools.checkpoint).restart(NoRestart()).trigger(availableNow=True)
     with pytest.raises(QueryError, match=r"row 0 holds no carrier of a tracked record \(null\)"):
-        writer.start().awaitTermination(90)
+        writer.start().awaitTermination(600)

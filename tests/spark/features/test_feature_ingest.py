@@ -45,7 +45,7 @@ def test_threads_put_while_the_vertex_is_killed(
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(90)
+                thread.join(600)
             wanted = Counter((thread, n) for thread in range(4) for n in range(40))
             tools.until(lambda: len(set(map(tuple, kept.rows))) == len(wanted), "all clicks")
             assert query.await_drained(60)

@@ -90,7 +90,7 @@ def test_off_a_raising_function_fails_the_query(off: FTLayer, numbers: Any, kept
     stream = off.source(numbers, name="numbers").map(bad, "n bigint")
     writer = stream.sink(kept, checkpoint=tools.checkpoint).trigger(availableNow=True).restart(NoRestart())
     with pytest.raises(QueryError, match=r"'bad' failed: KeyError: 'no such thing'"):
-        writer.start().awaitTermination(60)
+        writer.start().awaitTermination(600)
 
 
 def test_off_has_no_ingest(off: FTLayer) -> None:

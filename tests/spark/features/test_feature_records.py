@@ -107,6 +107,6 @@ def test_a_source_that_gained_a_column_while_records_waited(
     rows.add([{"n": 2, "more": "here"}])
     writer = build("m bigint, more string").restart(NoRestart()).trigger(availableNow=True)
     with pytest.raises(QueryError, match=r"stored records of \['n'\] do not fit column 'm'"):
-        writer.start().awaitTermination(90)
+        writer.start().awaitTermination(600)
     tools.finish(build("n bigint, more string").trigger(availableNow=True).start())
     assert sorted(map(tuple, kept.rows)) == [(1, "none"), (2, "here")]

@@ -127,7 +127,7 @@ def test_a_task_that_fails_for_good_aborts(layer: Any, numbers: Any, out: Path, 
     stream = layer.source(numbers, name="numbers").repartition(3)
     writer = stream.write_stream(Plain, checkpoint=tools.checkpoint, path=str(out), fail="always")
     with pytest.raises(QueryError, match=r"the disk is gone"):
-        writer.restart(NoRestart()).trigger(availableNow=True).start().awaitTermination(90)
+        writer.restart(NoRestart()).trigger(availableNow=True).start().awaitTermination(600)
     assert [path.name for path in out.iterdir()] == ["aborted-0"]
 
 
@@ -189,7 +189,7 @@ def test_write_may_not_return_none(layer: Any, numbers: Any, out: Path, tools: A
         Plain, checkpoint=tools.checkpoint, path=str(out), fail="none"
     )
     with pytest.raises(QueryError, match=r"Writer.write returned a NoneType, not a WriterCommitMessage"):
-        writer.restart(NoRestart()).trigger(availableNow=True).start().awaitTermination(90)
+        writer.restart(NoRestart()).trigger(availableNow=True).start().awaitTermination(600)
     assert (out / "aborted-0").exists()
 
 

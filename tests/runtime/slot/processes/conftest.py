@@ -44,7 +44,7 @@ from ftlayer.stream.connectors import partitions
 from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.job_graph_generator import job_graph
 
-WAIT_S = 60.0
+WAIT_S = 600.0
 JOB = "job-1"
 RUN_SLOT = """
 import sys
