@@ -92,6 +92,7 @@ SMOKE = (
     "checkpoint/test_options.py",
     "ci/test_skips.py::test_an_unlisted_skip_fails",
     "cli/test_bundled_java.py",
+    "dead_letters/test_telling.py",
     "demo/test_ledger.py",
     "docs/test_checkpointing_reference.py",
     "functions/test_chain.py",
