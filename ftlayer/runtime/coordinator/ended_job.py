@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
+from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.errors import CheckpointError
 from ftlayer.runtime.coordinator.events import JobState, Over
@@ -38,7 +38,16 @@ class EndedJob(Job):
 
     def status(self) -> JobStatus:
         """Return that it has ended; what an earlier driver had counted is gone."""
-        return JobStatus(self.name, self.job, JobState.ENDED, epoch=0, uptime_s=0.0, slots=(), chains=())
+        return JobStatus(
+            self.name,
+            self.job,
+            JobState.ENDED,
+            epoch=0,
+            uptime_s=0.0,
+            slots=(),
+            chains=(),
+            checkpoints=CheckpointCounts(),
+        )
 
     def checkpoints(self) -> tuple[CheckpointStats, ...]:
         """Return none: they were the earlier driver's."""

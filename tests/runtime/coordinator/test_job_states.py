@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 
+from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.checkpoint.storage.local_files import LocalFiles
@@ -215,6 +216,7 @@ def test_a_job_that_has_ended_is_not_run_again_by_whoever_restarts_its_program(
     assert again.name == "played"
     assert again.status().line().startswith("played: ended")
     assert again.checkpoints() == ()
+    assert again.status().checkpoints == CheckpointCounts()
     assert again.result == first.result
     assert again.result is not None
     assert (again.result.run, again.result.checkpoint, again.result.savepoint) == ("played-1", 1, "")
