@@ -68,6 +68,9 @@ TokenFile = Annotated[
     Path | None, typer.Option(help="File with the vertex's token; without it, FTLAYER_TOKEN is used.")
 ]
 RootCerts = Annotated[Path | None, typer.Option(help="PEM of the certificate to trust, for grpc+tls.")]
+ClientPem = Annotated[
+    Path | None, typer.Option(help="PEM of a certificate and its key, for a vertex with --tls-client-ca.")
+]
 Keys = Annotated[list[str], typer.Argument(help="Keys as `ftlayer dead list` shows them.")]
 Everything = Annotated[bool, typer.Option("--all", help="All dead letters there are.")]
 
@@ -143,6 +146,9 @@ def serve(
         Path | None, typer.Option(help="PEM of the certificate chain; required off loopback.")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM of its private key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="PEM of what clients' certificates are signed by; they then need one.")
+    ] = None,
     shards: Annotated[int, typer.Option(help="A power of two; fixed when the store is made.")] = 1,
     durability: Annotated[
         str, typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/operations.md.')
@@ -177,6 +183,7 @@ def serve(
         listen,
         None if tls_cert is None else _read(tls_cert, "--tls-cert"),
         None if tls_key is None else read_secret(tls_key, "--tls-key"),
+        None if tls_client_ca is None else _read(tls_client_ca, "--tls-client-ca"),
         metrics_port,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -213,13 +220,14 @@ def explain(
     address: Address = DEFAULT_ADDRESS,
     token_file: TokenFile = None,
     root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
 ) -> None:
     """Show which ids a pending root waits for, and which operator owes them (vertices with --exact)."""
     from ftlayer.layer.calls import Explain, Explained
     from ftlayer.tables import print_explained
 
     wanted = parse_root(root)
-    with _connect(address, token_file, root_certs) as client:
+    with _connect(address, token_file, root_certs, client_pem) as client:
         explained = client.call(Explain(wanted))
     assert isinstance(explained, Explained)
     print_explained(printing_console(), wanted, explained)
@@ -232,13 +240,14 @@ def list_dead(
     address: Address = DEFAULT_ADDRESS,
     token_file: TokenFile = None,
     root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
     limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
 ) -> None:
     """List dead letters: key, record, reason."""
     from ftlayer.layer.calls import Stats, StatsReply
     from ftlayer.tables import print_records
 
-    with _connect(address, token_file, root_certs) as client:
+    with _connect(address, token_file, root_certs, client_pem) as client:
 
         def total() -> int:
             stats = client.call(Stats())
@@ -254,13 +263,14 @@ def show(
     address: Address = DEFAULT_ADDRESS,
     token_file: TokenFile = None,
     root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
 ) -> None:
     """Show everything that is known of dead letters: record, attempts, traceback."""
     from ftlayer.tables import print_record
 
     wanted = dict.fromkeys(_parsed(keys))
     console = printing_console()
-    with _connect(address, token_file, root_certs) as client:
+    with _connect(address, token_file, root_certs, client_pem) as client:
         for record in _dead_letters(client):
             if record.key in wanted:
                 del wanted[record.key]
@@ -278,11 +288,12 @@ def requeue(
     address: Address = DEFAULT_ADDRESS,
     token_file: TokenFile = None,
     root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
 ) -> None:
     """Give dead letters their attempts back; their query gets them again at once."""
     from ftlayer.layer.calls import Requeue
 
-    with _connect(address, token_file, root_certs) as client:
+    with _connect(address, token_file, root_certs, client_pem) as client:
         chosen = _chosen(client, keys, everything)
         typer.echo(f"requeued {_change(client, Requeue(chosen))} of {len(chosen)}")
 
@@ -295,11 +306,12 @@ def purge(
     address: Address = DEFAULT_ADDRESS,
     token_file: TokenFile = None,
     root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
 ) -> None:
     """Delete dead letters for ever."""
     from ftlayer.layer.calls import Purge
 
-    with _connect(address, token_file, root_certs) as client:
+    with _connect(address, token_file, root_certs, client_pem) as client:
         chosen = _chosen(client, keys, everything)
         if chosen and not yes:
             typer.confirm(f"Delete {len(chosen)} dead letters for ever?", abort=True)
@@ -352,12 +364,19 @@ def _token(token_file: Path | None) -> str:
     return token
 
 
-def _connect(address: str, token_file: Path | None, root_certs: Path | None) -> VertexClient:
+def _connect(
+    address: str, token_file: Path | None, root_certs: Path | None, client_pem: Path | None
+) -> VertexClient:
     from ftlayer.service.client import VertexClient
 
     certificates = None if root_certs is None else _read(root_certs, "--root-certs")
     return VertexClient(
-        address, _token(token_file), root_certs=certificates, client_id="cli", deadline_ms=10_000
+        address,
+        _token(token_file),
+        root_certs=certificates,
+        client_pem=None if client_pem is None else read_secret(client_pem, "--client-pem"),
+        client_id="cli",
+        deadline_ms=10_000,
     )
 
 

@@ -100,6 +100,7 @@ class ServeOptions:
         token: the secret every request has to bring, 16 to 4096 visible ASCII characters.
         listen: ``"host:port"``; port 0 is any free one. ``"[::1]:7077"`` for IPv6.
         tls_cert, tls_key: PEM text of certificate chain and private key; required off loopback.
+        tls_client_ca: PEM of what clients' certificates are signed by; None: clients need none.
         metrics_port: port of the Prometheus endpoint (on the same host), None for none.
     """
 
@@ -108,6 +109,7 @@ class ServeOptions:
     listen: str = "127.0.0.1:7077"
     tls_cert: bytes | None = None
     tls_key: bytes | None = field(default=None, repr=False)
+    tls_client_ca: bytes | None = None
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
@@ -118,6 +120,10 @@ class ServeOptions:
         check_bytes(self.tls_key, "tls_key")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert, tls_key: give both or none")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError(
+                "tls_client_ca: clients show certificates over TLS only; give tls_cert and tls_key too"
+            )
         if self.tls_cert is None and not is_loopback(host):
             raise ConfigError(
                 f"listen: {self.listen!r} can be reached from other machines, and without TLS anyone "

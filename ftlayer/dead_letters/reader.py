@@ -112,6 +112,10 @@ class DeadLetterSource(DataSource):
                 raise ConfigError(f'format("{FORMAT}"): option {name!r} is missing')
         certs = self.options.get("root_certs", "").encode() or None
         client = VertexClient(
-            self.options["address"], self.options["token"], root_certs=certs, client_id="dead-letters"
+            self.options["address"],
+            self.options["token"],
+            root_certs=certs,
+            client_pem=self.options.get("client_pem", "").encode() or None,
+            client_id="dead-letters",
         )
         return DeadLetterReader(client, self.options["streams"].split("\n"))

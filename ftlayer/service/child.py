@@ -19,7 +19,7 @@ class ChildOrder:
         """Return the order as a line of JSON."""
         fields = dataclasses.asdict(self.options)
         fields["vertex"]["path"] = str(fields["vertex"]["path"])
-        for name in ("tls_cert", "tls_key"):
+        for name in ("tls_cert", "tls_key", "tls_client_ca"):
             fields[name] = None if fields[name] is None else fields[name].decode()
         return json.dumps(fields).encode() + b"\n"
 
@@ -27,7 +27,7 @@ class ChildOrder:
     def from_line(cls, line: bytes) -> ChildOrder:
         """Read an order."""
         fields = json.loads(line)
-        for name in ("tls_cert", "tls_key"):
+        for name in ("tls_cert", "tls_key", "tls_client_ca"):
             fields[name] = None if fields[name] is None else fields[name].encode()
         return cls(ServeOptions(**fields | {"vertex": VertexOptions(**fields["vertex"])}))
 

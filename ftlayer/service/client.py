@@ -63,6 +63,7 @@ class VertexClient:
         token: str,
         *,
         root_certs: bytes | None = None,
+        client_pem: bytes | None = None,
         client_id: str | None = None,
         deadline_ms: int = 120_000,
     ) -> None:
@@ -72,11 +73,12 @@ class VertexClient:
             address: ``"grpc://127.0.0.1:port"`` on this machine, ``"grpc+tls://host:port"`` for others.
             token: the vertex's token.
             root_certs: PEM of the certificate to trust; None for the system's.
+            client_pem: PEM of a certificate and its key, for a vertex that asks its clients for one.
             client_id: a name for logs, at most 100 bytes; made unique by what is added to it.
             deadline_ms: how long a call may take, sending it again included. Should exceed the vertex's
                 ``persist_timeout_ms``.
         """
-        self._connection = Connection(address, token, root_certs)
+        self._connection = Connection(address, token, root_certs, client_pem)
         if client_id is not None:
             check_text(client_id, "client_id")
         check_int(deadline_ms, "deadline_ms", least=1, most=LONGEST_MS)
@@ -109,6 +111,11 @@ class VertexClient:
     def root_certs(self) -> bytes | None:
         """PEM of the certificate that is trusted, None for the system's."""
         return self._connection.root_certs
+
+    @property
+    def client_pem(self) -> bytes | None:
+        """PEM of the certificate and key that are shown to the vertex, None for none."""
+        return self._connection.client_pem
 
     @property
     def client_id(self) -> str:

@@ -40,10 +40,13 @@ class Connection:
     """Where a vertex is and how it is talked to. Any thread may use it.
 
     ``address`` is ``"grpc://host:port"`` or ``"grpc+tls://host:port"``; ``root_certs`` the PEM that the
-    vertex's certificate is verified by (None: the system's).
+    vertex's certificate is verified by (None: the system's), ``client_pem`` the certificate and the key that are shown
+    to a vertex that asks for one.
     """
 
-    def __init__(self, address: str, token: str, root_certs: bytes | None) -> None:
+    def __init__(
+        self, address: str, token: str, root_certs: bytes | None, client_pem: bytes | None = None
+    ) -> None:
         """Check the arguments (`ConfigError`); connects to nothing yet."""
         check_text(address, "address", "grpc://host:port or grpc+tls://host:port")
         scheme, separator, rest = address.partition("://")
@@ -58,18 +61,21 @@ class Connection:
             )
         if scheme != "grpc+tls" and root_certs is not None:
             raise ConfigError(f"address: with root_certs use grpc+tls://{rest}")
+        if scheme != "grpc+tls" and client_pem is not None:
+            raise ConfigError(f"address: with client_pem use grpc+tls://{rest}")
         check_bytes(root_certs, "root_certs")
         check_token(token)
         self.address = address
         self.token = token
         self.root_certs = root_certs
+        self.client_pem = client_pem
         self._loopback = is_loopback(host)
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
         self._pid = os.getpid()
 
-    def __reduce__(self) -> tuple[type[Connection], tuple[str, str, bytes | None]]:
-        return Connection, (self.address, self.token, self.root_certs)
+    def __reduce__(self) -> tuple[type[Connection], tuple[str, str, bytes | None, bytes | None]]:
+        return Connection, (self.address, self.token, self.root_certs, self.client_pem)
 
     def client(self) -> flight.FlightClient:
         """Return the Flight client; made on the first call of a process, without waiting for the vertex."""
@@ -115,7 +121,14 @@ class Connection:
         ]
         if self._loopback:
             options.append(("grpc.enable_http_proxy", 0))
-        return flight.FlightClient(self.address, tls_root_certs=self.root_certs, generic_options=options)
+        return flight.FlightClient(
+            self.address,
+            tls_root_certs=self.root_certs,
+            # Both are in it; each is found by its name.
+            cert_chain=self.client_pem,
+            private_key=self.client_pem,
+            generic_options=options,
+        )
 
 
 def vertex_error(error: BaseException) -> FTLayerError | None:

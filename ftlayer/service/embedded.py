@@ -49,6 +49,7 @@ class EmbeddedVertex:
     Attributes:
         token: what clients have to bring.
         root_certs: PEM that clients verify the vertex by; None on loopback.
+        client_pem: PEM of the certificate and key that the vertex verifies its clients by; None on loopback.
     """
 
     def __init__(self, options: VertexOptions, *, host: str = "127.0.0.1") -> None:
@@ -58,13 +59,17 @@ class EmbeddedVertex:
         self._path = Path(options.path).absolute()
         self.token = secrets.token_urlsafe(32)
         self.root_certs: bytes | None = None
+        self.client_pem: bytes | None = None
         self._key: bytes | None = None
+        self._client_ca: bytes | None = None
         if not is_loopback(host):
             # Late, because most jobs need no certificate.
             from ftlayer.service.tls import make_certificate
 
             certificate = make_certificate([host])
             self.root_certs, self._key = certificate.cert, certificate.key
+            shown = make_certificate(["ftlayer-client"])
+            self._client_ca, self.client_pem = shown.cert, shown.cert + shown.key
         self._lock = threading.Lock()  # guards what follows
         self._address = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -119,6 +124,7 @@ class EmbeddedVertex:
             self._address,
             self.token,
             root_certs=self.root_certs,
+            client_pem=self.client_pem,
             client_id=client_id,
             deadline_ms=deadline_ms,
         )
@@ -161,6 +167,7 @@ class EmbeddedVertex:
                 listen=f"{host}:{port}",
                 tls_cert=self.root_certs,
                 tls_key=self._key,
+                tls_client_ca=self._client_ca,
             )
         )
         with _open_log(self._path / LOG_FILE) as log:

@@ -128,6 +128,7 @@ def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:
             token=options.token,
             max_message_bytes=options.vertex.max_message_bytes,
             certificate=certificate,
+            client_ca=options.tls_client_ca,
         )
     except (pa.ArrowException, OSError) as error:
         vertex.close()

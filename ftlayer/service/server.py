@@ -96,8 +96,9 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
         token: str,
         max_message_bytes: int,
         certificate: tuple[bytes, bytes] | None = None,
+        client_ca: bytes | None = None,
     ) -> None:
-        """Listen; ``certificate`` is the PEM of (chain, key) for TLS.
+        """Listen; ``certificate`` is the PEM of (chain, key) for TLS, ``client_ca`` that of who signs clients'.
 
         Raises `pyarrow.ArrowException` or OSError when the address cannot be listened on.
         """
@@ -107,6 +108,9 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(
             scheme(f"[{host}]" if ":" in host else host, port),
             tls_certificates=None if certificate is None else [certificate],
+            # Who has no certificate sends nothing that would be read into memory before its token.
+            verify_client=client_ca is not None,
+            root_certificates=client_ca,
             middleware={"token": TokenCheck(token)},
         )
 

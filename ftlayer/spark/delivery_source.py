@@ -62,6 +62,7 @@ class DeliveryOptions:
     drain_query: str = ""
     drain_until_ms: int = 0
     required: tuple[str, ...] = ()
+    client_pem: str = ""
 
     def to_spark(self) -> dict[str, str]:
         """Return them as options of a reader."""
@@ -92,6 +93,7 @@ class DeliveryOptions:
             options["stream"],
             options.get("root_certs", ""),
             drain_query=options.get("drain_query", ""),
+            client_pem=options.get("client_pem", ""),
             required=tuple(json.loads(options.get("required", "[]"))),
             **numbers,
         )
@@ -99,7 +101,11 @@ class DeliveryOptions:
     def client(self) -> VertexClient:
         """Connect to the vertex."""
         return VertexClient(
-            self.address, self.token, root_certs=self.root_certs.encode() or None, client_id="delivery-source"
+            self.address,
+            self.token,
+            root_certs=self.root_certs.encode() or None,
+            client_pem=self.client_pem.encode() or None,
+            client_id="delivery-source",
         )
 
 

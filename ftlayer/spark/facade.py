@@ -149,6 +149,7 @@ class FTLayer:
         *,
         token: str,
         root_certs: bytes | None = None,
+        client_pem: bytes | None = None,
         timeout: Duration = "30s",
         max_attempts: int | None = 5,
         backoff: Duration | Sequence[Duration] = BACKOFF,
@@ -166,7 +167,9 @@ class FTLayer:
             timeout, max_attempts, backoff, jitter, max_pending, VertexOptions.timeout_buckets
         )
         rules = rules_of(retry_on, dead_on, "FTLayer.connect")
-        client = VertexClient(address, token, root_certs=root_certs, client_id="driver")
+        client = VertexClient(
+            address, token, root_certs=root_certs, client_pem=client_pem, client_id="driver"
+        )
         return cls(
             client, options, status=status, strict=strict, max_rows=max_rows, rules=rules, on_dead=on_dead
         )
@@ -235,6 +238,11 @@ class FTLayer:
     def root_certs(self) -> bytes | None:
         """The certificate that the vertex is known by, if it is one of its own."""
         return self.client.root_certs
+
+    @property
+    def client_pem(self) -> bytes | None:
+        """The certificate and key that the vertex asks its clients for, if it does."""
+        return self.client.client_pem
 
     def close(self) -> None:
         """Stop an embedded vertex; what it holds stays in its store. Stop the queries first.
@@ -388,6 +396,8 @@ class FTLayer:
         options = {"address": client.address, "token": client.token, "streams": "\n".join(streams)}
         if client.root_certs:
             options["root_certs"] = client.root_certs.decode()
+        if client.client_pem:
+            options["client_pem"] = client.client_pem.decode()
         return spark.readStream.format(FORMAT).options(**options).load()
 
     def dead_letter_reader(self, spark: SparkSession, *streams: str) -> DeadLetterReader:
@@ -411,7 +421,13 @@ class FTLayer:
         self._announcer.watch(stream)
 
     def _another_client(self, client: VertexClient, label: str) -> VertexClient:
-        return VertexClient(client.address, client.token, root_certs=client.root_certs, client_id=label)
+        return VertexClient(
+            client.address,
+            client.token,
+            root_certs=client.root_certs,
+            client_pem=client.client_pem,
+            client_id=label,
+        )
 
     def requeue(self, keys: Iterable[str | bytes]) -> int:
         """Give dead letters (by their ``key``) their attempts back; return how many there were."""

@@ -240,6 +240,7 @@ class TrackedWriter:
             spark.sparkContext.defaultParallelism,
             drain_query=query if drain_until is not None else "",
             drain_until_ms=round((drain_until or 0) * 1000),
+            client_pem=(layer.client_pem or b"").decode(),
             required=tuple(field.name for field in own.schema if not field.nullable),
         )
         schema = all_nullable(own.schema)

@@ -65,7 +65,11 @@ class Running:
 
 @contextmanager
 def serving(
-    path: Path, certificate: Certificate | None = None, max_message_bytes: int = 64 * MIB, **options: Any
+    path: Path,
+    certificate: Certificate | None = None,
+    max_message_bytes: int = 64 * MIB,
+    client_ca: bytes | None = None,
+    **options: Any,
 ) -> Iterator[Running]:
     """Serve a vertex with an LMDB store in this process."""
     faults: list[Exception] = []
@@ -78,6 +82,7 @@ def serving(
         token=token,
         max_message_bytes=max_message_bytes,
         certificate=None if certificate is None else (certificate.cert, certificate.key),
+        client_ca=client_ca,
     )
     running = Running(vertex, server, token, certificate, faults)
     try:

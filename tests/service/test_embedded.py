@@ -115,6 +115,9 @@ def test_off_loopback_it_has_a_certificate_of_its_own(
         assert vertex.address.startswith("grpc+tls://0.0.0.0:")
         with vertex.client(deadline_ms=10_000) as client:
             assert isinstance(client.call(open_stream()), StreamOpened)
+        stranger = VertexClient(vertex.address, vertex.token, root_certs=vertex.root_certs, deadline_ms=500)
+        with stranger, pytest.raises(VertexUnavailableError):
+            stranger.health()
 
 
 # ---------------------------------------------------------------- what keeps it from starting

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -303,6 +304,19 @@ def test_tls_with_another_certificate_fails(tmp_path: Path, serving: Callable[..
         other = running.client(root_certs=make_certificate(["127.0.0.1"]).cert, deadline_ms=500)
         with pytest.raises(VertexUnavailableError):
             other.health()
+
+
+def test_a_vertex_that_asks_for_certificates_hears_only_who_has_one(
+    tmp_path: Path, serving: Callable[..., Any]
+) -> None:
+    known, unknown = make_certificate(["client"]), make_certificate(["client"])
+    with serving(tmp_path / "vertex", make_certificate(["127.0.0.1"]), client_ca=known.cert) as running:
+        client = running.client(client_pem=known.cert + known.key)
+        assert client.health().shards == 1
+        assert pickle.loads(pickle.dumps(client)).health().shards == 1
+        for pem in (None, unknown.cert + unknown.key):
+            with pytest.raises(VertexUnavailableError):
+                running.client(client_pem=pem, deadline_ms=500).health()
 
 
 def test_tls_for_another_name_fails(tmp_path: Path, serving: Callable[..., Any]) -> None:
