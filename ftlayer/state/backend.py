@@ -181,6 +181,11 @@ class LayeredBackend:
             self._memory.grew(footprint(keys, values))
             self._spill(None)
 
+    def restored_operators(self, uid: str) -> SubtaskOperatorStates:
+        """Return the operator state of an operator, to be filled."""
+        self._unasked = True
+        return self.operators(uid)
+
     def restored_timers(self, info: TableInfo) -> tuple[KeyGroups, TimerService]:
         """Return the timers of an operator, to be filled."""
         service = self.timers(info.operator)
@@ -203,7 +208,9 @@ class LayeredBackend:
         if barrier.kind is SnapshotKind.CHECKPOINT:
             if self._lineage is not None:
                 return self._planned(self._lineage, barrier, view, operators)
-            if self._changelog is not None and not barrier.full:
+            if self._changelog is not None and barrier.full:
+                self._changelog.begin_anew()
+            elif self._changelog is not None:
                 return self._logged(self._changelog, barrier.checkpoint, view, operators)
 
         def write(writer: PieceWriter, pace: Pace) -> KeyedSnapshot | None:
@@ -342,9 +349,13 @@ class LayeredBackend:
     def _check_asked(self) -> None:
         """Raise IncompatibleCheckpointError for a state that seems to have another name in the program now."""
         if self._unasked:
-            for tables in self._states.values():
-                tables.check_asked()
-            self._unasked = any(tables.unasked for tables in self._states.values())
+            restored: list[OperatorTables | SubtaskOperatorStates] = [
+                *self._states.values(),
+                *self._operators.values(),
+            ]
+            for states in restored:
+                states.check_asked()
+            self._unasked = any(states.unasked for states in restored)
 
     @property
     def is_full(self) -> bool:

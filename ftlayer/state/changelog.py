@@ -203,6 +203,14 @@ class Changelog:
         self._wasteful = self._compaction.wasteful(writer, moved)
         return moved
 
+    def begin_anew(self) -> None:
+        """Build on nothing that is written: a checkpoint is full that others are to share nothing with.
+
+        What it is full without, no completed checkpoint may refer to soon, so that it is removed.
+        """
+        with self._changed:
+            self._begin_anew()
+
     def _begin_anew(self) -> None:
         """Forget the log: the next snapshot is a full one."""
         self._begun += 1

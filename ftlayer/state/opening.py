@@ -114,9 +114,10 @@ class _Restoring:
             timers.set()
         by_operator: dict[str, list[OperatorState]] = defaultdict(list)
         for state in restore.operators:
-            by_operator[state.operator].append(state)
+            if not self._backend.migrations.is_left_behind(state.operator, state.name):
+                by_operator[state.operator].append(state)
         for uid, states in by_operator.items():
-            self._backend.operators(uid).restore(states)
+            self._backend.restored_operators(uid).restore(states)
 
     def _keyed(self, snapshot: KeyedSnapshot, adopted: int) -> None:
         tables = claimed(snapshot, self._spec, self._backend.migrations)

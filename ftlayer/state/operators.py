@@ -17,16 +17,37 @@ class SubtaskOperatorStates:
         self._uid = uid
         self._states: dict[str, tuple[Redistribution, Any]] = {}
         self._restored: set[str] = set()
+        self._asked: set[str] = set()
 
     def list(self, name: str, *, union: bool = False) -> list[Any]:
         """Return a list; another parallelism deals its items out, or (``union``) gives all items to all."""
+        self._asked.add(name)
         found: list[Any] = self._state(name, Redistribution.UNION if union else Redistribution.SPLIT, list)
         return found
 
     def broadcast(self, name: str) -> dict[Any, Any]:
         """Return a mapping that every subtask has to fill alike."""
+        self._asked.add(name)
         found: dict[Any, Any] = self._state(name, Redistribution.BROADCAST, dict)
         return found
+
+    @property
+    def unasked(self) -> set[str]:
+        """The restored states that the operator has not asked for yet."""
+        return self._restored - self._asked
+
+    def check_asked(self) -> None:
+        """Raise IncompatibleCheckpointError if it uses a state that is new while one of the checkpoint lies idle."""
+        new = sorted(self._asked - self._restored)
+        idle = sorted(name for name in self.unasked if self._states[name][1])
+        if new and idle:
+            raise IncompatibleCheckpointError(
+                f"{self._uid!r} begins the operator state {', '.join(map(repr, new))} and does not use "
+                f"{', '.join(map(repr, idle))}, which the checkpoint holds; ask for it under the name that it had, or, "
+                f"if it may be dropped, name it: allow_unclaimed_state=[{f'{self._uid}/{idle[0]}'!r}]"
+            )
+        if new:
+            self._asked |= self.unasked
 
     def _state(self, name: str, wanted: Redistribution, make: Callable[[], Any]) -> Any:
         kind, state = self._states.setdefault(name, (wanted, make()))
@@ -48,9 +69,9 @@ class SubtaskOperatorStates:
             self._restored.add(saved.name)
             items = [self._unpacked(saved.name, item) for item in saved.items]
             if kind is Redistribution.BROADCAST:
-                self.broadcast(saved.name).update(items)
+                self._state(saved.name, kind, dict).update(items)
             else:
-                self.list(saved.name, union=kind is Redistribution.UNION).extend(items)
+                self._state(saved.name, kind, list).extend(items)
 
     def snapshot(self, serializer: Serializer) -> Iterator[OperatorState]:
         """Write every state out as it is now; `StateSerializationError`. Meant for small states: it is not lazy."""

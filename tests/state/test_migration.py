@@ -183,6 +183,32 @@ def test_a_renamed_state_is_refused_until_its_new_name_is_given(
     dropped.close()
 
 
+def test_a_renamed_operator_state_is_refused_or_dropped_by_name(storage: Any, tmp_path: Path) -> None:
+    first = Program(storage, tmp_path)
+    first.backend.operators("op").list("offsets").append(7)
+    written = first.snapshot()
+    first.close()
+
+    def again(**options: Any) -> Any:
+        config = CheckpointConfig(directory="/chk", state_directory=str(tmp_path), **options)
+        restore = SubtaskRestore("op", 0, (), written.operators)
+        return open_backend(config, SPEC, restore, storage, "")
+
+    renamed = again()
+    assert renamed.operators("op").list("positions") == []
+    with pytest.raises(IncompatibleCheckpointError, match="'op/offsets'"):
+        renamed.tend(1)
+    renamed.close()
+    used = again()
+    assert used.operators("op").list("positions") == []
+    assert used.operators("op").list("offsets") == [7]
+    used.tend(1)
+    used.close()
+    dropped = again(allow_unclaimed_state=["op/offsets"])
+    assert dropped.operators("op").list("offsets") == []
+    dropped.close()
+
+
 def test_a_state_that_is_new_beside_all_that_was_there_is_fine(storage: Any, tmp_path: Path) -> None:
     first = Program(storage, tmp_path)
     first.tables.values("v")[3] = 5
