@@ -82,7 +82,7 @@ def _unloadable(name: str, said: str) -> FTLayerError | None:
     if name not in _LOADING and not (name == "AttributeError" and _MOVED.match(said)):
         return None
     return FunctionLoadError(
-        f"{name}: {said}. Starting again would meet the same modules. What Spark's Python workers import has to be "
+        f"{name}: {said}. Starting again would meet it again. What Spark's Python workers import has to be "
         "where they run: install it for the interpreter that they run with (PYSPARK_PYTHON), or send a module of "
         "yours along with spark.addArtifact('module.py', pyfile=True) or spark-submit --py-files"
     )

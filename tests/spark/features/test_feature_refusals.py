@@ -114,7 +114,7 @@ def test_schemas(idle: FTLayer, numbers: Any) -> None:
     for schema in ("n notatype", "int", 7):
         with pytest.raises(ConfigError, match=r"schema of 'm'"):
             stream.map(lambda r: r, schema, name="m")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"kind is 'arrow' or 'pandas', not 'numpy'"):
+    with pytest.raises(ConfigError, match=r"kind: expected one of arrow, pandas, got 'numpy'"):
         stream.map_batches(lambda b: b, "n int", kind="numpy")  # type: ignore[arg-type]
 
 
@@ -143,7 +143,7 @@ def test_keys_are_found_as_spark_finds_columns(idle: FTLayer, spark: Any, rows: 
         assert idle.source(two, name="two", key="N").source.key == ("N",)
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
-    with pytest.raises(ConfigError, match=r"'N' may be 'n' or 'N', which differ in case only"):
+    with pytest.raises(InvalidTopologyError, match=r"'n' and 'N' are one to Spark"):
         idle.source(two, name="two", key="N")
 
 
@@ -166,13 +166,13 @@ def test_what_is_no_stream(idle: FTLayer, spark: Any) -> None:
 
 def test_ends(idle: FTLayer, numbers: Any, tmp_path: Path) -> None:
     stream = idle.source(numbers, name="numbers")
-    with pytest.raises(ConfigError, match=r"checkpoint directory of its own"):
+    with pytest.raises(ConfigError, match=r"checkpoint: expected a directory, of this query alone"):
         stream.sink(lambda rows, batch: None, checkpoint="")
     with pytest.raises(ConfigError, match=r"expected a function of .rows, batch id., got str"):
         stream.sink("parquet", checkpoint="ck")  # type: ignore[arg-type]
     writer = stream.sink(lambda rows, batch: None, checkpoint=str(tmp_path / "ck"))
     for trigger in ({"once": True}, {"continuous": "1 second"}, {}):
-        with pytest.raises(ConfigError, match=r"trigger: one of availableNow, processingTime"):
+        with pytest.raises(ConfigError, match=r"trigger: (there is no option|expected one of availableNow)"):
             writer.trigger(**trigger)
     with pytest.raises(ConfigError, match=r"checkpoint="):
         writer.option("checkpointLocation", "x")
