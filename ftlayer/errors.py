@@ -131,16 +131,15 @@ class RetryLater(FailException):
         self.uses_attempt = uses_attempt
 
 
-class RowsRejected(FTLayerError):  # noqa: N818 - it sets rows aside, as the failures above do
+class RowsRejected(Exception):  # noqa: N818 - it sets rows aside, as the failures above do
     """Raised by the sink of a wrapped query to set rows aside: their records fail, and it gets the rest again.
+
+    An answer about rows and no `FTLayerError`: it never leaves the process of its sink.
 
     Args:
         errors: by the row's ``_ft_row`` (`TrackedStream.sink` with ``tagged``), why it cannot be taken: an exception,
             about which `retry_on` and `dead_on` are asked, or a text.
     """
-
-    code = "ROWS_REJECTED"
-    recoverable = True
 
     def __init__(self, errors: Mapping[int, Exception | str]) -> None:
         super().__init__(errors)

@@ -60,7 +60,7 @@ def record() -> RecordInfo:
 
 def test_lists_and_details_of_records(capsys: pytest.CaptureFixture[str]) -> None:
     console = printing_console()
-    print_records(console, [record()], f"dead letters of {ATTACK}")
+    print_records(console, iter([record()]), f"dead letters of {ATTACK}", 20)
     print_record(console, record())
     table = Table(ATTACK, title=ATTACK)
     table.add_row(ATTACK)
