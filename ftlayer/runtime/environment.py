@@ -15,7 +15,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checks import check_bool, check_instance, check_text, known_options, shown
 from ftlayer.config import FTStatus, TopologyOptions, is_loopback
-from ftlayer.errors import ConfigError, JobStartError
+from ftlayer.errors import ConfigError, JobStartError, UnsupportedError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
@@ -106,6 +106,11 @@ class StreamEnvironment:
         if options is not None:
             check_instance(options, "options", TopologyOptions)
         check_strategy(restart, "restart")
+        if layer is not None and layer.limit is not None:
+            raise UnsupportedError(
+                "max_failing: it holds the batches of wrapped queries, and a topology has none; give it a layer "
+                "without it (a function that waits while its database is down holds a topology's slot, and its sources)"
+            )
         self._spark = spark
         self._layer = layer
         self._checkpointing = checkpointing

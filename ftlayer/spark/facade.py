@@ -19,6 +19,7 @@ from ftlayer.checks import (
     member,
     shown,
 )
+from ftlayer.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.dead_letters.announcer import Announcer
 from ftlayer.dead_letters.letter import DeadLetter
@@ -66,6 +67,7 @@ class FTLayer:
         max_rows: int = MAX_ROWS,
         rules: RetryRules = NO_RULES,
         on_dead: Callable[[DeadLetter], object] | None = None,
+        limit: Limit | None = None,
     ) -> None:
         """Use `embedded` or `connect` instead."""
         self._vertex_options = vertex if isinstance(vertex, VertexOptions) else None
@@ -74,6 +76,7 @@ class FTLayer:
         self._host = "127.0.0.1"
         self.stream_options = options
         self.rules = rules
+        self.limit = limit
         if on_dead is not None and not callable(on_dead):
             raise ConfigError(f"on_dead: expected a function of a dead letter, got {on_dead!r}")
         self._on_dead = on_dead
@@ -101,6 +104,7 @@ class FTLayer:
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
         on_dead: Callable[[DeadLetter], object] | None = None,
+        max_failing: str | int | None = None,
         **vertex: Any,
     ) -> FTLayer:
         """Keep the vertex as a child process of this driver, with its store in ``path``.
@@ -122,6 +126,9 @@ class FTLayer:
                 their own; the narrowest that says something decides.
             on_dead: called in this program, in a thread of its own, with each dead letter (`DeadLetter`) of the queries
                 and topologies that it runs: at least once each, in the order of their death; see `watch_dead`.
+            max_failing: a share of the records of the last minute (``"5%"``) or a number of them a minute. While more
+                fail, of those that another attempt might help, each wrapped query holds its batch and tries it again,
+                after 1 s, 2 s, … up to a minute: no attempt is used up, and no dead letter made.
             vertex: further fields of `ftlayer.config.VertexOptions` (durability, max_store_bytes, …).
 
         Raises `ConfigError` naming the option. The vertex starts with the first query that needs it.
@@ -139,6 +146,7 @@ class FTLayer:
             max_rows=max_rows,
             rules=rules,
             on_dead=on_dead,
+            limit=limit_of(max_failing, "FTLayer.embedded"),
         )
 
     @classmethod
@@ -161,6 +169,7 @@ class FTLayer:
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
         on_dead: Callable[[DeadLetter], object] | None = None,
+        max_failing: str | int | None = None,
     ) -> FTLayer:
         """Use a vertex that ``ftlayer serve`` runs; arguments as in `embedded` and `VertexClient`."""
         options = _stream_options(
@@ -171,7 +180,14 @@ class FTLayer:
             address, token, root_certs=root_certs, client_pem=client_pem, client_id="driver"
         )
         return cls(
-            client, options, status=status, strict=strict, max_rows=max_rows, rules=rules, on_dead=on_dead
+            client,
+            options,
+            status=status,
+            strict=strict,
+            max_rows=max_rows,
+            rules=rules,
+            on_dead=on_dead,
+            limit=limit_of(max_failing, "FTLayer.connect"),
         )
 
     def __enter__(self) -> FTLayer:
@@ -266,6 +282,7 @@ class FTLayer:
         key: str | Sequence[str] = (),
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> TrackedStream:
         """Wrap a streaming DataFrame (or an `ingest`): its records are tracked from here on.
 
@@ -273,13 +290,14 @@ class FTLayer:
             frame: ``spark.readStream.….load()``, or what `ingest` returned.
             name: the source's name; it has to stay the same over restarts.
             key: columns whose hash, Spark's own, is stored with a record.
-            retry_on, dead_on: as for `embedded`, for what this source's records fail with.
+            retry_on, dead_on, max_failing: as for `embedded`, for what this source's records fail with.
 
         Raises `InvalidTopologyError`, `UnsupportedError` or `UnhashableKeyError` for what cannot be wrapped.
         """
         rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self.rules)
+        limit = limit_of(max_failing, f"source {name!r}")
         if isinstance(frame, Ingest):
-            return self._ingested(frame, rules)
+            return self._ingested(frame, rules, limit)
         _check_name(name)
         check_source(frame, name)
         wanted = (key,) if isinstance(key, str) else tuple(key)
@@ -288,7 +306,7 @@ class FTLayer:
             check_key(frame.schema, keys, f"source {name!r}: key")
         self._place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
-        return TrackedStream(self, SourceSpec(frame, name, keys, rules=rules), frame.schema)
+        return TrackedStream(self, SourceSpec(frame, name, keys, rules=rules, limit=limit), frame.schema)
 
     def resume(
         self,
@@ -298,13 +316,16 @@ class FTLayer:
         carrier: str = "ft",
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> TrackedStream:
         """Go on tracking records that another query handed on with `TrackedStream.emit`.
 
         ``carrier`` is the column of ``frame`` (binary) with their ids. A record that fails here is replayed
-        from where it came into the other query. ``retry_on`` and ``dead_on`` as for `source`.
+        from where it came into the other query. ``retry_on``, ``dead_on`` and
+        ``max_failing`` as for `source`.
         """
         rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self.rules)
+        limit = limit_of(max_failing, f"resume {name!r}")
         _check_name(name)
         check_source(frame, name)
         (carrier,) = check_columns(frame.sparkSession, frame.schema, [carrier], f"resume {name!r}: carrier")
@@ -314,7 +335,9 @@ class FTLayer:
             )
         self._place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
-        return TrackedStream(self, SourceSpec(frame, name, carrier=carrier, rules=rules), frame.schema)
+        return TrackedStream(
+            self, SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit), frame.schema
+        )
 
     def ingest(self, name: str, schema: StructType | str) -> Ingest:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
@@ -330,7 +353,7 @@ class FTLayer:
         self.client.call(OpenStream(stream_of_ingest(name), self.stream_options))
         return Ingest(name, struct, self.client)
 
-    def _ingested(self, ingest: Ingest, rules: RetryRules) -> TrackedStream:
+    def _ingested(self, ingest: Ingest, rules: RetryRules, limit: Limit | None) -> TrackedStream:
         from pyspark.sql import SparkSession
 
         if not self.enabled:
@@ -341,7 +364,7 @@ class FTLayer:
         check_session(spark)
         prepare_workers(spark)
         frame = spark.createDataFrame([], ingest.schema)
-        spec = SourceSpec(frame, ingest.name, ingest=ingest.name, rules=rules)
+        spec = SourceSpec(frame, ingest.name, ingest=ingest.name, rules=rules, limit=limit)
         return TrackedStream(self, spec, ingest.schema)
 
     def _place(self, spark: SparkSession) -> None:

@@ -19,7 +19,7 @@ again, when the query that it came from had already let go of it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from ftlayer.layer.calls import (
@@ -36,6 +36,7 @@ from ftlayer.layer.calls import (
     Sealed,
     SealedRows,
 )
+from ftlayer.spark.circuits import Tally
 
 STEPS = ("begin", "begun", "run", "sealed", "written", "committed", "reported")
 """What a watcher is told of, in order; faults are injected at each of them."""
@@ -68,7 +69,8 @@ class BatchReport:
     """One batch as the query's handle reports it. ``state`` is what the vertex knew of it at the start.
 
     ``differs``: a record that had passed when the batch was sealed failed in the run again; it is replayed,
-    and a sink that skips known batch ids may see it twice.
+    and a sink that skips known batch ids may see it twice. ``held``: runs that were given up because more records
+    failed than `max_failing` allows.
     """
 
     batch: int
@@ -80,6 +82,7 @@ class BatchReport:
     dead: int = 0
     delivered: int = 0
     differs: bool = False
+    held: int = 0
 
 
 R = TypeVar("R")
@@ -90,6 +93,10 @@ class Runner(Protocol[R]):
 
     def run(self, batch: int, sealed: BatchBegun | None) -> R:
         """Run the batch. ``sealed`` is what an earlier run's seal said; its failed rows are left out."""
+        ...
+
+    def tally(self, result: R) -> Tally:
+        """Count what the run came to."""
         ...
 
     def outcome(self, result: R, sealed: BatchBegun | None) -> Outcome:
@@ -113,6 +120,16 @@ class Runner(Protocol[R]):
         ...
 
 
+class Gate(Protocol):
+    """Says whether a batch may be run, and whether what it came to may be sealed."""
+
+    def wait(self) -> None:
+        """Wait until a batch may be run."""
+
+    def passes(self, tally: Tally) -> bool:
+        """Take what a run came to; False: it is given up, and run again behind `wait`."""
+
+
 class Batches(Generic[R]):
     """Takes micro-batches through the protocol, for one query in one epoch."""
 
@@ -123,7 +140,10 @@ class Batches(Generic[R]):
         call: Callable[[Call], object],
         runner: Runner[R],
         watch: Callable[[str, int], None] = lambda step, batch: None,
+        gate: Gate | None = None,
     ) -> None:
+        """``gate`` holds batches in which too many records fail; None: there is none."""
+        self._gate = gate
         self._query = query
         self._epoch = epoch
         self._call = call
@@ -144,7 +164,7 @@ class Batches(Generic[R]):
             self._watch("reported", batch)
             return BatchReport(batch, begun.state)
         sealed = begun if begun.state is BatchState.SEALED else None
-        result = self._runner.run(batch, sealed)
+        result, held = self._run(batch, sealed)
         try:
             self._watch("run", batch)
             outcome = self._runner.outcome(result, sealed)
@@ -164,7 +184,23 @@ class Batches(Generic[R]):
             self._watch("reported", batch)
         finally:
             self._runner.release(result)
-        return _report(batch, begun, outcome, reply, rejected)
+        return replace(_report(batch, begun, outcome, reply, rejected), held=held)
+
+    def _run(self, batch: int, sealed: BatchBegun | None) -> tuple[R, int]:
+        """Run the batch until no more of it fails than may; return also how often it was held."""
+        held = 0
+        while True:
+            if self._gate is not None:
+                self._gate.wait()
+            result = self._runner.run(batch, sealed)
+            try:
+                if self._gate is None or self._gate.passes(self._runner.tally(result)):
+                    return result, held
+            except BaseException:
+                self._runner.release(result)
+                raise
+            self._runner.release(result)
+            held += 1
 
     def _seal(self, batch: int, outcome: Outcome, sealed: BatchBegun | None) -> Sealed:
         if sealed is not None:

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
 
+from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.errors import FTLayerError, QueryError
 from ftlayer.layer.calls import QueryStatus
 from ftlayer.notebook import html_table
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy
+from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.drained import BatchLog, Drain
 from ftlayer.spark.protocol import BatchReport
 
@@ -57,6 +59,7 @@ class TrackedQuery:
         strategy: RestartStrategy,
         *,
         bounded: bool,
+        circuits: QueryCircuits | None = None,
     ) -> None:
         """``start`` starts the Spark query and returns it; ``bounded``: it ends by itself (availableNow).
 
@@ -68,6 +71,7 @@ class TrackedQuery:
         self._log = log
         self._strategy = strategy
         self._bounded = bounded
+        self._circuits = circuits
         self._stopping = threading.Event()
         self._drain_until: float | None = None
         self._drains = False
@@ -186,6 +190,10 @@ class TrackedQuery:
         """What became of the last batches, oldest first."""
         return list(self._reports)
 
+    def circuits(self) -> dict[str, CircuitStatus]:
+        """Return where the circuit breakers of `max_failing` are, by operator; "" is the whole query's."""
+        return {} if self._circuits is None else self._circuits.status()
+
     def ft_status(self) -> QueryStatus:
         """Ask the vertex what is still to do."""
         return self._status()
@@ -194,6 +202,11 @@ class TrackedQuery:
         """Return what became of the last batches as HTML, for notebooks."""
         ended = "" if self._error is None else f": {_short(self._error)}"
         state = "active" if self.isActive else f"ended{ended}"
+        state += "".join(
+            f", circuit {name or 'of the query'} {status.state}"
+            for name, status in self.circuits().items()
+            if status.state is not CircuitState.CLOSED
+        )
         return html_table(
             f"{self.name}: {state}, {self._restarts} restarts",
             ("batch", "rows in", "rows out", "failed", "waiting", "dead"),

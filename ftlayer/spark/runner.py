@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from ftlayer.layer.calls import (
 )
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
+from ftlayer.spark.circuits import Tally
 from ftlayer.spark.delivery_source import arrow_schema
 from ftlayer.spark.exact_ids import event_ids
 from ftlayer.spark.pages import U64
@@ -99,6 +101,11 @@ class SparkRunner:
             if not WORKER_DIED.search(str(error)):
                 raise
             return run_stages(frame, self._plan, RunOptions(giver, skip, isolate=True, again=again))
+
+    def tally(self, result: StagesResult) -> Tally:
+        """Count the verdict's failures that may pass another time."""
+        failures = result.verdict.failures.values()
+        return Tally(result.verdict.rows_in, Counter(f.operator for f in failures if not f.fatal))
 
     def outcome(self, result: StagesResult, sealed: BatchBegun | None) -> Outcome:
         """Put the verdict into the form of a seal, with the source rows that the vertex is to take over."""

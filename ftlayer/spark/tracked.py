@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ftlayer.checks import check_bool, check_choice, check_int, check_text, duration_ms
+from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record
+from ftlayer.spark.circuits import WHOLE_QUERY
 from ftlayer.spark.delivery_source import arrow_schema
 from ftlayer.spark.ingest import stream_of_ingest
 from ftlayer.spark.plain import transform_plain
@@ -40,6 +42,7 @@ class SourceSpec:
     ingest: str = ""
     carrier: str = ""
     rules: RetryRules = NO_RULES
+    limit: Limit | None = None
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class TrackedStream:
     schema: StructType
     steps: tuple[Step, ...] = ()
     schemas: tuple[StructType, ...] = ()
+    limits: tuple[tuple[str, Limit], ...] = ()
 
     # ------------------------------------------------------------ functions of a record
 
@@ -62,16 +66,18 @@ class TrackedStream:
         name: str = "",
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> TrackedStream:
         """Apply ``function`` to each record (a dict); it returns a dict with the columns of ``schema``.
 
         A record for which it raises (or returns what does not fit) fails alone and is tried again. ``retry_on`` and
-        ``dead_on`` say for which errors, as those of `FTLayer.embedded` do for all operators.
+        ``dead_on`` say for which errors, as those of `FTLayer.embedded` do for all operators, and ``max_failing``
+        how many of them may be.
         """
         uid = self._uid("map", function, name)
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)
-        return self._then(Map(uid, function, arrow_schema(struct), rules), struct)
+        return self._limited(uid, max_failing)._then(Map(uid, function, arrow_schema(struct), rules), struct)
 
     def flat_map(
         self,
@@ -81,12 +87,15 @@ class TrackedStream:
         name: str = "",
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> TrackedStream:
         """Like `map`, with an iterable of dicts: none, one or many."""
         uid = self._uid("flat_map", function, name)
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)
-        return self._then(FlatMap(uid, function, arrow_schema(struct), rules), struct)
+        return self._limited(uid, max_failing)._then(
+            FlatMap(uid, function, arrow_schema(struct), rules), struct
+        )
 
     def filter(
         self,
@@ -95,11 +104,14 @@ class TrackedStream:
         name: str = "",
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> TrackedStream:
         """Keep the records for which ``function`` is true; the others are done."""
         uid = self._uid("filter", function, name)
         rules = self._rules(retry_on, dead_on, uid)
-        return self._then(Filter(uid, function, arrow_schema(self.schema), rules), self.schema)
+        return self._limited(uid, max_failing)._then(
+            Filter(uid, function, arrow_schema(self.schema), rules), self.schema
+        )
 
     def map_batches(
         self,
@@ -111,6 +123,7 @@ class TrackedStream:
         name: str = "",
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> TrackedStream:
         """Apply ``function`` to a ``pa.RecordBatch`` (or ``pandas.DataFrame``) at a time, row for row.
 
@@ -124,7 +137,9 @@ class TrackedStream:
         uid = self._uid("map_batches", function, name)
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)
-        return self._then(MapBatches(uid, function, arrow_schema(struct), kind, tagged, rules), struct)
+        return self._limited(uid, max_failing)._then(
+            MapBatches(uid, function, arrow_schema(struct), kind, tagged, rules), struct
+        )
 
     def map_async(
         self,
@@ -136,6 +151,7 @@ class TrackedStream:
         name: str = "",
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> TrackedStream:
         """Like `map`, by an async function: for HTTP and database look-ups.
 
@@ -145,7 +161,9 @@ class TrackedStream:
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)
         limit_ms = duration_ms(timeout, f"{uid}: timeout")
-        return self._then(MapAsync(uid, function, arrow_schema(struct), in_flight, limit_ms, rules), struct)
+        return self._limited(uid, max_failing)._then(
+            MapAsync(uid, function, arrow_schema(struct), in_flight, limit_ms, rules), struct
+        )
 
     # ------------------------------------------------------------ Spark's own operators
 
@@ -290,6 +308,16 @@ class TrackedStream:
 
     def _then(self, step: Step, schema: StructType) -> TrackedStream:
         return replace(self, steps=(*self.steps, step), schemas=(*self.schemas, schema), schema=schema)
+
+    def failing_limits(self) -> dict[str, Limit]:
+        """Return how many may fail, by operator; "" for those without a limit of their own."""
+        whole = self.source.limit or self.layer.limit
+        return dict(self.limits) | ({} if whole is None else {WHOLE_QUERY: whole})
+
+    def _limited(self, uid: str, max_failing: str | int | None) -> TrackedStream:
+        if max_failing is None:
+            return self
+        return replace(self, limits=(*self.limits, (uid, Limit.of(max_failing, repr(uid)))))
 
     def _rules(self, retry_on: Errors | None, dead_on: Errors | None, uid: str) -> RetryRules:
         return rules_of(retry_on, dead_on, repr(uid)).within(self.source.rules)

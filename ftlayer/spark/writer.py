@@ -12,6 +12,7 @@ from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
+from ftlayer.spark.circuits import QueryCircuits, QueryGate
 from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
 from ftlayer.spark.plain import plain_rows
 from ftlayer.spark.plan_checks import all_nullable, check_functions, with_source_ft
@@ -161,19 +162,34 @@ class TrackedWriter:
         stream = stream_of_source(source, mark.query)
         client = self._stream.layer.client
         self._stream.layer.watch_dead(stream)
+        limits = self._stream.failing_limits()
+        circuits = QueryCircuits(self._name, limits) if limits else None
 
         def start(handle: TrackedQuery) -> StreamingQuery:
-            return self._start_run(handle, directory, mark, stream)
+            return self._start_run(handle, directory, mark, stream, circuits)
 
         def status() -> QueryStatus:
             reply = client.call(QueryStatusCall(mark.query))
             assert isinstance(reply, QueryStatus)
             return reply
 
-        return TrackedQuery(self._name, start, status, directory.log, self._strategy(), bounded=self._bounded)
+        return TrackedQuery(
+            self._name,
+            start,
+            status,
+            directory.log,
+            self._strategy(),
+            bounded=self._bounded,
+            circuits=circuits,
+        )
 
     def _start_run(
-        self, handle: TrackedQuery, directory: CheckpointDirectory, mark: CheckpointMark, stream: str
+        self,
+        handle: TrackedQuery,
+        directory: CheckpointDirectory,
+        mark: CheckpointMark,
+        stream: str,
+        circuits: QueryCircuits | None,
     ) -> StreamingQuery:
         """Start one run of the Spark query: a new epoch, which fences the run before."""
         layer = self._stream.layer
@@ -210,9 +226,9 @@ class TrackedWriter:
                 layer.client.call_once,
             )
             try:
-                report = Batches(mark.query, opened.epoch, layer.client.call, runner, self._watch).process(
-                    batch
-                )
+                gate = None if circuits is None else QueryGate(circuits, lambda: handle.interrupted)
+                batches = Batches(mark.query, opened.epoch, layer.client.call, runner, self._watch, gate)
+                report = batches.process(batch)
             except Exception as error:
                 handle.note_failure(error)
                 if handle.interrupted:

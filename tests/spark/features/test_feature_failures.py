@@ -69,3 +69,30 @@ def test_each_failure_gets_the_retries_that_it_is_worth(
     assert died[1].reason == "never"
     assert {json.loads(row.record)["n"]: row.reason for row in rows} == {n: died[n].reason for n in died}
     assert {row.key for row in rows} == {letter.key for letter in told}
+
+
+def test_while_too_many_fail_the_batch_is_held_and_nothing_dies(
+    connect: Any, numbers: Any, kept: Any, tools: Any, tmp_path: Path
+) -> None:
+    up = tmp_path / "up"
+
+    def look_up(record: dict[str, Any]) -> dict[str, Any]:
+        if not up.exists():
+            raise ConnectionError("the database is down")
+        return {"n": record["n"], "attempt": current_record().attempt}
+
+    layer = connect(max_attempts=1, max_failing="5%")
+    stream = layer.source(numbers, name="held").map(look_up, "n bigint, attempt int")
+    query = stream.sink(kept, checkpoint=tools.checkpoint).trigger(processingTime="0 seconds").start()
+    try:
+        tools.until(lambda: query.circuits()[""].opened >= 2, "a trial that fails")
+        assert (query.ft_status().dead, query.ft_status().waiting, kept.calls) == (0, 0, 0)
+        up.touch()
+        assert query.await_drained(90)
+        assert query.circuits()[""].state == "closed"
+        assert query.recent_batches[0].held >= 2
+        assert query.ft_status().dead == 0
+    finally:
+        query.stop()
+    assert sorted(kept.column("n")) == list(range(100))
+    assert set(kept.column("attempt")) == {1}

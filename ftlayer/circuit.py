@@ -1,0 +1,154 @@
+"""A circuit breaker: when so many records fail that something behind the functions must be down, work pauses.
+
+States: CLOSED, all is well; OPEN, nothing is tried until a pause is over; HALF_OPEN, one trial is under way. A trial in
+which too many fail opens it again, for twice the pause. Rules alone: times are of one monotone clock, given with each
+event, and whoever owns the breaker does the waiting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ftlayer.errors import ConfigError
+
+WINDOW_MS = 60_000
+"""What `max_failing` is about: the records of the last minute."""
+
+FIRST_PAUSE_MS = 1_000
+LONGEST_PAUSE_MS = 60_000
+
+LEAST_RECORDS = 20
+"""A share is one of so many records at least: of three records, one that fails says nothing."""
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+
+
+class CircuitState(StrEnum):
+    """Where a circuit breaker is."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half-open"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many may fail: a ``share`` of the records in the window, or more than ``count`` of them."""
+
+    share: float | None = None
+    count: int | None = None
+
+    @classmethod
+    def of(cls, given: str | int, where: str) -> Limit:
+        """Read ``"5%"`` or a number of records a minute; `ConfigError` naming ``where``."""
+        if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+            return cls(count=given)
+        match = _PERCENT.fullmatch(given.strip()) if isinstance(given, str) else None
+        if match is None or not 0 < float(match[1]) < 100:
+            raise ConfigError(
+                f"{where}: max_failing: expected a share of the records like '5%' (above 0%, below 100%), or a number "
+                f"of records a minute, got {given!r}"
+            )
+        return cls(share=float(match[1]) / 100)
+
+    def exceeded(self, records: int, failed: int) -> bool:
+        """Whether too many of these records have failed."""
+        if self.count is not None:
+            return failed > self.count
+        assert self.share is not None
+        return records >= LEAST_RECORDS and failed > self.share * records
+
+    def __str__(self) -> str:
+        return f"{self.count} a minute" if self.share is None else f"{self.share * 100:g}%"
+
+
+def limit_of(given: str | int | None, where: str) -> Limit | None:
+    """Return the limit that a user gave, None where none was; errors as `Limit.of`."""
+    return None if given is None else Limit.of(given, where)
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitStatus:
+    """What a breaker says of itself.
+
+    Attributes:
+        state: where it is.
+        opened: how often it has opened, trials that failed included.
+        records, failed: of the outcome that opened it last, with the rest of its window.
+        next_trial_in_ms: how long until the next trial; 0 unless it is open.
+    """
+
+    state: CircuitState = CircuitState.CLOSED
+    opened: int = 0
+    records: int = 0
+    failed: int = 0
+    next_trial_in_ms: int = 0
+
+
+class CircuitBreaker:
+    """See the module. Not for several threads."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
+        self.state = CircuitState.CLOSED
+        self.opened = 0
+        self._window: deque[tuple[int, int, int]] = deque()  # time, records, failed
+        self._pause_ms = 0
+        self._until_ms = 0
+        self._seen = (0, 0)
+
+    def outcome(self, records: int, failed: int, now_ms: int) -> CircuitState:
+        """Take what became of ``records`` that were tried, ``failed`` of which may pass another time.
+
+        While it is open, outcomes of what was under way before change nothing.
+        """
+        match self.state:
+            case CircuitState.CLOSED:
+                self._add(records, failed, now_ms)
+                if self.limit.exceeded(*self._sums()):
+                    self._open(self._sums(), FIRST_PAUSE_MS, now_ms)
+            case CircuitState.HALF_OPEN if records:
+                # A trial counts by itself, however few there are in it.
+                if failed and self._failed_trial(records, failed):
+                    self._open((records, failed), min(2 * self._pause_ms, LONGEST_PAUSE_MS), now_ms)
+                else:
+                    self._close()
+        return self.state
+
+    def may_try(self, now_ms: int) -> bool:
+        """Whether work may go on now; once the pause is over, the next outcome is the trial's."""
+        if self.state is CircuitState.OPEN and now_ms >= self._until_ms:
+            self.state = CircuitState.HALF_OPEN
+        return self.state is not CircuitState.OPEN
+
+    def status(self, now_ms: int) -> CircuitStatus:
+        """Return what it says of itself."""
+        left = max(self._until_ms - now_ms, 0) if self.state is CircuitState.OPEN else 0
+        return CircuitStatus(self.state, self.opened, *self._seen, left)
+
+    def _failed_trial(self, records: int, failed: int) -> bool:
+        if self.limit.share is not None:
+            return failed > self.limit.share * records
+        return self.limit.exceeded(records, failed)
+
+    def _open(self, seen: tuple[int, int], pause_ms: int, now_ms: int) -> None:
+        self.state = CircuitState.OPEN
+        self.opened += 1
+        self._seen = seen
+        self._pause_ms, self._until_ms = pause_ms, now_ms + pause_ms
+        self._window.clear()
+
+    def _close(self) -> None:
+        self.state = CircuitState.CLOSED
+        self._pause_ms = 0
+
+    def _add(self, records: int, failed: int, now_ms: int) -> None:
+        self._window.append((now_ms, records, failed))
+        while self._window[0][0] <= now_ms - WINDOW_MS:
+            self._window.popleft()
+
+    def _sums(self) -> tuple[int, int]:
+        return sum(records for _, records, _ in self._window), sum(failed for _, _, failed in self._window)

@@ -1,0 +1,113 @@
+"""Circuit breakers of a wrapped query: a batch in which too many records fail is held, and run again, not sealed.
+
+Nothing of a batch that is held has happened: no attempt is used up, no record is taken over by the vertex, the sink has
+not been called, and Spark reads nothing new. Its next run is the trial.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ftlayer.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit
+from ftlayer.errors import QueryError
+
+WHOLE_QUERY = ""
+"""The name of the breaker that looks at all failures."""
+
+POLL_S = 0.2
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a run of a batch came to: rows in, and failures that are worth a retry, by operator."""
+
+    rows_in: int
+    failed: Mapping[str, int]
+
+
+class QueryCircuits:
+    """The breakers of one query: of the whole, and of operators with a limit of their own. Thread-safe."""
+
+    def __init__(
+        self,
+        query: str,
+        limits: Mapping[str, Limit],
+        clock: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """``limits`` are by operator, `WHOLE_QUERY` for all others; ``clock`` gives ms."""
+        self._query = query
+        self._breakers = {name: CircuitBreaker(limit) for name, limit in limits.items()}
+        self._clock = clock
+        self._pause = pause
+        self._lock = threading.Lock()
+
+    def passes(self, tally: Tally) -> bool:
+        """Take what a run came to; False: too many failed, it is to be run again after `wait`."""
+        with self._lock:
+            now = self._clock()
+            passed = [self._one(name, breaker, tally, now) for name, breaker in self._breakers.items()]
+            return all(passed)
+
+    def wait(self, interrupted: Callable[[], bool]) -> None:
+        """Wait until a batch may be run; raises `QueryError` if the query is told to stop meanwhile."""
+        while not self._may_try():
+            if interrupted():
+                raise QueryError("stopped")
+            self._pause(POLL_S)
+
+    def status(self) -> dict[str, CircuitStatus]:
+        """Return what each breaker says of itself, by operator; "" is the whole query's."""
+        with self._lock:
+            now = self._clock()
+            return {name: breaker.status(now) for name, breaker in self._breakers.items()}
+
+    def _may_try(self) -> bool:
+        with self._lock:
+            now = self._clock()
+            # Each is asked: those whose pause is over take the next run as their trial.
+            may_try = [breaker.may_try(now) for breaker in self._breakers.values()]
+            return all(may_try)
+
+    def _one(self, name: str, breaker: CircuitBreaker, tally: Tally, now: int) -> bool:
+        failed = tally.failed.get(name, 0)
+        if name == WHOLE_QUERY:
+            failed = sum(count for operator, count in tally.failed.items() if operator not in self._breakers)
+        before = breaker.state
+        state = breaker.outcome(tally.rows_in, failed, now)
+        where = f"query {self._query!r}" + (f", {name!r}" if name else "")
+        if state is CircuitState.OPEN:
+            logger.warning(
+                "%s: %d of %d records failed, and max_failing is %s: the batch is held and run again in %d ms; no "
+                "attempt is used up",
+                where,
+                failed,
+                tally.rows_in,
+                breaker.limit,
+                breaker.status(now).next_trial_in_ms,
+            )
+        elif before is CircuitState.HALF_OPEN and state is CircuitState.CLOSED:
+            logger.warning("%s: the trial went well, the query goes on", where)
+        return state is not CircuitState.OPEN
+
+
+@dataclass(frozen=True)
+class QueryGate:
+    """`ftlayer.spark.protocol.Gate` of one run of a query: it waits no longer than the run may go on."""
+
+    circuits: QueryCircuits
+    interrupted: Callable[[], bool]
+
+    def wait(self) -> None:
+        """See `Gate.wait`."""
+        self.circuits.wait(self.interrupted)
+
+    def passes(self, tally: Tally) -> bool:
+        """See `Gate.passes`."""
+        return self.circuits.passes(tally)

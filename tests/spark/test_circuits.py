@@ -1,0 +1,131 @@
+"""A batch in which too many records fail is held and run again; nothing of it has happened meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftlayer.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, Limit
+from ftlayer.errors import QueryError
+from ftlayer.layer import calls
+from ftlayer.layer.calls import BatchBegun, BatchState, Sealed
+from ftlayer.spark import circuits
+from ftlayer.spark.circuits import WHOLE_QUERY, QueryCircuits, QueryGate, Tally
+from ftlayer.spark.protocol import Batches, Outcome
+
+NOTHING = Outcome({}, (), (), (), (), 0, 0, None)  # type: ignore[arg-type]
+
+
+class Clock:
+    """A clock that moves when somebody waits."""
+
+    def __init__(self) -> None:
+        self.ms = 0
+
+    def __call__(self) -> int:
+        return self.ms
+
+    def pause(self, seconds: float) -> None:
+        self.ms += round(seconds * 1_000)
+
+
+class Runner:
+    """Runs that come to what was said, one after the other; the last one again and again."""
+
+    def __init__(self, clock: Clock, tallies: list[Tally]) -> None:
+        self.clock, self.tallies = clock, tallies
+        self.ran: list[int] = []
+        self.open = 0
+        self.written = 0
+
+    def run(self, batch: int, sealed: Any) -> Tally:
+        self.ran.append(self.clock.ms)
+        self.open += 1
+        return self.tallies[min(len(self.ran), len(self.tallies)) - 1]
+
+    def tally(self, result: Tally) -> Tally:
+        return result
+
+    def outcome(self, result: Tally, sealed: Any) -> Outcome:
+        return replace(NOTHING, rows_in=result.rows_in)
+
+    def write(self, batch: int, result: Tally) -> None:
+        self.written += 1
+
+    def report(self, batch: int, *rest: Any) -> None:
+        pass
+
+    def release(self, result: Tally) -> None:
+        self.open -= 1
+
+
+def process(runner: Runner, gate: QueryGate | None) -> tuple[Any, list[str]]:
+    said: list[str] = []
+
+    def call(call: Any) -> Any:
+        said.append(type(call).__name__)
+        match call:
+            case calls.BeginBatch():
+                return BatchBegun(BatchState.NEW)
+            case calls.Seal():
+                return Sealed(0, 0)
+        return None
+
+    return Batches("q", 1, call, runner, gate=gate).process(0), said  # type: ignore[arg-type]
+
+
+def of(failed: Mapping[str, int], rows: int = 100) -> Tally:
+    return Tally(rows, failed)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12))
+def test_a_batch_is_held_until_its_trial_goes_well(failing: int) -> None:
+    clock = Clock()
+    runner = Runner(clock, [of({"look_up": 60})] * failing + [of({"look_up": 2})])
+    it = QueryCircuits("q", {WHOLE_QUERY: Limit.of("5%", "here")}, clock, clock.pause)
+    report, said = process(runner, QueryGate(it, lambda: False))
+    assert (report.held, report.rows_in, runner.written, runner.open) == (failing, 100, 1, 0)
+    # Nothing was sealed of the runs that were given up.
+    assert [name for name in said if name in ("BeginBatch", "Seal", "Commit")] == [
+        "BeginBatch",
+        "Seal",
+        "Commit",
+    ]
+    waits = [after - before for before, after in zip(runner.ran, runner.ran[1:], strict=False)]
+    pauses = [min(FIRST_PAUSE_MS * 2**number, LONGEST_PAUSE_MS) for number in range(failing)]
+    assert all(pause <= wait <= pause + 200 for wait, pause in zip(waits, pauses, strict=True))
+    assert it.status()[WHOLE_QUERY].state is CircuitState.CLOSED
+    assert it.status()[WHOLE_QUERY].opened == failing
+
+
+def test_an_operator_with_a_limit_is_looked_at_alone() -> None:
+    clock = Clock()
+    limits = {WHOLE_QUERY: Limit.of(10, "here"), "look_up": Limit.of("50%", "here")}
+    it = QueryCircuits("q", limits, clock, clock.pause)
+    assert it.passes(of({"look_up": 40, "parse": 3}))
+    assert not it.passes(of({"look_up": 70, "parse": 3}))
+    assert {name: status.state for name, status in it.status().items()} == {"": "closed", "look_up": "open"}
+    it.wait(lambda: False)
+    assert it.passes(of({"look_up": 0, "parse": 3}))
+    assert not it.passes(of({"parse": 8}))
+
+
+def test_a_query_that_is_told_to_stop_waits_no_longer() -> None:
+    clock = Clock()
+    runner = Runner(clock, [of({"look_up": 60})])
+    it = QueryCircuits("q", {WHOLE_QUERY: Limit.of("5%", "here")}, clock, clock.pause)
+    with pytest.raises(QueryError, match="stopped"):
+        process(runner, QueryGate(it, lambda: clock.ms > 30_000))
+    assert (runner.open, runner.written) == (0, 0)
+
+
+def test_without_a_limit_nothing_is_held(caplog: Any) -> None:
+    report, _ = process(Runner(Clock(), [of({"look_up": 100})]), None)
+    assert report.held == 0
+    assert circuits.logger.name not in {record.name for record in caplog.records}
