@@ -33,6 +33,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "VertexOptions": {"path": "x"},
     "ServeOptions": {"vertex": config.VertexOptions("x"), "token": TOKEN},
     "StateTtl": {"time": "1h"},
+    "StateMigration": {"operator": "count", "state": "seen", "version": 2, "migrate": str},
     "VertexClient": {"address": "grpc://127.0.0.1:1", "token": TOKEN},
     "FTLayer.embedded": {"path": "x"},
     "FTLayer.connect": {"address": "grpc://127.0.0.1:1", "token": TOKEN},

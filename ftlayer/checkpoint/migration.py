@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ftlayer.checks import known_options
+from ftlayer.checks import check_function, check_int, check_text, known_options
 from ftlayer.errors import ConfigError
 
 FIRST_VERSION = 1
@@ -40,13 +40,12 @@ class StateMigration:
     renamed_from: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("operator", "state"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ConfigError(f"StateMigration: {name}: expected a name, got {getattr(self, name)!r}")
-        if type(self.version) is not int or self.version < FIRST_VERSION:
-            raise ConfigError(f"StateMigration: version: expected 1, 2, …, got {self.version!r}")
-        if not callable(self.migrate):
-            raise ConfigError(f"StateMigration: migrate: expected a function, got {self.migrate!r}")
+        check_text(self.operator, "StateMigration: operator", "a name")
+        check_text(self.state, "StateMigration: state", "a name")
+        check_int(self.version, "StateMigration: version", least=FIRST_VERSION)
+        check_function(self.migrate, "StateMigration: migrate")
+        if self.renamed_from is not None:
+            check_text(self.renamed_from, "StateMigration: renamed_from", "a name, or None")
         if self.version > FIRST_VERSION and self.migrate is _unchanged:
             raise ConfigError(
                 f"StateMigration: {self.operator}/{self.state}: version {self.version} needs a migrate function"
