@@ -134,6 +134,13 @@ def check_instance(value: object, option: str, kind: type) -> None:
 # ---------------------------------------------------------------- names of options
 
 
+_ELSEWHERE = {
+    "max_failing": ": it is for wrapped queries so far (FTLayer.embedded, FTLayer.connect, FTLayer.source, "
+    "FTLayer.resume, and the operators of their streams); topologies, in either mode, have no circuit breaker"
+}
+"""Options that are looked for where they are not, and where they are."""
+
+
 def known_options(target: Target) -> Target:
     """Make a class's constructor, or a function, refuse arguments that it does not have by a `ConfigError`.
 
@@ -149,8 +156,8 @@ def check_known(given: Iterable[str], known: Collection[str], what: str) -> None
     """Raise `ConfigError` for the first name of ``given`` that ``what`` does not have, with the nearest it has."""
     for name in given:
         if name not in known:
-            there = f"; there are {', '.join(known)}" if not (near := _nearest(name, known)) else near
-            raise ConfigError(f"{what}: there is no option {name!r}{there}")
+            where = _ELSEWHERE.get(name) or _nearest(name, known) or f"; there are {', '.join(known)}"
+            raise ConfigError(f"{what}: there is no option {name!r}{where}")
 
 
 def _checked(function: Callable[..., Any], what: str) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ftlayer.checks import check_int, shown
 from ftlayer.errors import ConfigError
 
 WINDOW_MS = 60_000
@@ -44,13 +45,14 @@ class Limit:
     @classmethod
     def of(cls, given: str | int, where: str) -> Limit:
         """Read ``"5%"`` or a number of records a minute; `ConfigError` naming ``where``."""
-        if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        if isinstance(given, int) and not isinstance(given, bool):
+            check_int(given, f"{where}: max_failing", least=0)
             return cls(count=given)
         match = _PERCENT.fullmatch(given.strip()) if isinstance(given, str) else None
         if match is None or not 0 < float(match[1]) < 100:
             raise ConfigError(
                 f"{where}: max_failing: expected a share of the records like '5%' (above 0%, below 100%), or a number "
-                f"of records a minute, got {given!r}"
+                f"of records a minute, got {shown(given)}"
             )
         return cls(share=float(match[1]) / 100)
 

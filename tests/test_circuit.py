@@ -80,7 +80,9 @@ def test_while_all_fails_trials_come_less_and_less_often(records: int, trials: i
     assert breaker.status(now).next_trial_in_ms == FIRST_PAUSE_MS
 
 
-@pytest.mark.parametrize("given", ["5", "0%", "100%", "-1%", "many", -1, True, 0.05, None])
+@pytest.mark.parametrize(
+    "given", ["5", "0%", "100%", "-1%", "many", "9" * 400 + "%", -1, 1 << 80, True, 0.05, None]
+)
 def test_what_is_no_limit_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="here: max_failing"):
         Limit.of(given, "here")

@@ -108,8 +108,9 @@ class StreamEnvironment:
         check_strategy(restart, "restart")
         if layer is not None and layer.limit is not None:
             raise UnsupportedError(
-                "max_failing: it holds the batches of wrapped queries, and a topology has none; give it a layer "
-                "without it (a function that waits while its database is down holds a topology's slot, and its sources)"
+                "max_failing: it is for wrapped queries so far: it holds their batches, and a topology has none; give "
+                "it a layer without max_failing (a function that waits while its database is down holds a topology's "
+                "slot, and its sources)"
             )
         self._spark = spark
         self._layer = layer

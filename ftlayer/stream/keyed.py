@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ftlayer.checks import LONGEST_MS, check_function, duration_ms
+from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Process, Reduce
@@ -35,6 +35,7 @@ class KeyedStream(DataStream):
         super().__init__(builder, legs, schema)
         self.keys = keys
 
+    @known_options
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
@@ -58,6 +59,7 @@ class KeyedStream(DataStream):
             parallelism,
         )
 
+    @known_options
     def aggregate(
         self,
         create: Callable[[], Any],
@@ -83,6 +85,7 @@ class KeyedStream(DataStream):
             lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create, rules), uid, parallelism
         )
 
+    @known_options
     def process(
         self,
         function: Any,
@@ -115,6 +118,7 @@ class KeyedStream(DataStream):
             )
         return WindowedStream(self, windows)
 
+    @known_options
     def join(
         self,
         other: KeyedStream,
@@ -166,6 +170,7 @@ class ConnectedStreams:
         self._left = left
         self._right = right
 
+    @known_options
     def process(
         self,
         function: Any,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
-from ftlayer.checks import check_choice, check_function, check_int, duration_ms
+from ftlayer.checks import check_choice, check_function, check_int, duration_ms, known_options
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import Errors, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
@@ -69,6 +69,7 @@ class DataStream:
 
     # ------------------------------------------------------------ functions
 
+    @known_options
     def map(
         self,
         function: Callable[[Any], Any],
@@ -89,6 +90,7 @@ class DataStream:
         rules = rules_of(retry_on, dead_on, "map")
         return self._then(lambda uid: Map(uid, function, to, rules), uid, parallelism)
 
+    @known_options
     def flat_map(
         self,
         function: Callable[[Any], Any],
@@ -105,6 +107,7 @@ class DataStream:
         rules = rules_of(retry_on, dead_on, "flat_map")
         return self._then(lambda uid: FlatMap(uid, function, to, rules), uid, parallelism)
 
+    @known_options
     def filter(
         self,
         function: Callable[[Any], Any],
@@ -119,6 +122,7 @@ class DataStream:
         rules = rules_of(retry_on, dead_on, "filter")
         return self._then(lambda uid: Filter(uid, function, self.schema, rules), uid, parallelism)
 
+    @known_options
     def map_batches(
         self,
         function: Callable[[Any], Any],
@@ -142,6 +146,7 @@ class DataStream:
         rules = rules_of(retry_on, dead_on, "map_batches")
         return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), uid, parallelism)
 
+    @known_options
     def map_async(
         self,
         function: Callable[[Any], Awaitable[Any]],
@@ -166,6 +171,7 @@ class DataStream:
             lambda uid: MapAsync(uid, function, to, in_flight, limit_ms, rules), uid, parallelism
         )
 
+    @known_options
     def process(
         self,
         function: Any,
@@ -336,6 +342,7 @@ class DataStream:
 
     # ------------------------------------------------------------ the end
 
+    @known_options
     def sink(
         self,
         sink: Any,

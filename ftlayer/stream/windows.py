@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.checks import LONGEST_MS, check_function, duration_ms
+from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
@@ -73,6 +73,7 @@ class WindowedStream:
         check_name(tag, "late_to")
         return replace(self, late_tag=tag)
 
+    @known_options
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
@@ -99,6 +100,7 @@ class WindowedStream:
             Reduced(function, result), schema, volatile_state, uid, parallelism, retry_on, dead_on
         )
 
+    @known_options
     def aggregate(
         self,
         create: Callable[[], Any],
@@ -127,6 +129,7 @@ class WindowedStream:
         content = Aggregated(create, add, merge, result)
         return self._add(content, schema, volatile_state, uid, parallelism, retry_on, dead_on)
 
+    @known_options
     def process(
         self,
         function: Callable[[Any, Window, list[Any]], Iterable[Any] | None],

@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 
 from ftlayer import bundled_java
+from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.errors import ConfigError, InvalidTopologyError, JavaMissingError, JobStartError
+from ftlayer.errors import (
+    ConfigError,
+    InvalidTopologyError,
+    JavaMissingError,
+    JobStartError,
+    UnsupportedError,
+)
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.runtime.coordinator import spark_checks
@@ -25,6 +32,7 @@ from ftlayer.runtime.coordinator.spark_checks import (
 from ftlayer.runtime.coordinator.submit import MAX_ERROR_CHARS, spark_error_text
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.order import Door, SlotOrder
+from ftlayer.spark.facade import FTLayer
 
 
 class FakeSession:
@@ -47,7 +55,7 @@ def a_layer(status: FTStatus = FTStatus.ON) -> Any:
         raise AssertionError("nothing may start yet")
 
     return SimpleNamespace(
-        status=status, stream_options=StreamOptions(), rules=NO_RULES, client_for=client_for
+        status=status, stream_options=StreamOptions(), rules=NO_RULES, limit=None, client_for=client_for
     )
 
 
@@ -218,3 +226,23 @@ def test_off_is_allowed_what_cannot_be_tracked() -> None:
     with pytest.raises(InvalidTopologyError, match="volatile_state"):
         on.job_graph()
     assert not off.job_graph().tracked
+
+
+def test_a_layer_with_a_circuit_breaker_is_refused() -> None:
+    layer = FTLayer.embedded("x", max_failing="5%")
+    with pytest.raises(UnsupportedError, match="max_failing: it is for wrapped queries so far"):
+        StreamEnvironment(FakeSession(), layer, name="shop")
+
+
+def test_a_circuit_breaker_is_no_option_of_an_environment() -> None:
+    given: dict[str, Any] = {
+        "spark": FakeSession(),
+        "name": "shop",
+        "checkpointing": CheckpointConfig(directory="x"),
+    }
+    says = "there is no option 'max_failing': it is for wrapped queries so far"
+    with pytest.raises(ConfigError, match=f"StreamEnvironment.__init__: {says}"):
+        StreamEnvironment(**given, max_failing="5%")
+    env: Any = StreamEnvironment(**given)
+    with pytest.raises(ConfigError, match=f"StreamEnvironment.source: {says}"):
+        env.source([1], "n int", max_failing="5%")

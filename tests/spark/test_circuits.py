@@ -54,7 +54,7 @@ class Runner:
     def outcome(self, result: Tally, sealed: Any) -> Outcome:
         return replace(NOTHING, rows_in=result.rows_in)
 
-    def write(self, batch: int, result: Tally) -> None:
+    def write(self, batch: int, result: Tally, sealed: Any) -> None:
         self.written += 1
 
     def report(self, batch: int, *rest: Any) -> None:

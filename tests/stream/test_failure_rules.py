@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from ftlayer.layer.calls import StreamOptions
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.facts import rules_of_operator
 from ftlayer.stream.job_graph_generator import job_graph
+from ftlayer.stream.keyed import ConnectedStreams, KeyedStream
 from ftlayer.stream.streams import DataStream
+from ftlayer.stream.windows import WindowedStream
 
 
 def one(value: Any) -> Any:
@@ -73,6 +76,23 @@ def test_every_operator_takes_rules_and_refuses_what_is_none(env: GraphBuilder, 
     every_operator(stream, dead_on=KeyError)[number]()
     last = env._nodes[-1].operator
     assert rules_of_operator(last) == rules_of(None, KeyError, "")
+
+
+FAILING = [
+    (kind, operator)
+    for kind in (DataStream, KeyedStream, ConnectedStreams, WindowedStream)
+    for name, operator in vars(kind).items()
+    if inspect.isfunction(operator)
+    and not name.startswith("_")
+    and "retry_on" in inspect.signature(operator).parameters
+]
+
+
+@pytest.mark.parametrize(("kind", "operator"), FAILING, ids=lambda one: getattr(one, "__qualname__", ""))
+def test_a_circuit_breaker_is_said_to_be_for_wrapped_queries(kind: type, operator: Any) -> None:
+    says = f"{operator.__qualname__}: there is no option 'max_failing': it is for wrapped queries so far"
+    with pytest.raises(ConfigError, match=says):
+        operator(object.__new__(kind), max_failing="5%")
 
 
 def test_sources_that_differ_are_named_unless_the_operator_decides(env: GraphBuilder) -> None:
