@@ -29,6 +29,7 @@ from ftlayer.layer.calls import (
     Committed,
     Cursor,
     Envelope,
+    JobClaimed,
     QueryOpened,
     RecordBatches,
     Reply,
@@ -52,6 +53,7 @@ _DURABLE: dict[type[Any], tuple[str, ...]] = {
     Committed: ("again",),
     Changed: ("count",),
     Cursor: ("position",),
+    JobClaimed: ("previous",),
 }
 _KINDS = tuple(_DURABLE)
 

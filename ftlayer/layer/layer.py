@@ -59,7 +59,15 @@ from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, Write
 INTAKE = (calls.Persist, calls.Ingest, calls.Seal, calls.Reseal)
 """Calls that add records: for ``store.write(intake=True)``."""
 
-_DURABLE = (*INTAKE, calls.OpenQuery, calls.Commit, calls.Requeue, calls.Purge, calls.PutCursor)
+_DURABLE = (
+    *INTAKE,
+    calls.ClaimJob,
+    calls.OpenQuery,
+    calls.Commit,
+    calls.Requeue,
+    calls.Purge,
+    calls.PutCursor,
+)
 _PASSING = (calls.Fail, calls.TakeReplays, calls.Recall)
 _MEMORY_ONLY = (calls.Xor, calls.Touch)
 
@@ -176,8 +184,8 @@ class FTLayerCore:
     def read(self, txn: ReadTransaction, call: ReadingCall, now: Now) -> Reply:
         """Answer a call that changes nothing.
 
-        Raises `MalformedRequestError`, `ProtocolError`, and `UnsupportedError` for `Explain` without the exact
-        tracker.
+        Raises `MalformedRequestError`, `ProtocolError`, `StaleOwnerError`, and `UnsupportedError` for `Explain`
+        without the exact tracker.
         """
         self._check_usable()
         match call:
@@ -294,6 +302,8 @@ class FTLayerCore:
                 return self._deliveries.ingest(txn, call)
             case calls.Deliverable():
                 return self._deliveries.deliverable(txn, call, now), None
+            case calls.ClaimJob():
+                return self._state.owners.claim(txn, call), None
             case calls.OpenStream():
                 return self._opening.stream(txn, call), None
             case calls.OpenQuery():

@@ -22,6 +22,7 @@ class Opening:
 
     def stream(self, txn: WriteTransaction, call: OpenStream) -> StreamOpened:
         """Declare a stream, or give it new options."""
+        self._state.owners.check([call.stream], call.owner)
         check_timeout(call.options, self._state.options.buckets)
         stream = self._declare(txn, call.stream, call.options)
         return StreamOpened(self._state.incarnation, all_positions(txn, stream.number), self._state.exact)

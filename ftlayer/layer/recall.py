@@ -16,6 +16,7 @@ def recall(state: State, call: Recall) -> Recalled:
     Roots that timed out stay in the tracker for their late events; their rows have left the segment.
     """
     state.check_incarnation(call.incarnation)
+    state.owners.check(call.streams, call.owner)
     numbers = {state.stream(name).number for name in call.streams}
     roots, locations = state.tracker.pending()
     recalled = np.zeros(len(roots), np.bool_)

@@ -19,6 +19,7 @@ from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, g
 
 def recover(state: State, txn: ReadTransaction) -> None:
     """Fill an empty state."""
+    state.owners.recover(txn)
     for name, record in all_streams(txn):
         stream = stream_of_record(name, record)
         bounds = get_bounds(txn, stream.number)

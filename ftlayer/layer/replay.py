@@ -47,6 +47,7 @@ class Replay:
     def take(self, txn: WriteTransaction, call: TakeReplays, now: Now) -> RecordBatches:
         """Hand out due replays of a pushed stream and register them."""
         state = self._state
+        state.owners.check([call.stream], call.owner)
         stream = state.stream(call.stream)
         if stream.query:
             raise ProtocolError(

@@ -14,6 +14,7 @@ from ftlayer.layer.early import EarlyFailures
 from ftlayer.layer.expiry import Schedules
 from ftlayer.layer.live import LiveSegments, by_segment
 from ftlayer.layer.options import LayerOptions
+from ftlayer.layer.owners import Owners
 from ftlayer.layer.stats import Counters
 from ftlayer.layer.streams import Stream
 from ftlayer.records.ids import root_ids, shard_bits
@@ -59,6 +60,7 @@ class State:
         self.schedules = Schedules(options.buckets)
         self.orphan_schedules = Schedules(options.buckets)
         self.early = EarlyFailures()  # in buckets of `orphan_schedules`
+        self.owners = Owners()
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
         self.timed_out: dict[int, bytes] = {}  # root → key of its record in the table of waiting ones

@@ -51,6 +51,7 @@ class Status:
 
     def of_streams(self, txn: ReadTransaction, call: StreamStatusCall, now: Now) -> StreamStatus:
         """Count the rows of streams that are pushed."""
+        self._state.owners.check(call.streams, call.owner)
         streams = [self._state.stream(name) for name in call.streams]
         pauses_over = sum(self._replay.count_due(txn, stream, now) for stream in streams)
         times = [self._replay.next_due_ms(txn, stream, now) for stream in streams]

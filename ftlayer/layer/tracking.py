@@ -59,6 +59,7 @@ class Tracking:
     ) -> tuple[Accepted, Callable[[], None] | None]:
         """Store rows as a segment; the callback registers them once they are committed."""
         state = self._state
+        state.owners.check([call.stream], call.owner)
         stream = state.stream(call.stream)
         rows = call.payload.num_rows
         check_array(call.roots, "roots", rows)

@@ -193,7 +193,8 @@ class StreamEnvironment:
     def execute_async(self, *, stop_at_latest: bool = False, restore_from: str | None = None) -> Job:
         """Start the topology and return its handle; it runs in threads of this process and slots of the session.
 
-        In acker mode, what an earlier run of the same name left pending is replayed first.
+        In acker mode, what an earlier run of the same name left pending is replayed first. If another driver still has
+        that run, this one takes over, and that one ends with a `StaleOwnerError`.
 
         Args:
             stop_at_latest: readers end at the offset that is their latest now, so that the job ends.
@@ -241,8 +242,8 @@ class StreamEnvironment:
         prepare_workers(self._spark)
         tracked = self._layer is not None and self._layer.status is FTStatus.ON
         client = self._layer.client_for(self._spark) if self._layer is not None and tracked else None
-        vertex = None if client is None else JobVertexCalls(client, dict(graph.options))
         job = Job(f"{graph.name}-{uuid.uuid4().hex[:12]}")
+        vertex = None if client is None else JobVertexCalls(client, graph.name, job.job, dict(graph.options))
         checkpoints = plan = None
         if self._checkpointing is not None:
             checkpoints, plan = open_checkpoints(graph, self._checkpointing, job.job, restore_from)
@@ -251,6 +252,8 @@ class StreamEnvironment:
             runner = SlotRunner(pickled_order(order))
             if vertex is not None:
                 _check_reachable(place, vertex.client)
+                # Behind all that can be wrong with this program: from here on an earlier run ends.
+                vertex.claim()
                 vertex.open()
                 self._watch_dead(vertex)
         except BaseException:

@@ -41,6 +41,8 @@ def check_call(call: Call) -> None:
             _check_ids(call.roots, "Touch.roots")
         case calls.Fail():
             _check_failures(call.failures, "Fail.failures")
+        case calls.ClaimJob():
+            check_name(call.job, "ClaimJob.job")
         case calls.OpenStream():
             check_name(call.stream, "OpenStream.stream")
         case calls.TakeReplays():

@@ -8,13 +8,7 @@ import zlib
 from pathlib import Path
 
 from ftlayer.errors import ProtocolError, StoreDamagedError
-
-INGEST = "ingest/"
-
-
-def owner_of(stream: str) -> str:
-    """Return what a stream is routed by: its query or job, or the whole name of an ingest."""
-    return stream if stream.startswith(INGEST) else stream.split("/", 1)[0]
+from ftlayer.layer.owners import INGEST
 
 
 class Router:

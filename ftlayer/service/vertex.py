@@ -14,9 +14,10 @@ import numpy as np
 from ftlayer.errors import ConfigError, FTLayerError, MalformedRequestError, StaleIncarnationError
 from ftlayer.layer import calls
 from ftlayer.layer.calls import U64, Call, Envelope, Reply
+from ftlayer.layer.owners import owner_of
 from ftlayer.records.ids import shard_of
 from ftlayer.service.gather import Gather, add_failed, add_stats, add_touched, add_xored
-from ftlayer.service.routing import Router, owner_of
+from ftlayer.service.routing import Router
 from ftlayer.service.rules import Answer, ShardParts
 from ftlayer.service.shard import Shard
 
@@ -96,6 +97,8 @@ class Vertex:
                 self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
             case calls.Recall() | calls.StreamStatusCall():
                 self._of_one_job(call, envelope, answer)
+            case calls.ClaimJob():
+                self._shards[self._router.shard_of(call.job)].submit(call, envelope, answer)
             case calls.OpenStream():
                 shard = self.shard_of_stream(call.stream)
                 self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))

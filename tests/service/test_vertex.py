@@ -45,9 +45,10 @@ from ftlayer.layer.calls import (
     Xor,
     Xored,
 )
+from ftlayer.layer.owners import owner_of
 from ftlayer.records.ids import random_root_ids
 from ftlayer.service.client import VertexClient
-from ftlayer.service.routing import Router, owner_of
+from ftlayer.service.routing import Router
 
 SHARDS = 4
 

@@ -11,6 +11,8 @@ Names:
             shard.
   query     the stable name of a wrapped query (it survives restarts)
   epoch     handed out by `OpenQuery`; calls of an older epoch are refused with `StaleOwnerError`
+  owner     the run of a topology that a call is of, "" for no topology's: after `ClaimJob` by another run it is
+            refused with `StaleOwnerError`
   offset    position in a stream's delivery log: the number of rows ever made deliverable before it
 """
 
@@ -64,6 +66,8 @@ from ftlayer.layer.calls.operating import (
     StatsReply,
 )
 from ftlayer.layer.calls.streams import (
+    ClaimJob,
+    JobClaimed,
     OpenStream,
     Recall,
     Recalled,
@@ -94,6 +98,7 @@ __all__ = [
     "BeginBatch",
     "Call",
     "Changed",
+    "ClaimJob",
     "Commit",
     "Committed",
     "Cursor",
@@ -109,6 +114,7 @@ __all__ = [
     "Failure",
     "GetCursor",
     "Ingest",
+    "JobClaimed",
     "ListRecords",
     "MutatingCall",
     "Now",
@@ -156,6 +162,7 @@ MutatingCall = (
     | Xor
     | Fail
     | Touch
+    | ClaimJob
     | OpenStream
     | TakeReplays
     | Recall
@@ -177,6 +184,7 @@ Reply = (
     | Xored
     | Failed
     | Touched
+    | JobClaimed
     | StreamOpened
     | RecordBatches
     | Recalled

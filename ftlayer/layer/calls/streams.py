@@ -1,4 +1,4 @@
-"""Calls about a whole stream of a topology: open it, take or force its replays, ask what is left to do."""
+"""Calls about a topology and its whole streams: claim it, open them, take or force replays, ask what is left to do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,31 @@ from ftlayer.layer.calls.common import StreamOptions
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimJob:
+    """Take a topology over for a new run: earlier runs are fenced off from here on, durably.
+
+    Calls about a stream of the job that name another run as their ``owner`` are refused with `StaleOwnerError`. Those
+    that name none are not checked.
+    """
+
+    job: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobClaimed:
+    """Reply to `ClaimJob`: the run that had claimed the job before, "" if none had."""
+
+    previous: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenStream:
     """Declare a stream and its options (idempotent; new options replace the old ones)."""
 
     stream: str
     options: StreamOptions = field(default_factory=StreamOptions)
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +56,7 @@ class TakeReplays:
 
     stream: str
     limit: int
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +65,13 @@ class Recall:
 
     Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. What has
     failed or timed out already is left as it is. The streams are of one job; an unknown one is an error.
-    Not covered: a `Persist` that is answered later; its rows are pending from then on.
+    Not covered: a `Persist` that is answered later; its rows are pending from then on. (One of a run that has lost
+    the job is refused.)
     """
 
     streams: tuple[str, ...]
     incarnation: int
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +86,7 @@ class StreamStatusCall:
     """What is still to do for these streams of one job?"""
 
     streams: tuple[str, ...]
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

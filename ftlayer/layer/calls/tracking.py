@@ -29,6 +29,7 @@ class Persist:
     key_hashes: I32 | None = None  # shape (n,) or (n, selectors)
     position: SourcePosition | None = None
     ids: EventIds | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

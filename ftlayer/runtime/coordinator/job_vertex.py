@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError
+from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
 from ftlayer.layer.calls import (
+    ClaimJob,
     Fail,
     Failure,
+    JobClaimed,
     OpenStream,
     Recall,
     Recalled,
@@ -29,14 +31,28 @@ logger = logging.getLogger(__name__)
 
 
 class JobVertexCalls:
-    """Opens a job's streams, recalls them, and asks how much is left."""
+    """Claims a job, opens its streams, recalls them, and asks how much is left.
 
-    def __init__(self, client: VertexClient, options: Mapping[str, StreamOptions]) -> None:
+    Once another run has claimed the job, every call ends with `StaleOwnerError`.
+    """
+
+    def __init__(
+        self, client: VertexClient, job: str, run: str, options: Mapping[str, StreamOptions]
+    ) -> None:
+        """``job``: the topology's name. ``run``: unique id of this execution."""
         self.client = client
+        self._job, self._run = job, run
         self._options = dict(options)
         self.streams = tuple(self._options)
         self._worker = Worker("job-vertex", self._lost_error)
         self._incarnation = 0
+
+    def claim(self) -> None:
+        """Take the job over from whichever run has it; raises what the vertex raises. To be called once, first."""
+        reply = self.client.call(ClaimJob(self._job, self._run))
+        assert isinstance(reply, JobClaimed)
+        if reply.previous:
+            logger.info("topology %r: %s takes over from %s", self._job, self._run, reply.previous)
 
     def open(self) -> None:
         """Declare all streams with their options; raises what the vertex raises."""
@@ -74,7 +90,7 @@ class JobVertexCalls:
         """Ask what is left; then ``answer(status)``, or ``failed(error)``, is called by another thread."""
 
         def work() -> None:
-            reply = self.client.call(StreamStatusCall(self.streams))
+            reply = self.client.call(StreamStatusCall(self.streams, self._run))
             assert isinstance(reply, StreamStatus)
             answer(reply)
 
@@ -86,14 +102,14 @@ class JobVertexCalls:
         self._worker.join(CLOSE_TIMEOUT_S)
 
     def _open(self, stream: str) -> StreamOpened:
-        reply = self.client.call(OpenStream(stream, self._options[stream]))
+        reply = self.client.call(OpenStream(stream, self._options[stream], self._run))
         assert isinstance(reply, StreamOpened)
         return reply
 
     def _recall(self) -> int:
         while True:
             try:
-                reply = self.client.call(Recall(self.streams, self._incarnation))
+                reply = self.client.call(Recall(self.streams, self._incarnation, self._run))
                 assert isinstance(reply, Recalled)
                 return reply.rows
             except StaleIncarnationError:
@@ -104,6 +120,8 @@ class JobVertexCalls:
         def guarded() -> None:
             try:
                 work()
+            except StaleOwnerError as error:
+                failed(error)
             except FTLayerError as error:
                 failed(JobError(f"the vertex does not do its part: {error}"))
 

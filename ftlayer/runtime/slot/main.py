@@ -233,7 +233,7 @@ class _Slot:
         order = self._order
         opened: dict[str, OpenedStream] = {}
         if order.vertex is not None:
-            self._port = VertexPort(order.vertex, order.graph.options, self._mailbox.put)
+            self._port = VertexPort(order.vertex, order.graph.options, self._mailbox.put, order.job)
             opened = self._port.open()
         core = self._build_core(deploy, links, opened)
         self._core = core

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -74,10 +74,16 @@ class VertexPort:
         client: VertexClient,
         streams: tuple[tuple[str, StreamOptions], ...],
         post: Callable[[Event], None],
+        owner: str,
     ) -> None:
-        """``streams``: all of the graph's, with their options. ``post`` puts into the loop's mailbox."""
+        """``streams``: all of the graph's, with their options. ``post`` puts into the loop's mailbox.
+
+        ``owner`` is the execution that has claimed the job. After a claim by another one all calls about streams are
+        refused with `StaleOwnerError`.
+        """
         self._client = client
         self._streams = streams
+        self._owner = owner
         self._post = post
         self._pipeline = client.pipeline()
         self._incarnation = 0
@@ -142,7 +148,7 @@ class VertexPort:
         with self._lock:
             self._persists += 1
             self._persist_bytes += int(call.payload.get_total_buffer_size())
-        self._queues[call.stream].put(key, ticket, call)
+        self._queues[call.stream].put(key, ticket, replace(call, owner=self._owner))
 
     def xor(self, event: Acknowledge) -> None:
         """Tell of XOR events; those that the vertex refuses as of an earlier incarnation are dropped.
@@ -227,7 +233,7 @@ class VertexPort:
             self._post(Wake())
 
     def _call_take(self, key: TaskKey, ask: AskReplays) -> None:
-        answer = cast(RecordBatches, self._client.call(TakeReplays(ask.stream, ask.limit)))
+        answer = cast(RecordBatches, self._client.call(TakeReplays(ask.stream, ask.limit, self._owner)))
         self._post(ReplaysCame(key, answer.batches))
 
     def _call_touch(self, roots: list[U64Array]) -> None:
@@ -266,7 +272,7 @@ class VertexPort:
 
     def _open_streams(self) -> dict[str, StreamOpened]:
         opened = {
-            name: cast(StreamOpened, self._client.call(OpenStream(name, options)))
+            name: cast(StreamOpened, self._client.call(OpenStream(name, options, self._owner)))
             for name, options in self._streams
         }
         incarnations = {answer.incarnation for answer in opened.values()}

@@ -81,7 +81,7 @@ class Port:
     def __init__(self) -> None:
         self.client = FakeClient()
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.port = VertexPort(self.client, (("job/source", StreamOptions()),), self.events.put)  # type: ignore[arg-type]
+        self.port = VertexPort(self.client, (("job/source", StreamOptions()),), self.events.put, "run-1")  # type: ignore[arg-type]
         self.opened = self.port.open()
 
     def event(self) -> Event:

@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
-from ftlayer.layer.calls import OpenStream, Recall, StreamOptions, StreamStatusCall
+from ftlayer.layer.calls import ClaimJob, OpenStream, Recall, StreamOptions, StreamStatusCall
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.messages import (
     Cancel,
@@ -67,7 +67,9 @@ class Slots:
         options: TopologyOptions,
         vertex: EmbeddedVertex | None,
         certificate: Certificate | None = None,
+        run: str = JOB,
     ) -> None:
+        self.run = run
         self.graph, self.path, self.options, self.vertex = graph, path, options, vertex
         self.certificate = certificate
         self.said: list[tuple[int, Any]] = []
@@ -86,7 +88,7 @@ class Slots:
         self.server = ControlServer(
             host="127.0.0.1",
             token=token,
-            job=JOB,
+            job=run,
             slots=graph.slots,
             certificate=None if certificate is None else (certificate.cert, certificate.key),
             on_message=self._heard,
@@ -115,6 +117,7 @@ class Slots:
         for slot in range(self.graph.slots):
             self.launch(slot)
         self.until(lambda: len(self.peers) == self.graph.slots)
+        self._claim()
         self._recall()
         for slot in self.peers:
             self.send(slot, Deploy(self.epoch, "run-1", tuple(self.peers.values())))
@@ -122,7 +125,7 @@ class Slots:
     def launch(self, slot: int) -> None:
         certificate = self.certificate
         order = SlotOrder(
-            JOB,
+            self.run,
             slot,
             self.door,
             self.graph,
@@ -163,12 +166,21 @@ class Slots:
         for other in self.peers:
             self.send(other, ReplayNow())
 
+    def _claim(self) -> None:
+        """Take the job over."""
+        if self.vertex is not None:
+            with self.vertex.client() as client:
+                client.call(ClaimJob(self.graph.name, self.run))
+
     def _recall(self) -> None:
         """Have everything replayed that is pending: whoever worked on it is gone."""
         if self.vertex is not None:
             with self.vertex.client() as client:
-                opened: list[Any] = [client.call(OpenStream(*stream)) for stream in self.graph.options]
-                client.call(Recall(tuple(name for name, _ in self.graph.options), opened[0].incarnation))
+                opened: list[Any] = [
+                    client.call(OpenStream(*stream, self.run)) for stream in self.graph.options
+                ]
+                names = tuple(name for name, _ in self.graph.options)
+                client.call(Recall(names, opened[0].incarnation, self.run))
 
     # ------------------------------------------------------------ talking
 
@@ -295,12 +307,14 @@ class Jobs:
             if line.endswith("\n")
         ]
 
-    def slots(self, graph: JobGraph, *, certificate: Certificate | None = None, **options: Any) -> Slots:
+    def slots(
+        self, graph: JobGraph, *, certificate: Certificate | None = None, run: str = JOB, **options: Any
+    ) -> Slots:
         """Start the graph's slots, and a vertex if it is tracked."""
         if graph.tracked and self.vertex is None:
             self.vertex = EmbeddedVertex(VertexOptions(self.path / "vertex"))
             self.vertex.start()
-        slots = Slots(graph, self.path, TopologyOptions(**options), self.vertex, certificate)
+        slots = Slots(graph, self.path, TopologyOptions(**options), self.vertex, certificate, run)
         self._opened.append(slots)
         slots.start()
         return slots

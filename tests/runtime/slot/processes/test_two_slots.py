@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.layer.calls import StreamOptions
+from ftlayer.errors import StaleOwnerError
+from ftlayer.layer.calls import Stats, StreamOptions
 from ftlayer.runtime.messages import SourceFailed
 
 N = 20_000
@@ -91,6 +92,33 @@ def test_a_vertex_that_is_killed_takes_nothing_with_it(jobs: Any) -> None:
     assert set(jobs.written()) == set(range(2 * N))
     assert slots.total("persisted") == 2 * N
     assert not slots.lost[:-2], "no slot was lost with it"
+
+
+def test_a_second_run_takes_the_job_over_and_the_slots_of_the_first_one_end(jobs: Any) -> None:
+    def slowly(n: int) -> list[int]:
+        import time
+
+        if n % 50 == 0:
+            time.sleep(0.002)
+        return [n]
+
+    graph = jobs.graph([numbers(0, N), numbers(N, 2 * N)], slowly)
+    first = jobs.slots(graph, batch_rows=64)
+    first.until(lambda: len(jobs.written()) > 500)
+    second = jobs.slots(graph, batch_rows=64, run="job-2")
+    with pytest.raises(AssertionError):
+        first.until(lambda: False)
+    failed = first.failures[0]
+    assert failed.code == StaleOwnerError.code, failed
+    assert "'job' was started again by another driver, as run job-2" in failed.reason
+
+    second.drain()
+    assert set(jobs.written()) == set(range(2 * N))
+    with jobs.vertex.client() as client:
+        counters = client.call(Stats()).values
+    # Each record once, and behind the one before it, whichever run's source had read it.
+    assert counters["persisted"] == 2 * N
+    assert counters["dead_letters"] == counters["pending"] == 0
 
 
 def test_cancel_ends_a_slot_at_once_and_leaves_what_is_pending(jobs: Any) -> None:
