@@ -15,7 +15,8 @@ import pytest
 
 from ftlayer import FTLayer
 from ftlayer.config import FTStatus
-from ftlayer.errors import ConfigError, SlotLostError
+from ftlayer.errors import ConfigError, SlotLostError, StaleOwnerError
+from ftlayer.layer.calls import ClaimJob
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.coordinator.events import JobState
 from ftlayer.runtime.coordinator.job import Job
@@ -173,6 +174,23 @@ def test_two_topologies_beside_each_other(
         until(job, lambda it: it.state is JobState.RUNNING)
     assert all(job.drain(WAIT_S) for job in jobs)
     assert set(written.rows().values()) <= {1, 2}
+
+
+def test_a_job_that_another_driver_takes_over_ends_and_is_not_started_again(
+    spark: Any, layer: FTLayer, ended: list[Job]
+) -> None:
+    env = StreamEnvironment(spark, layer, name="twice")
+    env.source(lambda: iter(int, 1), "id bigint").sink(lambda batch: None)
+    job = env.execute_async()
+    ended.append(job)
+    assert job.wait_until_running(WAIT_S)
+    layer.client.call(ClaimJob("twice", "another-run"))
+    with pytest.raises(
+        StaleOwnerError, match="'twice' was started again by another driver, as run another-run"
+    ):
+        job.wait(WAIT_S)
+    assert job.state is JobState.FAILED
+    assert job.status().restarts == 0
 
 
 def test_what_a_source_fails_with_is_what_the_job_fails_with(spark: Any, layer: FTLayer) -> None:
