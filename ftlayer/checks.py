@@ -25,6 +25,9 @@ MOST = (1 << 31) - 1
 MOST_BYTES = 1 << 50
 """The highest number of bytes, a pebibyte."""
 
+LEAST_RATE = 0.001
+MOST_RATE = 1e9
+
 _SHOWN_CHARS = 100
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 _DURATION = re.compile(r"(-?)\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(ms|s|min|m|h)?")
@@ -76,6 +79,14 @@ def check_number(value: object, option: str, *, least: float, most: float = math
         raise ConfigError(
             f"{option}: expected a number from {least:g}{upper or ' upwards'}, got {shown(value)}"
         )
+
+
+def rate_per_second(value: object, option: str) -> float | None:
+    """Return records a second, None for no limit; `ConfigError` unless it is None or a number in this range."""
+    if value is None:
+        return None
+    check_number(value, option, least=LEAST_RATE, most=MOST_RATE)
+    return float(typing.cast("float", value))
 
 
 def check_bool(value: object, option: str) -> None:

@@ -16,6 +16,7 @@ from ftlayer.functions.current import for_calls
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, Outcome
+from ftlayer.functions.pacing import Pace
 from ftlayer.functions.steps import MapAsync
 
 _NONE = object()
@@ -33,8 +34,10 @@ class AsyncSegment:
     and connection pools may live in it.
     """
 
-    def __init__(self, step: MapAsync, form: Form) -> None:
+    def __init__(self, step: MapAsync, form: Form, pace: Pace | None = None) -> None:
+        """``pace`` says when a call may be made; None: at once."""
         self._step = step
+        self._pace = pace
         self._form = form
         self._progress = 0
 
@@ -49,7 +52,7 @@ class AsyncSegment:
         `MemoryError`, and what is no `Exception` (`SystemExit`), is raised when the calls under way have ended.
         """
         records = rows if isinstance(rows, list) else records_in_form(rows, self._form)
-        calls = _Calls(self._step, records, parents, self._count)
+        calls = _Calls(self._step, records, parents, self._count, self._pace)
         asyncio.run_coroutine_threadsafe(calls.make(), _loop()).result()
         if calls.fatal is not None:
             raise calls.fatal
@@ -85,7 +88,12 @@ class _Calls:
     """
 
     def __init__(
-        self, step: MapAsync, records: Sequence[Any], parents: I64, count: Callable[[], None]
+        self,
+        step: MapAsync,
+        records: Sequence[Any],
+        parents: I64,
+        count: Callable[[], None],
+        pace: Pace | None,
     ) -> None:
         self.results: list[Any] = [_NONE] * len(records)
         self.failures: list[RowFailure] = []
@@ -94,6 +102,8 @@ class _Calls:
         self._records = records
         self._parents: list[int] = parents.tolist()
         self._count = count
+        self._pace = pace
+        self._waiting = asyncio.Lock()
         self._begin = for_calls()
         self._left = iter(range(len(records)))
 
@@ -103,6 +113,7 @@ class _Calls:
 
     async def _work(self) -> None:
         for place in self._left:
+            await self._wait()
             if self.fatal is not None:
                 return
             row = self._parents[place]
@@ -115,6 +126,13 @@ class _Calls:
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it raises fails its record
                 self.failures.append(failure_of(row, self._step.uid, error, self._step.rules))
             self._count()
+
+    async def _wait(self) -> None:
+        """Wait for the turn of the next call; not once there is to be none."""
+        if self._pace is not None:
+            async with self._waiting:
+                if self.fatal is None:
+                    await self._pace.wait_async()
 
     async def _call(self, record: Any) -> Any:
         if isinstance(record, Exception):  # Python cannot hold it

@@ -6,7 +6,7 @@ anywhere in the chain yields nothing: all or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,9 +18,10 @@ from ftlayer.functions.conversion import DICTS
 from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import MAX_REASON, MAX_TRACEBACK, RowFailure, failure_of
 from ftlayer.functions.outcome import I64, failed_rows, without_rows
+from ftlayer.functions.pacing import Pace
 from ftlayer.functions.record_segment import CHUNK_ROWS, RecordSegment
 from ftlayer.functions.segments import run_segments, segments_of
-from ftlayer.functions.steps import FunctionStep
+from ftlayer.functions.steps import FunctionStep, MapBatches
 
 __all__ = [
     "CHUNK_ROWS",
@@ -51,10 +52,19 @@ class ChainResult:
 
 
 class Chain:
-    """Functions made ready to run, whose records are dicts; made once for a task."""
+    """Functions made ready to run, whose records are dicts; made once for a task.
 
-    def __init__(self, functions: Sequence[FunctionStep]) -> None:
-        self._segments = segments_of(functions, DICTS)
+    It waits between the records of functions with a rate limit.
+    """
+
+    def __init__(self, functions: Sequence[FunctionStep], pace: Callable[[float], Pace] = Pace) -> None:
+        """``pace`` makes what waits, of a rate."""
+        paces = {
+            step.uid: pace(step.rate_limit)
+            for step in functions
+            if not isinstance(step, MapBatches) and step.rate_limit is not None
+        }
+        self._segments = segments_of(functions, DICTS, paces=paces)
 
     def run(self, batch: pa.RecordBatch, known: Known = UNTRACKED) -> ChainResult:
         """Run ``batch`` through the functions; an `Exception` of one fails its record and goes no further.

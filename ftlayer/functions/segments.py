@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -14,9 +14,10 @@ from ftlayer.functions.conversion import Form
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.fused import MAX_FUSED
 from ftlayer.functions.outcome import I64, Outcome, SideOutput, failed_rows, without_rows
+from ftlayer.functions.pacing import Pace, paced
 from ftlayer.functions.prepared import PreparedStep
 from ftlayer.functions.record_segment import RecordSegment
-from ftlayer.functions.steps import MapAsync, MapBatches
+from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
 
 Segment = RecordSegment | BatchSegment | AsyncSegment
 
@@ -24,26 +25,42 @@ BatchStep = MapBatches | MapAsync
 """Functions that take a batch at a time, or many of its records."""
 
 
-def segments_of(steps: Sequence[PreparedStep | BatchStep], form: Form, made_by: str = "") -> list[Segment]:
+NO_PACES: Mapping[str, Pace] = {}
+
+
+def segments_of(
+    steps: Sequence[PreparedStep | BatchStep],
+    form: Form,
+    made_by: str = "",
+    paces: Mapping[str, Pace] = NO_PACES,
+) -> list[Segment]:
     """Group neighbouring per-record functions, so that records become Python objects once for all of them.
 
-    ``made_by`` is the uid of the operator whose records, not checked yet, go into the first.
+    ``made_by`` is the uid of the operator whose records, not checked yet, go into the first. ``paces`` are those by
+    which the functions of these uids are called; without one, the caller sees to a step's ``rate_limit``.
     """
     segments: list[Segment] = []
     for is_batch, group in groupby(steps, key=lambda step: isinstance(step, BatchStep)):
         neighbours = list(group)
         if is_batch:
-            segments.extend(_alone(step, form) for step in neighbours if isinstance(step, BatchStep))
+            segments.extend(_alone(step, form, paces) for step in neighbours if isinstance(step, BatchStep))
         else:
-            per_record = [step for step in neighbours if not isinstance(step, BatchStep)]
+            per_record = [_paced(step, paces) for step in neighbours if not isinstance(step, BatchStep)]
             for start in range(0, len(per_record), MAX_FUSED):
                 fused = per_record[start : start + MAX_FUSED]
                 segments.append(RecordSegment(fused, fused[-1].schema, form, made_by))
     return segments
 
 
-def _alone(step: BatchStep, form: Form) -> Segment:
-    return BatchSegment(step) if isinstance(step, MapBatches) else AsyncSegment(step, form)
+def _alone(step: BatchStep, form: Form, paces: Mapping[str, Pace]) -> Segment:
+    if isinstance(step, MapBatches):
+        return BatchSegment(step)
+    return AsyncSegment(step, form, paces.get(step.uid))
+
+
+def _paced(step: PreparedStep, paces: Mapping[str, Pace]) -> PreparedStep:
+    pace = paces.get(step.uid)
+    return step if pace is None or not isinstance(step, RecordStep) else paced(step, pace)
 
 
 def run_segments(

@@ -1,4 +1,7 @@
-"""The functions a user gave, each with its operator's uid, what it returns, and which failures are worth a retry."""
+"""The functions a user gave, each with its operator's uid, what it returns, and which failures are worth a retry.
+
+``rate_limit`` is how many records a second each subtask, or task, gives the function; None: as many as come.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,7 @@ class Map:
     function: Callable[[Record], Record]
     schema: pa.Schema
     rules: RetryRules = NO_RULES
+    rate_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class FlatMap:
     function: Callable[[Record], Any]
     schema: pa.Schema
     rules: RetryRules = NO_RULES
+    rate_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Filter:
     function: Callable[[Record], Any]
     schema: pa.Schema
     rules: RetryRules = NO_RULES
+    rate_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class MapAsync:
     in_flight: int
     timeout_ms: int
     rules: RetryRules = NO_RULES
+    rate_limit: float | None = None
 
     def __post_init__(self) -> None:
         called = getattr(self.function, "__call__", None)  # noqa: B004 - an object's method may be async
@@ -119,6 +126,7 @@ class Process:
     side: tuple[tuple[str, pa.Schema], ...] = ()
     volatile_state: bool = False
     rules: RetryRules = NO_RULES
+    rate_limit: float | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ftlayer.checks import check_bool, check_choice, check_int, check_text, duration_ms
+from ftlayer.checks import check_bool, check_choice, check_int, check_text, duration_ms, rate_per_second
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
@@ -67,17 +67,24 @@ class TrackedStream:
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
         max_failing: str | int | None = None,
+        rate_limit: float | None = None,
     ) -> TrackedStream:
         """Apply ``function`` to each record (a dict); it returns a dict with the columns of ``schema``.
 
         A record for which it raises (or returns what does not fit) fails alone and is tried again. ``retry_on`` and
         ``dead_on`` say for which errors, as those of `FTLayer.embedded` do for all operators, and ``max_failing``
         how many of them may be.
+
+        ``rate_limit``, here and below, is how many records a second each task gives the function, those that are tried
+        again among them; None: as many as come. The task waits in between.
         """
         uid = self._uid("map", function, name)
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)
-        return self._limited(uid, max_failing)._then(Map(uid, function, arrow_schema(struct), rules), struct)
+        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
+        return self._limited(uid, max_failing)._then(
+            Map(uid, function, arrow_schema(struct), rules, rate), struct
+        )
 
     def flat_map(
         self,
@@ -88,13 +95,15 @@ class TrackedStream:
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
         max_failing: str | int | None = None,
+        rate_limit: float | None = None,
     ) -> TrackedStream:
         """Like `map`, with an iterable of dicts: none, one or many."""
         uid = self._uid("flat_map", function, name)
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)
+        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
         return self._limited(uid, max_failing)._then(
-            FlatMap(uid, function, arrow_schema(struct), rules), struct
+            FlatMap(uid, function, arrow_schema(struct), rules, rate), struct
         )
 
     def filter(
@@ -105,12 +114,14 @@ class TrackedStream:
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
         max_failing: str | int | None = None,
+        rate_limit: float | None = None,
     ) -> TrackedStream:
         """Keep the records for which ``function`` is true; the others are done."""
         uid = self._uid("filter", function, name)
         rules = self._rules(retry_on, dead_on, uid)
+        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
         return self._limited(uid, max_failing)._then(
-            Filter(uid, function, arrow_schema(self.schema), rules), self.schema
+            Filter(uid, function, arrow_schema(self.schema), rules, rate), self.schema
         )
 
     def map_batches(
@@ -152,6 +163,7 @@ class TrackedStream:
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
         max_failing: str | int | None = None,
+        rate_limit: float | None = None,
     ) -> TrackedStream:
         """Like `map`, by an async function: for HTTP and database look-ups.
 
@@ -161,8 +173,9 @@ class TrackedStream:
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)
         limit_ms = duration_ms(timeout, f"{uid}: timeout")
+        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
         return self._limited(uid, max_failing)._then(
-            MapAsync(uid, function, arrow_schema(struct), in_flight, limit_ms, rules), struct
+            MapAsync(uid, function, arrow_schema(struct), in_flight, limit_ms, rules, rate), struct
         )
 
     # ------------------------------------------------------------ Spark's own operators

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.functions.steps import Filter, Process, Reduce
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, Process, Reduce
 from ftlayer.stream.operators import (
     AssignWatermarks,
     CoProcess,
@@ -62,6 +62,11 @@ def keys_of(operator: Operator) -> tuple[tuple[str, ...], ...]:
 def rules_of_operator(operator: Operator) -> RetryRules:
     """Return which failures of an operator are worth a retry; those that only pass records on have no rules."""
     return NO_RULES if isinstance(operator, IterationHead | IterationTail) else operator.rules
+
+
+def rate_limit_of(operator: Operator) -> float | None:
+    """Return how many records a second a subtask takes at most; None: there is no limit."""
+    return operator.rate_limit if isinstance(operator, Map | FlatMap | Filter | MapAsync | Process) else None
 
 
 def is_volatile(operator: Operator) -> bool:

@@ -10,7 +10,7 @@ from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.stream.barrier_builder import BarrierBuilder
 from ftlayer.stream.checks import check_graph
-from ftlayer.stream.facts import MAIN, has_timers, inputs_of, side_outputs_of
+from ftlayer.stream.facts import MAIN, has_timers, inputs_of, rate_limit_of, side_outputs_of
 from ftlayer.stream.failure_rules import check_no_rules, with_rules
 from ftlayer.stream.ft_builder import FTLayerBuilder, NopFTLayerBuilder, OpFTLayerBuilder
 from ftlayer.stream.graph import StreamEdge, StreamGraph
@@ -81,6 +81,9 @@ def _chained_to(graph: StreamGraph, uid: str, *, tracked: bool) -> str | None:
     """Return the uid of the operator that this one gets its records from within its subtask, None if from channels."""
     edges = graph.edges_into(uid)
     if len(edges) != 1 or inputs_of(graph.node(uid).operator) != 1:
+        return None
+    # The slot limits what a task takes from its channels.
+    if rate_limit_of(graph.node(uid).operator) is not None:
         return None
     (edge,) = edges
     before = graph.node(edge.source).operator

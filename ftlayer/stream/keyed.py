@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options
+from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options, rate_per_second
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Process, Reduce
@@ -97,13 +97,17 @@ class KeyedStream(DataStream):
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        rate_limit: float | None = None,
     ) -> DataStream:
         """Run a `ProcessFunction` with state and timers of each key, and side outputs (`side_output`).
 
-        ``volatile_state`` as in `reduce`.
+        ``volatile_state`` as in `reduce`, ``rate_limit`` as in `map`; timers are not limited.
         """
         rules = rules_of(retry_on, dead_on, "process")
-        return add_process(self, self.keys, function, schema, side, volatile_state, uid, parallelism, rules)
+        rate = rate_per_second(rate_limit, "process: rate_limit")
+        return add_process(
+            self, self.keys, function, schema, side, volatile_state, uid, parallelism, rules, rate
+        )
 
     def window(self, windows: WindowKind) -> WindowedStream:
         """Cut the stream into windows of event time: `tumbling`, `sliding` or `session` say which.
@@ -218,6 +222,7 @@ def add_process(
     uid: str | None,
     parallelism: int | None,
     rules: RetryRules = NO_RULES,
+    rate_limit: float | None = None,
 ) -> DataStream:
     """Put a `ProcessFunction` behind a stream."""
     from ftlayer.functions.process import ProcessFunction
@@ -227,7 +232,7 @@ def add_process(
     to = stream.schema if schema is None else builder.schema(schema, "process")
     sides = _sides(builder, side)
     node = builder.add(
-        lambda uid: Process(uid, function, keys, to, sides, volatile_state, rules),
+        lambda uid: Process(uid, function, keys, to, sides, volatile_state, rules, rate_limit),
         [stream.legs],
         uid=uid,
         parallelism=parallelism,

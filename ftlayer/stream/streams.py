@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
-from ftlayer.checks import check_choice, check_function, check_int, duration_ms, known_options
+from ftlayer.checks import (
+    check_choice,
+    check_function,
+    check_int,
+    duration_ms,
+    known_options,
+    rate_per_second,
+)
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import Errors, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
@@ -79,16 +86,21 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        rate_limit: float | None = None,
     ) -> DataStream:
         """One record in, one out.
 
         ``retry_on`` and ``dead_on``, here and below, say which errors of this operator are worth another attempt, as
         those of `FTLayer.embedded` do for all operators. Acker mode only.
+
+        ``rate_limit``, here and below, is how many records a second each subtask takes, replays among them; None: as
+        many as come. Those of an earlier second that were not used are lost, save for a tenth of a second's.
         """
         check_function(function, "map")
         to = self._output(schema, "map")
         rules = rules_of(retry_on, dead_on, "map")
-        return self._then(lambda uid: Map(uid, function, to, rules), uid, parallelism)
+        rate = rate_per_second(rate_limit, "map: rate_limit")
+        return self._then(lambda uid: Map(uid, function, to, rules, rate), uid, parallelism)
 
     @known_options
     def flat_map(
@@ -100,12 +112,14 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        rate_limit: float | None = None,
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
         check_function(function, "flat_map")
         to = self._output(schema, "flat_map")
         rules = rules_of(retry_on, dead_on, "flat_map")
-        return self._then(lambda uid: FlatMap(uid, function, to, rules), uid, parallelism)
+        rate = rate_per_second(rate_limit, "flat_map: rate_limit")
+        return self._then(lambda uid: FlatMap(uid, function, to, rules, rate), uid, parallelism)
 
     @known_options
     def filter(
@@ -116,11 +130,13 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        rate_limit: float | None = None,
     ) -> DataStream:
         """Keep the records for which the function is true."""
         check_function(function, "filter")
         rules = rules_of(retry_on, dead_on, "filter")
-        return self._then(lambda uid: Filter(uid, function, self.schema, rules), uid, parallelism)
+        rate = rate_per_second(rate_limit, "filter: rate_limit")
+        return self._then(lambda uid: Filter(uid, function, self.schema, rules, rate), uid, parallelism)
 
     @known_options
     def map_batches(
@@ -158,6 +174,7 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        rate_limit: float | None = None,
     ) -> DataStream:
         """One record in, one out, by an async function: for HTTP and database look-ups.
 
@@ -167,8 +184,9 @@ class DataStream:
         to = self._output(schema, "map_async")
         rules = rules_of(retry_on, dead_on, "map_async")
         limit_ms = duration_ms(timeout, "map_async: timeout")
+        rate = rate_per_second(rate_limit, "map_async: rate_limit")
         return self._then(
-            lambda uid: MapAsync(uid, function, to, in_flight, limit_ms, rules), uid, parallelism
+            lambda uid: MapAsync(uid, function, to, in_flight, limit_ms, rules, rate), uid, parallelism
         )
 
     @known_options
@@ -182,12 +200,14 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        rate_limit: float | None = None,
     ) -> DataStream:
         """Run a `ProcessFunction` without keys: with side outputs (`side_output`), without state and timers."""
         from ftlayer.stream.keyed import add_process
 
         rules = rules_of(retry_on, dead_on, "process")
-        return add_process(self, (), function, schema, side, False, uid, parallelism, rules)
+        rate = rate_per_second(rate_limit, "process: rate_limit")
+        return add_process(self, (), function, schema, side, False, uid, parallelism, rules, rate)
 
     def assign_watermarks(
         self,

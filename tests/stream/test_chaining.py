@@ -154,3 +154,17 @@ def test_the_order_of_chains_is_that_of_the_records(env: GraphBuilder, orders: O
     late = env.source([], first.schema).uid("late")
     late.union(first.map(same)).map(same, uid="last").sink(print)
     assert chains(translate(env, FTStatus.ON)) == ["source-1", "late", "map-1", "last sink-1"]
+
+
+@BOTH
+def test_a_rate_limit_begins_a_chain(status: FTStatus, env: GraphBuilder, orders: Orders) -> None:
+    limited = orders(env).map(same).map(same, rate_limit=10).filter(same).flat_map(list, rate_limit=0.5)
+    limited.process(ProcessFunction(), rate_limit=3).filter(same, rate_limit=7).sink(print)
+    assert chains(translate(env, status)) == [
+        "source-1",
+        "map-1",
+        "map-2 filter-1",
+        "flat_map-1",
+        "process-1",
+        "filter-2 sink-1",
+    ]

@@ -169,6 +169,28 @@ def test_names_have_letters_that_can_be_filed_under(
     assert len(env._nodes) == 1
 
 
+@pytest.mark.parametrize("rate", [0, -1, 0.0001, 2e9, float("inf"), float("nan"), True, "100/s"])
+def test_a_rate_limit_is_a_number_of_records_a_second(
+    rate: Any, env: GraphBuilder, orders: Orders, plain: ProcessFunction
+) -> None:
+    async def look_up(record: Any) -> Any:
+        return record
+
+    stream = orders(env)
+    keyed = stream.key_by(stream.schema.names[0])
+    for method, function, of in (
+        ("map", same, stream.map),
+        ("flat_map", same, stream.flat_map),
+        ("filter", same, stream.filter),
+        ("map_async", look_up, stream.map_async),
+        ("process", plain, stream.process),
+        ("process", plain, keyed.process),
+    ):
+        call = partial(of, function, rate_limit=rate)  # type: ignore[operator]
+        refused(ConfigError, f"{method}: rate_limit: expected a number from 0.001", of=call)
+    assert len(env._nodes) == 1
+
+
 def test_the_job_is_not_called_as_the_ingest() -> None:
     refused(ConfigError, "'ingest'", "choose another", of=lambda: GraphBuilder("ingest"))
 

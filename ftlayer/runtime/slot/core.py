@@ -7,6 +7,7 @@ waits for another one inside a send, which two slots could do for each other for
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import cast
 
@@ -415,13 +416,18 @@ class SlotCore:
     # ------------------------------------------------------------ doing
 
     def _run_input(self, seat: Seat, now: Now) -> None:
-        taken = seat.inbox.take()
+        rows = seat.rows_allowed(now.mono_ms) if seat.inbox.has_records_next else sys.maxsize
+        if not rows:
+            return
+        taken = seat.inbox.take(rows)
         channel, element = taken.channel, taken.element
         lineage = None
         if taken.credit:
             self._credit.give_back(channel, taken.credit, now.mono_ms)
         if isinstance(element, Batch):
             seat.records_in += element.num_rows
+            if seat.bucket is not None:
+                seat.bucket.take(element.num_rows)
             lineage = element.lineage
             if self._debloating is not None:
                 self._debloating.taken(seat, taken.credit or taken.size, now.mono_ms)
@@ -473,8 +479,7 @@ class SlotCore:
             case WakeAt(mono_ms):
                 seat.wake_at(mono_ms)
             case HoldInput(mono_ms):
-                seat.is_held = True
-                seat.wake_at(mono_ms)
+                seat.hold_until(mono_ms)
             case DataEnded():
                 self.data_ended.append(action)
             case TaskEnded():

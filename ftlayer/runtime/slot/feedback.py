@@ -11,6 +11,7 @@ of each than leave it fills the slot's memory.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from ftlayer.config import TopologyOptions
@@ -50,14 +51,14 @@ class HeadInbox(Inbox):
         self.feedback = frozenset(channel for channel in self._queues if channel.edge in feedback)
         self._is_new = True
 
-    def take(self) -> Taken:
+    def take(self, most_rows: int = sys.maxsize) -> Taken:
         """See `Inbox.take`."""
         for channel in self.feedback:
             queue = self._queues[channel]
             if queue in self._turn and (self._is_new or not self.has_room(channel)):
                 self._turn.remove(queue)
                 self._turn.appendleft(queue)
-        taken = super().take()
+        taken = super().take(most_rows)
         self._is_new = taken.channel not in self.feedback
         return taken
 

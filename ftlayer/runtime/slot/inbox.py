@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.elements import Barrier, Batch, Element
-from ftlayer.runtime.slot.batching import can_join, joined, size_of
+from ftlayer.runtime.slot.batching import can_join, joined, rows_of, size_of
 from ftlayer.runtime.slot.snapshots import snapshot
 from ftlayer.stream.job_graph import Channel
 
@@ -74,6 +74,20 @@ class _ChannelQueue:
             self.bytes -= item.size
         return item
 
+    def pop_rows(self, rows: int) -> _Waiting:
+        """Take the first element; of a batch of more than ``rows`` the first ones, with their share of the rest."""
+        first = self.items[0]
+        batch = first.element
+        if not isinstance(batch, Batch) or batch.num_rows <= rows:
+            return self.pop()
+        credit, size = (whole * rows // batch.num_rows for whole in (first.credit, first.size))
+        rest = rows_of(batch, rows, batch.num_rows)
+        # What waits is never gone from here meanwhile: other threads look at it.
+        self.items[0] = _Waiting(rest, first.credit - credit, first.size - size)
+        self.rows -= rows
+        self.bytes -= size
+        return _Waiting(rows_of(batch, 0, rows), credit, size)
+
 
 class Inbox:
     """Elements of one channel come out in their order; channels take turns, save those that are blocked."""
@@ -136,12 +150,21 @@ class Inbox:
         self._queues[channel].restored += 1
         self._restored += 1
 
-    def take(self) -> Taken:
-        """Return the next element; batches of one channel that wait behind each other as one."""
+    @property
+    def has_records_next(self) -> bool:
+        """Whether `take` would return records."""
+        queue = self._restored_queue() if self._restored else self._turn[0] if self._turn else None
+        return queue is not None and isinstance(queue.items[0].element, Batch)
+
+    def take(self, most_rows: int = sys.maxsize) -> Taken:
+        """Return the next element; batches of one channel that wait behind each other as one.
+
+        A batch of more than ``most_rows`` is cut, and the rest stays in front of what waits behind it.
+        """
         if self._restored:
-            return self._take_restored()
+            return self._take_restored(most_rows)
         queue = self._turn.popleft()
-        first = queue.pop()
+        first = queue.pop_rows(most_rows)
         element, credit, size = first.element, first.credit, first.size
         if isinstance(element, Barrier):
             self._barriers -= 1
@@ -153,7 +176,7 @@ class Inbox:
                     break
                 rows += behind.num_rows
                 size += queue.items[0].size
-                if rows > self._batch_rows or size > self._join_bytes:
+                if rows > min(self._batch_rows, most_rows) or size > self._join_bytes:
                     size -= queue.items[0].size
                     break
                 batches.append(behind)
@@ -163,15 +186,20 @@ class Inbox:
             self._turn.append(queue)
         return Taken(queue.channel, element, credit, size)
 
-    def _take_restored(self) -> Taken:
-        # None of them is blocked: no barrier is taken before what is in front of it.
-        queue = next(queue for queue in self._turn if queue.restored)
-        item = queue.pop()
-        queue.restored -= 1
-        self._restored -= 1
+    def _take_restored(self, most_rows: int) -> Taken:
+        queue = self._restored_queue()
+        before = len(queue.items)
+        item = queue.pop_rows(most_rows)
+        whole = before - len(queue.items)
+        queue.restored -= whole
+        self._restored -= whole
         if not queue.items:
             self._turn.remove(queue)
         return Taken(queue.channel, item.element, item.credit, item.size)
+
+    def _restored_queue(self) -> _ChannelQueue:
+        # None of them is blocked: no barrier is taken before what is in front of it.
+        return next(queue for queue in self._turn if queue.restored)
 
     def has_room(self, channel: Channel) -> bool:
         """Whether a sender in the same slot should produce more for this channel."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ftlayer.config import TopologyOptions
+from ftlayer.functions.token_bucket import TokenBucket
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import AskReplays
 from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
@@ -15,6 +17,7 @@ from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
 from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask
+from ftlayer.stream.facts import rate_limit_of
 from ftlayer.stream.job_graph import Channel, JobGraph, JobVertex
 from ftlayer.stream.operators import Replay, Source
 
@@ -39,6 +42,8 @@ class Seat:
         asked: it wants replays, and waits for room.
         wake_ms: when its `on_time` is to be called; None: not at all.
         is_held: it takes nothing from its inbox until then.
+        rate_limit: how many records a second it takes at most; None: as many as come.
+        bucket: what it may take by that; None before it has taken any, and without a limit.
         records_in, records_out: counts of records.
     """
 
@@ -56,6 +61,8 @@ class Seat:
     asked: AskReplays | None = None
     wake_ms: int | None = None
     is_held: bool = False
+    rate_limit: float | None = None
+    bucket: TokenBucket | None = None
     records_in: int = 0
     records_out: int = 0
 
@@ -73,6 +80,23 @@ class Seat:
     def can_run(self) -> bool:
         """Whether something waits for it that it takes now."""
         return bool(self.inbox) and not self.is_held and self.has_room
+
+    def rows_allowed(self, mono_ms: int) -> int:
+        """Return how many records it may take now, and hold it until it may take some if that is none."""
+        if self.rate_limit is None:
+            return sys.maxsize
+        if self.bucket is None:
+            self.bucket = TokenBucket(self.rate_limit, mono_ms)
+        rows = self.bucket.available(mono_ms)
+        if not rows:
+            # For a burst rather than for one record: a turn for each would be dear.
+            self.hold_until(mono_ms + self.bucket.wait_ms(max(1.0, self.bucket.capacity / 2)))
+        return rows
+
+    def hold_until(self, mono_ms: int) -> None:
+        """Take nothing from the inbox until then, or until its `on_time` is called earlier."""
+        self.is_held = True
+        self.wake_at(mono_ms)
 
     def wake_at(self, mono_ms: int) -> None:
         """Let its `on_time` be called then, or earlier."""
@@ -164,6 +188,7 @@ def _seat(vertex: JobVertex, subtask: int, task: AnyTask, inbox: Inbox, graph: J
         is_replay=isinstance(first, Replay),
         is_sink=not graph.edges_from(vertex.uid),
         reading=isinstance(first, Source),
+        rate_limit=rate_limit_of(first),
     )
 
 

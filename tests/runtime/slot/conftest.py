@@ -39,12 +39,14 @@ def lineage_of(batch: pa.RecordBatch) -> Lineage:
     return Lineage(roots, roots * np.uint64(3))
 
 
-def graph_of(parallelism: int, shuffled: bool = True, tracked: bool = False) -> JobGraph:
-    """source → work → sink; all-to-all where ``shuffled``."""
+def graph_of(
+    parallelism: int, shuffled: bool = True, tracked: bool = False, rate_limit: float | None = None
+) -> JobGraph:
+    """source → work → sink; all-to-all where ``shuffled``. ``rate_limit`` is that of ``work``."""
     connector = IterableSource(())
     kinds: list[Any] = [
         Source("source", connector, SCHEMA),
-        Map("work", lambda record: record, SCHEMA),
+        Map("work", lambda record: record, SCHEMA, rate_limit=rate_limit),
         Sink("sink", FunctionSink(lambda batch: None), SCHEMA),
     ]
     vertices = [JobVertex(kind.uid, (kind,), parallelism) for kind in kinds]
@@ -238,6 +240,8 @@ class Tools:
     slot = FakeSlot
     task = FakeTask
     links = FakeLinks
+
+    batch = Batch
 
     @staticmethod
     def source_rows(first: int, n: int, width: int = 8) -> SourceRows:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.runtime.elements import Barrier, Batch, Watermark
+from ftlayer.runtime.elements import Barrier, Batch, Lineage, Watermark
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.stream.job_graph import Channel
 
@@ -73,4 +74,61 @@ def test_a_barrier_is_known_of_until_all_have_come() -> None:
     assert box.has_barriers
     box.drop(CHANNELS[1])
     assert not box.has_barriers
+    assert box.is_empty
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 50)), max_size=12),
+    st.lists(st.integers(0, 2), max_size=3),
+    st.integers(1, 7),
+    st.integers(1, 12),
+)
+def test_a_batch_that_is_cut_keeps_its_order_its_credit_and_its_place(
+    puts: list[tuple[int, int, int]], restored: list[int], most: int, batch_rows: int
+) -> None:
+    """Each put: channel, rows (0: a barrier), credit."""
+    box = Inbox(CHANNELS, batch_rows, 1 << 20)
+    sent: dict[Channel, list[object]] = {channel: [] for channel in CHANNELS}
+    number = 0
+    for place in restored:
+        box.restore(CHANNELS[place], batch(number, number + 1, number + 2))
+        sent[CHANNELS[place]] += [number, number + 1, number + 2]
+        number += 3
+    for place, rows, credit in puts:
+        element = batch(*range(number, number + rows)) if rows else Barrier(number, 0)
+        sent[CHANNELS[place]] += range(number, number + rows) if rows else [element]
+        number += rows
+        box.put(CHANNELS[place], element, credit)
+    came: dict[Channel, list[object]] = {channel: [] for channel in CHANNELS}
+    credit = size = 0
+    while box:
+        records = box.has_records_next
+        taken = box.take(most)
+        assert isinstance(taken.element, Batch) == records
+        if isinstance(taken.element, Batch):
+            assert 0 < taken.element.num_rows <= most
+            came[taken.channel] += values_in(taken.element)
+        else:
+            came[taken.channel].append(taken.element)
+        credit += taken.credit
+        size += taken.size
+        assert box.has_room(taken.channel) or box.has_records
+    assert came == sent
+    assert credit == sum(credit for _, _, credit in puts)
+    assert box.is_empty
+    assert not box.has_records
+    assert not box.has_barriers
+    assert all(queue.bytes == queue.rows == queue.restored == 0 for queue in box._queues.values())
+
+
+def test_what_is_left_of_a_batch_is_captured_and_its_roots_are_held() -> None:
+    box = Inbox(CHANNELS, 100, 1 << 20)
+    roots = np.arange(1, 5, dtype=np.uint64)
+    box.put(CHANNELS[0], Batch(batch(1, 2, 3, 4).payload, Lineage(roots, roots)), 40)
+    box.put(CHANNELS[0], Barrier(7, 0), 0)
+    assert values_in(box.take(3).element) == [1, 2, 3]
+    assert [held.tolist() for held in box.roots()] == [[4]]
+    assert [values_in(one) for one in box.capture(CHANNELS[0], 7)] == [[4]]
+    assert box.drop(CHANNELS[0]) == 1
     assert box.is_empty
