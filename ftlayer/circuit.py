@@ -110,7 +110,8 @@ class CircuitBreaker:
         match self.state:
             case CircuitState.CLOSED:
                 self._add(records, failed, now_ms)
-                if self.limit.exceeded(*self._sums()):
+                # Where nothing fails there is no reason to pause, however bad the window is.
+                if failed and self.limit.exceeded(*self._sums()):
                     self._open(self._sums(), FIRST_PAUSE_MS, now_ms)
             case CircuitState.HALF_OPEN if records:
                 # A trial counts by itself, however few there are in it.

@@ -46,7 +46,7 @@ def test_it_pauses_when_too_many_fail_and_tries_again(
                 trips = all_failed > limit
             else:
                 trips = all_records >= LEAST_RECORDS and all_failed > share * all_records
-            if trips:
+            if trips and failed:
                 state, pause, until, window = CircuitState.OPEN, FIRST_PAUSE_MS, now + FIRST_PAUSE_MS, []
         elif state is CircuitState.HALF_OPEN and records:
             if failed > (limit if share is None else share * records):

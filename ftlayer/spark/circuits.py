@@ -1,7 +1,8 @@
 """Circuit breakers of a wrapped query: a batch in which too many records fail is held, and run again, not sealed.
 
 Nothing of a batch that is held has happened: no attempt is used up, no record is taken over by the vertex, the sink has
-not been called, and Spark reads nothing new. Its next run is the trial.
+not been called, and Spark reads nothing new. Its next run is the trial. Where it is the sink that rejects too many,
+what it has rejected does not fail, and its next call is the trial.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ from dataclasses import dataclass
 
 from ftlayer.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit
 from ftlayer.errors import QueryError
+from ftlayer.layer.calls import Failure
 
 WHOLE_QUERY = ""
 """The name of the breaker that looks at all failures."""
+
+SINK = "(sink)"
+"""The name of the breaker that looks at what the sink rejects."""
 
 POLL_S = 0.2
 
@@ -32,7 +37,7 @@ class Tally:
 
 
 class QueryCircuits:
-    """The breakers of one query: of the whole, and of operators with a limit of their own. Thread-safe."""
+    """The breakers of one query: of the whole, of its sink, and of operators with limits of their own. Thread-safe."""
 
     def __init__(
         self,
@@ -41,7 +46,7 @@ class QueryCircuits:
         clock: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``limits`` are by operator, `WHOLE_QUERY` for all others; ``clock`` gives ms."""
+        """``limits`` are by operator, `WHOLE_QUERY` for all others, `SINK` for a sink's; ``clock`` gives ms."""
         self._query = query
         self._breakers = {name: CircuitBreaker(limit) for name, limit in limits.items()}
         self._clock = clock
@@ -52,8 +57,21 @@ class QueryCircuits:
         """Take what a run came to; False: too many failed, it is to be run again after `wait`."""
         with self._lock:
             now = self._clock()
-            passed = [self._one(name, breaker, tally, now) for name, breaker in self._breakers.items()]
+            passed = [
+                self._one(name, tally.rows_in, self._failed(name, tally), now)
+                for name in self._breakers
+                if name != SINK
+            ]
             return all(passed)
+
+    def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
+        """Take what a call of the sink rejects; False: too many, it is to be called again after `wait`.
+
+        ``records`` is 0 where they have been counted in an earlier call.
+        """
+        failed = sum(not failure.fatal for failure in rejected)
+        with self._lock:
+            return SINK not in self._breakers or self._one(SINK, records, failed, self._clock())
 
     def wait(self, interrupted: Callable[[], bool]) -> None:
         """Wait until a batch may be run; raises `QueryError` if the query is told to stop meanwhile."""
@@ -75,20 +93,23 @@ class QueryCircuits:
             may_try = [breaker.may_try(now) for breaker in self._breakers.values()]
             return all(may_try)
 
-    def _one(self, name: str, breaker: CircuitBreaker, tally: Tally, now: int) -> bool:
-        failed = tally.failed.get(name, 0)
+    def _failed(self, name: str, tally: Tally) -> int:
         if name == WHOLE_QUERY:
-            failed = sum(count for operator, count in tally.failed.items() if operator not in self._breakers)
+            return sum(count for operator, count in tally.failed.items() if operator not in self._breakers)
+        return tally.failed.get(name, 0)
+
+    def _one(self, name: str, records: int, failed: int, now: int) -> bool:
+        breaker = self._breakers[name]
         before = breaker.state
-        state = breaker.outcome(tally.rows_in, failed, now)
+        state = breaker.outcome(records, failed, now)
         where = f"query {self._query!r}" + (f", {name!r}" if name else "")
         if state is CircuitState.OPEN:
             logger.warning(
-                "%s: %d of %d records failed, and max_failing is %s: the batch is held and run again in %d ms; no "
+                "%s: %d of %d records failed, and max_failing is %s: the batch is held and tried again in %d ms; no "
                 "attempt is used up",
                 where,
                 failed,
-                tally.rows_in,
+                records,
                 breaker.limit,
                 breaker.status(now).next_trial_in_ms,
             )
@@ -111,3 +132,7 @@ class QueryGate:
     def passes(self, tally: Tally) -> bool:
         """See `Gate.passes`."""
         return self.circuits.passes(tally)
+
+    def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
+        """See `Gate.sink_passes`."""
+        return self.circuits.sink_passes(records, rejected)

@@ -69,8 +69,8 @@ class BatchReport:
     """One batch as the query's handle reports it. ``state`` is what the vertex knew of it at the start.
 
     ``differs``: a record that had passed when the batch was sealed failed in the run again; it is replayed,
-    and a sink that skips known batch ids may see it twice. ``held``: runs that were given up because more records
-    failed than `max_failing` allows.
+    and a sink that skips known batch ids may see it twice. ``held``: runs, and calls of the sink, that were given up
+    because more records failed than `max_failing` allows.
     """
 
     batch: int
@@ -103,11 +103,14 @@ class Runner(Protocol[R]):
         """Return what the run came to; its report has the failures of ``sealed`` too."""
         ...
 
-    def write(self, batch: int, result: R, sealed: BatchBegun | None) -> Outcome | None:
-        """Call the sink with the good rows. None: it has taken them.
+    def write(self, batch: int, result: R) -> tuple[Failure, ...]:
+        """Call the sink with the good rows. Nothing: it has taken them; otherwise these records are rejected."""
+        ...
 
-        Otherwise it has rejected records: they have failed from now on, and the outcome says so. That has to be sealed
-        before the sink is called again, with the rest.
+    def reject(self, result: R, rejected: tuple[Failure, ...], sealed: BatchBegun | None) -> Outcome:
+        """Let what the sink rejects fail, from now on; the outcome says so.
+
+        That has to be sealed before the sink is called again, with the rest.
         """
         ...
 
@@ -128,6 +131,9 @@ class Gate(Protocol):
 
     def passes(self, tally: Tally) -> bool:
         """Take what a run came to; False: it is given up, and run again behind `wait`."""
+
+    def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
+        """Take what the sink rejects of so many records; False: they do not fail, it is called again behind `wait`."""
 
 
 class Batches(Generic[R]):
@@ -172,11 +178,21 @@ class Batches(Generic[R]):
             self._watch("sealed", batch)
             report = outcome.report
             rejected = 0
-            while (more := self._runner.write(batch, result, sealed)) is not None:
+            records = outcome.rows_in
+            while failures := self._runner.write(batch, result):
+                if not self._sink_passes(records, failures):
+                    held += 1
+                    records = outcome.rows_in
+                    continue
+                # Counted once, however often the sink rejects some more of them.
+                records = 0
+                more = self._runner.reject(result, failures, sealed)
                 reply = self._reseal(batch, more)
                 self._watch(REJECTED, batch)
                 rejected += more.failures
                 report = more.report
+            if self._gate is not None:
+                self._gate.sink_passes(records, ())
             self._watch("written", batch)
             self._call(Commit(self._query, self._epoch, batch))
             self._watch("committed", batch)
@@ -201,6 +217,13 @@ class Batches(Generic[R]):
                 raise
             self._runner.release(result)
             held += 1
+
+    def _sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
+        """Whether the sink rejects no more than it may; if it does, wait until it may be called again."""
+        if self._gate is None or self._gate.sink_passes(records, rejected):
+            return True
+        self._gate.wait()
+        return False
 
     def _seal(self, batch: int, outcome: Outcome, sealed: BatchBegun | None) -> Sealed:
         if sealed is not None:

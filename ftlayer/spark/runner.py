@@ -120,11 +120,14 @@ class SparkRunner:
             rows=verdict.rows_out,
         )
 
-    def write(self, batch: int, result: StagesResult, sealed: BatchBegun | None) -> Outcome | None:
-        """Call the sink. Records that it rejects fail, with all their rows: it gets the others when called again."""
-        rejected = self._sink.write(batch, result, self._incarnation())
-        if not rejected:
-            return None
+    def write(self, batch: int, result: StagesResult) -> tuple[Failure, ...]:
+        """Call the sink."""
+        return self._sink.write(batch, result, self._incarnation())
+
+    def reject(
+        self, result: StagesResult, rejected: tuple[Failure, ...], sealed: BatchBegun | None
+    ) -> Outcome:
+        """Let records fail, with all their rows: the sink gets the others when it is called again."""
         verdict = result.verdict
         for failure in rejected:
             if failure.root in verdict.failures:

@@ -12,7 +12,7 @@ from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
-from ftlayer.spark.circuits import QueryCircuits, QueryGate
+from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
 from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
 from ftlayer.spark.plain import plain_rows
 from ftlayer.spark.plan_checks import all_nullable, check_functions, with_source_ft
@@ -163,6 +163,8 @@ class TrackedWriter:
         client = self._stream.layer.client
         self._stream.layer.watch_dead(stream)
         limits = self._stream.failing_limits()
+        if self._rejects and WHOLE_QUERY in limits:
+            limits[SINK] = limits[WHOLE_QUERY]
         circuits = QueryCircuits(self._name, limits) if limits else None
 
         def start(handle: TrackedQuery) -> StreamingQuery:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from ftlayer.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, Limit
 from ftlayer.errors import QueryError
 from ftlayer.layer import calls
-from ftlayer.layer.calls import BatchBegun, BatchState, Sealed
+from ftlayer.layer.calls import BatchBegun, BatchState, Failure, Sealed
 from ftlayer.spark import circuits
-from ftlayer.spark.circuits import WHOLE_QUERY, QueryCircuits, QueryGate, Tally
+from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate, Tally
 from ftlayer.spark.protocol import Batches, Outcome
 
 NOTHING = Outcome({}, (), (), (), (), 0, 0, None)  # type: ignore[arg-type]
@@ -40,6 +40,10 @@ class Runner:
     def __init__(self, clock: Clock, tallies: list[Tally]) -> None:
         self.clock, self.tallies = clock, tallies
         self.ran: list[int] = []
+        self.rejects: list[int] = []
+        """How many records each call of the sink rejects."""
+        self.called: list[int] = []
+        self.failed = 0
         self.open = 0
         self.written = 0
 
@@ -54,8 +58,16 @@ class Runner:
     def outcome(self, result: Tally, sealed: Any) -> Outcome:
         return replace(NOTHING, rows_in=result.rows_in)
 
-    def write(self, batch: int, result: Tally, sealed: Any) -> None:
+    def write(self, batch: int, result: Tally) -> tuple[Failure, ...]:
         self.written += 1
+        self.called.append(self.clock.ms)
+        left = self.rejects[0] if self.rejects else 0
+        del self.rejects[:1]
+        return tuple(Failure(root, "down", "sink") for root in range(left))
+
+    def reject(self, result: Tally, rejected: tuple[Failure, ...], sealed: Any) -> Outcome:
+        self.failed += len(rejected)
+        return replace(NOTHING, redelivered=rejected)
 
     def report(self, batch: int, *rest: Any) -> None:
         pass
@@ -72,7 +84,7 @@ def process(runner: Runner, gate: QueryGate | None) -> tuple[Any, list[str]]:
         match call:
             case calls.BeginBatch():
                 return BatchBegun(BatchState.NEW)
-            case calls.Seal():
+            case calls.Seal() | calls.Reseal():
                 return Sealed(0, 0)
         return None
 
@@ -129,3 +141,45 @@ def test_without_a_limit_nothing_is_held(caplog: Any) -> None:
     report, _ = process(Runner(Clock(), [of({"look_up": 100})]), None)
     assert report.held == 0
     assert circuits.logger.name not in {record.name for record in caplog.records}
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12), st.integers(0, 5), st.integers(0, 5))
+def test_what_a_sink_rejects_while_it_is_down_does_not_fail(down: int, bad: int, worse: int) -> None:
+    clock = Clock()
+    runner = Runner(clock, [of({})])
+    # Down for some calls; then it rejects a few, some more of the rest, and takes what is left.
+    runner.rejects = [60] * down + [count for count in (bad, worse if bad else 0) if count]
+    limit = Limit.of("5%", "here")
+    it = QueryCircuits("q", {WHOLE_QUERY: limit, SINK: limit}, clock, clock.pause)
+    report, said = process(runner, QueryGate(it, lambda: False))
+    more = sum(count > 0 for count in (bad, worse if bad else 0))
+    assert (len(runner.ran), runner.open) == (1, 0)
+    assert (report.held, runner.failed, said.count("Reseal")) == (down, bad + (worse if bad else 0), more)
+    waits = [
+        after - before for before, after in zip(runner.called, runner.called[1 : down + 1], strict=False)
+    ]
+    pauses = [min(FIRST_PAUSE_MS * 2**number, LONGEST_PAUSE_MS) for number in range(down)]
+    assert all(pause <= wait <= pause + 200 for wait, pause in zip(waits, pauses, strict=True))
+    status = it.status()
+    assert (status[SINK].state, status[SINK].opened) == (CircuitState.CLOSED, down)
+    assert (status[WHOLE_QUERY].state, status[WHOLE_QUERY].opened) == (CircuitState.CLOSED, 0)
+
+
+def test_rows_are_counted_once_however_often_a_sink_rejects() -> None:
+    clock = Clock()
+    runner = Runner(clock, [of({})])
+    runner.rejects = [4, 4]
+    it = QueryCircuits("q", {SINK: Limit.of("5%", "here")}, clock, clock.pause)
+    report, _ = process(runner, QueryGate(it, lambda: False))
+    assert (report.held, runner.failed, it.status()[SINK].failed) == (1, 4, 8)
+
+
+def test_a_query_that_is_told_to_stop_leaves_its_sink_alone() -> None:
+    clock = Clock()
+    runner = Runner(clock, [of({})])
+    runner.rejects = [60] * 1_000
+    it = QueryCircuits("q", {SINK: Limit.of("5%", "here")}, clock, clock.pause)
+    with pytest.raises(QueryError, match="stopped"):
+        process(runner, QueryGate(it, lambda: clock.ms > 30_000))
+    assert (runner.failed, runner.open) == (0, 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer import DeadLetter, PermanentFailure, RetryLater, current_record
+from ftlayer import DeadLetter, PermanentFailure, RetryLater, RowsRejected, current_record
 
 pytestmark = pytest.mark.spark
 
@@ -74,7 +74,7 @@ def test_each_failure_gets_the_retries_that_it_is_worth(
 def test_while_too_many_fail_the_batch_is_held_and_nothing_dies(
     connect: Any, numbers: Any, kept: Any, tools: Any, tmp_path: Path
 ) -> None:
-    up = tmp_path / "up"
+    up, sink_up = tmp_path / "up", tmp_path / "sink_up"
 
     def look_up(record: dict[str, Any]) -> dict[str, Any]:
         if not up.exists():
@@ -82,15 +82,28 @@ def test_while_too_many_fail_the_batch_is_held_and_nothing_dies(
         return {"n": record["n"], "attempt": current_record().attempt}
 
     layer = connect(max_attempts=1, max_failing="5%")
+
+    def take(rows: Any, batch: int) -> None:
+        if not sink_up.exists():
+            raise RowsRejected({row["_ft_row"]: "the sink is down" for row in rows.collect()})
+        kept(rows.drop("_ft_row"), batch)
+
     stream = layer.source(numbers, name="held").map(look_up, "n bigint, attempt int")
-    query = stream.sink(kept, checkpoint=tools.checkpoint).trigger(processingTime="0 seconds").start()
+    writer = stream.sink(take, checkpoint=tools.checkpoint, tagged=True)
+    query = writer.trigger(processingTime="0 seconds").start()
     try:
         tools.until(lambda: query.circuits()[""].opened >= 2, "a trial that fails")
         assert (query.ft_status().dead, query.ft_status().waiting, kept.calls) == (0, 0, 0)
         up.touch()
+        tools.until(lambda: query.circuits()["(sink)"].opened >= 1, "a sink that is down")
+        assert (query.ft_status().dead, query.ft_status().waiting, kept.calls) == (0, 0, 0)
+        sink_up.touch()
         assert query.await_drained(90)
-        assert query.circuits()[""].state == "closed"
-        assert query.recent_batches[0].held >= 2
+        assert {name: status.state for name, status in query.circuits().items()} == {
+            "": "closed",
+            "(sink)": "closed",
+        }
+        assert query.recent_batches[0].held >= 3
         assert query.ft_status().dead == 0
     finally:
         query.stop()
