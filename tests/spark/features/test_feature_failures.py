@@ -52,7 +52,7 @@ def test_each_failure_gets_the_retries_that_it_is_worth(
         .start()
     )
     try:
-        assert query.await_drained(90)
+        assert query.await_drained(600)
         tools.until(lambda: len(told) == 3, "all dead letters in the callback")
         tools.until(lambda: len(rows) == 3, "all dead letters in the stream")
     finally:
@@ -98,7 +98,7 @@ def test_while_too_many_fail_the_batch_is_held_and_nothing_dies(
         tools.until(lambda: query.circuits()["(sink)"].opened >= 1, "a sink that is down")
         assert (query.ft_status().dead, query.ft_status().waiting, kept.calls) == (0, 0, 0)
         sink_up.touch()
-        assert query.await_drained(90)
+        assert query.await_drained(600)
         assert {name: status.state for name, status in query.circuits().items()} == {
             "": "closed",
             "(sink)": "closed",

@@ -163,7 +163,7 @@ def test_rows_that_the_source_has_and_the_query_has_not_finished_are_not_drained
     assert query.ft_status().drained
     gate.touch()
     query = writer.start()
-    assert query.await_drained(90)
+    assert query.await_drained(600)
     assert sorted(kept.column("n")) == list(range(100))
     assert query.drain(600)
 

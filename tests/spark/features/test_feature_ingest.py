@@ -48,7 +48,7 @@ def test_threads_put_while_the_vertex_is_killed(
                 thread.join(600)
             wanted = Counter((thread, n) for thread in range(4) for n in range(40))
             tools.until(lambda: len(set(map(tuple, kept.rows))) == len(wanted), "all clicks")
-            assert query.await_drained(60)
+            assert query.await_drained(600)
         finally:
             query.stop()
         assert Counter(map(tuple, kept.rows)) == wanted

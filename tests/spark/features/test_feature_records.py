@@ -50,7 +50,7 @@ def test_waiting_records_and_dead_letters_can_be_read_requeued_and_purged(
         mended.touch()
         assert layer.requeue([row.key for row in dead]) == 3
         tools.until(lambda: len(kept.rows) == 99, "the requeued records")
-        assert query.await_drained(60)
+        assert query.await_drained(600)
     finally:
         query.stop()
     assert sorted(kept.column("n")) == [n for n in range(100) if n != 3]
