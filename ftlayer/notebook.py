@@ -1,12 +1,17 @@
-"""What ftlayer shows in a notebook: one line that changes, and small tables."""
+"""What ftlayer shows to a person who looks on: in a notebook one line that changes and small tables; short notes."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Sequence
 from html import escape
 from types import TracebackType
 from typing import Any
+
+from ftlayer.printable import printable
+
+logger = logging.getLogger(__name__)
 
 
 def in_notebook() -> bool:
@@ -14,6 +19,14 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
+
+
+def tell(text: str) -> None:
+    """Show a note on standard error where a person looks on, a terminal or a notebook; elsewhere log it."""
+    if sys.stderr.isatty() or in_notebook():
+        print(printable(text), file=sys.stderr, flush=True)
+    else:
+        logger.info("%s", text)
 
 
 class NotebookLine:
@@ -34,7 +47,7 @@ class NotebookLine:
         """Show ``text`` in place of what was shown before."""
         from IPython.display import HTML, display  # type: ignore[import-not-found, unused-ignore]
 
-        line = HTML(f"<pre>{escape(text)}</pre>")
+        line = HTML(f"<pre>{escape(printable(text))}</pre>")
         if self._handle is None:
             self._handle = display(line, display_id=True)
         else:
@@ -45,12 +58,11 @@ def html_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[obje
     """Return a table as HTML; all text is escaped, numbers stand to the right."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return (
-        f"<div><p>{escape(title)}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div><p>{escape(printable(title))}</p>{table}</div>"
 
 
 def _cell(value: object) -> str:
     if isinstance(value, int):
         return f'<td style="text-align: right">{value:,}</td>'
-    return f"<td>{escape(str(value))}</td>"
+    return f"<td>{escape(printable(str(value)))}</td>"

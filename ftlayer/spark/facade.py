@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -36,6 +37,7 @@ from ftlayer.layer.calls import (
     StreamOptions,
 )
 from ftlayer.layer.calls.common import LONGEST_MS
+from ftlayer.notebook import tell
 from ftlayer.service.client import VertexClient
 from ftlayer.service.embedded import EmbeddedVertex
 from ftlayer.spark.frames import list_records, record_frame
@@ -212,7 +214,11 @@ class FTLayer:
             self._place_by_active_session()
             Path(self._vertex_options.path).absolute().parent.mkdir(parents=True, exist_ok=True)
             self._embedded = EmbeddedVertex(self._vertex_options, host=self._host)
+            began = time.monotonic()
             self._embedded.start()
+            tell(
+                f"ftlayer: the vertex of {self._vertex_options.path} is up after {time.monotonic() - began:.1f} s"
+            )
             self._client = self._embedded.client(client_id="driver")
         return self._client
 

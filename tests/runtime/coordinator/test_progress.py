@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer.layer.calls import QueryStatus, StreamStatus
-from ftlayer.notebook import NotebookLine, in_notebook
+from ftlayer.notebook import NotebookLine, in_notebook, tell
 from ftlayer.runtime.coordinator.events import JobState
 from ftlayer.runtime.coordinator.job_status import ChainStatus, JobStatus, SlotStatus
 from ftlayer.runtime.coordinator.progress import PlainLines, follow, hide_spark_bar
@@ -162,3 +162,15 @@ def test_a_program_is_no_notebook() -> None:
 def test_a_session_of_spark_connect_has_no_bar_to_hide() -> None:
     hide_spark_bar(SimpleNamespace(_sc=None))
     hide_spark_bar(object())
+
+
+def test_a_note_is_shown_to_a_person_and_logged_elsewhere(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with caplog.at_level("INFO"):
+        tell("the vertex is up")
+    assert capsys.readouterr().err == ""
+    assert caplog.messages == ["the vertex is up"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    tell("up\x1b[2J")
+    assert capsys.readouterr().err == "up\\x1b[2J\n"
