@@ -15,7 +15,7 @@ import pytest
 
 from ftlayer import FTLayer
 from ftlayer.config import FTStatus
-from ftlayer.errors import ConfigError, SlotLostError, StaleOwnerError
+from ftlayer.errors import ConfigError, SourceGivenUpError, StaleOwnerError
 from ftlayer.layer.calls import ClaimJob
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.coordinator.events import JobState
@@ -200,5 +200,5 @@ def test_what_a_source_fails_with_is_what_the_job_fails_with(spark: Any, layer: 
 
     env = StreamEnvironment(spark, layer, name="broken", restart=NoRestart())
     env.source(broken, "id bigint").sink(lambda batch: None)
-    with pytest.raises(SlotLostError, match=r"(?s)given up.*ConnectionError: the broker is gone"):
+    with pytest.raises(SourceGivenUpError, match=r"(?s)ConnectionError: the broker is gone"):
         env.execute()
