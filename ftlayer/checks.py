@@ -171,6 +171,13 @@ def check_known(given: Iterable[str], known: Collection[str], what: str) -> None
             raise ConfigError(f"{what}: there is no option {name!r}{where}")
 
 
+def check_named(name: str, known: Collection[str], what: str) -> None:
+    """Raise `ConfigError` unless ``name`` is one of ``known``, with the nearest of them; ``what`` ends in its kind."""
+    if name not in known:
+        there = _nearest(name, known) or f"; there are {', '.join(sorted(known)) or 'none'}"
+        raise ConfigError(f"{what} {shown(name)}{there}")
+
+
 def _checked(function: Callable[..., Any], what: str) -> Callable[..., Any]:
     signature = inspect.signature(function)
     names = [name for name in signature.parameters if name not in ("self", "cls")]

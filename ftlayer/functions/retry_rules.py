@@ -102,12 +102,12 @@ def rules_of(retry_on: Errors | None, dead_on: Errors | None, where: str) -> Ret
     return NO_RULES if rule.says_nothing else RetryRules((rule,))
 
 
-def _test(given: Errors | None, option: str) -> _Test | None:
+def _test(given: Errors | str | None, option: str) -> _Test | None:
     if given is None:
         return None
     if isinstance(given, type):
         return (_checked(given, option),)
-    if isinstance(given, Iterable):
+    if isinstance(given, Iterable) and not isinstance(given, str):
         classes = tuple(_checked(each, option) for each in given)
         if not classes:
             raise ConfigError(

@@ -490,7 +490,17 @@ def _is_connect(spark: Any) -> bool:
 
 
 def _keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
-    return tuple(bytes.fromhex(key) if isinstance(key, str) else key for key in keys)
+    return tuple(_key(key) for key in keys)
+
+
+def _key(key: str | bytes) -> bytes:
+    try:
+        return bytes.fromhex(key) if isinstance(key, str) else bytes(key)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"keys: expected keys of dead letters as `list_dead` and `ftlayer dead list` show them, hexadecimal text "
+            f"or bytes, got {shown(key)}"
+        ) from error
 
 
 def _check_name(name: str) -> None:

@@ -352,6 +352,12 @@ def stream_of_source(source: SourceSpec, query: str) -> str:
     return stream_of_ingest(source.ingest) if source.ingest else f"{query}/{source.name}"
 
 
+def _reason(error: Exception) -> str:
+    """Return the first line that Spark says, which may begin with an empty one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
 def struct_of(schema: StructType | str, uid: str) -> StructType:
     """Return a schema given as DDL or StructType; `ConfigError` names the operator where it is neither."""
     from pyspark.errors import ParseException
@@ -368,7 +374,7 @@ def struct_of(schema: StructType | str, uid: str) -> StructType:
         parsed = StructType.fromDDL(schema)
     except (ParseException, ValueError) as error:
         raise ConfigError(
-            f"schema of {uid!r}: {schema!r} is not a schema ({str(error).splitlines()[0]})"
+            f"schema of {uid!r}: {schema!r} is not a schema ({_reason(error)}); write 'name type, …' with its types"
         ) from error
     if not isinstance(parsed, StructType):
         raise ConfigError(f"schema of {uid!r}: {schema!r} names no columns; write 'name type, …'")

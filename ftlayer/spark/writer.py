@@ -76,8 +76,8 @@ class TrackedWriter:
     ) -> TrackedWriter:
         """Hand the rows to a Python Data Source's stream writer; ``bisect``: rows that it does not take fail."""
         spark = self._stream.source.frame.sparkSession
-        format_name = source if isinstance(source, str) else source.name()  # type: ignore[attr-defined]
         writer = stream_writer(spark, source, self._stream.schema, options)
+        format_name = source if isinstance(source, str) else source.name()  # type: ignore[attr-defined]
         self._sink = WriterSink(writer, format_name, bisect, self._stream.source.rules)
         self._rejects = bisect
         self._plain = lambda rows: rows.writeStream.format(format_name).options(**options)
@@ -133,10 +133,16 @@ class TrackedWriter:
     def start(self) -> TrackedQuery:
         """Start the query and its supervisor.
 
-        Raises `CheckpointMismatchError` if the checkpoint is not this query's, `InvalidTopologyError` for a function
-        that cannot be pickled, and whatever Spark or the vertex raises at the start.
+        Raises `ConfigError` if a query of this name runs already, `CheckpointMismatchError` if the checkpoint is not
+        this query's, `InvalidTopologyError` for a function that cannot be pickled, and whatever Spark or the vertex
+        raises at the start.
         """
         check_functions(self._stream.steps)
+        if any(query.name == self._name for query in self._stream.source.frame.sparkSession.streams.active):
+            raise ConfigError(
+                f"name: a query {self._name!r} runs in this session already, and two queries of one source need "
+                "names of their own: give this one another with name=… of sink, write_stream or emit"
+            )
         return self._start_tracked() if self._stream.layer.enabled else self._start_plain()
 
     def _start_plain(self) -> TrackedQuery:

@@ -70,10 +70,16 @@ def table_of(given: Any) -> pa.Table | None:
     if _is_pandas(given):
         return _from_pandas(given)
     if isinstance(given, list) and given and all(isinstance(record, dict) for record in given):
-        return _read("a list of dicts", pa.Table.from_pylist, given)
+        return _read("a list of dicts", _from_dicts, given)
     if hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__"):
         return _read(f"a {type(given).__name__}", pa.table, given)
     return None
+
+
+def _from_dicts(given: list[dict[str, Any]]) -> pa.Table:
+    """Read the columns that any of the dicts has; Arrow itself looks at the first one."""
+    names = dict.fromkeys(name for record in given for name in record)
+    return pa.table({name: [record.get(name) for record in given] for name in names})
 
 
 def _is_pandas(given: Any) -> bool:

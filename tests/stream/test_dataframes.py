@@ -91,6 +91,16 @@ def test_a_dataframe_brings_its_schema(given_: Any, capsys: pytest.CaptureFixtur
     assert rows_of(cloudpickle.loads(cloudpickle.dumps(source))) == ROWS
 
 
+def test_dicts_bring_the_columns_of_all_of_them() -> None:
+    source = source_of([{"a": 1}, {"a": 2, "b": "x"}, {"c": 3.5}])
+    assert source.schema == parse_ddl("a bigint, b string, c double")
+    assert rows_of(source) == [
+        {"a": 1, "b": None, "c": None},
+        {"a": 2, "b": "x", "c": None},
+        {"a": None, "b": None, "c": 3.5},
+    ]
+
+
 def test_a_schema_that_is_given_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
     assert source_of(Foreign(PEOPLE), "id int, name string").schema == parse_ddl("id int, name string")
     assert source_of([1, 2], "n double").schema == parse_ddl("n double")

@@ -103,7 +103,7 @@ class JobStatus:
         if self.state is JobState.ENDED and not self.counters.get(IN) and not self.counters.get(DONE):
             parts.append(
                 "nothing was read: its sources are empty, or an earlier run of this name has read them to their end "
-                "(another name, or another directory, begins anew)"
+                "(another name or another directory begins anew; in barrier mode restore_from=None does)"
             )
         return " · ".join(parts)
 

@@ -20,7 +20,9 @@ from ftlayer.checkpoint.storage.opening import (
 )
 from ftlayer.checkpoint.storage.ownership import take_over
 from ftlayer.checkpoint.storage.results import JobResult, find_result, forget_result
+from ftlayer.checks import check_named
 from ftlayer.errors import CheckpointDamagedError, ConfigError
+from ftlayer.functions.ttl import SUFFIX as TTL_SUFFIX
 from ftlayer.runtime.coordinator.committing import Committer, resealed
 from ftlayer.runtime.coordinator.compatibility import edge_infos, operator_infos
 from ftlayer.runtime.coordinator.publishing import CheckpointParts
@@ -108,10 +110,32 @@ def _known(
         known = _latest(storage, locations, max(SPARE, config.retained))
     elif restore_from is not None:
         known = [_loaded(restore_from, config, key)]
+    operators = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
+    for migration in config.migrations:
+        check_named(migration.operator, operators, "migrations: the topology has no operator")
     if known:
         latest = max(known, key=lambda each: each.checkpoint)
+        _say_what_is_not_migrated(config, latest)
         restores(latest, graph, allow_unclaimed=config.allow_unclaimed_state)
     return known
+
+
+def _say_what_is_not_migrated(config: CheckpointConfig, checkpoint: Checkpoint) -> None:
+    """Log migrations of states that are not in ``checkpoint``: misspelled ones, or such as no record has come to."""
+    there: dict[str, set[str]] = {}
+    for snapshot in checkpoint.subtasks:
+        for table in snapshot.keyed.tables if snapshot.keyed is not None else ():
+            there.setdefault(table.operator, set()).add(table.name.removesuffix(TTL_SUFFIX))
+    for migration in config.migrations:
+        names = there.get(migration.operator, set())
+        if not names & {migration.state, migration.renamed_from}:
+            logger.warning(
+                "migrations: %r has no state %r in %s, so nothing of it is migrated; it has there: %s",
+                migration.operator,
+                migration.state,
+                checkpoint.location,
+                ", ".join(sorted(names)) or "none",
+            )
 
 
 def _latest(storage: DriverStorage, locations: list[str], most: int) -> list[Checkpoint]:

@@ -100,6 +100,7 @@ class Slots:
             token,
             None if certificate is None else certificate.cert,
             "" if certificate is None else "127.0.0.1",
+            None if certificate is None else certificate.key,
         )
 
     def _heard(self, slot: int, instance: str, message: Any) -> None:
