@@ -57,9 +57,18 @@ def count_tasks(spark: Any, groups: Mapping[int, str]) -> TaskCounts | None:
 
     return TaskCounts(
         sum(int(executor.maxTasks()) for executor in executors),
-        sum(int(executor.activeTasks()) for executor in executors),
+        _running_tasks(spark),
         frozenset(slot for slot, group in groups.items() if runs(group)),
     )
+
+
+def _running_tasks(spark: Any) -> int:
+    """Return how many tasks run, as the scheduler knows; what executors are listed with may be ten seconds old."""
+    counts = spark.sparkContext._jsc.sc().taskScheduler().runningTasksByExecutors().valuesIterator()
+    running = 0
+    while counts.hasNext():
+        running += int(counts.next())
+    return running
 
 
 def _executors(spark: Any) -> list[Any]:
