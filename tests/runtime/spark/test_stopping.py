@@ -90,7 +90,7 @@ def test_execute_shows_progress_and_returns(
     numbers.map(lambda it: it, "id bigint").sink(logs_kit.Journal(tmp_path))
     job = env.execute()
     assert job.state is JobState.ENDED
-    assert "followed: ended · 1,000 in" in capsys.readouterr().err
+    assert "1,000 in · 1,000 done · 0 dead" in capsys.readouterr().err
     assert len(logs_kit.Notes(tmp_path, "out").rows()) == 1_000
 
 
@@ -104,11 +104,12 @@ def test_execute_is_cancelled_by_ctrl_c(
     monkeypatch.setattr(progress, "PLAIN_S", 0.0)
     shown: list[Any] = []
 
-    def interrupt(job: Any) -> None:
-        shown.append(job)
-        if job.state is JobState.RUNNING:
+    def interrupt(line: progress.PlainLines, text: str) -> None:
+        shown.append(text)
+        if text.startswith("interrupted: running"):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(progress, "_print", interrupt)
-    job = env.execute()
-    assert job.state is JobState.CANCELLED
+    monkeypatch.setattr(progress.PlainLines, "show", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        env.execute()
+    assert shown[-1].startswith("interrupted: cancelled after")

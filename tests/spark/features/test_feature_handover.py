@@ -160,11 +160,11 @@ def test_a_chain_of_three_queries(
 def test_rows_without_a_carrier_fail_the_batch(layer: FTLayer, rows: Any, kept: Any, tools: Any) -> None:
     import pyarrow as pa
 
-    from ftlayer.errors import QueryError
+    from ftlayer.errors import CodecError
     from ftlayer.restart import NoRestart
 
     table = pa.table({"n": [1], "ft": pa.array([None], pa.binary())})
     stream = layer.resume(rows.add(table).stream(CARRIED), name="bare")
     writer = stream.sink(kept, checkpoint=tools.checkpoint).restart(NoRestart()).trigger(availableNow=True)
-    with pytest.raises(QueryError, match=r"row 0 holds no carrier of a tracked record \(null\)"):
+    with pytest.raises(CodecError, match=r"row 0 holds no carrier of a tracked record \(null\)"):
         writer.start().awaitTermination(600)

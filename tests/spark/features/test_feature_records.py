@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.errors import QueryError
+from ftlayer.errors import CodecError
 from ftlayer.restart import NoRestart
 
 pytestmark = pytest.mark.spark
@@ -106,7 +106,7 @@ def test_a_source_that_gained_a_column_while_records_waited(
     mended.touch()
     rows.add([{"n": 2, "more": "here"}])
     writer = build("m bigint, more string").restart(NoRestart()).trigger(availableNow=True)
-    with pytest.raises(QueryError, match=r"stored records have a column 'n' .* no such column now"):
+    with pytest.raises(CodecError, match=r"stored records have a column 'n' .* no such column now"):
         writer.start().awaitTermination(600)
     tools.finish(build("n bigint, more string").trigger(availableNow=True).start())
     assert sorted(map(tuple, kept.rows)) == [(1, "none"), (2, "here")]
