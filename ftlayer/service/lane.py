@@ -17,7 +17,7 @@ from pyarrow import flight
 from ftlayer.errors import FTLayerError, VertexError, VertexUnavailableError
 from ftlayer.layer.calls import Envelope, Ingest, Persist, Reply, Xor
 from ftlayer.service.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Connection, monotonic_ms, vertex_error
-from ftlayer.service.streams import NO_COLUMNS
+from ftlayer.service.streams import NO_COLUMNS, end_stream
 from ftlayer.service.wire import decode_reply, fields_of, frame_of
 
 BulkCall = Persist | Ingest | Xor
@@ -119,13 +119,12 @@ class Lane:
         """End the stream; `wait_until_idle` first."""
         with self._changed:
             self._closing = True
-            writer = self._writer
             self._changed.notify_all()
-        if writer is not None:
-            try:
-                writer.done_writing()
-            except _TRANSPORT_ERRORS as error:
-                logger.debug("stream was broken already: %s", error)
+        with self._writing:
+            with self._changed:
+                writer = self._writer
+            if writer is not None:
+                self._end(writer)
         if self._thread is not None:
             self._thread.join()
 
@@ -160,6 +159,12 @@ class Lane:
         except _TRANSPORT_ERRORS as error:
             # The reading thread sees the same failure and sends everything again.
             self._note(error)
+
+    def _end(self, writer: flight.FlightStreamWriter) -> None:
+        try:
+            end_stream(writer)
+        except _TRANSPORT_ERRORS as error:
+            logger.debug("stream was broken already: %s", error)
 
     def _note(self, error: BaseException) -> None:
         with self._changed:
@@ -207,8 +212,11 @@ class Lane:
             with self._changed:
                 again = list(self._unanswered.values())
                 self._writer = writer
+                closing = self._closing
             for sent in again:
                 self._write(writer, sent)
+            if closing:
+                self._end(writer)
         answered = False
         try:
             while True:

@@ -15,7 +15,7 @@ from ftlayer.errors import FTLayerError
 from ftlayer.runtime.coordinator.frames import PROTOCOL, decode_to_slot, encode
 from ftlayer.runtime.messages import FromSlot, ToSlot
 from ftlayer.runtime.order import Door
-from ftlayer.service.streams import NO_COLUMNS
+from ftlayer.service.streams import NO_COLUMNS, end_stream
 
 # How long `close` waits until what was sent is written and the coordinator has seen the end of the stream.
 CLOSE_TIMEOUT_S = 5.0
@@ -113,7 +113,7 @@ class ControlClient:
         try:
             while (message := self._outbox.get()) is not None:
                 self._writer.write_metadata(pa.py_buffer(encode(message)))
-            self._writer.done_writing()
+            end_stream(self._writer)
         except FTLayerError as error:
             self._lost(f"a message to the coordinator cannot be written: {error}")
         except _TRANSPORT_ERRORS as error:

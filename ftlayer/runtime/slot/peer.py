@@ -15,7 +15,7 @@ from ftlayer.runtime.order import Door
 from ftlayer.runtime.slot.events import CreditCame, Event, LinkBroke
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.roster import StreamHeader
-from ftlayer.service.streams import NO_COLUMNS
+from ftlayer.service.streams import NO_COLUMNS, end_stream
 
 CLOSE_TIMEOUT_S = 2.0
 
@@ -90,13 +90,17 @@ class PeerLink:
         reading = threading.Thread(
             target=self._read, args=(reader,), name=f"ftlayer-from-{self.peer.slot}", daemon=True
         )
+        reading.start()
         try:
             writer.begin(NO_COLUMNS)
-            reading.start()
             self._write_all(writer)
-            writer.done_writing()
-            reading.join(CLOSE_TIMEOUT_S)
+            if not self._over:
+                end_stream(writer)
+                reading.join()
         finally:
+            # Frees the thread that reads where the other slot has not ended the stream.
+            reader.cancel()
+            reading.join()
             # A writer that is not closed complains when it is freed.
             with contextlib.suppress(*_TRANSPORT_ERRORS):
                 writer.close()

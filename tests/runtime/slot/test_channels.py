@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -242,3 +244,37 @@ def test_a_header_that_is_none(data: bytes) -> None:
     with pytest.raises(CodecError):
         StreamHeader.unpack(data)
     assert StreamHeader.unpack(HEADER.pack()) == HEADER
+
+
+DISCARDED_AT_ONCE = """
+import queue
+import subprocess
+import sys
+from ftlayer.runtime.messages import Peer
+from ftlayer.runtime.order import Door
+from ftlayer.runtime.slot.peer import PeerLink
+from ftlayer.runtime.slot.roster import Roster, StreamHeader
+from ftlayer.runtime.slot.server import ChannelServer
+
+roster, token = Roster("job", "zero"), "a-token-of-the-job"
+frames = queue.SimpleQueue()
+server = ChannelServer("127.0.0.1", token=token, roster=roster, admit_timeout_s=600, post=frames.put, certificate=None)
+address = f"grpc://127.0.0.1:{server.port}"
+for number in range(200):
+    name = f"one-{number}"
+    roster.deploy(number + 1, [Peer(1, name, ""), Peer(0, "zero", address)])
+    header = StreamHeader("job", 1, name, "zero", number + 1)
+    link = PeerLink(Peer(0, "zero", address), Door("", token), header, lambda event: None)
+    link.send(b"frame")
+    frames.get()
+    link.discard()
+    link.close()
+print("alive")
+"""
+
+
+def test_streams_that_are_discarded_while_both_threads_use_them() -> None:
+    """Arrow half-closed some of them twice, and gRPC aborts a process that does so."""
+    ran = subprocess.run([sys.executable, "-c", DISCARDED_AT_ONCE], capture_output=True, text=True)
+    assert ran.stdout == "alive\n", ran.stderr
+    assert ran.returncode == 0, ran.stderr
