@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.errors import StreamingQueryException
@@ -24,6 +25,7 @@ from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.drained import BatchLog, Drain
+from ftlayer.spark.letter_queries import LetterQuery
 from ftlayer.spark.protocol import BatchReport
 
 if TYPE_CHECKING:
@@ -60,10 +62,12 @@ class TrackedQuery:
         *,
         bounded: bool,
         circuits: QueryCircuits | None = None,
+        letter_queries: Callable[[], list[LetterQuery]] = list,
     ) -> None:
         """``start`` starts the Spark query and returns it; ``bounded``: it ends by itself (availableNow).
 
-        ``log`` reads how far Spark's checkpoint has come.
+        ``log`` reads how far Spark's checkpoint has come; ``letter_queries`` lists the active queries that read this
+        one's dead letters.
         """
         self.name = name
         self._start = start
@@ -72,6 +76,7 @@ class TrackedQuery:
         self._strategy = strategy
         self._bounded = bounded
         self._circuits = circuits
+        self._letter_queries = letter_queries
         self._stopping = threading.Event()
         self._drain_until: float | None = None
         self._drains = False
@@ -150,12 +155,16 @@ class TrackedQuery:
     def drain(self, timeout: float = 60.0) -> bool:
         """Read what the source has by now, finish it and what waits for replay, and end; return whether that is done.
 
-        True: all rows that the source had are in committed batches, and no record is pending, in delivery or waits.
+        True: all rows that the source had are in committed batches, no record is pending, in delivery or waits, and
+        the dead letters are in committed batches of the queries of this program that read them as a stream (of those
+        in other programs nothing is known here).
         Later rows are the next start's. What is not through within ``timeout`` (seconds) stays in the source and in
         the vertex for the next start. An ingest gives what it accepts until it is empty: stop putting records in
         first. Of a query that has ended, it says what its last run came to. Raises the error that ended the query, if
         one did.
         """
+        deadline = time.monotonic() + timeout
+        readers = self._letter_queries() if self.isActive else []
         with self._lock:
             self._drain_until = time.time() + timeout
             if self._current is not None:
@@ -167,7 +176,7 @@ class TrackedQuery:
         drain = Drain()
         if self._run.source_ended:
             drain.source_ended(self._log())
-        return self._is_reached(drain)
+        return self._is_reached(drain) and self._letters_are_read(readers, deadline)
 
     def explain(self, extended: bool = False) -> None:
         """Print the plan of the last batch."""
@@ -219,11 +228,12 @@ class TrackedQuery:
     def await_drained(self, timeout: float | None = None) -> bool:
         """Wait (seconds) until what the source has now is through and no record is pending or waits for replay.
 
-        False if that did not happen in time, or the query was stopped before. It goes on meanwhile: rows that the
+        The dead letters are through then too, in the queries of this program that read them as a stream. False if that did not happen in time, or the query was stopped before. It goes on meanwhile: rows that the
         source gets later need not be through, but Spark must come to the source's end once. Raises the error that
         ended the query, if one did.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        readers = self._letter_queries() if self.isActive else []
         drain = Drain()
         source_end = _in_background(self._await_source_end)
         while True:
@@ -233,7 +243,7 @@ class TrackedQuery:
             if ended and self._error is not None:
                 raise self._error
             if self._is_reached(drain):
-                return True
+                return self._letters_are_read(readers, deadline)
             if (ended and source_end.done()) or (deadline is not None and time.monotonic() >= deadline):
                 return False
             if source_end.done():
@@ -301,6 +311,16 @@ class TrackedQuery:
 
     def _is_reached(self, drain: Drain) -> bool:
         return drain.source_read and drain.reached(self._log(), self._status())
+
+    def _letters_are_read(self, before: list[LetterQuery], deadline: float | None) -> bool:
+        """Wait until the queries that read the dead letters have all there are; False if not in time, or one failed.
+
+        ``before`` are those that read them when the drain began: one that has failed since has not got the rest.
+        """
+        readers = {query.id: query for query in (*before, *self._letter_queries())}
+        reads = [_in_background(partial(_reads_all, query)) for query in readers.values()]
+        _, unread = wait(reads, None if deadline is None else max(deadline - time.monotonic(), 0))
+        return not unread and all(read.result() for read in reads)
 
     def _await_next(self, run: _Run) -> None:
         """Wait until another run has taken the place of ``run``, or there will be none."""
@@ -373,6 +393,15 @@ class TrackedQuery:
             return True
         pause = status.next_due_in_ms / 1000 if status.next_due_in_ms >= 0 else POLL_S
         return not self._stopping.wait(max(pause, 0.01))
+
+
+def _reads_all(query: LetterQuery) -> bool:
+    """Wait until a query has read all dead letters there are; False if it fails, which its own handle tells."""
+    try:
+        query.processAllAvailable()
+    except (StreamingQueryException, FTLayerError):
+        return False
+    return True
 
 
 def _in_background(function: Callable[[], bool]) -> Future[bool]:

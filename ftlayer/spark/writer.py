@@ -14,6 +14,7 @@ from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
 from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
+from ftlayer.spark.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.plain import plain_rows
 from ftlayer.spark.plan_checks import all_nullable, check_functions, with_source_ft
 from ftlayer.spark.protocol import Batches
@@ -181,7 +182,7 @@ class TrackedWriter:
             assert isinstance(reply, QueryStatus)
             return reply
 
-        return TrackedQuery(
+        query = TrackedQuery(
             self._name,
             start,
             status,
@@ -189,7 +190,10 @@ class TrackedWriter:
             self._strategy(),
             bounded=self._bounded,
             circuits=circuits,
+            letter_queries=lambda: letter_queries(source.frame.sparkSession, stream),
         )
+        note_wrapped(query, source.frame)
+        return query
 
     def _start_run(
         self,

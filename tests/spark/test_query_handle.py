@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError
 from ftlayer.layer.calls import QueryStatus
@@ -88,8 +89,17 @@ def handle_of(
     *,
     log: Callable[[], BatchLog] = lambda: EMPTY_LOG,
     bounded: bool = False,
+    letter_queries: Callable[[], list[Any]] = list,
 ) -> TrackedQuery:
-    return TrackedQuery("fake", starter, status, log, strategy or FixedDelay(3, "1ms"), bounded=bounded)
+    return TrackedQuery(
+        "fake",
+        starter,
+        status,
+        log,
+        strategy or FixedDelay(3, "1ms"),
+        bounded=bounded,
+        letter_queries=letter_queries,
+    )
 
 
 def test_a_stop_while_the_next_run_starts_stops_that_one_too() -> None:
@@ -160,6 +170,56 @@ def test_a_drain_looks_at_sparks_log_too() -> None:
     drainer = threading.Thread(target=lambda: drained.append(handle.drain(WAIT_S)))
     drainer.start()
     starter.run(1).end()
+    drainer.join(WAIT_S)
+    assert drained == [False]
+
+
+class LetterRun(FakeRun):
+    """A query of Spark's that reads dead letters."""
+
+    def __init__(self, query_id: str = "letters") -> None:
+        super().__init__()
+        self.id = query_id
+
+    def fail(self) -> None:
+        self.end(StreamingQueryException("the sink of the letters is down"))
+
+
+def test_a_drain_waits_for_the_queries_that_read_its_dead_letters() -> None:
+    starter, letters = Starter(), LetterRun()
+    handle = handle_of(starter, letter_queries=lambda: [letters])
+    drained: list[bool] = []
+    drainer = threading.Thread(target=lambda: drained.append(handle.drain(WAIT_S)))
+    drainer.start()
+    starter.run(1).end()
+    assert handle.awaitTermination(WAIT_S)
+    drainer.join(0.2)
+    assert drained == []
+    letters.find_nothing_new()
+    drainer.join(WAIT_S)
+    assert drained == [True]
+
+
+def test_letters_that_are_not_read_in_time_are_no_drain() -> None:
+    starter, letters = Starter(), LetterRun()
+    handle = handle_of(starter, letter_queries=lambda: [letters])
+    starter.run(0).find_nothing_new()
+    assert not handle.await_drained(0.5)
+    letters.find_nothing_new()
+    assert handle.await_drained(WAIT_S)
+    assert handle.isActive
+
+
+def test_a_query_of_letters_that_fails_meanwhile_has_not_read_them() -> None:
+    starter, letters = Starter(), LetterRun()
+    # Spark lists it as active no more once it has failed.
+    handle = handle_of(starter, letter_queries=lambda: [letters] if letters.isActive else [])
+    drained: list[bool] = []
+    drainer = threading.Thread(target=lambda: drained.append(handle.drain(WAIT_S)))
+    drainer.start()
+    run = starter.run(1)
+    letters.fail()
+    run.end()
     drainer.join(WAIT_S)
     assert drained == [False]
 

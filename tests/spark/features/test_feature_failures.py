@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +47,31 @@ def test_each_failure_gets_the_retries_that_it_is_worth(
     query = stream.sink(kept, checkpoint=tools.checkpoint).trigger(processingTime="0 seconds").start()
     letters = wrapped.dead_letters(tools.checkpoint)
     rows: list[Any] = []
+    kept_letters = type(kept)()
+    may_read = threading.Event()
+
+    def read_late(batch: Any, _: int) -> None:
+        assert may_read.wait(600)
+        rows.extend(batch.collect())
+
     reading = (
-        letters.writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
+        letters.writeStream.foreachBatch(read_late)
         .option("checkpointLocation", str(tmp_path / "letters"))
         .start()
     )
+    of_letters = layer.source(letters, name="letters")
+    wrapped_letters = of_letters.sink(kept_letters, checkpoint=str(tmp_path / "wrapped")).start()
     try:
+        tools.until(lambda: query.ft_status().dead == 3 and query.ft_status().drained, "all verdicts")
+        query.processAllAvailable()
+        assert not query.await_drained(3)
+        may_read.set()
         assert query.await_drained(600)
+        assert len(rows) == 3
+        assert sorted(kept_letters.column("key")) == sorted(row.key for row in rows)
         tools.until(lambda: len(told) == 3, "all dead letters in the callback")
-        tools.until(lambda: len(rows) == 3, "all dead letters in the stream")
     finally:
+        wrapped_letters.stop()
         reading.stop()
         query.stop()
     seen = {row.n: row.seen for row in kept.rows}

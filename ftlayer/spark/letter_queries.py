@@ -1,0 +1,59 @@
+"""The queries of this program that read dead letters as a stream, so that a drain can wait for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakKeyDictionary
+
+from ftlayer.dead_letters.reader import FORMAT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from ftlayer.spark.query import TrackedQuery
+
+
+class LetterQuery(Protocol):
+    """A query that reads dead letters: a `TrackedQuery`, or one of Spark's own."""
+
+    @property
+    def id(self) -> str:
+        """The id in its checkpoint."""
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
+        """Block until the letters that are there now are in a committed batch, or the query is stopped."""
+
+
+# Between two runs a wrapped query is none of Spark's active ones: its supervisor will start it again.
+_wrapped: WeakKeyDictionary[TrackedQuery, frozenset[str]] = WeakKeyDictionary()
+
+
+def note_wrapped(query: TrackedQuery, frame: DataFrame) -> None:
+    """Remember a wrapped query if its source has dead letters in it."""
+    streams = _streams_of(frame._jdf.queryExecution().analyzed())
+    if streams:
+        _wrapped[query] = streams
+
+
+def letter_queries(spark: SparkSession, stream: str) -> list[LetterQuery]:
+    """Return the active queries that read the dead letters of ``stream``: wrapped ones, and Spark's of this session."""
+    wrapped = [query for query, streams in list(_wrapped.items()) if stream in streams and query.isActive]
+    runs = {query.runId for query in wrapped}
+    plain = [
+        query
+        for query in spark.streams.active
+        if str(query.runId) not in runs and stream in _streams_of(query._jsq.streamingQuery().analyzedPlan())  # type: ignore[attr-defined]
+    ]
+    return [*wrapped, *plain]
+
+
+def _streams_of(plan: Any) -> frozenset[str]:
+    """Return the streams whose dead letters are read in an analyzed plan."""
+    leaves = plan.collectLeaves()
+    sources = [leaves.apply(place) for place in range(leaves.size())]
+    return frozenset(
+        name
+        for source in sources
+        if source.nodeName() == "StreamingRelationV2" and source.sourceName() == FORMAT
+        for name in source.extraOptions().get("streams").split("\n")
+    )
