@@ -15,7 +15,7 @@ from ftlayer.partitioning.channels import check_channels
 from ftlayer.partitioning.partitioners import Outgoing
 from ftlayer.records.ids import I32Array
 from ftlayer.records.keyhash import partition_of
-from ftlayer.records.selector import Selector
+from ftlayer.records.selector import KeySelector
 
 
 def key_groups(hashes: I32Array, max_parallelism: int) -> I32Array:
@@ -39,7 +39,7 @@ def subtasks_of(groups: I32Array, parallelism: int, max_parallelism: int) -> I32
 class HashByKeyGroup:
     """Equal keys go to the subtask that has their key group: `HashByKey` of graphs with checkpoints."""
 
-    selector: Selector
+    selector: KeySelector
     max_parallelism: int
 
     def select(self, rows: Outgoing, channels: int) -> I32Array:

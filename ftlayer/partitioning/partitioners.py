@@ -17,7 +17,7 @@ from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.partitioning.channels import ALL_CHANNELS, check_channels, spread
 from ftlayer.records.ids import I32Array, U64Array
 from ftlayer.records.keyhash import key_column, partition_of
-from ftlayer.records.selector import KeySelector, Selector
+from ftlayer.records.selector import KeySelector
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Partitioner(Protocol):
     def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
         """Return what has to be stored with each row for the replay twin: int32[n], or None for nothing.
 
-        It goes where key hashes go, into the ``key_hash`` column of the stored batch.
+        It goes into a column of `ftlayer.layer.calls.Persist.key_hashes`.
         """
 
 
@@ -112,7 +112,7 @@ class Shuffle:
 class HashByKey:
     """Equal keys to the same channel, the one where Spark's ``repartition(channels, *key)`` puts them."""
 
-    selector: Selector
+    selector: KeySelector
 
     def select(self, rows: Outgoing, channels: int) -> I32Array:
         """Return the positive remainder of the key's hash."""

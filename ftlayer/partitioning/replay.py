@@ -24,7 +24,6 @@ from ftlayer.partitioning.partitioners import (
     Rebalance,
     Shuffle,
 )
-from ftlayer.records.batch import TrackedBatch
 from ftlayer.records.ids import I32Array, U64Array
 from ftlayer.records.keyhash import partition_of
 
@@ -40,11 +39,6 @@ class StoredRows:
 
     record_ids: U64Array
     routing: I32Array | None = None
-
-    @classmethod
-    def of(cls, batch: TrackedBatch, slot: int | None) -> StoredRows:
-        """Take the routing values from a slot of the ``key_hash`` column; None for an edge without any."""
-        return cls(batch.record_id, None if slot is None else batch.hashes_of(slot))
 
 
 class ReplayPartitioner(Protocol):

@@ -53,10 +53,10 @@ _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
 
 
-def read_one_batch(data: bytes | pa.Buffer, *, free_rows: int = FREE_ROWS) -> pa.RecordBatch:
+def read_one_batch(data: bytes | pa.Buffer) -> pa.RecordBatch:
     """Read an IPC stream of exactly one record batch, and check every offset in it, so that reading it is safe.
 
-    A column may have ``free_rows`` however short it is. Copies nothing. Raises one of `UNREADABLE` for anything else.
+    Copies nothing. Raises one of `UNREADABLE` for anything else.
     """
     buffer = pa.py_buffer(data)
     messages = _messages(buffer)
@@ -64,28 +64,26 @@ def read_one_batch(data: bytes | pa.Buffer, *, free_rows: int = FREE_ROWS) -> pa
     batch, seen = next(messages, None), 0
     while batch is not None and batch.type == "dictionary":
         seen += 1
-        _check_dictionary(batch, seen, dictionaries, free_rows)
+        _check_dictionary(batch, seen, dictionaries)
         batch = next(messages, None)
     if batch is None or batch.type != "record batch":
         raise ValueError("expected an Arrow IPC stream with one record batch, got none")
     if next(messages, None) is not None:
         raise ValueError("expected an Arrow IPC stream with one record batch, got several")
     if not dictionaries:
-        return read_batch(batch, schema, free_rows=free_rows)
-    _check_claims(batch, free_rows)
+        return read_batch(batch, schema)
+    _check_claims(batch)
     with pa.ipc.open_stream(buffer) as reader:
         return _validated(reader.read_next_batch())
 
 
-def read_batch(
-    message: pa.ipc.Message | pa.Buffer, schema: pa.Schema, *, free_rows: int = FREE_ROWS
-) -> pa.RecordBatch:
+def read_batch(message: pa.ipc.Message | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     """Read one record batch whose ``schema``, without dictionaries, is known; as `read_one_batch`."""
     if isinstance(message, pa.Buffer):
         message = pa.ipc.read_message(message)
     if message.type != "record batch":
         raise ValueError(f"expected a record batch, got a message of type {message.type}")
-    _check_claims(message, free_rows)
+    _check_claims(message)
     return _validated(pa.ipc.read_record_batch(message, schema))
 
 
@@ -179,7 +177,7 @@ def _type_bytes(field: _Table) -> int:
 # ---------------------------------------------------------------- batches
 
 
-def _check_dictionary(message: pa.ipc.Message, seen: int, dictionaries: int, free_rows: int) -> None:
+def _check_dictionary(message: pa.ipc.Message, seen: int, dictionaries: int) -> None:
     if seen > dictionaries:
         raise ValueError(f"a schema with {dictionaries} dictionaries is followed by more")
     table = _Table(memoryview(message.metadata)).table(_MESSAGE_HEADER)
@@ -187,21 +185,21 @@ def _check_dictionary(message: pa.ipc.Message, seen: int, dictionaries: int, fre
         raise ValueError("a message without its header")
     if table.byte(_DICTIONARY_DELTA):
         raise ValueError("a dictionary that grows (a delta); send it whole")
-    _check_batch_table(table.table(_DICTIONARY_DATA), message, free_rows)
+    _check_batch_table(table.table(_DICTIONARY_DATA), message)
 
 
-def _check_claims(message: pa.ipc.Message, free_rows: int) -> None:
-    _check_batch_table(_Table(memoryview(message.metadata)).table(_MESSAGE_HEADER), message, free_rows)
+def _check_claims(message: pa.ipc.Message) -> None:
+    _check_batch_table(_Table(memoryview(message.metadata)).table(_MESSAGE_HEADER), message)
 
 
-def _check_batch_table(table: _Table | None, message: pa.ipc.Message, free_rows: int) -> None:
+def _check_batch_table(table: _Table | None, message: pa.ipc.Message) -> None:
     what = message.type
     if table is None:
         raise ValueError(f"a {what} without its header")
     if table.table(_COMPRESSION) is not None:
         raise ValueError(f"a {what} with compressed buffers; send it without compression")
     size = len(table.data) + (0 if message.body is None else message.body.size)
-    most = max(ROWS_PER_BYTE * size, free_rows)
+    most = max(ROWS_PER_BYTE * size, FREE_ROWS)
     rows = table.integer(_ROWS)
     nodes = table.structs(_NODES, 16)
     # A struct of a field: its length, its nulls.

@@ -16,7 +16,6 @@ from ftlayer.errors import (
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey
 from ftlayer.partitioning.replay import replay_twin
-from ftlayer.records.batch import TRACKED_COLUMNS
 from ftlayer.records.keyhash import key_column
 from ftlayer.records.selector import KeySelector
 from ftlayer.stream.facts import (
@@ -37,6 +36,9 @@ from ftlayer.stream.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.stream.iterations import check_iterations
 from ftlayer.stream.names import check_job_name, check_name
 from ftlayer.stream.operators import AssignWatermarks, CoProcess, Join, Operator, Sink, Source
+
+RESERVED_NAMES = ("source_record_id", "record_id", "key_hash", "attempt", "origin")
+"""What ftlayer itself knows of a record; a user's column is called something else."""
 
 RESERVED_PREFIX = "_ft"
 """Of `ftlayer.functions.chain.ROW_TAG`, and of the column that a wrapped query tracks by."""
@@ -108,9 +110,9 @@ def check_columns(schema: object, what: str) -> None:
     if not schema.names:
         raise InvalidTopologyError(f"schema of {what}: a record needs at least one column")
     for name in schema.names:
-        if name in TRACKED_COLUMNS or name.lower().startswith(RESERVED_PREFIX):
+        if name in RESERVED_NAMES or name.lower().startswith(RESERVED_PREFIX):
             raise InvalidTopologyError(
-                f"schema of {what}: column {name!r} has a reserved name (those are {', '.join(TRACKED_COLUMNS)} and "
+                f"schema of {what}: column {name!r} has a reserved name (those are {', '.join(RESERVED_NAMES)} and "
                 f"all that start with {RESERVED_PREFIX!r}): rename it"
             )
     twice = [name for name, count in Counter(schema.names).items() if count > 1]

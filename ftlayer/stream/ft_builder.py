@@ -10,10 +10,12 @@ from ftlayer.errors import InvalidTopologyError
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey, Partitioner
 from ftlayer.partitioning.replay import replay_twin
-from ftlayer.records.batch import MAX_SELECTORS
 from ftlayer.stream.facts import emits_roots, outputs_of, rules_of_operator
 from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.stream.operators import Operator, Replay
+
+MAX_ROUTING_COLUMNS = 32
+"""At most this many numbers are stored with a record for the edges that it is replayed by."""
 
 
 class FTLayerBuilder(Protocol):
@@ -122,9 +124,9 @@ def _with_routing(graph: JobGraph, vertex: JobVertex, operator: Operator, tag: s
         rule = routing_rule(cast(Partitioner, edge.partitioner), graph.vertex(edge.target).parallelism)
         routing = None if rule is None else columns.setdefault(rule, len(columns))
         routed.append(replace(edge, routing=routing))
-    if len(columns) > MAX_SELECTORS:
+    if len(columns) > MAX_ROUTING_COLUMNS:
         raise InvalidTopologyError(
-            f"{operator.uid!r}: its records go by {len(columns)} different keys or functions, and {MAX_SELECTORS} can "
-            "be stored with a record; put a map between and let some of the edges start there"
+            f"{operator.uid!r}: its records go by {len(columns)} different keys or functions, and "
+            f"{MAX_ROUTING_COLUMNS} can be stored with a record; put a map between and let some edges start there"
         )
     return routed

@@ -1,4 +1,4 @@
-"""Partitioners and their replay twins, from the first send through the store to the replay."""
+"""Partitioners and their replay twins. What the emitter makes of them: `tests/runtime/task/test_emitter.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, ConfigError, InvalidTopologyError, UnsupportedError
-from ftlayer.partitioning.channels import ALL_CHANNELS, copies, rows_by_channel, spread
+from ftlayer.partitioning.channels import ALL_CHANNELS, spread
 from ftlayer.partitioning.partitioners import (
     Broadcast,
     Custom,
@@ -24,11 +24,9 @@ from ftlayer.partitioning.partitioners import (
     Shuffle,
 )
 from ftlayer.partitioning.replay import StoredRows, replay_twin
-from ftlayer.records.batch import TrackedBatch
-from ftlayer.records.codec import decode, encode
-from ftlayer.records.ids import child_ids, initial_record_ids, replay_root_ids, root_ids
+from ftlayer.records.ids import I32Array, initial_record_ids, root_ids
 from ftlayer.records.keyhash import spark_hash
-from ftlayer.records.selector import ConstantKeySelector, KeySelector
+from ftlayer.records.selector import KeySelector
 
 
 def kind(partitioner: Any) -> str:
@@ -49,7 +47,6 @@ DETERMINED: list[Partitioner] = [
     Forward(),
     HashByKey(WORD),
     HashByKey(KeySelector(("number", "word"))),
-    HashByKey(ConstantKeySelector()),
     Broadcast(),
     Global(),
     Custom(WORD, by_length),
@@ -68,14 +65,9 @@ def outgoing(words: list[str | None], subtask: int = 0, first_ordinal: int = 0) 
     return Outgoing(payload(words), initial_record_ids(roots), subtask, first_ordinal)
 
 
-def stored_and_replayed(rows: Outgoing, routing: Any) -> StoredRows:
-    """Send rows through the store's bytes, and give them the ids of a replay."""
-    roots = root_ids(b"0123456789abcdef", rows.first_ordinal, len(rows.record_ids))
-    written = TrackedBatch(rows.payload, roots, rows.record_ids, key_hash=routing)
-    stored = decode(encode(written))
-    fresh = replay_root_ids(stored.source_record_id, stored.attempt + 1, incarnation=2)
-    replay = TrackedBatch(stored.payload, fresh, fresh, key_hash=stored.key_hash, attempt=stored.attempt + 1)
-    return StoredRows.of(replay, None if routing is None else 0)
+def replayed(rows: Outgoing, routing: I32Array | None) -> StoredRows:
+    """The vertex gives replays new roots, and has of the rows what was stored with them."""
+    return StoredRows(root_ids(b"fedcba9876543210", 0, len(rows.record_ids)), routing)
 
 
 words = st.lists(st.none() | st.text(max_size=6), max_size=20)
@@ -88,7 +80,7 @@ def test_a_twin_takes_the_channel_the_original_took(
 ) -> None:
     rows = outgoing(values, subtask=data.draw(st.integers(0, channels - 1)))
     first = partitioner.select(rows, channels)
-    stored = stored_and_replayed(rows, partitioner.routing(rows, channels))
+    stored = replayed(rows, partitioner.routing(rows, channels))
     again = replay_twin(partitioner).select(stored, channels)
     assert (again.dtype, again.tolist()) == (np.int32, first.tolist())
 
@@ -99,11 +91,11 @@ def test_a_twin_of_the_others_takes_a_channel_that_exists(
 ) -> None:
     rows = outgoing(values, subtask)
     assert partitioner.routing(rows, channels) is None
-    twin = replay_twin(partitioner)
-    selected = twin.select(stored_and_replayed(rows, None), channels)
+    twin, stored = replay_twin(partitioner), replayed(rows, None)
+    selected = twin.select(stored, channels)
     assert (selected.dtype, selected.shape) == (np.int32, (len(values),))
     assert all(0 <= channel < channels for channel in selected)
-    assert twin.select(stored_and_replayed(rows, None), channels).tolist() == selected.tolist()
+    assert twin.select(stored, channels).tolist() == selected.tolist()
 
 
 @given(words, channel_counts, channel_counts, st.sampled_from([*DETERMINED, *FREE]))
@@ -111,7 +103,7 @@ def test_a_twin_copes_with_another_parallelism(
     values: list[str | None], before: int, after: int, partitioner: Partitioner
 ) -> None:
     rows = outgoing(values)
-    stored = stored_and_replayed(rows, partitioner.routing(rows, before))
+    stored = replayed(rows, partitioner.routing(rows, before))
     selected = replay_twin(partitioner).select(stored, after)
     assert all(channel == ALL_CHANNELS or 0 <= channel < after for channel in selected)
     if isinstance(partitioner, HashByKey):
@@ -160,50 +152,6 @@ def test_shuffle_spreads_evenly_and_seeds_differ(channels: int) -> None:
     assert (spread(record_ids, channels, 0) != spread(record_ids, channels, 1)).mean() > 0.3
 
 
-# ---------------------------------------------------------------- selections
-
-
-@given(st.lists(st.integers(-1, 4), max_size=20), st.integers(5, 7))
-def test_copies_and_rows_by_channel_follow_the_model(selection: list[int], channels: int) -> None:
-    expected = [
-        (row, receiver)
-        for row, channel in enumerate(selection)
-        for receiver in (range(channels) if channel == ALL_CHANNELS else [channel])
-    ]
-    array = np.array(selection, np.int32)
-    rows, receivers = copies(array, channels)
-    assert (rows.dtype, receivers.dtype) == (np.int64, np.int32)
-    assert list(zip(rows.tolist(), receivers.tolist(), strict=True)) == expected
-    by_channel = [rows.tolist() for rows in rows_by_channel(array, channels)]
-    assert by_channel == [[row for row, receiver in expected if receiver == c] for c in range(channels)]
-
-
-@given(words, channel_counts, st.lists(st.sampled_from([*DETERMINED, *FREE]), min_size=1, max_size=4))
-def test_no_two_copies_under_one_root_share_an_id(
-    values: list[str | None], channels: int, edges: list[Partitioner]
-) -> None:
-    """Core rule 4 over several output edges, broadcast ones included; executed again, ids repeat."""
-    rows = outgoing(values)
-    ordinals = np.arange(len(values), dtype=np.uint64)
-
-    def execute() -> list[int]:
-        ids: list[int] = []
-        for edge, partitioner in enumerate(edges):
-            index, receivers = copies(partitioner.select(rows, channels), channels)
-            ids += child_ids(
-                rows.record_ids[index],
-                operator=1,
-                edge=edge,
-                ordinals=ordinals[index],
-                channel=receivers.astype(np.uint64),
-            ).tolist()
-        return ids
-
-    first = execute()
-    assert len(set(first)) == len(first)
-    assert execute() == first
-
-
 # ---------------------------------------------------------------- refusals
 
 
@@ -213,8 +161,6 @@ def test_an_edge_without_channels_is_refused(partitioner: Partitioner) -> None:
         partitioner.select(outgoing(["w"]), 0)
     with pytest.raises(ConfigError, match="at least one channel"):
         replay_twin(partitioner).select(StoredRows(outgoing(["w"]).record_ids), 0)
-    with pytest.raises(ConfigError, match="at least one channel"):
-        copies(np.zeros(1, np.int32), 0)
 
 
 @pytest.mark.parametrize("channels", [1, 2])

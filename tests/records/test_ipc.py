@@ -84,13 +84,6 @@ def test_rows_made_of_nothing_are_refused(column: pa.Array) -> None:
         read_one_batch(stream(pa.record_batch({"x": column})))
 
 
-def test_a_caller_may_know_of_more_rows() -> None:
-    batch = pa.record_batch({"x": pa.nulls(1 << 20)})
-    with pytest.raises(ValueError, match="claims"):
-        read_one_batch(stream(batch))
-    assert read_one_batch(stream(batch), free_rows=1 << 20).num_rows == 1 << 20
-
-
 def test_offsets_beyond_a_buffer_are_refused() -> None:
     offsets = pa.py_buffer(b"\0\0\0\0\x40\x42\x0f\0\x05\0\0\0")
     broken = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"hello"))

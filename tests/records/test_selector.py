@@ -7,7 +7,7 @@ import pytest
 
 from ftlayer.errors import ConfigError, UnhashableKeyError
 from ftlayer.records.keyhash import spark_hash
-from ftlayer.records.selector import ConstantKeySelector, KeySelector, distinct_selectors, hash_keys
+from ftlayer.records.selector import KeySelector
 
 
 @pytest.fixture
@@ -23,22 +23,7 @@ def test_a_selector_hashes_its_columns_in_order(batch: pa.RecordBatch) -> None:
     assert both != KeySelector(("host", "user.id")).hash(batch).tolist()
 
 
-def test_distinct_selectors_are_stored_once(batch: pa.RecordBatch) -> None:
-    host, user, nothing = KeySelector(("host",)), KeySelector(("user.id",)), ConstantKeySelector()
-    selectors, positions = distinct_selectors(
-        [host, user, KeySelector(("host",)), nothing, ConstantKeySelector()]
-    )
-    assert selectors == (host, user, nothing)
-    assert positions == (0, 1, 0, 2, 2)
-    hashes = hash_keys(batch, selectors)
-    assert (hashes.shape, hashes.dtype) == ((3, 3), "int32")
-    for i, selector in enumerate(selectors):
-        assert hashes[:, i].tolist() == selector.hash(batch).tolist()
-    assert hash_keys(batch, selectors[:1]).tolist() == host.hash(batch).tolist()
-
-
 def test_a_schema_is_checked_before_any_row(batch: pa.RecordBatch) -> None:
-    ConstantKeySelector().check(batch.schema)
     KeySelector(("host", "user.id")).check(batch.schema)
     with pytest.raises(ConfigError, match="no column is called 'port'"):
         KeySelector(("host", "port")).check(batch.schema)
@@ -50,8 +35,3 @@ def test_a_schema_is_checked_before_any_row(batch: pa.RecordBatch) -> None:
 def test_what_is_not_a_key_is_refused(columns: Any) -> None:
     with pytest.raises(ConfigError):
         KeySelector(columns)
-
-
-def test_no_selector_at_all_is_refused(batch: pa.RecordBatch) -> None:
-    with pytest.raises(ConfigError, match="ConstantKeySelector"):
-        hash_keys(batch, ())

@@ -16,7 +16,7 @@ from ftlayer.errors import FTLayerError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import Filter, Map, Process, Reduce
 from ftlayer.partitioning.partitioners import Broadcast, Custom, Forward, HashByKey, Rebalance
-from ftlayer.records.selector import ConstantKeySelector, KeySelector
+from ftlayer.records.selector import KeySelector
 from ftlayer.stream.explain import explain
 from ftlayer.stream.facts import keys_of
 from ftlayer.stream.graph import StreamEdge, StreamGraph, StreamNode
@@ -81,7 +81,6 @@ PARTITIONERS = st.sampled_from(
         Broadcast(),
         HashByKey(KeySelector(("n",))),
         HashByKey(KeySelector(("m",))),
-        HashByKey(ConstantKeySelector()),
         Custom(KeySelector(("m",)), route),
     ]
 )

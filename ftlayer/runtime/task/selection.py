@@ -104,7 +104,7 @@ class OutEdge:
 
 
 def split_rows(selection: I32Array, channels: int) -> list[I64Array]:
-    """Return the rows of each channel, in their order: what `rows_by_channel` does, without broadcasts.
+    """Return the rows of each channel, in their order. Broadcasts need no selection.
 
     Raises IndexError for a selection that is no channel.
     """

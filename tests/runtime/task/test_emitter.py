@@ -251,6 +251,25 @@ keys = st.lists(st.text("ab", max_size=4), max_size=12)
 
 @settings(deadline=None)
 @given(outs, st.integers(1, 3), st.data(), keys)
+def test_a_chain_that_is_run_again_repeats_every_copy(
+    outs: list[Out], parallelism: int, data: st.DataObject, keys: list[str]
+) -> None:
+    graph = fan_out(parallelism, *outs)
+    subtask = data.draw(st.integers(0, parallelism - 1))
+    rows, anchors, parents = payload(*keys), lineage(2), np.arange(len(keys)) % 2
+
+    def named() -> dict[Channel, list[int]]:
+        found = batches(emitter(graph, subtask).derived("", rows, anchors, parents).sends)
+        return {channel: batch.lineage.ids.tolist() for channel, batch in found.items() if batch.lineage}
+
+    first = named()
+    assert named() == first
+    ids = list(chain(*first.values()))
+    assert len(set(ids)) == len(ids)
+
+
+@settings(deadline=None)
+@given(outs, st.integers(1, 3), st.data(), keys)
 def test_replays_go_where_the_originals_went(
     outs: list[Out], parallelism: int, data: st.DataObject, keys: list[str]
 ) -> None:
