@@ -26,6 +26,7 @@ class TableInfo:
         serializer: name of what keys and values are written with.
         version: of the serializer.
         state_version: of the values' type, as the program counts it: `StateMigration`.
+        declared: the program asks for it in `open`: `ftlayer.state.declarations`.
     """
 
     number: int
@@ -35,6 +36,7 @@ class TableInfo:
     serializer: str
     version: int
     state_version: int = 1
+    declared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +76,16 @@ class Redistribution(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:
-    """A list (SPLIT, UNION) or a mapping (BROADCAST; items are packed pairs) of one operator in one subtask."""
+    """A list (SPLIT, UNION) or a mapping (BROADCAST; items are packed pairs) of one operator in one subtask.
+
+    ``declared``: the program asks for it in `open`, see `ftlayer.state.declarations`.
+    """
 
     operator: str
     name: str
     redistribution: Redistribution
     items: tuple[bytes, ...]
+    declared: bool = False
 
 
 # ---------------------------------------------------------------- sources, sinks, records in flight

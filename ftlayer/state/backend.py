@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from time import thread_time
 from typing import Any, Protocol
 
@@ -86,7 +87,7 @@ class LayeredBackend:
     ) -> None:
         self._spec = spec
         self.migrations = Migrations(config.migrations, config.allow_unclaimed_state)
-        self._unasked = False
+        self._waits = False
         self._compaction = compaction
         self._spilling = spilling
         self._sharing = Sharing()
@@ -162,6 +163,14 @@ class LayeredBackend:
             found = self._groups[uid] = KeyGroups(uid, keys, self._spec.max_parallelism)
         return found
 
+    def opened(self) -> None:
+        """All functions are open; IncompatibleCheckpointError for a declared state that is gone."""
+        for states in self._all_states():
+            states.opened()
+
+    def _all_states(self) -> list[OperatorTables | SubtaskOperatorStates]:
+        return [*self._states.values(), *self._operators.values()]
+
     # ------------------------------------------------------------ restoring
 
     def number_as(self, tables: Sequence[TableInfo]) -> None:
@@ -169,9 +178,14 @@ class LayeredBackend:
         self._numbers = {(i.operator, i.name, i.kind == TIMERS): i.number for i in tables}
         self._next_number = max((info.number + 1 for info in tables), default=0)
 
+    def claim(self, info: TableInfo) -> None:
+        """A snapshot that is restored has this table, with or without entries."""
+        self._waits = True
+        self.restored_table(info)
+        self.state(info.operator).declarations.restored(info.name, info.declared)
+
     def restored_table(self, info: TableInfo) -> tuple[KeyGroups, LayeredTable]:
         """Return the table for what a checkpoint holds of one; its base may be filled as long as nobody uses it."""
-        self._unasked = True
         table = self.state(info.operator).restored(info.name, info.kind)
         return self._key_groups(info.operator), table
 
@@ -183,7 +197,7 @@ class LayeredBackend:
 
     def restored_operators(self, uid: str) -> SubtaskOperatorStates:
         """Return the operator state of an operator, to be filled."""
-        self._unasked = True
+        self._waits = True
         return self.operators(uid)
 
     def restored_timers(self, info: TableInfo) -> tuple[KeyGroups, TimerService]:
@@ -198,7 +212,6 @@ class LayeredBackend:
 
         `StateSerializationError` for operator state that cannot be written.
         """
-        self._check_asked()
         operators = tuple(
             [saved for states in self._operators.values() for saved in states.snapshot(self._serializer)]
         )
@@ -328,11 +341,16 @@ class LayeredBackend:
         return StateView(
             self._spec.first_group,
             self._spec.end_group,
-            tuple([TableView(info, groups, t.layers, t.base) for info, groups, t in self._tables]),
+            tuple(
+                [TableView(self._saved(info), groups, t.layers, t.base) for info, groups, t in self._tables]
+            ),
             tuple(timers),
             now_ms,
             None if spilling is None or spilling.is_empty() else spilling.view,
         )
+
+    def _saved(self, info: TableInfo) -> TableInfo:
+        return replace(info, declared=self._states[info.operator].declarations.is_declared(info.name))
 
     def completed(self, checkpoint: int) -> None:
         """Build on this checkpoint from now on."""
@@ -346,16 +364,10 @@ class LayeredBackend:
 
     # ------------------------------------------------------------ between batches
 
-    def _check_asked(self) -> None:
-        """Raise IncompatibleCheckpointError for a state that seems to have another name in the program now."""
-        if self._unasked:
-            restored: list[OperatorTables | SubtaskOperatorStates] = [
-                *self._states.values(),
-                *self._operators.values(),
-            ]
-            for states in restored:
-                states.check_asked()
-            self._unasked = any(states.unasked for states in restored)
+    def _look_for_renamed(self) -> None:
+        if self._waits:
+            waiting = [states.look_for_renamed() for states in self._all_states()]
+            self._waits = any(waiting)
 
     @property
     def is_full(self) -> bool:
@@ -367,7 +379,7 @@ class LayeredBackend:
 
         Where the input waits for it, as much as can be done in a few milliseconds.
         """
-        self._check_asked()
+        self._look_for_renamed()
         used_s = thread_time() - self._tended_s
         touched = sum(table.touched() for _, _, table in self._tables)
         if touched > MAX_FRONT or self._is_front_large(handled):

@@ -61,6 +61,12 @@ class CheckpointedBackend(Protocol):
     def operators(self, uid: str) -> OperatorStates:
         """Return the operator state of an operator, the same at every call."""
 
+    def opened(self) -> None:
+        """All functions are open, and no record was handled: a state that is asked for from now on is not declared.
+
+        `IncompatibleCheckpointError` for what the checkpoint's program declared, and this one does not.
+        """
+
     def freeze(self, barrier: Barrier, now_ms: int = 0) -> Frozen:
         """The synchronous part of a snapshot: a few milliseconds at most. Several may be out at a time.
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError
 from ftlayer.functions.ttl import plain_name
+from ftlayer.state.declarations import StateDeclarations
 from ftlayer.state.layers import LayeredTable
 from ftlayer.state.tables import LayeredList, LayeredMap
+
+logger = logging.getLogger(__name__)
 
 VALUE, LIST, MAP, TIMERS = "value", "list", "map", "timers"
 
@@ -21,8 +25,7 @@ class OperatorTables:
         self._uid = uid
         self._create = create
         self._tables: dict[str, tuple[str, LayeredTable, Any]] = {}
-        self._restored: set[str] = set()
-        self._asked: set[str] = set()
+        self.declarations = StateDeclarations()
 
     def values(self, name: str) -> LayeredTable:
         """Return the table of single values of this name."""
@@ -40,34 +43,51 @@ class OperatorTables:
 
     def restored(self, name: str, kind: str) -> LayeredTable:
         """Return the table for what a checkpoint holds; IncompatibleCheckpointError if it holds two kinds."""
-        table = self._found(name, kind)[0]
-        self._restored.add(name)
-        return table
+        return self._found(name, kind)[0]
 
-    @property
-    def unasked(self) -> set[str]:
-        """The restored states that the operator has not asked for yet."""
-        return self._restored - self._asked
+    def opened(self) -> None:
+        """All functions are open; IncompatibleCheckpointError if a declared state is gone."""
+        self.declarations.opened()
+        gone = self.declarations.gone(self._has_entries)
+        if gone:
+            raise IncompatibleCheckpointError(self._gone(gone[0]))
 
-    def check_asked(self) -> None:
-        """Raise IncompatibleCheckpointError if it uses a state that is new while one of the checkpoint lies idle."""
-        new = sorted(self._asked - self._restored)
-        if not new:
-            return
-        idle = sorted(name for name in self.unasked if self._tables[name][1])
-        if not idle:
-            self._asked |= self.unasked
-            return
-        raise IncompatibleCheckpointError(
-            f"{self._uid!r} begins the state {', '.join(map(repr, new))} and does not use "
-            f"{', '.join(map(repr, idle))}, which the checkpoint holds. Was it renamed? Then migrations need "
-            f"StateMigration({self._uid!r}, {plain_name(new[0])!r}, renamed_from={plain_name(idle[0])!r}). If it is "
-            "used later on, ask for it in `open`. If it may be dropped, name it: allow_unclaimed_state="
-            f"[{f'{self._uid}/{plain_name(idle[0])}'!r}]"
+    def look_for_renamed(self) -> bool:
+        """Warn, once, if a state begins anew beside others that wait to be asked for. Whether one does wait."""
+        found = self.declarations.maybe_renamed(self._has_entries)
+        if found is not None:
+            logger.warning(
+                "%r begins the state %s. The checkpoint holds %s, which was not asked for yet, and which no `open` "
+                "asks for: it is kept. If it was renamed, give StateMigration(%r, ..., renamed_from=...) and restore "
+                "again",
+                self._uid,
+                *(", ".join(map(repr, names)) for names in found),
+                self._uid,
+            )
+        return self.declarations.waits
+
+    def _has_entries(self, name: str) -> bool:
+        return bool(self._tables[name][1])
+
+    def _gone(self, name: str) -> str:
+        plain = plain_name(name)
+        new = next(iter(self.declarations.new()), None)
+        if new is None:
+            what = "If it was renamed, migrations need StateMigration"
+            what += f"({self._uid!r}, its new name, renamed_from={plain!r})"
+        elif plain_name(new) == plain:
+            what = "With a time to live it is another state than without: what it holds is not carried over"
+        else:
+            what = f"{new!r} is new. Was it renamed? Then migrations need "
+            what += f"StateMigration({self._uid!r}, {plain_name(new)!r}, renamed_from={plain!r})"
+        return (
+            f"{self._uid!r} does not ask for the state {name!r} in `open`, and the program that took the checkpoint "
+            f"did. {what}. If it is still used, ask for it in `open`. If it may be dropped, name it: "
+            f"allow_unclaimed_state=[{f'{self._uid}/{name}'!r}]"
         )
 
     def _table(self, name: str, kind: str) -> tuple[LayeredTable, Any]:
-        self._asked.add(name)
+        self.declarations.ask(name)
         return self._found(name, kind)
 
     def _found(self, name: str, kind: str) -> tuple[LayeredTable, Any]:
@@ -76,7 +96,7 @@ class OperatorTables:
             table = self._create(name, kind)
             found = self._tables[name] = kind, table, _WRAPPERS[kind](table)
         elif found[0] != kind:
-            if name in self._restored:
+            if self.declarations.is_restored(name):
                 raise IncompatibleCheckpointError(
                     f"{self._uid!r} uses the state {name!r} as a {kind}, and the checkpoint holds it as a {found[0]}; "
                     "give the new state another name, or restore without the operator's state under another uid"

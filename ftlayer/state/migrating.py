@@ -29,9 +29,9 @@ class Migrations:
         found = self._by_name.get((operator, plain_name(table)))
         return FIRST_VERSION if found is None else found.version
 
-    def is_left_behind(self, operator: str, state: str) -> bool:
-        """Whether a restore is to leave a state behind."""
-        return f"{operator}/{state}" in self._allowed
+    def is_left_behind(self, operator: str, table: str) -> bool:
+        """Whether a restore is to leave a state behind. With a time to live it has another name than without."""
+        return f"{operator}/{table}" in self._allowed
 
     def present(self, info: TableInfo) -> TableInfo:
         """Return a table of a checkpoint under its present name; IncompatibleCheckpointError for a later version."""

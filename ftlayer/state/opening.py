@@ -125,7 +125,7 @@ class _Restoring:
             if info.kind == TIMERS:
                 self._backend.restored_timers(info)
             else:
-                self._backend.restored_table(info)
+                self._backend.claim(info)
         for piece in snapshot.pieces[adopted:]:
             read = self._readers.get(piece.format)
             if read is None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ftlayer.checkpoint.snapshots import OperatorState, Redistribution
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError, StateSerializationError
+from ftlayer.state.declarations import StateDeclarations
 from ftlayer.state.serializer import Serializer, unpack, unreadable
+
+logger = logging.getLogger(__name__)
 
 
 class SubtaskOperatorStates:
@@ -16,44 +20,51 @@ class SubtaskOperatorStates:
     def __init__(self, uid: str) -> None:
         self._uid = uid
         self._states: dict[str, tuple[Redistribution, Any]] = {}
-        self._restored: set[str] = set()
-        self._asked: set[str] = set()
+        self.declarations = StateDeclarations()
 
     def list(self, name: str, *, union: bool = False) -> list[Any]:
         """Return a list; another parallelism deals its items out, or (``union``) gives all items to all."""
-        self._asked.add(name)
+        self.declarations.ask(name)
         found: list[Any] = self._state(name, Redistribution.UNION if union else Redistribution.SPLIT, list)
         return found
 
     def broadcast(self, name: str) -> dict[Any, Any]:
         """Return a mapping that every subtask has to fill alike."""
-        self._asked.add(name)
+        self.declarations.ask(name)
         found: dict[Any, Any] = self._state(name, Redistribution.BROADCAST, dict)
         return found
 
-    @property
-    def unasked(self) -> set[str]:
-        """The restored states that the operator has not asked for yet."""
-        return self._restored - self._asked
-
-    def check_asked(self) -> None:
-        """Raise IncompatibleCheckpointError if it uses a state that is new while one of the checkpoint lies idle."""
-        new = sorted(self._asked - self._restored)
-        idle = sorted(name for name in self.unasked if self._states[name][1])
-        if new and idle:
+    def opened(self) -> None:
+        """All functions are open; IncompatibleCheckpointError if a declared state is gone."""
+        self.declarations.opened()
+        gone = self.declarations.gone(self._has_items)
+        if gone:
             raise IncompatibleCheckpointError(
-                f"{self._uid!r} begins the operator state {', '.join(map(repr, new))} and does not use "
-                f"{', '.join(map(repr, idle))}, which the checkpoint holds; ask for it under the name that it had, or, "
-                f"if it may be dropped, name it: allow_unclaimed_state=[{f'{self._uid}/{idle[0]}'!r}]"
+                f"{self._uid!r} does not ask for the operator state {gone[0]!r} in `open`, and the program that took "
+                "the checkpoint did. Ask for it there, under the name that it had, or, if it may be dropped, name it: "
+                f"allow_unclaimed_state=[{f'{self._uid}/{gone[0]}'!r}]"
             )
-        if new:
-            self._asked |= self.unasked
+
+    def look_for_renamed(self) -> bool:
+        """Warn, once, if a state begins anew beside others that wait to be asked for. Whether one does wait."""
+        found = self.declarations.maybe_renamed(self._has_items)
+        if found is not None:
+            logger.warning(
+                "%r begins the operator state %s. The checkpoint holds %s, which was not asked for yet, and which no "
+                "`open` asks for: it is kept. If it was renamed, give it the name that it had and restore again",
+                self._uid,
+                *(", ".join(map(repr, names)) for names in found),
+            )
+        return self.declarations.waits
+
+    def _has_items(self, name: str) -> bool:
+        return bool(self._states[name][1])
 
     def _state(self, name: str, wanted: Redistribution, make: Callable[[], Any]) -> Any:
         kind, state = self._states.setdefault(name, (wanted, make()))
         if kind is wanted:
             return state
-        if name in self._restored:
+        if self.declarations.is_restored(name):
             raise IncompatibleCheckpointError(
                 f"{self._uid!r} asks for the operator state {name!r} as {wanted}, and the checkpoint holds it as "
                 f"{kind}; give the new state another name"
@@ -66,7 +77,7 @@ class SubtaskOperatorStates:
         """Fill in what a checkpoint holds of this operator."""
         for saved in states:
             kind = Redistribution(saved.redistribution)
-            self._restored.add(saved.name)
+            self.declarations.restored(saved.name, saved.declared)
             items = [self._unpacked(saved.name, item) for item in saved.items]
             if kind is Redistribution.BROADCAST:
                 self._state(saved.name, kind, dict).update(items)
@@ -78,7 +89,11 @@ class SubtaskOperatorStates:
         for name, (kind, state) in self._states.items():
             values = state.items() if kind is Redistribution.BROADCAST else state
             yield OperatorState(
-                self._uid, name, kind, tuple([self._packed(serializer, name, value) for value in values])
+                self._uid,
+                name,
+                kind,
+                tuple([self._packed(serializer, name, value) for value in values]),
+                self.declarations.is_declared(name),
             )
 
     def _unpacked(self, name: str, item: bytes) -> Any:

@@ -11,7 +11,6 @@ from ftlayer.checkpoint.snapshots import KeyedSnapshot, StatePiece, TableInfo
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
 from ftlayer.functions.keyed import Key
-from ftlayer.functions.ttl import plain_name
 from ftlayer.state import serializer
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.entries import Block, read_blocks
@@ -45,7 +44,7 @@ def claimed(snapshot: KeyedSnapshot, spec: BackendSpec, migrations: Migrations) 
         info.number: migrations.present(info)
         for info in snapshot.tables
         if info.operator in spec.keys
-        and (info.kind == TIMERS or not migrations.is_left_behind(info.operator, plain_name(info.name)))
+        and (info.kind == TIMERS or not migrations.is_left_behind(info.operator, info.name))
     }
     for info in tables.values():
         if info.serializer != serializer.NAME or info.version > serializer.VERSION:

@@ -434,11 +434,7 @@ class Run:
         keyed = (out.written.keyed,) if out.written.keyed else ()
         operators: tuple[OperatorState, ...] = out.written.operators if subtask == 0 else ()
         restore = SubtaskRestore("chain", subtask, keyed, operators)
-        backend = self._open(config, subtask, parallelism, restore)
-        for uid in KEYS:  # as operators do in `open`: a state that lies idle beside a new one looks renamed
-            state = backend.state(uid)
-            state.values("v"), state.lists("l"), state.maps("m")
-        return backend
+        return self._open(config, subtask, parallelism, restore)
 
     def _check(self, model: Model, parts: list[CheckpointedBackend]) -> None:
         for uid, schema in KEYS.items():

@@ -147,7 +147,8 @@ def _share(whole: _Whole, subtask: int, parallelism: int) -> OperatorState:
         items = whole.parts[subtask].items if subtask in whole.parts else ()
     else:
         items = [item for state in in_order for item in state.items][subtask::parallelism]
-    return OperatorState(like.operator, like.name, like.redistribution, tuple(items))
+    declared = all(state.declared for state in in_order)
+    return OperatorState(like.operator, like.name, like.redistribution, tuple(items), declared)
 
 
 def _positions(checkpoint: Checkpoint, vertex: JobVertex) -> dict[str, bytes]:

@@ -48,7 +48,7 @@ class ChainTask:
 
     def start(self, now: Now) -> list[Action]:
         """See `Task.start`."""
-        self._pipeline.open(now.mono_ms)
+        self._open_functions(now)
         return [*self._gate_moved(now), *self._wake(now)]
 
     def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
@@ -107,6 +107,9 @@ class ChainTask:
     def row(self) -> int | None:
         """The row of its batch that a function works on now, None if nobody knows. Any thread may look."""
         return self._pipeline.row
+
+    def _open_functions(self, now: Now) -> None:
+        self._pipeline.open(now.mono_ms)
 
     # ------------------------------------------------------------ records
 

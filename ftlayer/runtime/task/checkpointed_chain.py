@@ -123,6 +123,11 @@ class CheckpointedChainTask(ChainTask):
             savepoints = (savepoint for savepoint in self._savepoints if savepoint <= acked)
             self._sink.discard(max([min(stands, acked), *savepoints]))
 
+    def _open_functions(self, now: Now) -> None:
+        super()._open_functions(now)
+        if self._backend is not None:
+            self._backend.backend.opened()
+
     def _close(self, now: Now) -> list[Action]:
         actions = super()._close(now)
         if self._backend is not None:

@@ -96,6 +96,10 @@ class ModelBackend(HeapBackend):
         self.tended: list[int] = []
         self.handled = 0
         self.is_full = False
+        self.is_open = False
+
+    def opened(self) -> None:
+        self.is_open = True
 
     def freeze(self, barrier: Barrier, now_ms: int = 0) -> ModelFrozen:
         return ModelFrozen(self, barrier.checkpoint)
@@ -247,6 +251,21 @@ def test_a_task_whose_state_is_too_much_for_memory_takes_no_input_until_there_is
     backend.is_full = False
     assert not any(isinstance(action, HoldInput) for action in task.on_time(now(20)))
     assert backend.tended == [1, 2, 10, 20]
+
+
+def test_the_backend_is_told_that_functions_are_open_behind_the_last_one_and_before_a_record() -> None:
+    backend = ModelBackend()
+    seen: list[bool] = []
+
+    class Opens(Alarmed):
+        def open(self, ctx: Any) -> None:
+            seen.append(backend.is_open)
+
+    task = build(graph(*[Process(uid, Opens(), ("key",), ROW) for uid in ("p", "q")]), "p", backend=backend)
+    task.start(now(0))
+    assert seen == [False, False]
+    assert backend.is_open
+    assert not backend.tended
 
 
 @settings(deadline=None, max_examples=50)
