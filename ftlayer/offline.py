@@ -21,7 +21,6 @@ from ftlayer.store.directory import DATA_FILE
 from ftlayer.store.inspect import StoreReport, inspect_store
 from ftlayer.store.lmdb_store import LmdbStore
 
-STATES = ("pending", "waiting", "delivery", "dead")
 PAGE = 1_000
 
 
@@ -71,7 +70,7 @@ def inspect_vertex(path: Path) -> list[ShardReport]:
 
 
 def stored_records(path: Path, state: str) -> Iterator[RecordInfo]:
-    """Yield the records in ``state`` (one of `STATES`), shard by shard, under the keys a vertex gives them."""
+    """Yield the records in a `ListRecords.state`, shard by shard, under the keys a vertex gives them."""
     shards = shard_paths(path)
     for number, shard in enumerate(shards):
         with _layer(shard, number, len(shards)) as (store, layer):

@@ -45,17 +45,14 @@ class _Entry:
 class ExactTracker:
     """Pending roots with the set of ids each waits for: a `Tracker` some hundred times slower.
 
-    With ``ids`` in every event of a root, the root completes when each id was seen twice, and
-    `early_zeros` counts the events after which its XOR was 0 while ids were missing: what the table
-    would have taken for completion. A root that got an event without ``ids`` is judged by its XOR
-    alone, as the table does it.
+    With ``ids`` in every event of a root, the root completes when each id was seen twice. A root that got
+    an event without ``ids`` is judged by its XOR alone, as the table does it.
     """
 
     def __init__(self) -> None:
         self._entries: dict[int, _Entry] = {}
         self._unknown_xors = 0
         self._duplicate_registrations = 0
-        self._early_zeros = 0
 
     def register(
         self,
@@ -122,11 +119,6 @@ class ExactTracker:
         if entry is None:
             return None
         return Explanation(entry.registered, entry.folded, entry.ids_known, tuple(entry.owed.values()))
-
-    @property
-    def early_zeros(self) -> int:
-        """Events after which a registered root's XOR was 0 while ids were missing, since the start."""
-        return self._early_zeros
 
     def forget(self, roots: U64) -> Located:
         """Drop pending roots; see `Tracker.forget`."""
@@ -227,7 +219,6 @@ class ExactTracker:
         if entry.is_complete():
             complete.append((root, self._entries.pop(root).location))
             return True
-        self._early_zeros += entry.folded == 0
         return False
 
 

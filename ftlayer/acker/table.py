@@ -161,10 +161,6 @@ class AckerTable:
         """Bytes of the places in use and free, expiry bookkeeping included; memory is a few pages more."""
         return self._table.nbytes + (0 if self._orphans is None else self._orphans.nbytes)
 
-    def longest_run(self) -> int:
-        """Return how many full lines follow each other at most: the table's health (tens are normal)."""
-        return self._table.longest_run()
-
     def _take_complete(self, candidates: U64) -> Roots:
         """Take out those registered at 0 (a duplicate registration with 0 says nothing about its root)."""
         if candidates.size == 0:

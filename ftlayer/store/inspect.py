@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 from ftlayer.store.directory import holder_of
@@ -65,21 +64,5 @@ def inspect_store(path: str | os.PathLike[str]) -> StoreReport:
             file_bytes=store.file_bytes,
             tables=tables,
         )
-    finally:
-        store.close()
-
-
-def list_entries(
-    path: str | os.PathLike[str], table: str, *, after: bytes = b"", limit: int = 1_000
-) -> list[tuple[bytes, bytes]]:
-    """Return up to ``limit`` entries of ``table`` behind the key ``after``, in key order, values checked.
-
-    Raises what `inspect_store` does; `StoreDamagedError` names the first entry that fails its checksum.
-    """
-    store = LmdbStore.open(path, read_only=True)
-    try:
-        with store.read() as transaction:
-            entries = transaction.scan(table, after + b"\0" if after else b"")
-            return [(key, bytes(value)) for key, value in islice(entries, limit)]
     finally:
         store.close()

@@ -115,15 +115,6 @@ class KeyValueStore(Protocol):
         ...
 
     @property
-    def safe_deletes(self) -> int:
-        """How many entries a transaction that only deletes may name and be sure of its room.
-
-        However full the store is, deletes in batches of that many empty it. Larger ones, and those that
-        put something too, may meet `StoreFullError` in a store that is all but full.
-        """
-        ...
-
-    @property
     def incarnation(self) -> int:
         """How many times the store was opened for writing, this time included; durable."""
         ...

@@ -23,12 +23,10 @@ from ftlayer.store.lmdb_transaction import LmdbReadTransaction, LmdbWriteTransac
 Durability = Literal["batch", "none"] | int
 
 # Above this, only changes that delete may go on, so that there is always room for the pages that a
-# delete copies and for the list of those that it frees.
+# delete copies and for the list of those that it frees. A delete may copy 6 pages in the worst case: a leaf, its
+# parent and a neighbour in the table, and the same among the parts; and 6 that the transaction before freed are not
+# to be had yet. So deletes in transactions of 17 for each 16 MiB of a store empty it, however full it is.
 _DELETE_SHARE = 0.95
-
-# What one delete may copy in the worst case: a leaf, its parent and a neighbour in the table, and the same
-# among the parts. The pages freed by the transaction before are not to be had yet, hence twice that.
-_PAGES_A_DELETE = 12
 
 # The file is extended in steps, ahead of what is written: intake learns of a full disk in time and
 # leaves enough of the file for deletes.
@@ -216,11 +214,6 @@ class LmdbStore:
     def max_bytes(self) -> int:
         """See `KeyValueStore.max_bytes`."""
         return self._header.max_bytes
-
-    @property
-    def safe_deletes(self) -> int:
-        """See `KeyValueStore.safe_deletes`: 17 for each 16 MiB of ``max_bytes``."""
-        return (self._pages(1.0) - self._pages(_DELETE_SHARE)) // _PAGES_A_DELETE
 
     @property
     def file_bytes(self) -> int:

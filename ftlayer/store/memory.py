@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -244,11 +243,6 @@ class MemoryStore:
     def max_bytes(self) -> int:
         """See `KeyValueStore.max_bytes`."""
         return self._max_bytes
-
-    @property
-    def safe_deletes(self) -> int:
-        """See `KeyValueStore.safe_deletes`: any number, since deletes take no memory of a store's own."""
-        return sys.maxsize
 
     @property
     def incarnation(self) -> int:

@@ -53,12 +53,6 @@ class LogEntry:
         return self.start + self.rows
 
 
-def get_stream(txn: ReadTransaction, name: str) -> StreamRecord | None:
-    """Return the stream called ``name``, or None."""
-    value = txn.get("meta", _STREAM + name.encode())
-    return None if value is None else _decode_stream(value)
-
-
 def put_stream(txn: WriteTransaction, name: str, record: StreamRecord) -> None:
     """Store a stream."""
     txn.put("meta", _STREAM + name.encode(), pack([record.number, record.options, record.query]))

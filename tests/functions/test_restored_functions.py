@@ -52,9 +52,6 @@ class Pieces:
         self.written[path] = data
         return Piece(hashlib.blake2b(data).digest(), len(data), None, path, 0, scope)
 
-    def write_file(self, path: Path, scope: Scope = Scope.EXCLUSIVE) -> Piece:
-        return self.write([path.read_bytes()], scope)
-
     def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
         return set()
 

@@ -36,9 +36,6 @@ class MemoryWriter:
         self.storage.files[path] = data
         return Piece(hashlib.blake2b(data).digest(), len(data), None, path, 0, scope)
 
-    def write_file(self, path: Path, scope: Scope = Scope.EXCLUSIVE) -> Piece:
-        return self.write([path.read_bytes()], scope)
-
     def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
         """Every other time the first one: what is moved, and when, is up to the storage."""
         self.storage.asked += 1

@@ -8,7 +8,7 @@ import pytest
 
 from ftlayer.errors import StoreError, StorePathError
 from ftlayer.store import LmdbStore
-from ftlayer.store.inspect import TableReport, inspect_store, list_entries
+from ftlayer.store.inspect import TableReport, inspect_store
 
 
 def fill(path: Path) -> LmdbStore:
@@ -33,15 +33,6 @@ def test_a_report_says_what_a_store_holds(tmp_path: Path) -> None:
     assert report.file_bytes >= report.used_bytes
 
 
-def test_entries_are_listed_page_by_page(tmp_path: Path) -> None:
-    fill(tmp_path / "s").close()
-    first = list_entries(tmp_path / "s", "dead", limit=4)
-    assert first == [(b"%d" % n, b"letter %d" % n) for n in range(4)]
-    rest = list_entries(tmp_path / "s", "dead", after=first[-1][0], limit=100)
-    assert [key for key, _ in rest] == [b"%d" % n for n in range(4, 10)]
-    assert list_entries(tmp_path / "s", "segments") == [(b"a", bytes(100_000)), (b"b", bytes(11))]
-
-
 def test_a_live_store_can_be_inspected(tmp_path: Path, start_python: Any) -> None:
     store = fill(tmp_path / "s")
     code = """
@@ -63,8 +54,6 @@ def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
         inspect_store(tmp_path / "s")
     with pytest.raises(StorePathError, match="no store"):
         inspect_store(tmp_path)
-    with pytest.raises(StorePathError, match="does not exist"):
-        list_entries(tmp_path / "s", "dead")
 
 
 def test_a_store_of_the_same_process_says_why_not(tmp_path: Path) -> None:

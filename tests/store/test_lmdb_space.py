@@ -13,6 +13,7 @@ from ftlayer.store import INTAKE_SHARE, LmdbStore
 
 ROWS = 8_192
 ROW_BYTES = 100
+SAFE_DELETES = 8  # of a store of 8 MiB: see ftlayer/store/lmdb_store.py
 
 
 def key(number: int) -> bytes:
@@ -76,7 +77,7 @@ def test_a_store_filled_to_refusal_can_be_emptied_in_any_order(tmp_path: Path, s
         doomed = [entry for entry in sorted(live) if rng.random() >= keep]
         rng.shuffle(doomed)
         while doomed:
-            batch = [doomed.pop() for _ in range(min(len(doomed), rng.randint(1, store.safe_deletes)))]
+            batch = [doomed.pop() for _ in range(min(len(doomed), rng.randint(1, SAFE_DELETES)))]
             with store.write(intake=False) as transaction:
                 for table, at in batch:
                     assert transaction.delete(table, key(at))

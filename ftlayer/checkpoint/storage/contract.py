@@ -24,9 +24,6 @@ class PieceWriter(Protocol):
         Raises `CheckpointStorageError`, and what ``chunks`` raises; nothing refers to what was written then.
         """
 
-    def write_file(self, path: Path, scope: Scope = Scope.EXCLUSIVE) -> Piece:
-        """Write a local file as one piece."""
-
     def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
         """Return the paths of shared files that are kept for too little, and whose pieces are better written anew.
 

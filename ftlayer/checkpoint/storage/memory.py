@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
@@ -11,7 +10,7 @@ from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.checkpoint.storage.signing import Signer
 from ftlayer.checkpoint.storage.slot import Seat, SlotStorageBase
-from ftlayer.checkpoint.storage.writer import file_chunks, given_up
+from ftlayer.checkpoint.storage.writer import given_up
 from ftlayer.errors import CheckpointStorageError, ConfigError
 
 
@@ -36,10 +35,6 @@ class MemoryWriter:
                 raise too_large("a snapshot", length, self._max_bytes)
         data = b"".join(gathered)
         return Piece(self._signer.digest(data), length, data, scope=scope)
-
-    def write_file(self, path: Path, scope: Scope = Scope.EXCLUSIVE) -> Piece:
-        """See `PieceWriter.write_file`."""
-        return self.write(file_chunks(path), scope)
 
     def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
         """See `PieceWriter.wasteful`; there are no files."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from pathlib import Path
 
 from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.storage.files import CHUNK_BYTES, storage_errors
 from ftlayer.checkpoint.storage.lanes import Lane, PieceFile
 from ftlayer.checkpoint.storage.layout import SHARED
 from ftlayer.checkpoint.storage.signing import Hasher, Signer
@@ -82,10 +80,6 @@ class FileWriter:
         # A piece in a file that is used by this checkpoint alone is exclusive whatever was asked for.
         kept = Scope.SHARED if file.path.startswith(f"{SHARED}/") else Scope.EXCLUSIVE
         return Piece(hasher.digest(), length + counted.length, None, file.path, offset, kept)
-
-    def write_file(self, path: Path, scope: Scope = Scope.EXCLUSIVE) -> Piece:
-        """See `PieceWriter.write_file`."""
-        return self.write(file_chunks(path), scope)
 
     def wasteful(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
         """See `PieceWriter.wasteful`. What is written anew does not go into the same file."""
@@ -168,19 +162,6 @@ class _Counted:
         for chunk in self._chunks:
             self._hasher.update(chunk)
             self.length += len(chunk)
-            yield chunk
-
-
-def file_chunks(path: Path) -> Iterator[bytes]:
-    """Return a local file in parts."""
-    with storage_errors(str(path), "", "read"):
-        file = path.open("rb", buffering=0)
-    with file:
-        while True:
-            with storage_errors(str(path), "", "read"):
-                chunk = file.read(CHUNK_BYTES)
-            if not chunk:
-                return
             yield chunk
 
 

@@ -47,16 +47,6 @@ def test_small_pieces_are_inline(kit: Any, made: Any) -> None:
     assert (writer.write([b"x" * 20_481]).inline is None) == (kit.config.directory is not None)
 
 
-def test_local_files_become_pieces(kit: Any, made: Any, tmp_path: Path) -> None:
-    slot = kit.slot()
-    writer = slot.writer(made.barrier(1))
-    content = secrets.token_bytes(LARGE)
-    (tmp_path / "state").write_bytes(content)
-    piece = writer.write_file(tmp_path / "state")
-    writer.close()
-    assert slot.open(slot.location, piece).read() == content
-
-
 def test_a_checkpoint_that_was_published_can_be_loaded_verified_and_discarded(kit: Any, made: Any) -> None:
     slot, driver = kit.slot(), kit.driver()
     writer = slot.writer(made.barrier(1))
