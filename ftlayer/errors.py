@@ -435,6 +435,13 @@ class SinkError(FTLayerError):
     recoverable: ClassVar[bool | None] = None
 
 
+class UncommittableError(SinkError):
+    """What a checkpoint or a batch holds for a sink can never be committed: it is gone, damaged, or another sink's."""
+
+    code = "UNCOMMITTABLE"
+    recoverable = False
+
+
 def error_for_code(code: str) -> type[FTLayerError]:
     """Return the class with this wire ``code``, or `FTLayerError` for one this version lacks."""
     todo: list[type[FTLayerError]] = [FTLayerError]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import join, part
-from ftlayer.errors import SinkError
+from ftlayer.errors import UncommittableError
 
 DIRECTORY = "_ftlayer-commits"
 KEPT = 100
@@ -63,6 +63,6 @@ def _read(files: Files, path: str) -> list[WrittenFile]:
     try:
         return [WrittenFile(*row) for row in json.loads(files.read(path))]
     except (ValueError, TypeError) as error:
-        raise SinkError(
+        raise UncommittableError(
             f"{join(files.url, path)} was damaged after it was written ({error}); it says which files a batch has"
         ) from error

@@ -26,7 +26,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from ftlayer.checkpoint.storage.deleting import Crew, raise_together
 from ftlayer.checkpoint.storage.files import Entry, Files, Output, open_files
 from ftlayer.checkpoint.storage.layout import join, last_name, normal, parent
-from ftlayer.errors import ConfigError, SinkError
+from ftlayer.errors import ConfigError, UncommittableError
 from ftlayer.sinks.batch_log import BatchLog, WrittenFile, all_logged
 from ftlayer.sinks.formats import format_named
 from ftlayer.sinks.origin import streaming_query
@@ -101,7 +101,8 @@ class FileSink(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Make the rows visible. Called again, it goes on where it was.
 
-        Raises `SinkError` if a file is gone that was never committed, `CheckpointStorageError`; call it again then.
+        Raises `UncommittableError` if a file is gone that was never committed, and `CheckpointStorageError`: call it
+        again then.
         """
         files = self._files()
         for query, written in _by_query(messages).items():
@@ -203,7 +204,7 @@ def _by_query(messages: Iterable[WriterCommitMessage | None]) -> dict[str, list[
         if message is None:
             continue
         if not isinstance(message, FileMessage):
-            raise SinkError(f"expected the messages of a FileSink, got a {type(message).__name__}")
+            raise UncommittableError(f"expected the messages of a FileSink, got a {type(message).__name__}")
         if message.file is not None:
             found.setdefault(message.query, []).append(message.file)
     return found
@@ -217,7 +218,7 @@ def _name(files: Files, written: list[WrittenFile]) -> None:
             # On an object store the copy may have come to its end, and the deletion not.
             files.delete(one.temporary)
         elif not files.move(one.temporary, one.target) and files.size(one.target) != one.size:
-            raise SinkError(
+            raise UncommittableError(
                 f"{join(files.url, one.temporary)} is gone, and {one.target}, as which it is committed, is not there: "
                 "either it was committed and moved away or removed since, or something has removed it before "
                 "(FileSink.clean with a checkpoint that was kept, say), and its rows are lost"

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checks import check_text
-from ftlayer.errors import ConfigError, SinkError
+from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks.copying import to_csv
 from ftlayer.sinks.origin import streaming_query
 
@@ -184,7 +184,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
             moved = move(connection, self._tables(), list(columns), [one.id for one in alike])
             expected = sum(one.rows for one in alike)
             if moved != expected:
-                raise SinkError(
+                raise UncommittableError(
                     f"{self._place}: {expected:,} rows were staged and {moved:,} are there, which were not committed: "
                     "did something else remove them (PostgresSink.clean with a checkpoint that was kept, say), or had "
                     f"the sink another name than {self._name!r} when they were committed?"
@@ -242,7 +242,9 @@ def _by_query(messages: Iterable[WriterCommitMessage | None]) -> dict[str, list[
         if message is None:
             continue
         if not isinstance(message, PostgresMessage):
-            raise SinkError(f"expected the messages of a PostgresSink, got a {type(message).__name__}")
+            raise UncommittableError(
+                f"expected the messages of a PostgresSink, got a {type(message).__name__}"
+            )
         if message.rows:
             found.setdefault(message.query, []).append(message)
     return found

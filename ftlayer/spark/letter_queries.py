@@ -42,7 +42,7 @@ def letter_queries(spark: SparkSession, stream: str) -> list[LetterQuery]:
     plain = [
         query
         for query in spark.streams.active
-        if str(query.runId) not in runs and stream in _streams_of(query._jsq.streamingQuery().analyzedPlan())  # type: ignore[attr-defined]
+        if str(query.runId) not in runs and stream in _streams_of(query._jsq.streamingQuery().analyzedPlan())
     ]
     return [*wrapped, *plain]
 

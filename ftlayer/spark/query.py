@@ -228,9 +228,10 @@ class TrackedQuery:
     def await_drained(self, timeout: float | None = None) -> bool:
         """Wait (seconds) until what the source has now is through and no record is pending or waits for replay.
 
-        The dead letters are through then too, in the queries of this program that read them as a stream. False if that did not happen in time, or the query was stopped before. It goes on meanwhile: rows that the
-        source gets later need not be through, but Spark must come to the source's end once. Raises the error that
-        ended the query, if one did.
+        The dead letters are through then too, in the queries of this program that read them as a stream. False if
+        that did not happen in time, or the query was stopped before. It goes on meanwhile: rows that the source gets
+        later need not be through, but Spark must come to the source's end once. Raises the error that ended the query,
+        if one did.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         readers = self._letter_queries() if self.isActive else []

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.storage import remote_files
 from ftlayer.checkpoint.storage.local_files import LocalFiles
-from ftlayer.errors import CheckpointStorageError, ConfigError, SinkError
+from ftlayer.errors import CheckpointStorageError, ConfigError, UncommittableError
 from ftlayer.sinks import FileMessage, FileSink, PostgresMessage, files
 
 _directories = itertools.count()
@@ -92,7 +92,7 @@ def test_an_abort_removes_what_waits_and_nothing_else(url: str) -> None:
     sink.abort([second], 2)
     assert numbers_in(url) == [1]
     assert in_progress(url) == []
-    with pytest.raises(SinkError, match=r"is gone, and .* is not there"):
+    with pytest.raises(UncommittableError, match=r"is gone, and .* is not there"):
         sink.commit([second], 3)
 
 
@@ -243,7 +243,7 @@ def test_what_the_dead_have_left_is_cleaned(url: str) -> None:
     alive.commit([kept], 1)
     alive.commit([mine], 2)
     assert numbers_in(url) == [2, 3]
-    with pytest.raises(SinkError, match="is gone"):
+    with pytest.raises(UncommittableError, match="is gone"):
         alive.commit([lost], 3)
 
 
@@ -387,7 +387,7 @@ def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
             FileSink(path)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="format: expected one of"):
         FileSink(str(tmp_path), ["csv"])  # type: ignore[arg-type]
-    with pytest.raises(SinkError, match="expected the messages of a FileSink"):
+    with pytest.raises(UncommittableError, match="expected the messages of a FileSink"):
         FileSink(str(tmp_path)).commit([PostgresMessage("x", 1, (), "")], 1)
 
 

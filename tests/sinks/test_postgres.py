@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import ConfigError, SinkError
+from ftlayer.errors import ConfigError, SinkError, UncommittableError
 from ftlayer.sinks import FileMessage, PostgresSink, postgres, staging
 
 _tables = itertools.count()
@@ -73,7 +73,7 @@ def test_a_commit_that_comes_again_changes_nothing(server: Any, sink: PostgresSi
 def test_a_commit_under_another_name_says_what_may_be_wrong(server: Any, table: str) -> None:
     message = PostgresSink(server.dsn, table).write(rows(1))
     PostgresSink(server.dsn, table).commit([message], 1)
-    with pytest.raises(SinkError, match=f"had the sink another name than {table + '-2'!r}"):
+    with pytest.raises(UncommittableError, match=f"had the sink another name than {table + '-2'!r}"):
         PostgresSink(server.dsn, table, name=f"{table}-2").commit([message], 1)
     assert numbers_in(server, table) == [1]
 
@@ -87,7 +87,7 @@ def test_an_abort_removes_what_is_staged_and_nothing_else(
     sink.abort([second], 2)
     assert numbers_in(server, table) == [1]
     assert staged_in(server, table) == 0
-    with pytest.raises(SinkError, match="1 rows were staged and 0 are there"):
+    with pytest.raises(UncommittableError, match="1 rows were staged and 0 are there"):
         sink.commit([second], 3)
 
 
@@ -278,7 +278,7 @@ def test_what_the_dead_have_staged_is_cleaned(server: Any, table: str) -> None:
     for sink, message in ((alive, kept), (other, theirs), (alive, mine)):
         sink.commit([message], 1)
     assert numbers_in(server, table) == [2, 3, 4]
-    with pytest.raises(SinkError, match="did something else remove them"):
+    with pytest.raises(UncommittableError, match="did something else remove them"):
         alive.commit([lost], 1)
 
 
@@ -448,7 +448,7 @@ def test_what_cannot_be_used_is_refused(server: Any, monkeypatch: pytest.MonkeyP
         PostgresSink(server.dsn, "t", name=7)  # type: ignore[arg-type]
     with pytest.raises(SinkError, match='table "nosuch" is not there'):
         PostgresSink(server.dsn, "nosuch").write(rows(1))
-    with pytest.raises(SinkError, match="expected the messages of a PostgresSink"):
+    with pytest.raises(UncommittableError, match="expected the messages of a PostgresSink"):
         PostgresSink(server.dsn, "t").commit([FileMessage(None, 0, "")], 1)
     secret = PostgresSink("host=/nowhere password=secret dbname=d", "t")
     with pytest.raises(SinkError, match="table t of d at /nowhere: rows cannot be staged") as caught:

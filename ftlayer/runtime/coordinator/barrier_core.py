@@ -88,6 +88,7 @@ class BarrierJobCore(JobCore):
         self._begun = False
         self._all_run = False
         self._asked = 0
+        self._restore_fails = False
 
     @property
     def _has_begun(self) -> bool:
@@ -100,6 +101,9 @@ class BarrierJobCore(JobCore):
     @property
     def _is_complete(self) -> bool:
         return all(region.deployed for region in self._regions)
+
+    def _state_before_it_runs(self) -> JobState:
+        return JobState.RECOVERING if self._restore_fails else JobState.STARTING
 
     def _begin(self, now_ms: int) -> None:
         for region in self._regions:
@@ -157,6 +161,7 @@ class BarrierJobCore(JobCore):
         if region is None or self._end is not None:
             return
         region.asked, region.restore, region.restored = 0, event.restores, event.checkpoint
+        self._restore_fails = False
         self.epoch += 1
         for number in sorted(region.slots):
             slot = self.slots[number]
@@ -171,6 +176,7 @@ class BarrierJobCore(JobCore):
         if region is None or self._end is not None:
             return
         self.last_failure = str(event.error)
+        self._restore_fails = True
         pause = None if event.lasting else self._restart.on_failure(now_ms)
         if pause is None:
             self._fail(event.error, now_ms)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from functools import partial
 
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
@@ -41,6 +42,7 @@ from ftlayer.errors import (
     error_for_code,
 )
 from ftlayer.layer.calls import Now
+from ftlayer.recovery import lasting
 from ftlayer.runtime.coordinator.events import (
     Broken,
     EndTasksRequested,
@@ -127,7 +129,7 @@ class JobCheckpoints:
             restored=self._restored,
         )
         self._requests = Requests()
-        # Why the checkpoint that is being declined cannot be taken after a restart either.
+        # Why the checkpoint that has just failed cannot be taken, or committed, after a restart either.
         self._lasting: FTLayerError | None = None
         self._cancelled = False
         self._close_by_s: float | None = None
@@ -158,9 +160,10 @@ class JobCheckpoints:
             case SubtaskAcked(checkpoint, snapshot):
                 self._do(self._rules.acked(checkpoint, snapshot, _now()))
             case SubtaskDeclined(checkpoint, uid, subtask, reason, counts, code):
-                self._lasting = error_for_code(code)(reason) if code else None
-                self._do(self._rules.declined(checkpoint, (uid, subtask), reason, _now(), counts=counts))
-                self._lasting = None
+                self._do_for(
+                    error_for_code(code)(reason) if code else None,
+                    lambda now: self._rules.declined(checkpoint, (uid, subtask), reason, now, counts=counts),
+                )
             # Of an instance that is about to be reset it means nothing: the next one reads on from the checkpoint.
             case DataEnded(uid, subtask) if self._parts.graph.slot_of(uid, subtask) not in self._down:
                 self._do(self._rules.data_ended((uid, subtask), _now()))
@@ -358,8 +361,7 @@ class JobCheckpoints:
             except StaleOwnerError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
-                reason = _said(error)
-                self._event(lambda now: self._rules.publish_failed(checkpoint.checkpoint, reason, now))
+                self._failed(error, partial(self._rules.publish_failed, checkpoint.checkpoint))
             else:
                 self._event(lambda now: self._rules.published(published, now))
 
@@ -372,8 +374,7 @@ class JobCheckpoints:
             except StaleOwnerError:
                 raise
             except Exception as error:  # noqa: BLE001 - as above
-                reason = _said(error)
-                self._event(lambda now: self._rules.commit_failed(checkpoint.checkpoint, reason, now))
+                self._failed(error, partial(self._rules.commit_failed, checkpoint.checkpoint))
             else:
                 self._event(lambda now: self._rules.committed(checkpoint.checkpoint, now))
 
@@ -399,6 +400,21 @@ class JobCheckpoints:
 
     def _event(self, event: Callable[[Now], list[Decision]]) -> None:
         self._later(lambda: self._do(event(_now())))
+
+    def _failed(self, error: Exception, event: Callable[[str, Now], list[Decision]]) -> None:
+        """Tell the rules why a step of a checkpoint has failed; the job ends with what no restart can mend."""
+        reason, final = _said(error), lasting(error)
+
+        def decide(now: Now) -> list[Decision]:
+            return event(reason, now)
+
+        self._later(lambda: self._do_for(final, decide))
+
+    def _do_for(self, final: FTLayerError | None, event: Callable[[Now], list[Decision]]) -> None:
+        """Carry out what an event decides; if that is to fail the job, it ends with ``final``."""
+        self._lasting = final
+        self._do(event(_now()))
+        self._lasting = None
 
     def _io_failed(self, error: Exception) -> None:
         if isinstance(error, StaleOwnerError):

@@ -10,7 +10,12 @@ from typing import Any
 
 from ftlayer.checkpoint.migration import may_leave
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, SubtaskSnapshot
-from ftlayer.errors import CommitFailedError, IncompatibleCheckpointError, UnauthorizedError
+from ftlayer.errors import (
+    CommitFailedError,
+    IncompatibleCheckpointError,
+    UnauthorizedError,
+    UncommittableError,
+)
 from ftlayer.functions.conversion import text_of
 from ftlayer.runtime.coordinator.range_log import reseal_captured
 from ftlayer.runtime.sealed import reseal, unseal
@@ -108,6 +113,7 @@ class Committer:
         Raises:
             CommitFailedError: a writer raised, or a message cannot be read; names the sink. Others may be committed:
                 call again, or restore the checkpoint.
+            UncommittableError: a writer says that it never will; names the sink.
             IncompatibleCheckpointError: the graph has no such sink.
         """
         for sink, committables in self._by_sink(subtasks).items():
@@ -121,6 +127,12 @@ class Committer:
                 raise CommitFailedError(
                     f"sink {sink!r}: a message in checkpoint {checkpoint} is not signed with the key of this job's "
                     "checkpoints, so it is not read; give CheckpointConfig the key that it was taken with"
+                ) from error
+            except UncommittableError as error:
+                raise UncommittableError(
+                    f"sink {sink!r}: checkpoint {checkpoint} is complete, and what it holds of the sink can never be "
+                    f"committed: {text_of(error)}. Put back what is gone, or go on from another checkpoint or "
+                    "savepoint (restore_from=…)"
                 ) from error
             except Exception as error:
                 raise CommitFailedError(

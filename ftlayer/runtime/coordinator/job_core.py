@@ -95,6 +95,10 @@ class JobCore(ABC):
     def _is_complete(self) -> bool:
         """Whether no slot is being replaced."""
 
+    def _state_before_it_runs(self) -> JobState:
+        """Return where the job is while not all tasks have been told to start."""
+        return JobState.STARTING
+
     def _state_while_it_runs(self) -> JobState | None:
         """Return where the job is, all tasks being up; None if nothing is the matter."""
         return None
@@ -147,7 +151,7 @@ class JobCore(ABC):
         if self._end is not None:
             return self._end.verdict.state if self._end.over else JobState.STOPPING
         if not self._has_begun:
-            return JobState.STARTING
+            return self._state_before_it_runs()
         if self._ending:
             return JobState.ENDING
         if not (self._is_complete and self._crew.all_started):

@@ -219,6 +219,7 @@ def test_a_restore_that_fails_is_tried_again_by_the_strategy_and_given_up_if_it_
     (asked,) = job.asked()
     job.on(RestoreFailed(asked.number, CheckpointError("the storage is away")), hello(0, "0a"))
     assert not job.asked()
+    assert job.core.state is JobState.RECOVERING
     job.on(Tick(), after_ms=10)
     (again,) = job.asked()
     job.on(RestoreFailed(again.number, CheckpointError("it does not fit"), lasting=True))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,8 +25,9 @@ from ftlayer.errors import (
     CheckpointStorageError,
     ConfigError,
     StaleOwnerError,
+    UncommittableError,
 )
-from ftlayer.restart import NoRestart
+from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.coordinator import checkpointing
 from ftlayer.runtime.coordinator.events import JobState
 from ftlayer.runtime.coordinator.job import Job, JobParts
@@ -50,6 +53,7 @@ ID = pa.schema([("id", pa.int64())])
 COMMITS: list[int] = []
 MAY_COMMIT = threading.Event()
 COMMITTING = threading.Event()
+ERRORS: list[Exception] = []
 
 
 class Writer(DataSourceStreamWriter):
@@ -59,6 +63,8 @@ class Writer(DataSourceStreamWriter):
     def commit(self, messages: list[Any], batch: int) -> None:
         COMMITTING.set()
         assert MAY_COMMIT.wait(WAIT_S)
+        for error in ERRORS:
+            raise error
         COMMITS.append(batch)
 
     def abort(self, messages: list[Any], batch: int) -> None:
@@ -79,6 +85,7 @@ class Played:
         bounded: bool = False,
         run: str = "played-1",
         restore_from: str | None = None,
+        restart: RestartStrategy | None = None,
     ) -> None:
         source = Source("numbers", IterableSource((range(3).__iter__,)), ID)
         vertices = (JobVertex("numbers", (source, Sink("out", WriterSink(Writer(), 1, 1), ID)), 1),)
@@ -98,7 +105,7 @@ class Played:
             JobParts(
                 graph,
                 TopologyOptions(),
-                NoRestart(),
+                restart or NoRestart(),
                 server=Mock(send=self._told),
                 submitter=Mock(),
                 vertex=None,
@@ -142,6 +149,7 @@ def _fresh() -> None:
     COMMITS.clear()
     COMMITTING.clear()
     MAY_COMMIT.clear()
+    ERRORS.clear()
 
 
 def test_no_checkpoint_begins_before_all_tasks_are_restored(tmp_path: Path) -> None:
@@ -189,6 +197,44 @@ def test_a_slow_commit_does_not_hold_a_cancellation_up(tmp_path: Path) -> None:
     MAY_COMMIT.set()
     assert freed.wait(WAIT_S)
     assert COMMITS == [1]
+
+
+def test_what_can_never_be_committed_ends_the_job_at_once(tmp_path: Path) -> None:
+    """Whether it runs, or begins with a checkpoint: no pause of the restart strategy is waited for."""
+    played = Played(tmp_path, restart=FixedDelay(1_000, "10h"))
+    assert COMMITTING.wait(WAIT_S)
+    ERRORS.append(UncommittableError("a.part is gone"))
+    MAY_COMMIT.set()
+    gone = (
+        r"sink 'out': checkpoint 1 is complete, .* can never be committed: a\.part is gone\. .*restore_from"
+    )
+    with pytest.raises(UncommittableError, match=gone):
+        played.job.wait(WAIT_S)
+    assert played.job.status().restarts == 0
+
+
+def test_a_job_that_cannot_commit_what_it_begins_with_says_what_it_is_at(tmp_path: Path) -> None:
+    first = Played(tmp_path, restart=FixedDelay(1_000, "10h"))
+    assert COMMITTING.wait(WAIT_S)
+    assert first.job.cancel(2.0)
+    ERRORS.append(OSError("the database is down"))
+    MAY_COMMIT.set()
+    again = Played(tmp_path, run="played-2", restore_from=LATEST, restart=FixedDelay(1_000, "10h")).job
+    until(lambda: again.status().last_failure != "")
+    assert again.state is JobState.RECOVERING
+    assert "OSError: the database is down" in again.status().last_failure
+    assert again.cancel(WAIT_S)
+    ERRORS[:] = [UncommittableError("a.part is gone")]
+    last = Played(tmp_path, run="played-3", restore_from=LATEST, restart=FixedDelay(1_000, "10h")).job
+    with pytest.raises(UncommittableError, match=r"a\.part is gone"):
+        last.wait(WAIT_S)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def started_again(directory: Path, restore_from: str | None) -> Job:
