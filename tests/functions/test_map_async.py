@@ -22,7 +22,7 @@ from ftlayer.records.tries import pack_tries
 from ftlayer.spark.isolate import run_isolated
 
 V = pa.schema([("v", pa.int64())])
-WAIT_S = 30
+WAIT_S = 600
 
 
 def ints(values: list[int]) -> pa.RecordBatch:

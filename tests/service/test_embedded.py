@@ -241,7 +241,7 @@ def test_serve_ends_well_at_a_signal_with_streams_open(
         call = batches.persist(4)
         pipeline.submit(call).result()
         pipeline.submit(batches.xor(call, opened.incarnation)).result()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=600) as page:
             text = page.read().decode()
         assert "ftlayer_persisted 4.0" in text
         assert "ftlayer_completed 4.0" in text

@@ -17,7 +17,7 @@ import pytest
 from ftlayer.config import MIB, VertexOptions
 from ftlayer.service.embedded import EmbeddedVertex
 
-WAIT_S = 60
+WAIT_S = 600
 # Beside what a message itself takes, in the vertex and on its way there.
 MOST_GROWTH_BYTES = 400 * MIB
 

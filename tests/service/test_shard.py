@@ -86,7 +86,7 @@ def test_calls_that_wait_become_one_transaction(
 ) -> None:
     store.may_commit.clear()
     first = caller.start(batches.persist(1))
-    while not store.commits_waiting.acquire(timeout=20):
+    while not store.commits_waiting.acquire(timeout=600):
         raise AssertionError("no commit")
     others = [caller.start(batches.persist(1)) for _ in range(10)]
     drain(store)
@@ -325,7 +325,7 @@ def test_close_runs_what_was_submitted_and_refuses_what_comes(
 ) -> None:
     answers = [caller.start(batches.persist(1)) for _ in range(5)]
     caller.shard.close()
-    assert [answer.get(timeout=1) for answer in answers] == [Accepted(1)] * 5
+    assert [answer.get(timeout=600) for answer in answers] == [Accepted(1)] * 5
     assert isinstance(caller.call(batches.persist(1)), VertexUnavailableError)
     assert isinstance(caller.call(batches.xor(batches.persist(1), 1)), VertexUnavailableError)
 

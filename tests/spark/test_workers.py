@@ -13,7 +13,7 @@ import pytest
 
 from ftlayer.spark.workers import own_paths, prepare_workers
 
-WAIT_S = 300
+WAIT_S = 600
 
 
 def session(master: str, environment: dict[str, str], **conf: str) -> Any:

@@ -42,7 +42,7 @@ def test_a_live_store_can_be_inspected(tmp_path: Path, start_python: Any) -> Non
         print(report.holder, report.tables["dead"].entries)
     """
     for entries in (10, 11):
-        out, err = start_python(code, tmp_path / "s").communicate(timeout=60)
+        out, err = start_python(code, tmp_path / "s").communicate(timeout=600)
         assert out.split() == [str(os.getpid()), str(entries)], err
         with store.write(intake=True) as transaction:
             transaction.put("dead", b"more", b"x")

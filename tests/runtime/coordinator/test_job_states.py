@@ -48,7 +48,7 @@ from ftlayer.runtime.sealed import seal
 from ftlayer.stream.job_graph import JobGraph, JobVertex
 from ftlayer.stream.operators import IterableSource, Sink, Source, WriterSink
 
-WAIT_S = 60
+WAIT_S = 600
 ID = pa.schema([("id", pa.int64())])
 COMMITS: list[int] = []
 MAY_COMMIT = threading.Event()

@@ -25,7 +25,7 @@ from ftlayer.store import MemoryStore
 from ftlayer.stream.job_graph import JobGraph, JobVertex
 from ftlayer.stream.operators import IterableSource, Sink, Source
 
-WAIT_S = 60
+WAIT_S = 600
 ID = pa.schema([("id", pa.int64())])
 STREAM = "played/numbers"
 

@@ -81,17 +81,14 @@ def run(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob, case: str) -> 
     slots = running.status().slots
     places = [[worker for worker in job.workers if descends_from(slot.pid, worker)] for slot in slots]
     killed = []
-    lost_s = 0.0
     if case != "clean":
         worker = places[0][0]
         executors = executors_of(worker)
         killed = [worker] if case == "worker" else executors
-        began = time.monotonic()
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         kit.until(running, lambda: running.status().slots[0].instance not in ("", slots[0].instance), grow)
         until_more_comes()
-        lost_s = time.monotonic() - began
     kit.until(running, ledger.all_there)
     assert running.drain(kit.WAIT_S)
     ledger.check(exact=case == "clean")
@@ -99,7 +96,6 @@ def run(kit: ModuleType, spark: Any, layer: Any, job: ClusterJob, case: str) -> 
     return {
         "places": places,
         "killed": killed,
-        "lost_s": lost_s,
         "restarts": status.restarts,
         "last_failure": status.last_failure,
         "address": layer.address,

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from ftlayer import CheckpointConfig, FixedDelay, FTLayer, JobState, StreamEnvironment
 from ftlayer.errors import SessionLostError
 
-WAIT_S = 120
+WAIT_S = 600
 
 
 def numbers() -> Iterator[int]:
