@@ -99,7 +99,7 @@ SMOKE = (
     "handler/test_lineage.py",
     "layer/test_batches.py",
     "partitioning/test_key_groups.py",
-    "records/test_batch.py",
+    "records/test_ids.py",
     "runtime/connectors/test_rows.py",
     "runtime/coordinator/test_core_rules.py",
     "runtime/simulation/test_topologies.py::test_attempts_are_counted_and_used_up",
