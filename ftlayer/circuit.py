@@ -2,7 +2,7 @@
 
 States: CLOSED, all is well; OPEN, nothing is tried until a pause is over; HALF_OPEN, one trial is under way. A trial in
 which too many fail opens it again, for twice the pause. Rules alone: times are of one monotone clock, given with each
-event, and whoever owns the breaker does the waiting.
+event, and its owner does the waiting.
 """
 
 from __future__ import annotations

@@ -308,13 +308,13 @@ def purge(
     root_certs: RootCerts = None,
     client_pem: ClientPem = None,
 ) -> None:
-    """Delete dead letters for ever."""
+    """Delete dead letters permanently."""
     from ftlayer.layer.calls import Purge
 
     with _connect(address, token_file, root_certs, client_pem) as client:
         chosen = _chosen(client, keys, everything)
         if chosen and not yes:
-            typer.confirm(f"Delete {len(chosen)} dead letters for ever?", abort=True)
+            typer.confirm(f"Delete {len(chosen)} dead letters permanently?", abort=True)
         typer.echo(f"purged {_change(client, Purge(chosen))} of {len(chosen)}")
 
 

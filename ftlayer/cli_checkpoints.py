@@ -99,7 +99,7 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None
     key = _key(key_file)
     found = find_checkpoints(located(path))
     if not found:
-        # Else nobody would notice a mistyped path.
+        # Else a mistyped path would go unnoticed.
         raise ConfigError(not_there(located(path)))
     results: list[Facts] = []
     crew = Crew()
@@ -125,7 +125,7 @@ def delete(path: One, yes: Yes = False, key_file: KeyFile = None) -> None:
     from ftlayer.checkpoint.storage.removing import delete_checkpoint
 
     if not yes:
-        typer.confirm(f"Delete {path} for ever? The job must not be running.", abort=True)
+        typer.confirm(f"Delete {path} permanently? The job must not be running.", abort=True)
     typer.echo(f"deleted {delete_checkpoint(path, _key(key_file))}")
 
 
@@ -135,7 +135,7 @@ def dispose(path: One, yes: Yes = False) -> None:
     from ftlayer.checkpoint.storage.removing import dispose_savepoint
 
     if not yes:
-        typer.confirm(f"Delete the savepoint {path} for ever?", abort=True)
+        typer.confirm(f"Delete the savepoint {path} permanently?", abort=True)
     typer.echo(f"disposed of {dispose_savepoint(path)}")
 
 

@@ -415,7 +415,7 @@ class StateSerializationError(CheckpointError):
 
 
 class SnapshotCancelledError(CheckpointError):
-    """A snapshot was given up while it was written; nobody waits for it."""
+    """A snapshot was given up while it was written."""
 
     code = "SNAPSHOT_CANCELLED"
     recoverable = True

@@ -60,7 +60,7 @@ def ensure_java() -> Java:
 
 
 def ensure_java_for_sessions() -> None:
-    """`ensure_java` as ``import ftlayer`` calls it, before there is a session: fast, and it fails nobody's import.
+    """`ensure_java` as ``import ftlayer`` calls it, before there is a session: fast, and no import fails by it.
 
     Without the extra ``java`` it does nothing. With it, a JDK's own note of its version is believed; a Java that has
     no such note is asked.

@@ -1,6 +1,6 @@
 """Text of records as a terminal may have it, and as long as an answer may be.
 
-A payload, a reason, a traceback, a name: whoever sends records chooses them. Printed as they are, they could move the
+A payload, a reason, a traceback, a name: the sender of records chooses them. Printed as they are, they could move the
 cursor, rewrite what was printed before, or fill the clipboard.
 """
 

@@ -1,4 +1,4 @@
-"""Files with a token or a key: read only where nobody else can."""
+"""Files with a token or a key: read only where no other user can."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def read_secret(path: Path, option: str) -> bytes:
     """Return what is in ``path``; `ConfigError` naming ``option`` where it cannot be read, or others could.
 
-    As ssh does with its keys: a file of another owner, put there by whoever runs the machine, is taken as it is.
+    As ssh does with its keys: a file of another owner, put there by the machine's administrator, is taken as it is.
     """
     try:
         with path.open("rb") as file:

@@ -139,7 +139,7 @@ def _share(shard: ShardReport) -> str:
 
 
 def _holder(holder: int | None) -> str:
-    return "nobody" if holder is None else str(holder or "unknown")
+    return "none" if holder is None else str(holder or "unknown")
 
 
 def _time(wall_ms: int) -> str:

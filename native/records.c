@@ -231,7 +231,7 @@ static fit put_text(column_maker *maker, PyObject *value, Py_ssize_t row) {
     } else {
         if (!PyUnicode_CheckExact(value)) return MISFIT;
         text = PyUnicode_AsUTF8AndSize(value, &size);
-        if (text == NULL) { /* half a surrogate pair: whoever converts it next says so */
+        if (text == NULL) { /* half a surrogate pair: the next conversion says so */
             if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) return FAILED;
             PyErr_Clear();
             return MISFIT;

@@ -60,7 +60,7 @@ def _session(directory: RunDirectory) -> SparkSession:
 
 
 def _event_channel() -> Tell:
-    """Keep stdout for events: Spark's JVM, and whoever else prints, gets the log instead."""
+    """Keep stdout for events: what Spark's JVM and others print goes to the log."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     lock = threading.Lock()
@@ -74,7 +74,7 @@ def _event_channel() -> Tell:
 
 
 def _end_with_screen() -> None:
-    """End when stdin does: the screen is gone, and nobody would ever look at this run."""
+    """End when stdin does: the screen is gone, and this run would go unseen."""
     while os.read(0, 4_096):
         pass
     os._exit(1)

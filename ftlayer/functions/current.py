@@ -1,6 +1,6 @@
 """The record that a user's function works on now: how often it was tried, and since when it fails.
 
-Nothing is done for a record that nobody asks about: what is known of a batch's records is put down once a batch, and
+Nothing is done for a record that is not asked about: what is known of a batch's records is put down once a batch, and
 which of them is meant is read from the loop's own progress.
 """
 
@@ -129,7 +129,7 @@ def current_record() -> CurrentRecord:
 
 
 def current_tries(rows: I64) -> U64Array:
-    """Return the tries of rows of the batch that runs now; first tries where nobody has said what is known."""
+    """Return the tries of rows of the batch that runs now; first tries where nothing is known."""
     found = _running.get()
     if found is None:
         return tries_or_first(None, len(rows))

@@ -150,7 +150,7 @@ class _Run:
         self._failures.append(failure_of(row, self._uids[step], error, self._rules[step]))
 
     def _convert(self) -> None:
-        """Convert what has come out since the last time."""
+        """Convert the results since the last time."""
         schema, form, uid = self._segment._schema, self._segment._form, self._segment._maker
         rules = self._segment._maker_rules
         parents = self._parents[self._converted : len(self._counts)]

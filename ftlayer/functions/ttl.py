@@ -48,7 +48,7 @@ class StateTtl:
 
 
 def is_expired(stamped: Stamped, now_ms: int) -> bool:
-    """Whether a stamped value is over, and may be removed by whoever meets it."""
+    """Whether a stamped value is over, and may be removed by any reader."""
     return stamped[0] <= now_ms
 
 

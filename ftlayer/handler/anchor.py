@@ -56,7 +56,7 @@ class FTAnchorHandler:
     """`AnchorHandler` with fault tolerance on."""
 
     def __init__(self, uid: str, book: IdBook | None) -> None:
-        """``uid`` is the emitting chain's; ``book`` keeps single ids, None: nobody needs them."""
+        """``uid`` is the emitting chain's; ``book`` keeps single ids, None: they are not needed."""
         self._site = Site(operator_key(uid), book)
         self._book = book
         self._anchors: Lineage | None = None

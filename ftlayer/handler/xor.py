@@ -68,7 +68,7 @@ class FTXorHandler:
     """`XorHandler` with fault tolerance on."""
 
     def __init__(self, book: IdBook | None) -> None:
-        """``book`` keeps single ids; None: nobody needs them."""
+        """``book`` keeps single ids; None: they are not needed."""
         self._book = book
         self._roots: list[U64Array] = []
         self._values: list[U64Array] = []
@@ -130,7 +130,7 @@ class NonFTXorHandler:
         """Do nothing."""
 
     def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
-        """Raise the first failure as a `JobError`, or as the error that no restart mends: nobody else hears of it."""
+        """Raise the first failure as a `JobError`, or as the error that no restart mends."""
         for failure in failures:
             raise lasting_in_text(failure.traceback) or JobError(
                 f"{failure.operator!r} failed: {failure.reason}\n{failure.traceback}"

@@ -1,4 +1,4 @@
-"""Dead letters go back to work or go for ever; and how far their readers have come."""
+"""Dead letters go back to work or are deleted; and how far their readers have come."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DeadLetters:
         return Changed(sum(item is not None for item in taken))
 
     def purge(self, txn: WriteTransaction, call: Purge) -> Changed:
-        """Delete dead letters for ever."""
+        """Delete dead letters permanently."""
         purged = [taken[1] for taken in (self._take(txn, key) for key in call.keys) if taken is not None]
         for record in purged:
             self._state.group.texts.release(record.frames)
@@ -43,7 +43,7 @@ class DeadLetters:
         return Cursor(call.position)
 
     def cursor(self, txn: ReadTransaction, call: GetCursor) -> Cursor:
-        """Return how far a reader has come; of a stream that nobody has declared, to nothing."""
+        """Return how far a reader has come; of a stream that is not declared, to nothing."""
         stream = self._state.find_stream(call.stream)
         return Cursor(b"" if stream is None else get_cursor(txn, stream.number, call.reader))
 

@@ -43,7 +43,7 @@ GAPS = 256
 CLIENTS = 10_000
 IDLE_MS = 24 * 3_600_000
 MAX_NAME_BYTES = 256
-# Replies with records are large, and nobody pipelines them deeply.
+# Replies with records are large, and clients do not pipeline them deeply.
 _RECORD_REPLIES = 4
 
 _DURABLE: dict[type[Any], tuple[str, ...]] = {

@@ -13,7 +13,7 @@ MAX_HELD = 10_000
 
 
 class EarlyFailures:
-    """Why roots failed that nobody has registered yet, the first reason of each.
+    """Why roots failed that are not registered yet, the first reason of each.
 
     Each is in a bucket of the caller's, which drops it when its time is over. Of more than `MAX_HELD` the oldest ones
     are dropped: their roots time out instead.

@@ -37,7 +37,7 @@ class Schedules:
         for first in range(1, MAX_STAMP - self._buckets + 2, self._buckets):
             if first not in used:
                 return ExpirySchedule(timeout_ms, self._buckets, first_bucket=first)
-        # Timeouts that streams had once stay empty for ever: their numbers are free.
+        # Timeouts that streams had once stay empty: their numbers are free.
         for old, schedule in self._schedules.items():
             if schedule.next_expiry_ms() is None:
                 del self._schedules[old]

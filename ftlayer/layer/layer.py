@@ -27,7 +27,7 @@ What the shell must keep to:
 - Call `tick` when its time has come. Late ticks delay expiry and writing down, nothing else.
 
 The calls of one group see each other in order, with one exception: roots that a group registers by
-`Persist` are known to events from the next transaction on. (Persist before emit: nobody has reason to send
+`Persist` are known to events from the next transaction on. (Persist before emit: no client has reason to send
 events of a root before the answer.)
 """
 

@@ -1,7 +1,7 @@
 """Which run a topology's streams belong to: the one that has claimed it last. Earlier ones are fenced.
 
-Nothing has to time out: whoever starts takes over at once, whatever has become of the run before. What that one has
-under way when it is recalled has roots that nobody knows any more, and what it adds later is refused.
+Nothing has to time out: a new driver takes over at once, whatever has become of the run before. What that one has
+under way when it is recalled has roots that are no longer known, and what it adds later is refused.
 """
 
 from __future__ import annotations

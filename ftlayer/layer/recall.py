@@ -1,4 +1,4 @@
-"""Recall: what is pending becomes due at once, since whoever worked on it may be gone."""
+"""Recall: what is pending becomes due at once, since the slots that worked on it may be gone."""
 
 from __future__ import annotations
 

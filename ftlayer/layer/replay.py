@@ -70,7 +70,7 @@ class Replay:
         return RecordBatches(tuple(records_of(rows) for rows in taken))
 
     def due_rows(self, txn: ReadTransaction, stream: Stream, limit: int) -> Iterator[DueRows]:
-        """Take up to ``limit`` rows that are in tracked segments and nobody works on; their attempt goes
+        """Take up to ``limit`` rows of tracked segments that are not being worked on; their attempt goes
         on.
         """
         state = self._state

@@ -164,7 +164,7 @@ class SealWriter:
 
 
 def said(call: Seal) -> bytes:
-    """Return a digest of what a seal says. An id names one record for ever, so payload is left out."""
+    """Return a digest of what a seal says. An id always names one record, so payload is left out."""
     content = [
         [[rows.stream, rows.roots.tobytes(), _plain(rows.failures)] for rows in call.failed],
         sorted((name, *offsets) for name, offsets in call.delivered.items()),

@@ -104,7 +104,7 @@ class State:
         return self.streams.get(name) or self.group.streams.get(name)
 
     def stream(self, name: str) -> Stream:
-        """Return a stream; `ProtocolError` if nobody declared it."""
+        """Return a stream; `ProtocolError` if it is not declared."""
         stream = self.find_stream(name)
         if stream is None:
             raise ProtocolError(f"stream {name!r} is unknown; declare it first (OpenStream, or OpenQuery)")

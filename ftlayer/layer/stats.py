@@ -12,7 +12,7 @@ class Counters:
     ``completed`` counts roots (emitted ones, and late ones that cancelled their replay too),
     ``delivered_done`` the delivered rows that a commit finished. ``failed_explicit`` and ``timed_out``
     count attempts that ended so, ``failed_sealed`` those that a batch's seal named. ``late_ignored`` are
-    events of unknown roots, ``orphans_dropped`` roots that nobody registered after their early events,
+    events of unknown roots, ``orphans_dropped`` roots that were not registered after their early events,
     ``recalled`` pending rows that became due at once (`Recall`).
     """
 

@@ -1,4 +1,4 @@
-"""How much is to be done: for a query that would like to end, and for whoever watches."""
+"""How much is to be done: for a query that would like to end, and for monitoring."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Stream:
 
     ``in_flight`` are registered and not complete, ``waiting`` are in the table of that name (cancelled
     replays left out), ``logged`` are in the delivery log beyond what is committed, ``dead`` are dead.
-    ``due`` are rows of tracked segments that nobody works on: after a restart, recalled, or registered under a
+    ``due`` are rows of tracked segments that are not being worked on: after a restart, recalled, or registered under a
     root that was taken. ``offered`` is the offset up to which the query was told of deliveries. ``asked_pause_ms`` is
     the longest pause that a failure has asked for itself. ``done`` counts the rows in flight that completed since the
     vertex's start. ``died_ms`` is the time in the last dead letter's key, ``gone_ms`` that of the last one that is

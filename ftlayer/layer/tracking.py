@@ -235,7 +235,7 @@ class Tracking:
         return Failed(len(waiting), dead, unknown, held)
 
     def _hold(self, roots: U64, failures: Mapping[int, Failure], now: Now) -> int:
-        """Keep failures of roots that nobody knows, for two timeouts; return how many these are."""
+        """Keep failures of unknown roots for two timeouts; return how many these are."""
         state = self._state
         bucket = state.orphan_schedules.bucket(self._orphan_timeout_ms(), now.mono_ms)
         for root in roots.tolist():

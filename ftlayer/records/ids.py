@@ -7,7 +7,7 @@ side) is mixed in. Whatever is not excluded exactly collides with probability 2*
 the shard) for root ids).
 
 The mix is SplitMix64's finalizer (Steele, Lea, Flood: "Fast splittable pseudorandom number generators",
-2014). It is no cryptography: whoever chooses ids on purpose can make them collide.
+2014). It is no cryptography: ids that are chosen on purpose can collide.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ class CheckpointCompleted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAborted:
-    """Nobody waits for this checkpoint any more. ``files_stay``: somebody may find it later all the same."""
+    """This checkpoint is given up. ``files_stay``: a later job may find it all the same."""
 
     checkpoint: int
     files_stay: bool = False

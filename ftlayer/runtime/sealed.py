@@ -1,4 +1,4 @@
-"""Pickles between the driver and its slots, sealed by the job's key, so that nobody else's are ever unpickled."""
+"""Pickles between the driver and its slots, sealed by the job's key, so that no others are ever unpickled."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _serve(options: ServeOptions, stop: threading.Event) -> int:
 def _report(report: ChildReport) -> None:
     sys.stdout.write(report.to_line())
     sys.stdout.flush()
-    # Nobody reads the pipe from now on; what is printed goes to the log.
+    # The pipe has no reader from now on; what is printed goes to the log.
     os.dup2(2, 1)
 
 

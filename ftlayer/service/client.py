@@ -104,7 +104,7 @@ class VertexClient:
 
     @property
     def token(self) -> str:
-        """The vertex's token, for whoever has to connect in another process."""
+        """The vertex's token, for clients in other processes."""
         return self._connection.token
 
     @property

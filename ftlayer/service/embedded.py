@@ -245,7 +245,7 @@ class EmbeddedVertex:
 
 
 def _open_log(path: Path) -> IO[bytes]:
-    """Open the log to write at its end; it quotes records, so nobody else may read it."""
+    """Open the log to write at its end; it quotes records, so no other user may read it."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
 
 

@@ -51,7 +51,7 @@ class Lane:
         self._kind = kind
         self._client = client
         self._window, self._window_bytes = window, window_bytes
-        self._writing = threading.Lock()  # whoever holds it numbers and writes calls; taken before _changed
+        self._writing = threading.Lock()  # its holder numbers and writes calls; taken before _changed
         self._sequence = 0
         self._changed = threading.Condition()  # guards everything below
         self._calls, self._bytes = 0, 0

@@ -12,7 +12,7 @@ from ftlayer.layer.owners import INGEST
 
 
 class Router:
-    """Owners (queries, jobs, ingests) → shard, for ever the same.
+    """Owners (queries, jobs, ingests) → shard, always the same.
 
     An owner goes where its CRC-32 says, except a query that reads an ingest: it goes where that ingest
     is, so that a batch of it is one transaction. Such choices are written to ``path`` before they count.

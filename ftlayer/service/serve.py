@@ -173,7 +173,7 @@ def _signals() -> Iterator[list[int]]:
 
 
 def _finish_answers(server: VertexServer) -> None:
-    """Let answers go out. Waiting for open streams would be for ever, hence a thread and a bound."""
+    """Let answers go out. Open streams may never end, hence a thread and a bound."""
     thread = threading.Thread(target=server.shutdown, name="ftlayer-shutdown", daemon=True)
     thread.start()
     thread.join(_LAST_ANSWERS_S)

@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ftlayer.errors import ConfigError
 
-# Longer than a job that nobody restarts; the key dies with the driver anyway.
+# Longer than a job that is not restarted; the key dies with the driver anyway.
 VALID_DAYS = 1_825
 # Clocks of a cluster's machines differ.
 _CLOCK_SKEW = datetime.timedelta(days=1)

@@ -63,7 +63,7 @@ class FileSink(DataSourceStreamArrowWriter):
             format: ``"parquet"``, ``"csv"`` or ``"json"`` (a line a row; binary as base64, times as ISO 8601).
             options: of `pyarrow.parquet.ParquetWriter` or `pyarrow.csv.WriteOptions`.
 
-        Raises `ConfigError` for a format or an option that is none, or a URL that nobody can read.
+        Raises `ConfigError` for a format or an option that is none, or an unreadable URL.
         """
         if not (isinstance(path, (str, os.PathLike)) and (where := os.fspath(path))):
             raise ConfigError(f"path: expected a path or URL of a directory, got {path!r}")
@@ -155,7 +155,7 @@ class FileSink(DataSourceStreamArrowWriter):
 
 
 def _written_ms(entry: Entry) -> int | None:
-    """Return when a file in progress was written, as its storage says, or its name; None: nobody knows."""
+    """Return when a file in progress was written, as its storage says, or its name; None: unknown."""
     if entry.modified_ms:
         return entry.modified_ms
     try:

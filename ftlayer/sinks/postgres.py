@@ -111,7 +111,7 @@ class PostgresSink(DataSourceStreamArrowWriter):
         """Move the staged rows into the table, all of them or none.
 
         Raises `SinkError` if rows are gone that were never committed, or the database cannot be reached (is tried
-        some times); nobody knows then whether it happened: call it again.
+        some times); then it is unknown whether it happened: call it again.
         """
         by_query = _by_query(messages)
         if by_query:

@@ -464,7 +464,7 @@ class FTLayer:
         return self._change(Requeue(_keys(keys)))
 
     def purge(self, keys: Iterable[str | bytes]) -> int:
-        """Delete dead letters for ever; return how many there were."""
+        """Delete dead letters permanently; return how many there were."""
         return self._change(Purge(_keys(keys)))
 
     def stats(self) -> dict[str, float]:

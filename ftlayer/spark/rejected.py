@@ -50,7 +50,7 @@ def failure_of_root(root: int, failure: RowFailure) -> Failure:
 
 
 def unknown_row(operator: str, root: int) -> ConfigError:
-    """Return the error for a record of which the sink was given no row: it would be called for ever."""
+    """Return the error for a record of which the sink was given no row: it would be called without end."""
     return _no_row(operator, root - (1 << 64) if root >> 63 else root)
 
 

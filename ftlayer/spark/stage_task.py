@@ -1,6 +1,6 @@
 """What a stage does in a Python worker: rows in, pages out. Runs inside ``mapInArrow``.
 
-Everything a task needs is in its (picklable) `StageTask`; it talks to nobody. So what the driver reads
+Everything a task needs is in its (picklable) `StageTask`; it talks to no other process. So what the driver reads
 from the pages is exactly what Spark's winning task attempts produced.
 """
 
@@ -347,7 +347,7 @@ def _known_roots(ft: pa.Array) -> U64:
     roots: U64 = ft.field("root").fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
     if ft.null_count or not roots.all():
         raise QueryError(
-            f"rows came out of a transform whose column {FT!r} is null, so nobody knows which record "
+            f"rows came out of a transform whose column {FT!r} is null, so it is unknown which record "
             "they derive from (an outer join or a union that makes rows of its own?); leave them out "
             "of the transform's result"
         )

@@ -67,7 +67,7 @@ class Spilling(Protocol):
     def move(self, tables: Sequence[tuple[TableInfo, KeyGroups, LayeredTable]]) -> int:
         """Move some entries of bases into the stores, or prepare for it: a few milliseconds.
 
-        Returns the bytes of memory that they took up. Called while nobody reads either.
+        Returns the bytes of memory that they took up. Called while neither is read.
         """
 
     def close(self) -> None:
@@ -185,7 +185,7 @@ class LayeredBackend:
         self.state(info.operator).declarations.restored(info.name, info.declared)
 
     def restored_table(self, info: TableInfo) -> tuple[KeyGroups, LayeredTable]:
-        """Return the table for what a checkpoint holds of one; its base may be filled as long as nobody uses it."""
+        """Return the table for what a checkpoint holds of one; its base may be filled as long as it is not in use."""
         table = self.state(info.operator).restored(info.name, info.kind)
         return self._key_groups(info.operator), table
 

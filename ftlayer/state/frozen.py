@@ -21,7 +21,7 @@ from ftlayer.state.view import TableView, TimersView, newest_of
 
 
 class StoreView(Protocol):
-    """What lies below the tables' bases; nobody writes there while it is read."""
+    """What lies below the tables' bases; it is not written while it is read."""
 
     def blocks(self, pace: Callable[[], None]) -> Iterator[Block]:
         """Return what no base or layer knows of."""

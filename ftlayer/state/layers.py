@@ -3,7 +3,7 @@
 What was touched since the last barrier is the *front*: the dict's own content, so that a key found there costs
 what a dict costs. Below it are frozen layers, the newest first, which nothing changes any more; then the *base*, a
 plain dict; then, of some backends, a *store* on disk. Freezing moves the front into a new layer. Layers are merged
-into the base, and the base into the store, while nobody reads those (the idea of log-structured merge trees).
+into the base, and the base into the store, while those are not read (the idea of log-structured merge trees).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Store(Protocol):
     """What lies below the base of one table."""
 
     def get(self, key: Key) -> Any:
-        """Return the value, nobody else's; NOTHING if there is none."""
+        """Return the value, which has no other owner; NOTHING if there is none."""
 
     def all_keys(self) -> Iterator[Key]:
         """Return all keys; nothing may be written meanwhile."""

@@ -36,7 +36,7 @@ BUCKETS = 64
 
 
 def copied(env: Any, directory: Path, pace: Callable[[], None]) -> Iterator[bytes]:
-    """Return a copy of an environment, which nobody writes to meanwhile, in chunks.
+    """Return a copy of an environment, which must not be written meanwhile, in chunks.
 
     It is the file as it is: to read that takes a fiftieth of the time that LMDB takes for a copy without free pages,
     and no room on the disk. Such a copy is made where most of the file is free.

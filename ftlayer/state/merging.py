@@ -1,4 +1,4 @@
-"""Keeps the layers of a table few: merges them into the base while nobody reads that, else into one another.
+"""Keeps the layers of a table few: merges them into the base while that is not read, else into one another.
 
 Each call does a bit of the work, and takes a few milliseconds at most.
 """

@@ -43,7 +43,7 @@ class Pace:
 def giving_way(work: Callable[[], _Result]) -> _Result:
     """Do work that hardly needs the interpreter in a thread that tasks go before, where the system has such threads.
 
-    Whoever holds the interpreter is not to give way: tasks would wait for him. The process does not wait for the
+    The thread that holds the interpreter is not to give way: tasks would wait for it. The process does not wait for the
     thread when it ends: a storage may never answer.
     """
     outcome: Future[_Result] = Future()
@@ -52,7 +52,7 @@ def giving_way(work: Callable[[], _Result]) -> _Result:
         _give_way()
         try:
             outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits for it
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="ftlayer-copy", daemon=True).start()

@@ -73,7 +73,7 @@ class TimerService:
         return self._event.freeze(), self._processing.freeze()
 
     def thaw(self) -> None:
-        """Nobody reads what `freeze` returned any more."""
+        """What `freeze` returned is no longer read."""
         self._event.thaw()
         self._processing.thaw()
 

@@ -93,7 +93,7 @@ class DirectoryLock:
 
 
 def holder_of(path: Path) -> int | None:
-    """Return the id of the process that holds the store for writing, None when nobody does.
+    """Return the id of the process that holds the store for writing, None when none does.
 
     Raises `StorePathError` when the lock file cannot be read.
     """

@@ -24,7 +24,7 @@ class StoreReport:
     """What a store holds.
 
     ``incarnation`` is that of its last vertex; ``holder`` the process id of the one that is live, None
-    when nobody has it open, 0 when the holder's id cannot be read. ``used_bytes`` counts pages, so it
+    when it is not open, 0 when the holder's id cannot be read. ``used_bytes`` counts pages, so it
     exceeds the sum of the values.
     """
 

@@ -84,7 +84,7 @@ def read_meta(file: int, path: Path) -> Meta:
 
 
 def check_file(path: Path) -> Meta:
-    """Walk every B-tree page and the free list of the data file at ``path``; nobody may be writing it.
+    """Walk every B-tree page and the free list of the data file at ``path``, which must not be written meanwhile.
 
     Raises `StoreDamagedError` that names the first fault.
     """

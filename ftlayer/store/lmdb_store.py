@@ -49,7 +49,7 @@ class LmdbStore:
     ``durability`` says what outlives a crash of the *machine*; a killed process loses nothing in any mode:
 
     - ``"batch"``: each transaction is synced when its block ends.
-    - an interval in milliseconds: whoever owns the store calls `sync` that often. A crash of the machine
+    - an interval in milliseconds: the owner of the store calls `sync` that often. A crash of the machine
       may lose what came after the last one, **or damage the store**: without a sync between them, the
       disk may write pages in any order. Damage is noticed at the next opening or reading.
     - ``"none"``: the same, synced at `close` only.

@@ -51,7 +51,7 @@ class _Changes:
 
 
 class _Read:
-    """A view of published tables, which nobody changes while it is open."""
+    """A view of published tables, which do not change while it is open."""
 
     def __init__(self, tables: dict[str, _Table]) -> None:
         self._tables = tables

@@ -1,4 +1,4 @@
-"""Stored rows: a record batch that nobody looks into, and what the vertex knows of each of its rows.
+"""Stored rows: a record batch that the vertex does not look into, and what the vertex knows of each of its rows.
 
 In a store, rows are a *head* (msgpack: ids, attempts, histories) and a *body* (Arrow IPC). They are kept
 apart, so that reading ids never touches payload. The schema of a body is stored once, by digest; see

@@ -34,7 +34,7 @@ class GraphBuilder:
     """Makes streams and keeps the graph that they write.
 
     The same calls give the same graph: an operator without a ``uid`` is called by its kind and its place among those
-    of its kind, ``map-1``, ``map-2``. Whoever wants to change a program and keep ids and positions gives uids.
+    of its kind, ``map-1``, ``map-2``. Give uids to keep ids and positions over a change of the program.
 
     Args:
         name: of the topology; the vertex files its records under it.

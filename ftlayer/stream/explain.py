@@ -67,7 +67,7 @@ def _vertex(graph: JobGraph) -> list[str]:
         )
         replay = replays.get(stream)
         if replay is None:
-            lines.append("    nobody listens: nothing to replay")
+            lines.append("    no chain reads it: nothing to replay")
             continue
         twins = graph.edges_from(replay.uid)
         originals = original_edges(graph, replay)

@@ -6,7 +6,7 @@ An iteration is a head, where its loop begins, and a tail, from which records go
          ↑_______________|     the feedback edge
 
 The feedback edge is a `Forward` between as many subtasks, so it never leaves a slot. No watermark, no barrier and no
-end of a stream travels over it, and nobody ever waits to send on it: all other edges of a circle may hold their
+end of a stream travels over it, and no task waits to send on it: all other edges of a circle may hold their
 senders up, as they do elsewhere, and still no circle of senders can wait for each other.
 """
 
@@ -37,8 +37,8 @@ def circle_error(uids: Iterable[str], *, tracked: bool) -> InvalidTopologyError:
     names = _circle(uids)
     if tracked:
         return InvalidTopologyError(
-            f"iteration {names}: with fault tolerance on there are no circles, since a record could go round for ever "
-            "and its root never be complete; repeat inside one function, or write to an external queue and read it"
+            f"iteration {names}: with fault tolerance on there are no circles, since a record could go round without "
+            "end and its root never be complete; repeat inside one function, or write to an external queue and read it"
         )
     return InvalidTopologyError(
         f"{names}: these operators feed each other without an iteration; begin one with iterate() and end it with "

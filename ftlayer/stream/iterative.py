@@ -21,7 +21,7 @@ class IterativeStream(DataStream):
     def close_with(self, feedback: DataStream) -> None:
         """Feed ``feedback`` back, which comes from an operator behind this stream and has its schema.
 
-        Nobody waits to send on the way back, so nothing bounds what is on it but the loop: new records are let in
+        No task waits to send on the way back, so nothing bounds what is on it but the loop: new records are let in
         while little waits there, and a loop that makes more records out of each than leave it grows without bound.
 
         Raises:

@@ -2,7 +2,7 @@
 
 numba counts a reference for each array that is handed to an inner function, with atomic instructions that
 cost more than a look-up in the hash table. A pointer is a plain number; ``pointer[i]`` reads and writes as an
-array does. Whoever calls a kernel keeps the arrays alive, and the kernel keeps to their bounds.
+array does. The caller of a kernel keeps the arrays alive, and the kernel keeps to their bounds.
 """
 
 from __future__ import annotations

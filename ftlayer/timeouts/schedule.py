@@ -55,7 +55,7 @@ class ExpirySchedule:
         """Return the bucket for entries that are put or touched now."""
         interval = self._interval(now_ms)
         if self._open and (self._open[-1].interval == interval or not self._free):
-            # Without a free number (nobody advanced for long) the newest bucket lives longer instead.
+            # Without a free number (`advance` was not called for long) the newest bucket lives longer instead.
             self._open[-1].interval = interval
         else:
             self._open.append(_Bucket(self._free.popleft(), interval))

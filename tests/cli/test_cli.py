@@ -230,7 +230,7 @@ def test_inspect_works_beside_a_live_vertex_and_after_it(served: Served) -> None
     served.process.send_signal(signal.SIGTERM)
     assert served.process.wait(600) == 0
     code, output = ftlayer("inspect", served.store)
-    assert "nobody" in output
+    assert "none" in output
     assert [line.split()[-1] for line in output.splitlines() if line.startswith("dead letters")] == ["2"]
     code, output = ftlayer("inspect", served.store, "--list", "dead")
     assert all(key in output for key in keys)

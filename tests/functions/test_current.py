@@ -101,7 +101,7 @@ def test_where_there_is_no_record_it_says_so() -> None:
     assert "tagged=True" in failure.reason
 
 
-def test_a_record_that_nobody_has_heard_of_is_at_its_first_attempt() -> None:
+def test_an_unknown_record_is_at_its_first_attempt() -> None:
     seen: list[CurrentRecord] = []
     chain = Chain([Map("m", lambda r: seen.append(current_record()) or r, V)])
     chain.run(pa.record_batch([[1]], V))

@@ -47,7 +47,7 @@ def test_after_the_wait_it_has_what_was_waited_for(rate: float, share: float, sp
 
 
 @given(RATES, st.integers(1, 200))
-def test_whoever_takes_all_it_may_gets_the_whole_rate(rate: float, turns: int) -> None:
+def test_taking_all_that_is_allowed_gets_the_whole_rate(rate: float, turns: int) -> None:
     bucket = TokenBucket(rate, 0)
     now, records = 0, 0
     for _ in range(turns):

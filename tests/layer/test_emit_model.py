@@ -1,4 +1,4 @@
-"""Two queries: one hands records on with `emit`, the other resumes them. Nothing is lost, whoever crashes when."""
+"""Two queries: one hands records on with `emit`, the other resumes them. Nothing is lost, whichever crashes when."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def second(vertex, kit):
     return Run(vertex, kit, "run-2")
 
 
-def test_whoever_claims_a_job_hears_from_whom(vertex, kit):
+def test_a_claim_of_a_job_names_the_owner_before(vertex, kit):
     assert Run(vertex, kit, "run-1").claim() == ""
     assert Run(vertex, kit, "run-2").claim() == "run-1"
     vertex.restart()

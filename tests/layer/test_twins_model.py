@@ -22,7 +22,7 @@ from ftlayer.layer import calls
 
 @dataclass
 class Record:
-    """One record. ``root`` is the id under which somebody works on it, None while nobody does; ``late`` timed out."""
+    """One record. ``root`` is the id under which somebody works on it, None while it is idle; ``late`` timed out."""
 
     root: int | None = None
     late: int | None = None
@@ -88,23 +88,23 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
         @rule()
         def recall(self) -> None:
             self.vertex.recall()
-            self.nobody_works()
+            self.let_go()
 
         @rule()
         def all_time_out(self) -> None:
             for record in self.in_work().values():
                 record.late = record.root
             self.vertex.advance(2_000)
-            self.nobody_works()
+            self.let_go()
 
         @rule()
         def the_vertex_is_lost(self) -> None:
             self.vertex.restart()
-            self.nobody_works()
+            self.let_go()
             for record in self.records.values():
                 record.late = None
 
-        def nobody_works(self) -> None:
+        def let_go(self) -> None:
             for record in self.records.values():
                 if not record.done:
                     record.root = None

@@ -332,5 +332,5 @@ def test_serve_says_what_is_wrong_with_its_address(tmp_path: Path, running: Any)
             serve(ServeOptions(VertexOptions(tmp_path / "other"), TOKEN, listen, **certificate))
 
 
-def test_nobody_else_reads_the_log(embedded: EmbeddedVertex, tmp_path: Path) -> None:
+def test_only_the_owner_reads_the_log(embedded: EmbeddedVertex, tmp_path: Path) -> None:
     assert (tmp_path / "vertex" / "vertex.log").stat().st_mode & 0o777 == 0o600

@@ -206,7 +206,7 @@ def test_a_stream_that_breaks_off_leaves_what_it_brought(
     assert persisted(client) == 1
 
 
-def test_garbage_on_the_port_harms_nobody(running: Any, client: VertexClient) -> None:
+def test_garbage_on_the_port_does_no_harm(running: Any, client: VertexClient) -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     random = np.random.default_rng(1)
     for size in (0, 1, 10, 1_000, 100_000):

@@ -247,7 +247,7 @@ def test_what_the_dead_have_left_is_cleaned(url: str) -> None:
         alive.commit([lost], 3)
 
 
-def test_what_others_are_writing_is_not_cleaned_where_nobody_knows_its_age(
+def test_what_others_are_writing_is_not_cleaned_where_its_age_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Some file systems (FTP, say) do not tell when a file was changed."""

@@ -396,7 +396,7 @@ def test_tables_in_schemas_with_odd_names(server: Any) -> None:
 
 
 def test_names_that_look_like_placeholders(server: Any) -> None:
-    """Nobody would find out before the first commit, and that would fail for ever."""
+    """It would come to light at the first commit, and every commit would fail."""
     server.execute('CREATE SCHEMA "100%"')
     server.execute('CREATE TABLE "100%"."a%st%" ("%" bigint, "%s" bigint, "{}" bigint)')
     sink = PostgresSink(server.dsn, "100%.a%st%", name="it's %s\\")

@@ -136,7 +136,7 @@ def test_an_error_of_a_call_is_raised_to_all_whose_records_were_in_it(error: typ
     assert client.calls == [[0], [9]]
 
 
-def test_a_sender_that_is_interrupted_leaves_nobody_believing_in_success() -> None:
+def test_a_sender_that_is_interrupted_reports_no_success() -> None:
     def answer(values: list[int]) -> None:
         if 0 not in values and 9 not in values:
             raise KeyboardInterrupt

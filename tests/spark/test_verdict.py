@@ -141,7 +141,7 @@ roots_sets = st.lists(st.sets(st.integers(1, 12)), max_size=4)
 
 
 @given(roots_sets, roots_sets)
-def test_lost_are_the_roots_sent_that_nobody_saw(sent: list[set[int]], seen: list[set[int]]) -> None:
+def test_roots_that_were_sent_and_not_seen_are_lost(sent: list[set[int]], seen: list[set[int]]) -> None:
     lost = lost_roots(
         [head(sent_roots=u64s(sorted(roots)).tobytes()) for roots in sent],
         [head(seen_roots=u64s(sorted(roots)).tobytes()) for roots in seen],

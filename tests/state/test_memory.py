@@ -1,4 +1,4 @@
-"""State larger than memory keeps no more bytes there than it is to, whatever values are and whoever reads."""
+"""State larger than memory keeps no more bytes there than it is to, whatever values are and however they are read."""
 
 from __future__ import annotations
 

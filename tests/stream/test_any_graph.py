@@ -1,4 +1,4 @@
-"""Graphs that nobody would build: each is translated, or refused by an error of ours."""
+"""Graphs at random, senseless ones too: each is translated, or refused by an error of ours."""
 
 from __future__ import annotations
 

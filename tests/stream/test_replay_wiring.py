@@ -300,7 +300,7 @@ def test_outputs_of_timers(env: GraphBuilder, orders: Orders) -> None:
     ]
     (late,) = graph.edges_from("replay:process-1:late")
     assert (late.target, late.tag, late.routing, late.schema.names) == ("sink-2", "", 0, ["n"])
-    # An output that nobody listens to is a stream all the same: its records are complete once they are registered.
+    # An output without readers is a stream all the same: its records are complete once they are registered.
     assert [stream for stream, _ in graph.options] == [
         "shop/source-1",
         "shop/process-1",

@@ -18,7 +18,7 @@ STEPS = st.lists(
 @given(timeout_ms=st.integers(6, 300), buckets=st.integers(2, 7), start=st.integers(0, 10**12), steps=STEPS)
 @settings(max_examples=300, deadline=None)
 def test_never_early(timeout_ms: int, buckets: int, start: int, steps: list[tuple[int, str]]) -> None:
-    """Whatever the clock does (jumps, goes back) and whoever forgets to advance."""
+    """Whatever the clock does (jumps, goes back), and however rarely it is advanced."""
     schedule = ExpirySchedule(timeout_ms, buckets, first_bucket=10)
     now = start
     latest = 0

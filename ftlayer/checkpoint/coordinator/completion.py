@@ -21,7 +21,7 @@ from ftlayer.layer.calls import Now
 
 
 class Completion:
-    """Decisions are added to ``out``. Answers that nobody waits for are a `ValueError`: the owner has lost count."""
+    """Decisions are added to ``out``. Answers that were not asked for are a `ValueError`: the owner has lost count."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Completion:
         self._store.add(checkpoint, full=pending.barrier.full)
         pending.stage, pending.checkpoint = Stage.COMMITTING, checkpoint
         if self._end is not None:
-            # Nothing is committed for a job that is over: whoever restores the checkpoint does that.
+            # Nothing is committed for a job that is over: the job that restores the checkpoint does that.
             self._complete(pending, checkpoint, now)
             self.discard(self._store.subsume() + self._store.over(self._end))
         elif self._has_to_commit(checkpoint):

@@ -52,7 +52,7 @@ class _Phase(Enum):
 
 
 class CheckpointCoordinator:
-    """Methods are events; each returns what is to be done, in order. Whoever owns it serializes the calls."""
+    """Methods are events; each returns what is to be done, in order. Its owner serializes the calls."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the coordinator decides. Frozen values; whoever owns it carries them out in their order."""
+"""What the coordinator decides. Frozen values; its owner carries them out in their order."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class NotifyCompleted:
 
 @dataclass(frozen=True, slots=True)
 class NotifyAborted:
-    """Tell all slots that nobody waits for the checkpoint any more."""
+    """Tell all slots that the checkpoint is given up."""
 
     checkpoint: int
     reason: str

@@ -93,7 +93,7 @@ class PendingCheckpoint:
         return self.stage in (Stage.WRITING, Stage.WRITTEN)
 
     def acked(self, part: SubtaskSnapshot) -> None:
-        """Take a part; one that is there already, or that nobody asked for, is ignored."""
+        """Take a part; one that is there already, or was not asked for, is ignored."""
         subtask = (part.uid, part.subtask)
         if subtask in self.waiting:
             self.waiting.discard(subtask)

@@ -90,7 +90,7 @@ class AlignedHandler:
         return decisions
 
     def ended(self, channel: int, now_ms: int) -> list[Decision]:
-        """The channel has ended: nobody waits for it any more."""
+        """The channel has ended: it is no longer waited for."""
         self._open.discard(channel)
         return [] if self._current is None else self._through(self._current, channel, now_ms)
 

@@ -54,7 +54,7 @@ class AlternatingHandler(AlignedHandler):
         return super().cancelled(channel, checkpoint, now_ms)
 
     def ended(self, channel: int, now_ms: int) -> list[Decision]:
-        """The channel has ended: nobody waits for it any more."""
+        """The channel has ended: it is no longer waited for."""
         self._waiting.pop(channel, None)
         return super().ended(channel, now_ms)
 

@@ -74,7 +74,7 @@ Decision = Block | Unblock | TakeSnapshot | StopCapture | AllBarriers | GiveUp
 
 
 class BarrierHandler(Protocol):
-    """Each checkpoint leads to one `TakeSnapshot` or one `GiveUp` at most; no channel stays blocked for ever."""
+    """Each checkpoint leads to one `TakeSnapshot` or one `GiveUp` at most; every channel is released."""
 
     def announced(self, channel: int, barrier: Barrier, now_ms: int) -> list[Decision]:
         """A barrier waits in a channel behind records that the task has not had yet.
@@ -93,7 +93,7 @@ class BarrierHandler(Protocol):
         """The channel has ended; nothing comes on it any more. It counts as through for every checkpoint."""
 
     def aborted(self, checkpoint: int, now_ms: int) -> list[Decision]:
-        """The coordinator has given this checkpoint up (and maybe all before it): nobody waits for it any more.
+        """The coordinator has given this checkpoint up (and maybe all before it).
 
         No `GiveUp` follows, and no cancel marker need be sent.
         """

@@ -16,7 +16,7 @@ from ftlayer.checkpoint.handlers.reasons import GIVEN_UP_BEFORE, SUBSUMED, TOO_M
 MAX_TRACKED = 50
 """Checkpoints that are remembered at a time, those included that were given up and have barriers to come.
 
-As many as Flink's tracker has. Beyond it the earliest is given up: barriers are missing, or nobody waits for it.
+As many as Flink's tracker has. Beyond it the earliest is given up: barriers are missing, or it was given up.
 """
 
 
@@ -72,7 +72,7 @@ class TrackingHandler:
         return decisions + self._limit()
 
     def ended(self, channel: int, now_ms: int) -> list[Decision]:
-        """The channel has ended: nobody waits for it any more."""
+        """The channel has ended: it is no longer waited for."""
         self._open.discard(channel)
         decisions: list[Decision] = []
         for checkpoint in list(self._tracked):

@@ -136,7 +136,7 @@ class DriverStorage(Protocol):
         """
 
     def sweep(self, keep: Iterable[Checkpoint], is_alive: Callable[[str], bool]) -> Iterator[str]:
-        """Remove files of this run that nobody refers to; yields their paths.
+        """Remove unreferenced files of this run; yields their paths.
 
         ``keep``: all completed checkpoints. ``is_alive(instance)``: whether an instance of a slot may still write.
         """

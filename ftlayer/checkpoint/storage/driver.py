@@ -223,7 +223,7 @@ class FileDriverStorage(DriverStorageBase):
             used = {path for one in kept for path in paths_of(all_pieces(one))}
             used |= {join(checkpoint_name(one.checkpoint), METADATA) for one in kept}
             entries = [entry.path for entry in self._files.walk() if entry.path not in used]
-            # Without its metadata a checkpoint is none: nobody finds a half-removed one.
+            # Without its metadata a checkpoint is none: a half-removed one is not found.
             entries.sort(key=lambda path: not path.endswith(f"/{METADATA}"))
             errors = self._crew.delete(self._files, entries)
             directories = {checkpoint_name(one) for one in self._published} | {SHARED}
@@ -260,7 +260,7 @@ class FileDriverStorage(DriverStorageBase):
             self._published.pop(checkpoint, None)
 
     def _take_settled(self, keep: Iterable[Checkpoint]) -> list[str]:
-        """Return the shared files that nobody needs any more, and forget them."""
+        """Return the shared files that are no longer needed, and forget them."""
         used = self._used(keep)
         self._unsettled -= used
         settled = [path for path in self._unsettled if is_settled(path, self._latest)]

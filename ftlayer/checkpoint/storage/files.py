@@ -32,7 +32,7 @@ _WAYS_OUT = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file: path relative to the directory, bytes, when it was changed (ms since 1970; 0: nobody knows)."""
+    """A file: path relative to the directory, bytes, when it was changed (ms since 1970; 0: unknown)."""
 
     path: str
     size: int
@@ -106,7 +106,7 @@ class Files(Protocol):
 
 
 def open_files(url: str) -> Files:
-    """Return the directory at ``url``, which need not be there. `ConfigError` for a URL that nobody can read."""
+    """Return the directory at ``url``, which need not be there. `ConfigError` for an unreadable URL."""
     if is_local(url):
         from ftlayer.checkpoint.storage.local_files import LocalFiles
 

@@ -60,7 +60,7 @@ class PieceFile:
                     return
                 self._is_dirty = False
                 if not self._files.appends:
-                    # To be durable it has to be closed, and nobody may append any more.
+                    # To be durable it has to be closed, which ends all appending.
                     self._sync_now()
                     return
             # Others append while the disk works.
@@ -81,7 +81,7 @@ class PieceFile:
             self.close()
 
     def close(self) -> None:
-        """Close it; one that nobody can refer to, since it never was synced, is removed."""
+        """Close it, and remove it if it never was synced: nothing can refer to it then."""
         if not self.is_open:
             return
         if not self._was_synced:

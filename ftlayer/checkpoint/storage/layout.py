@@ -10,7 +10,7 @@
 <savepoint directory>/savepoint-<run>-<unique>/_metadata, _key, <slot>-<epoch>-<instance>-<unique>
 ```
 
-No two writers ever have the same name, so what a zombie writes is a file that nobody refers to. ``first`` and
+No two writers ever have the same name, so a zombie writes unreferenced files. ``first`` and
 ``last`` of a shared file are the checkpoints that it may get pieces for.
 """
 

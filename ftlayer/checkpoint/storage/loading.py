@@ -1,4 +1,4 @@
-"""Finding, reading and checking whole checkpoints, by whoever has their URL."""
+"""Finding, reading and checking whole checkpoints by their URL."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 ```
 
 The instances that run a slot one after the other share its directory: what one that was killed has left is what
-the next one restores from. Nobody relies on it: a copy that is missing or does not fit is as good as none.
+the next one restores from. A copy that is missing or does not fit is ignored.
 """
 
 from __future__ import annotations

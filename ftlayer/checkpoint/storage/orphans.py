@@ -1,4 +1,4 @@
-"""Which files of a run nobody refers to, and nobody will. Rules alone: no I/O."""
+"""Which files of a run are unreferenced for good. Rules alone: no I/O."""
 
 from __future__ import annotations
 

@@ -2,10 +2,10 @@
 
 Each start of a job claims the next *epoch*, a small file of that number in ``_owners``, and looks for checkpoints only
 then. An owner checks before and after it publishes a checkpoint, before it commits one, and before it removes anything,
-that its own claim stands and there is no next one. Nothing has to time out: whoever starts takes over at once, whatever
+that its own claim stands and there is no next one. Nothing has to time out: a new driver takes over at once, whatever
 has become of the driver before.
 
-This rests on storage that shows what was written to whoever reads later, as object stores do; no exclusive creation is
+This rests on storage that shows later readers what was written, as object stores do; no exclusive creation is
 needed. Where two claim one epoch in the same moment, one of the files is left, and the owner of the other finds out.
 """
 
@@ -50,7 +50,7 @@ class Ownership:
         return self._epoch
 
     def check(self) -> None:
-        """Raise `StaleOwnerError` if another driver has taken over; `CheckpointStorageError` if nobody can say."""
+        """Raise `StaleOwnerError` if another driver has taken over; `CheckpointStorageError` if that is unknown."""
         if self._files.size(_path(self._epoch + 1)) is not None or self._read(self._epoch) != self._claim:
             raise StaleOwnerError(
                 f"topology {self._job!r} was started by another driver{self._by_whom()}, which goes on with its "
@@ -90,7 +90,7 @@ class Ownership:
 
 
 def take_over(directory: str | None, job: str, run: str) -> Ownership | None:
-    """Claim a job's directory; None for driver memory, which nobody else reaches."""
+    """Claim a job's directory; None for driver memory, which no other driver reaches."""
     return None if directory is None else Ownership(open_files(job_directory(directory, job)), job, run)
 
 

@@ -34,10 +34,10 @@ from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, Confi
 
 
 def delete_checkpoint(url: str, key: bytes | None = None) -> str:
-    """Remove a checkpoint of a run that is over, damaged or not, and what nobody refers to then; returns where it was.
+    """Remove a checkpoint of a run that is over, damaged or not, and what is unreferenced then; returns where it was.
 
     Raises `ConfigError` for a savepoint, `CheckpointStorageError` if there is no checkpoint or something cannot be
-    removed, `CheckpointDamagedError` if another checkpoint of the run cannot be read: nobody knows what it needs.
+    removed, `CheckpointDamagedError` if another checkpoint of the run cannot be read: what it needs is unknown.
     ``key``: as for `load_checkpoint`.
     """
     location = _checked(url, is_savepoint=False)

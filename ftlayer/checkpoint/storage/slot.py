@@ -60,7 +60,7 @@ class Seat:
     instance: str
 
     def file_name(self, first: int = 0, last: int = 0) -> str:
-        """Return a new name that nobody else ever has."""
+        """Return a new name, unique over all processes and runs."""
         return str(FileName(self.slot, self.epoch, self.instance, new_unique(), first, last))
 
 

@@ -22,7 +22,7 @@ Wasteful = Callable[[str, Iterable[Piece]], set[str]]
 class FileWriter:
     """Writes into files, small pieces inline.
 
-    ``own``: the lanes that nobody else writes into; their files go with `discard`. Others outlive this writer.
+    ``own``: the lanes of this writer alone; their files go with `discard`. Others outlive this writer.
     What happens to one of its files is raised by every later `write` and `sync`.
     """
 
@@ -114,7 +114,7 @@ class FileWriter:
         self.release()
 
     def release(self) -> None:
-        """Close the files that nobody else writes into; does not sync."""
+        """Close the files of this writer alone; does not sync."""
         for lane in self._own:
             lane.close()
         with self._lock:
@@ -125,7 +125,7 @@ class FileWriter:
                     file.close()
 
     def discard(self) -> None:
-        """See `PieceWriter.discard`. Whoever writes in this moment gets `SnapshotCancelledError`."""
+        """See `PieceWriter.discard`. Writes that are under way raise `SnapshotCancelledError`."""
         self._is_discarded = True
         errors: list[CheckpointStorageError] = []
         for lane in self._own:
@@ -166,5 +166,5 @@ class _Counted:
 
 
 def given_up() -> SnapshotCancelledError:
-    """Return what writers of a checkpoint that nobody waits for get."""
+    """Return what writers of a checkpoint that was given up get."""
     return SnapshotCancelledError("the checkpoint was given up while it was written")

@@ -3,7 +3,7 @@
 These are the contract between the rules (`ftlayer.layer`), the service that carries them and its
 clients. A call that changes the vertex travels in an envelope with (client, sequence); see
 `Envelope`. Arrays are NumPy, ids are uint64, times are milliseconds, ``payload`` is an Arrow record
-batch that nobody in the vertex looks into.
+batch that the vertex does not look into.
 
 Names:
   stream    what a source's records are filed under: ``"<query>/<source>"`` for a wrapped source,

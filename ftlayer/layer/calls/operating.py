@@ -113,7 +113,7 @@ class Requeue:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """Delete dead letters for ever."""
+    """Delete dead letters permanently."""
 
     keys: tuple[bytes, ...]
 

@@ -61,7 +61,7 @@ class TakeReplays:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """Make every pending root of these streams due for replay at once: whoever worked on them may be gone.
+    """Make every pending root of these streams due for replay at once: the slots that worked on them may be gone.
 
     Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. What has
     failed or timed out already is left as it is. The streams are of one job; an unknown one is an error.

@@ -80,7 +80,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Reply to `Fail`: roots that wait for a replay, that are dead now, that nobody knew, that nobody knew yet."""
+    """Reply to `Fail`: roots that wait for a replay, that are dead now, that are unknown, that are unknown as yet."""
 
     waiting: int
     dead: int

@@ -189,7 +189,7 @@ class CommittingWriterBody:
     # ------------------------------------------------------------ either thread
 
     def _abort_doomed(self) -> None:
-        """Abort what nobody will commit, unless the writer is in use: who uses it calls this behind."""
+        """Abort what will not be committed, unless the writer is in use: its user calls this behind."""
         while True:
             with self._lock:
                 if not self._doomed:
@@ -211,7 +211,7 @@ class CommittingWriterBody:
         try:
             self._writer.abort(messages, checkpoint)
         except Exception:
-            # There is nobody left to tell.
+            # No one is left to tell.
             logger.warning(
                 "sink %r: abort of what was written for checkpoint %d failed; it may have left something behind",
                 self._uid,

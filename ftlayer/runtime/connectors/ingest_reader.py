@@ -110,7 +110,7 @@ class IngestReader(DataSourceStreamReader):
         return reply.end
 
     def _own(self) -> None:
-        """Take the stream over from whoever has read it for this owner before."""
+        """Take the stream over from its last reader for this owner."""
         if not self._epoch:
             opened = self._client.call(OpenQuery(self._owner, self._client.client_id, (self._stream,)))
             assert isinstance(opened, QueryOpened)
@@ -120,7 +120,7 @@ class IngestReader(DataSourceStreamReader):
             self._open_batch()
 
     def _open_batch(self) -> None:
-        """Begin the next batch that can be sealed; one that is sealed is committed first, whoever has sealed it.
+        """Begin the next batch that can be sealed; one that is sealed is committed first, by this reader or one before.
 
         The epoch stays: a driver that another one has taken over from is told so here as well.
         """

@@ -136,7 +136,7 @@ class _SimpleReader:
         if end == start and rows:
             raise ConfigError(
                 f"source {self._source!r}: {type(self._reader).__name__}.read gave {len(rows)} rows and the offset "
-                f"it was given, {start}: they would be read for ever"
+                f"it was given, {start}: they would be read without end"
             )
         self._read = SimpleSplit(start, end, rows)
         return end

@@ -1,4 +1,4 @@
-"""Records that come by callback: whoever pushes them waits until they are persisted."""
+"""Records that come by callback: `push` waits until they are persisted."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class SplitReader:
 
 
 def _start_thread(name: str, lane: Lane, work: Callable[[], None]) -> None:
-    # Daemons: an iterator that blocks for ever must not keep the process.
+    # Daemons: an iterator that blocks must not keep the process.
     threading.Thread(target=lane.run, args=(work,), name=f"ftlayer-{name}", daemon=True).start()
 
 

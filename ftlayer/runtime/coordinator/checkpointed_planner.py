@@ -57,7 +57,7 @@ class CheckpointedReaderPlanner(ReaderPlanner):
         """``key`` is `CheckpointPlan.key`: what a checkpoint holds is sent to slots as it is. Else as its parent.
 
         ``backlog`` is told whether the source, by its uid, works off a backlog: whether its reader's limit cuts what
-        there is to read. None: nobody asks for that.
+        there is to read. None: that is not asked for.
         """
         super().__init__(
             source,

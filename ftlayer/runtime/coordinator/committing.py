@@ -62,7 +62,7 @@ class Committer:
 
     A writer's ``commit(messages, checkpoint)`` is called once a checkpoint is complete, with the messages of all
     subtasks, subtask by subtask, and not at all if there are none. It is called again, with the same messages and the
-    same id, if it raised, and on every restore of that checkpoint, since nobody knows whether it had come to its end.
+    same id, if it raised, and on every restore of that checkpoint, since it is unknown whether it had come to its end.
     So it has to be idempotent: best by the messages (something unique in each). By the id alone will do where a job
     always goes on from its latest checkpoint: ids begin at 1 again for one that is started afresh, and what a savepoint
     holds is committed under another id if the job goes on behind it.

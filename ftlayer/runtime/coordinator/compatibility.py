@@ -48,7 +48,7 @@ def edge_infos(graph: JobGraph) -> tuple[EdgeInfo, ...]:
 def partitioner_text(partitioner: Partitioner | ReplayPartitioner) -> str:
     """Say what decides about channels: equal texts, equal channels.
 
-    A function of the user's is known by its name: that another one has the same name now nobody sees.
+    A function of the user's is known by its name: another one of the same name goes unnoticed.
     """
     kind = type(partitioner).__name__.lower()
     match partitioner:

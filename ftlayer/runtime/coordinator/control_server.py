@@ -155,7 +155,7 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class _Stream:
-    """Writes to one instance, by a thread of its own: an instance that does not read holds up nobody else."""
+    """Writes to one instance, by a thread of its own: an instance that does not read holds up no other."""
 
     def __init__(self, writer: flight.MetadataRecordBatchWriter) -> None:
         self.outbox: queue.SimpleQueue[ToSlot | None] = queue.SimpleQueue()

@@ -5,8 +5,8 @@ A job starts when every slot has an instance, and is repaired when one is lost:
     lost → `DropPeers` to the others → all answered, and a new instance is there → the vertex recalls what is
     pending → `PeersUp` to the others, `Deploy` to the new one, `ReplayNow` to all
 
-From the loss on the vertex recalls what is pending, so that it does not time out; nobody asks for it before all slots
-are there again.
+From the loss on the vertex recalls what is pending, so that it does not time out; replays are not asked for
+before all slots are there again.
 
 Where slots are lost again and again soon after that, a record may end the processes that work on it: `Isolation`
 takes over what is let in until it is found.

@@ -45,7 +45,7 @@ class Crew:
 class Recalls:
     """Whether the vertex has recalled what was pending at the last loss. Decisions are added to ``out``.
 
-    `ask` is for when everything is ready to go on. What a lost slot held is touched by nobody until then, and would
+    `ask` is for when everything is ready to go on. What a lost slot held is not touched until then, and would
     use up an attempt if it timed out: `meanwhile` has it recalled at once, for its time not to run. Once is not enough.
     Slots that have not heard of the loss yet go on to send to the lost one; and calls that the lost one has made may
     reach the vertex late, such as records that had to wait for room there, which the first recall has made.
@@ -82,7 +82,7 @@ class Recalls:
         self._recall()
 
     def at_the_end(self) -> None:
-        """Have it done for whoever comes next; nobody waits for it."""
+        """Have it done for the next instance, without waiting for it."""
         self._recall()
 
     def _recall(self) -> None:

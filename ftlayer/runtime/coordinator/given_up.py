@@ -24,7 +24,7 @@ class GivenUp:
         ]
 
     def take(self, is_gone: Callable[[str, int], bool]) -> list[SubtaskSnapshot]:
-        """Return, and forget, the parts of subtasks that are gone (uid, number): nobody will commit them.
+        """Return, and forget, the parts of subtasks that are gone (uid, number): they will not be committed.
 
         Those of others go on, with what they wrote.
         """

@@ -20,7 +20,7 @@ from ftlayer.runtime.messages import AllowReplays, LetOut, ReplaysOut
 
 # Nothing is out before an accused record's second time for twice as long as it took the first time, at least (ms) …
 SHORTEST_CONTROL_MS = 200
-# … and at most. Longer than that nobody would have called the loss a quick one.
+# … and at most: a loss after a longer time is no quick one.
 LONGEST_CONTROL_MS = SOON_MS
 # So many further losses may come of what was still on its way between slots, before they are at rest.
 LEFTOVERS = 4

@@ -189,7 +189,7 @@ class Job(JobThread):
     def drain(self, timeout: float | None = None) -> bool:
         """End the sources, let everything that is pending come to its end, and end the job.
 
-        Waits for that; returns whether everything was done. After ``timeout`` seconds (None: for ever) the job is
+        Waits for that; returns whether everything was done. After ``timeout`` seconds (None: no limit) the job is
         cancelled instead, and what is pending stays in the vertex for its next start. Raises what the job failed
         with.
         """

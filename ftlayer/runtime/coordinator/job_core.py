@@ -125,7 +125,7 @@ class JobCore(ABC):
         """An instance is lost that ran; ``alone``: all others were deployed."""
 
     def _lost_before(self) -> None:  # noqa: B027 - most have nothing to do
-        """An instance is lost that nobody has heard of."""
+        """An instance is lost that is unknown here."""
 
     def _given_up(self, error: FTLayerError) -> FTLayerError:
         """Return why the job ends when a slot is not submitted any more."""
@@ -322,7 +322,7 @@ class JobCore(ABC):
 
     def _session_over(self, error: FTLayerError, now_ms: int) -> None:
         for slot in self.slots:
-            # Nobody will say that it has ended.
+            # No message will say that it has ended.
             slot.submitted = False
         self._fail(error, now_ms)
 

@@ -194,7 +194,7 @@ class JobThread:
             while self._verdict is None:
                 self._step()
         except Exception as error:
-            # A fault of ours: without this the job would stand still, and nobody would know.
+            # A fault of ours: without this the job would stand still unnoticed.
             logger.exception("the coordinator of job %r has failed", self.name)
             self._verdict = Over(JobState.FAILED, JobError(f"the coordinator has failed: {error!r}"))
         finally:
@@ -323,7 +323,7 @@ class JobThread:
         try:
             self._close()
         except Exception as error:
-            # Whoever waits for the job has to hear of it, and not to wait for ever.
+            # Callers that wait for the job have to hear of it.
             logger.exception("the end of job %r has failed", self.name)
             self._verdict = Over(
                 JobState.FAILED, JobError(f"the coordinator has failed at the job's end: {error!r}")

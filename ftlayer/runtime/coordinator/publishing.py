@@ -59,8 +59,8 @@ class Publisher:
     def publish(self, checkpoint: Checkpoint, location: str) -> Checkpoint:
         """Write the metadata; returns what was written.
 
-        Errors as `DriverStorage.publish`, and `StaleOwnerError`: then it is not there, or whoever has taken over may
-        have found it.
+        Errors as `DriverStorage.publish`, and `StaleOwnerError`: then it is not there, or the driver that took
+        over may have found it.
         """
         try:
             self._parts.check_owner()
@@ -103,7 +103,7 @@ class Publisher:
 
         The order that is safe whenever the driver dies: first the metadata is gone for good, then messages of the
         checkpoint may be aborted (`ResetTasks`, `Committer.abort`), then its files are removed. If it dies before the
-        first, a later job may find the checkpoint, and commits what nobody has aborted. While the metadata cannot be
+        first, a later job may find the checkpoint, and commits what was not aborted. While the metadata cannot be
         removed nothing else of this happens: messages and files stay, as that later job would need them.
         """
         undecided = self._parts.storage.undecided()

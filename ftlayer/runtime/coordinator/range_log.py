@@ -83,7 +83,7 @@ def reseal_captured(packed: bytes, old: bytes, new: bytes) -> bytes:
 
 
 class RangeLog:
-    """The ranges of one source. Whoever shares it between threads takes care that one at a time uses it."""
+    """The ranges of one source. For one thread at a time."""
 
     def __init__(self, source: str) -> None:
         self._source = source

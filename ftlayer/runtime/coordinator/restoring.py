@@ -39,7 +39,7 @@ def restores(
 ) -> Assignment:
     """Deal a checkpoint out to the slots of a graph with checkpoints.
 
-    Keyed state goes to whoever has its key group, by the uid of its operator; snapshots hold more than that, and are
+    Keyed state goes to the subtask that has its key group, by the uid of its operator; snapshots hold more, and are
     to be filtered by group and operator. Of operator state each subtask gets its own where the parallelism is the
     same; otherwise SPLIT items are dealt out round-robin, in their order. ``checkpoint.location`` has to be the
     directory that its pieces' paths are relative to (`ftlayer.checkpoint.storage.opening.pieces_directory`).

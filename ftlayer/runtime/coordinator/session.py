@@ -1,4 +1,4 @@
-"""Whether a Spark session lives, asked of whoever would have to answer: its JVM, or its Connect server.
+"""Whether a Spark session lives, asked of its JVM or of its Connect server.
 
 What the Python side remembers of its session says nothing of that: a JVM that was killed leaves it as it was.
 """
@@ -28,7 +28,7 @@ def is_connect(spark: Any) -> bool:
 
 
 def how_it_ended(spark: Any, failure: BaseException | None = None) -> SessionLostError | None:
-    """Return how a session has ended; None if it lives, or nobody can say. May wait for seconds.
+    """Return how a session has ended; None if it lives, or that is unknown. May wait for seconds.
 
     ``failure``: what a Spark job has failed with, if one has; it may say so.
     """

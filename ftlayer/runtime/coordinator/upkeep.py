@@ -12,7 +12,7 @@ from ftlayer.runtime.coordinator.events import CancelSlot, Decision, SparkJobEnd
 from ftlayer.runtime.coordinator.reasons import with_spark_error
 from ftlayer.runtime.coordinator.slot_record import SlotRecord
 
-# A slot that has never come up is not tried for ever: its reason is the machine's or the plan's.
+# A slot that has never come up is tried a few times: its reason is the machine's or the plan's.
 START_ATTEMPTS = 2
 # How long a cancelled Spark job may take to end (ms): Spark kills a Python worker after 2 s.
 CANCEL_GRACE_MS = 10_000

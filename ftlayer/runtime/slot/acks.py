@@ -12,7 +12,7 @@ CALL_ROOTS = 32_768
 """Events of one call: enough that the call itself costs nothing an event."""
 
 MAX_WAIT_MS = 25
-"""An event waits no longer for others: the vertex learns a little later that a record is done, and nobody waits
+"""An event waits no longer for others: the vertex learns a little later that a record is done, and nothing waits
 for that. A busy loop runs a few batches in it."""
 
 

@@ -94,7 +94,7 @@ class Barriers:
                 mine.task.completed(checkpoint, now)
 
     def aborted(self, checkpoint: int, now: Now) -> None:
-        """Nobody waits for a checkpoint: forget it, and go on with what it held up."""
+        """A checkpoint is given up: forget it, and go on with what it held up."""
         for mine in self._all:
             if mine.seat.ended:
                 continue

@@ -2,7 +2,7 @@
 
 No I/O, no threads and no clock: events come in as calls, what is to be done goes out through `Links` and
 `VertexCalls`. A task is run while all its outputs have room; the loop goes on with the others. So no slot ever
-waits for another one inside a send, which two slots could do for each other for ever.
+waits for another one inside a send, which two slots could do for each other without end.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class SendWindow:
         return snapshot(self._queue)
 
     def reset(self) -> list[bytes]:
-        """Begin anew with full credit; returns the frames that had waited, for whoever counts them."""
+        """Begin anew with full credit; returns the frames that had waited, to be counted."""
         dropped = list(self._queue)
         self._queue.clear()
         self.in_flight = 0

@@ -64,7 +64,7 @@ class Debloating:
         return self._sources[key].debloater.limit
 
     def look(self, now_ms: int) -> None:
-        """No task is at work: those with nothing to do are idle from now on, and sources that nobody holds up.
+        """No task is at work: those with nothing to do are idle from now on, and sources that are not held up.
 
         The others may be stuck: with no room for what they would send, or with state that waits for the disk.
         """

@@ -31,7 +31,7 @@ class CreditCame:
 
 @dataclass(frozen=True, slots=True)
 class LinkBroke:
-    """The stream to an instance of another slot has ended, or (not ``reached``) nobody has ever answered."""
+    """The stream to an instance of another slot has ended, or (not ``reached``) it never answered."""
 
     slot: int
     instance: str

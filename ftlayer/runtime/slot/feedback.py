@@ -1,8 +1,8 @@
 """The way back of an iteration in a slot: a queue that never holds its sender up, and a head that works it off first.
 
 All other channels of a circle hold their senders up as they do elsewhere. The tail's only output always has room, so
-whoever sends to it is let on in the end, and so is whoever sends to that, round to the head: no circle of tasks waits
-for each other.
+a task that sends to it is let on in the end, and so is the one that sends to that, round to the head: no circle
+of tasks waits for each other.
 
 What that costs is a bound. New records are let in only while less waits on the way back than an ordinary channel may
 hold; so there is never more in a loop than its channels hold and what it makes of that. A loop that makes more records

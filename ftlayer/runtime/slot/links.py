@@ -75,7 +75,7 @@ class SlotLinks:
         self._server.grant(slot, grants)
 
     def address_of(self, slot: int) -> str:
-        """Return where a slot was to be reached, "" if nobody said."""
+        """Return where a slot was to be reached, "" if unknown."""
         link = self._links.get(slot)
         return "" if link is None else link.peer.address
 

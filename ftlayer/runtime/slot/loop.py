@@ -60,7 +60,7 @@ MAX_MAIL = 256
 """Events that are taken in a row before a task is run."""
 
 UNREACHED_MS = 5_000
-"""A peer at whose address nobody has ever answered is waited for this long: if its process was just lost, the
+"""A peer that has never answered is waited for this long: if its process was just lost, the
 coordinator hears of that at once."""
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class SlotLoop:
         """Run the tasks until all have ended, the job is cancelled, or the coordinator is lost.
 
         Raises:
-            PeerLostError: a peer could not be reached, and nobody replaced it.
+            PeerLostError: a peer could not be reached, and was not replaced.
             FTLayerError: of a source, of the vertex, of what another slot has sent.
             Exception: whatever a task raises.
         """

@@ -37,7 +37,7 @@ class Mailbox(Generic[T]):
             return None
 
     def wait(self, timeout_s: float | None) -> None:
-        """Wait until there is an item, or the time has passed (None: for ever); may return early."""
+        """Wait until there is an item, or the time has passed (None: no limit); may return early."""
         self._asleep = True
         try:
             if not self._items:

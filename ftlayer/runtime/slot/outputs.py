@@ -155,7 +155,7 @@ class RemoteOutput:
     def reset(self) -> int:
         """Forget everything, for a receiver that begins anew; returns the records that had not been sent.
 
-        The last mark is what the new one has to hear first: nobody says a watermark, or an end, a second time.
+        The last mark is what the new one has to hear first: a watermark, or an end, is not said a second time.
         """
         rows = self._small_rows + sum(rows_in(frame) for frame in self._window.reset())
         self.late.clear()

@@ -62,7 +62,7 @@ class Snapshots(Protocol):
         replace(snapshot, channels=channels, times=replace(times, async_ms=…, in_flight_bytes=…))
 
     `give_up` or `cancel` may come instead of `begin`, between the two, or behind both, also when everything is
-    written: the last word then is "nobody waits for it". Whoever implements this owns the ``pending`` of each `begin`,
+    written: the last word then is that it was given up. The implementation owns the ``pending`` of each `begin`,
     and calls its `release` once in the loop's thread.
     """
 

@@ -31,7 +31,7 @@ class Pulse:
     """A thread that reports every ``heartbeat_ms`` and touches every third of the shortest timeout.
 
     What a function has been working on for a whole timeout is not touched any more: one that hangs must not keep
-    its record for ever. The other records of its batch only wait for it, and are touched; save within a function a
+    its record without end. The other records of its batch only wait for it, and are touched; save within a function a
     batch at a time or a sink, which work on all of them, and have a timeout for each up to `PATIENCE` in all.
     """
 
@@ -161,7 +161,7 @@ def _waiting_behind(working: Working) -> list[U64Array]:
 
 
 def _row_of(working: Working) -> int | None:
-    """Return the row of its batch that a function works on; None if nobody knows, or it is the whole batch."""
+    """Return the row of its batch that a function works on; None if that is unknown, or it is the whole batch."""
     row: int | None = getattr(working.task, "row", None)
     return row
 

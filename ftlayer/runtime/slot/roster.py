@@ -48,7 +48,7 @@ class Roster:
     """The instances whose elements are taken."""
 
     def __init__(self, job: str, instance: str) -> None:
-        """Know of nobody; ``instance`` is this one's name."""
+        """Know of no instance; ``instance`` is this one's name."""
         self._job, self._instance = job, instance
         self._changed = threading.Condition()  # guards what follows
         self._deployed_in: int | None = None
@@ -85,7 +85,7 @@ class Roster:
         return self._current.get(slot) == instance
 
     def close(self) -> None:
-        """Admit nobody any more."""
+        """Admit no instance any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -95,7 +95,7 @@ class Roster:
 
         Raises:
             PeerRefusedError: another job, another receiver, an instance that was dropped or that is older than
-                this one, or nobody has told of it in time.
+                this one, or it was not announced in time.
         """
         if (header.job, header.receiver) != (self._job, self._instance):
             raise PeerRefusedError("the stream is for another job, or for an earlier instance of this slot")

@@ -106,7 +106,7 @@ class SnapshotRunner:
         part = self._parts.get((key, checkpoint))
         if part is not None and not part.cancelled:
             part.cancelled = True
-            # If the thread had nothing to do for it, nobody else would say that it is over.
+            # If the thread had nothing to do for it, this is the only place that says that it is over.
             self._jobs.put(lambda: self._over(part))
 
     def over(self, key: TaskKey, checkpoint: int) -> None:

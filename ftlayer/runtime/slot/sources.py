@@ -1,6 +1,6 @@
 """The readers of a slot's sources, and the loop that takes what they have read.
 
-A reader that fails takes nobody with it: it is opened again after a pause, behind the rows that were taken of it.
+A reader that fails takes nothing with it: it is opened again after a pause, behind the rows that were taken of it.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class Sources:
     def _pause(self, key: TaskKey, running: _Running, error: SourceError, now: Now) -> None:
         """Let a reader that has failed rest until its strategy says, or raise what it failed with."""
         if running.finishing:
-            # Nobody wants more of it.
+            # No more of it is wanted.
             logger.warning("%s; it was told to end", error)
             running.reader.abandon()
             running.signal.is_set = True

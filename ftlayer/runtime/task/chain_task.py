@@ -105,7 +105,7 @@ class ChainTask:
 
     @property
     def row(self) -> int | None:
-        """The row of its batch that a function works on now, None if nobody knows. Any thread may look."""
+        """The row of its batch that a function works on now, None if unknown. Any thread may look."""
         return self._pipeline.row
 
     def _open_functions(self, now: Now) -> None:
@@ -128,7 +128,7 @@ class ChainTask:
             return []
         passed = self._pipeline.run_behind(place, fired, now)
         if passed.failures:
-            # Chains end behind timers where records are tracked: here there is nobody but the task to fail.
+            # Chains end behind timers where records are tracked: here only the task can fail.
             self._handler.xor.fail(None, passed.failures)
         return self._outlet.take_fired(passed.outputs, now)
 

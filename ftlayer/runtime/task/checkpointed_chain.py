@@ -110,7 +110,7 @@ class CheckpointedChainTask(ChainTask):
             self._backend.backend.aborted(checkpoint)
 
     def discard(self, stands: int, acked: int) -> None:
-        """See `CheckpointedTask.discard`. What a function raises while it is closed is logged: nobody waits for it."""
+        """See `CheckpointedTask.discard`. What a function raises while it is closed is logged."""
         if self._closing:
             return
         self._closing = self._ended = True
@@ -152,7 +152,7 @@ class CheckpointedChainTask(ChainTask):
 class ChainSnapshot:
     """`ftlayer.runtime.task.contract.PendingSnapshot` of a chain.
 
-    Whoever calls `write` syncs the writer, and measures.
+    The caller of `write` syncs the writer, and measures.
     """
 
     def __init__(

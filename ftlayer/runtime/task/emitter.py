@@ -173,7 +173,7 @@ class Emitter:
                 sends.extend(out.send(payload, children, times, selection))
         key_hashes = np.stack([columns[column] for column in sorted(columns)], axis=1) if columns else None
         if failures and roots is not None:
-            # They owe copies like all others, which nobody is to acknowledge.
+            # They owe copies like all others, which are never to be acknowledged.
             sends = _without(sends, roots[[failure.row for failure in failures]])
         return RootEmission(sends, children.owed, key_hashes, anchor.event_ids(roots), failures)
 

@@ -152,7 +152,7 @@ class JoinTask:
 
     @property
     def row(self) -> int | None:
-        """The row of its batch whose pair the function works on now, None if nobody knows. Any thread may look."""
+        """The row of its batch whose pair the function works on now, None if unknown. Any thread may look."""
         running, begun = self._running, self._calls.begun
         if running is None:
             return None

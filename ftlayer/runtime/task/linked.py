@@ -52,7 +52,7 @@ class _Linked:
 
     @property
     def row(self) -> int | None:
-        """The row of its batch that the first one works on, None while it does not, or nobody knows. For any thread."""
+        """The row of its batch that the first one works on, None if there is none or it is unknown. For any thread."""
         return getattr(self._first_task, "row", None)
 
     def _pass_on(self, actions: list[Action], now: Now) -> list[Action]:

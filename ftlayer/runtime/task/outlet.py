@@ -185,7 +185,7 @@ class SinkOutlet:
         return []
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
-        """Nobody is behind a sink."""
+        """Do nothing: a sink has no output."""
         return []
 
     def accepted(self, ticket: int) -> list[Action]:

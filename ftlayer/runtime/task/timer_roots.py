@@ -67,7 +67,7 @@ class TimerRoots:
     def persist(self, tag: str, payload: pa.RecordBatch, times: I64Array | None) -> list[Action]:
         """Give rows of an output (the side output ``tag``, "" for the main one) roots and have them persisted.
 
-        Those of an output that nobody reads are dropped.
+        Those of an output without readers are dropped.
         """
         if tag not in self._read:
             return []

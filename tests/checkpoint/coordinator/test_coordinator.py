@@ -328,7 +328,7 @@ def test_unaligned_if_records_are_in_it(desk: Make) -> None:
     assert decided[0].checkpoint.unaligned
 
 
-def test_answers_that_nobody_waits_for(desk: Make) -> None:
+def test_answers_that_were_not_asked_for(desk: Make) -> None:
     it = desk().begin()
     it.trigger()
     (publish,) = it.ack_all(1)

@@ -135,7 +135,7 @@ class Coordinated(RuleBasedStateMachine):
                 assert number not in self.aborted
                 self.aborted.add(number)
                 self.in_flight.discard(number)
-                # Nobody else knows whether one stands that is being written.
+                # Only the storage knows whether one stands that is being written.
                 assert self.to_publish is None or self.to_publish.checkpoint != number
             case Discard(checkpoint):
                 number = checkpoint.checkpoint
@@ -372,7 +372,7 @@ class Coordinated(RuleBasedStateMachine):
         assert counts.completed == len(self.barriers) - len(self.aborted) - len(self.in_flight)
 
     def teardown(self) -> None:
-        """Nothing waits for ever: with time, answers and a job that runs, all requests are answered."""
+        """Nothing waits without end: with time, answers and a job that runs, all requests are answered."""
         if not hasattr(self, "config"):
             return
         for _ in range(100):

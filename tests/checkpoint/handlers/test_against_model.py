@@ -141,7 +141,7 @@ class Owner(RuleBasedStateMachine):
         self.check_at_the_end()
 
     def check_at_the_end(self) -> None:
-        """A checkpoint whose barriers came on all channels, and that nobody gave up, was taken."""
+        """A checkpoint whose barriers came on all channels, and that was not given up, was taken."""
         for checkpoint in self.known:
             came = all(checkpoint in lane.barriers for lane in self.lanes)
             if came and checkpoint not in self.aborted | self.cancelled:

@@ -62,7 +62,7 @@ class Faults:
     write_error: int | None = None
     torn_at: int | None = None
     answer_error: int | None = None
-    """Files are written, and nobody is told."""
+    """Files are written, and no one is told."""
     delete_error: int | None = None
     vanished: bool = False
 

@@ -100,9 +100,7 @@ def test_metadata_that_cannot_be_written_is_not_there(make_kit: Any, made: Any, 
     assert kit.paths() == set()
 
 
-def test_metadata_of_which_nobody_knows_whether_it_was_written_is_removed(
-    make_kit: Any, made: Any, faults: Any
-) -> None:
+def test_metadata_that_may_have_been_written_is_removed(make_kit: Any, made: Any, faults: Any) -> None:
     """Or a later job would find a checkpoint that this one has gone back behind, and aborted the rows of."""
     kit = make_kit("faulty")
     driver = kit.driver()
@@ -248,7 +246,7 @@ def test_a_log_goes_on_behind_a_failed_write(
         patch.setattr(os, "fdatasync", full)
         with pytest.raises(CheckpointStorageError, match="make room"):
             one.sync()
-    # It was the other one's file too: nobody takes for durable what is not.
+    # It was the other one's file too: neither takes for durable what is not.
     for writer in (one, other, other):
         with pytest.raises(CheckpointStorageError, match="make room"):
             writer.sync()

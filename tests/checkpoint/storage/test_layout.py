@@ -37,7 +37,7 @@ def test_file_names_are_read_back(slot: int, epoch: int, instance: str, shared: 
 
 
 @pytest.mark.parametrize("name", ["", "_metadata", "_key", "0-1", "a-1-b-u", "0-1--u", "notes.txt"])
-def test_other_names_are_nobodys(name: str) -> None:
+def test_other_names_are_refused(name: str) -> None:
     assert parse_file_name(name) is None
 
 

@@ -142,7 +142,7 @@ class Life:
             self.driver.discard(old, self.kept)
 
     def die(self, slot: int, choice: int) -> None:
-        """All fall back to the last checkpoint; what the dead one still writes is nobody's."""
+        """All fall back to the last checkpoint; what the dead one still writes is unreferenced."""
         zombie = self.slots[slot]
         for number in sorted(self.parts):
             zombie.writer(self.made.barrier(number)).write([LARGE])

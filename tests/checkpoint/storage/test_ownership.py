@@ -41,7 +41,7 @@ def test_the_last_one_to_start_is_the_owner(files: Files) -> None:
     assert len(files.walk()) == 1
 
 
-def test_nobody_waits_for_a_driver_that_is_dead(files: Files) -> None:
+def test_a_dead_driver_is_not_waited_for(files: Files) -> None:
     for number in range(1, 6):
         assert Ownership(files, "job", f"run-{number}").epoch == number
 
@@ -78,7 +78,7 @@ def test_of_two_that_claim_in_the_same_moment_one_is_left(files: Files) -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), max_size=12))
 def test_there_is_one_owner_at_a_time(steps: list[tuple[bool, int]]) -> None:
-    """(a start that another one races, who is asked then): whoever is not the last to have claimed is fenced."""
+    """(a start that another one races, who is asked then): all but the last to have claimed are fenced."""
     files = open_files(f"memory://{uuid.uuid4().hex}")
     owners: list[Ownership] = []
 

@@ -86,7 +86,7 @@ def said(committables: tuple[Committable, ...]) -> list[tuple[int, list[int]]]:
 
 
 @pytest.mark.parametrize("kind", [Plain, Arrow])
-def test_an_interval_is_one_write_and_its_rows_are_nobody_elses(kind: Any) -> None:
+def test_an_interval_is_one_write_and_its_rows_are_its_own(kind: Any) -> None:
     writer = kind()
     body = sink(writer)
     assert body.write(ids(1, 2), 0) == body.write(ids(3), 9_999) == Settled(0)

@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_the_callers_to_handle(driver: Any, pushed: Pushed)
     call.finish()
 
 
-def test_stop_tells_whoever_waits(driver: Any, pushed: Pushed) -> None:
+def test_stop_tells_all_that_wait(driver: Any, pushed: Pushed) -> None:
     taken = pushed.in_thread([1])
     driver.next(pushed.reader)
     waiting = pushed.in_thread([2])

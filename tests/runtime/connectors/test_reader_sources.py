@@ -456,7 +456,7 @@ def test_an_error_of_the_vertex_is_told_as_it_is(
     job.close()
 
 
-def test_a_reader_that_blocks_blocks_nobody(start: Any, broker: Broker) -> None:
+def test_a_reader_that_blocks_blocks_no_other(start: Any, broker: Broker) -> None:
     class Blocking(ListReader):
         def latestOffset(self, begin: dict[str, Any], limit: Any) -> dict[str, Any]:
             self.broker.go.wait()
@@ -552,7 +552,7 @@ def test_a_simple_reader_that_does_not_advance(start: Any, broker: Broker) -> No
 
     job = start(Stuck(broker))
     job.driver.until(lambda: job.errors)
-    assert "would be read for ever" in str(job.errors[0])
+    assert "would be read without end" in str(job.errors[0])
 
 
 # ---------------------------------------------------------------- other people's, files

@@ -290,7 +290,7 @@ def test_memory_errors_of_a_writer_go_up() -> None:
         writer_sink(Full(), max_rows=1).write(ids(1), 0)
 
 
-def test_batch_ids_grow_and_are_nobody_elses() -> None:
+def test_batch_ids_grow_and_are_unique() -> None:
     wall = 1_000.0
     mine, other = BatchNumbers(0, lambda: wall), BatchNumbers(1, lambda: wall)
     first = [mine.next() for _ in range(3)]

@@ -143,7 +143,7 @@ def test_a_message_to_one_that_left_goes_nowhere() -> None:
         slot.client.close()
         it.lost.get(timeout=WAIT_S)
         it.server.send("a", Cancel("late"))
-        it.server.send("nobody", Cancel("late"))
+        it.server.send("unknown", Cancel("late"))
 
 
 def test_a_killed_process_is_lost() -> None:
@@ -191,7 +191,7 @@ server.serve()
     assert slot.lost.empty()
 
 
-def test_nobody_there() -> None:
+def test_no_server_there() -> None:
     client = ControlClient(Door("grpc://127.0.0.1:1", TOKEN), job="job", slot=1, instance="a")
     slot = Slot(client)
     assert "grpc://127.0.0.1:1 broke" in slot.lost.get(timeout=WAIT_S)

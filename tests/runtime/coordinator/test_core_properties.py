@@ -116,7 +116,7 @@ class World(RuleBasedStateMachine):
         self.recalled_since_loss = not self.tracked
         self.epoch = 0
         self.over: Over | None = None
-        self.held: dict[int, int] = {}  # roots that the vertex gave to nobody: due
+        self.held: dict[int, int] = {}  # roots that the vertex gave to no slot: due
         self.due = 0
         self.pending_lost = 0  # roots whose holder is gone
         self.apply(self.core.start(self.now))

@@ -171,7 +171,7 @@ def test_a_job_ends_at_once_when_its_session_is_gone() -> None:
     lose(rig, "0a")
     error = SessionLostError("the JVM is gone")
     decisions = rig.tell(SessionOver(error))
-    # Nobody waits for Spark jobs: there is nobody left who would tell of their end.
+    # Spark jobs are not waited for: no one is left to tell of their end.
     assert over(decisions) == Over(JobState.FAILED, error)
     assert not [it for it in decisions if isinstance(it, CancelSlot)]
     assert [instance for instance, _ in sent(decisions, Cancel)] == ["1a"]
@@ -321,7 +321,7 @@ def test_silence_is_a_loss_and_ends_the_spark_job() -> None:
     assert rig.tell(SparkJobEnded(1, 1, "at last")) == []
 
 
-def test_a_driver_that_stood_still_blames_nobody() -> None:
+def test_a_driver_that_stood_still_blames_no_slot() -> None:
     rig = Rig()
     rig.up()
     rig.now += 60_000
@@ -384,7 +384,7 @@ def test_slots_that_come_up_while_spark_is_asked_are_taken() -> None:
     assert rig.core.state is JobState.RUNNING
 
 
-def test_nobody_waits_for_ever_for_what_spark_says() -> None:
+def test_waiting_for_what_spark_says_has_an_end() -> None:
     rig = Rig(1)
     assert CountTasks() in rig.pass_ms(5_000)
     rig.pass_ms(5_000)

@@ -1,4 +1,4 @@
-"""The end of a job that goes wrong itself: whoever waits hears of it."""
+"""The end of a job that goes wrong itself: all callers that wait hear of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parts(**changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("part", ["planners", "server", "vertex"])
-def test_a_part_that_cannot_be_closed_leaves_nobody_waiting_and_nothing_open(part: str) -> None:
+def test_a_part_that_cannot_be_closed_leaves_no_one_waiting_and_nothing_open(part: str) -> None:
     broken = Mock()
     broken.close.side_effect = OSError("the disk is gone")
     # What ends the job: its planners do not come up.

@@ -243,7 +243,7 @@ def started_again(directory: Path, restore_from: str | None) -> Job:
     return env.execute_async(restore_from=restore_from)
 
 
-def test_a_job_that_has_ended_is_not_run_again_by_whoever_restarts_its_program(
+def test_a_job_that_has_ended_is_not_run_again_with_its_program(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     MAY_COMMIT.set()

@@ -505,7 +505,7 @@ def test_what_may_be_left_behind_is_given_by_names() -> None:
     assert restores(checkpoint, after, allow_unclaimed=("source", "count", "after", "sink")).dropped
 
 
-def test_what_nobody_claims_is_refused_or_named() -> None:
+def test_unclaimed_state_is_refused_or_named() -> None:
     before = line(1, 2)
     parts = [
         replace(part, committables=(Committable("sink", b"", 7),) if part.uid == "count" else ())

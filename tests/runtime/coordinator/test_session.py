@@ -52,7 +52,7 @@ def test_a_session_that_was_stopped_by_whichever_side() -> None:
     assert "was stopped" in str(how_it_ended(Connected(1, stopped=True)))
 
 
-def test_a_connect_server_that_nobody_listens_for_any_more_is_gone() -> None:
+def test_a_connect_server_that_refuses_connections_is_gone() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert how_it_ended(Connected(port)) is None

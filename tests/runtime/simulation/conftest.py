@@ -204,7 +204,7 @@ class Simulation:
             elif (edge.target, channel.receiver) in gone and channel in self.marks:
                 # The last mark is said again to the one that comes after.
                 queue.append(self.marks[channel])
-        # Calls that were on their way may have their effect or not; nobody hears the answer. What a source
+        # Calls that were on their way may have their effect or not; the answer is lost. What a source
         # persists arrives in order, so that a prefix of it does.
         lost_from_here = False
         for call in [call for call in self.calls if call.slot == slot]:

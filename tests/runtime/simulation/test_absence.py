@@ -77,7 +77,7 @@ OPTIONS = TopologyOptions(heartbeat_timeout_ms=600_000, start_timeout_ms=600_000
 
 
 class StillMailbox(Mailbox[Any]):
-    """Nobody waits: time passes between the turns of a loop."""
+    """No thread waits: time passes between the turns of a loop."""
 
     def wait(self, timeout_s: float | None) -> None:
         """Return at once."""

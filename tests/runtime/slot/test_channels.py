@@ -151,7 +151,7 @@ def test_an_instance_that_is_dropped_in_the_middle_is_cut_off(receiver: Receiver
     assert receiver.events.empty()
 
 
-def test_an_instance_nobody_told_of_is_refused_in_the_end() -> None:
+def test_an_unannounced_instance_is_refused_in_the_end() -> None:
     receiver = Receiver(admit_timeout_s=0.05)
     receiver.deploy()
     receiver.link(StreamHeader("job", 1, "new", "zero", 1)).send(b"x")

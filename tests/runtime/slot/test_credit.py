@@ -74,7 +74,7 @@ def test_a_barrier_goes_ahead_of_all_but_other_barriers() -> None:
     assert window.waiting() == [earlier, later, bytes(3), bytes(4)]
 
 
-def test_credit_nobody_used_is_an_error() -> None:
+def test_unused_credit_is_an_error() -> None:
     window = SendWindow(10)
     window.put(b"abc")
     window.take()
@@ -122,7 +122,7 @@ def test_a_mailbox_wakes_its_owner_for_every_item_of_every_thread() -> None:
     while len(got) < 6_000:
         item = box.take()
         if item is None:
-            box.wait(None)  # For ever, if it sleeps through an item.
+            box.wait(None)  # Without end, if it sleeps through an item.
         else:
             got.append(item)
     for thread in threads:

@@ -223,7 +223,7 @@ def test_a_peer_that_is_lost_and_not_replaced_fails_the_slot(tools: Any) -> None
     assert "reset by peer" in str(error)
 
 
-def test_a_peer_that_nobody_ever_reached_fails_the_slot_soon(
+def test_a_peer_that_was_never_reached_fails_the_slot_soon(
     tools: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "UNREACHED_MS", 50)

@@ -1,4 +1,4 @@
-"""Whose turn it is: nobody starves, and a task has as many turns in a round as channels that wait."""
+"""Whose turn it is: no task starves, and a task has as many turns in a round as channels that wait."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_barriers_do_not_keep_others_from_working_for_ever() -> None:
     st.lists(st.integers(1, 5), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 3)), max_size=60),
 )
-def test_nobody_starves(ready: list[int], changes: list[tuple[int, bool, int]]) -> None:
+def test_no_task_starves(ready: list[int], changes: list[tuple[int, bool, int]]) -> None:
     """Between two turns of a task that can go on, each other one has at most as many as it had channels."""
     seats = [FakeSeat(str(number), FakeInbox(channels)) for number, channels in enumerate(ready)]
     turns = turns_of(*seats)

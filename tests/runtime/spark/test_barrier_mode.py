@@ -239,7 +239,7 @@ def test_a_storage_that_cannot_be_written_fails_checkpoints_and_then_the_job(
     runs = [path for path in (tmp_path / "checkpoints").glob("*/*") if path.is_dir() and path.name[0] != "_"]
     for run in runs:
         shutil.rmtree(run)
-        run.touch()  # a file in the directory's place: nobody can write there
+        run.touch()  # a file in the directory's place: no file can be written there
     with pytest.raises(SlotLostError, match="restart strategy has given up"):
         job.wait(600)
     assert job.status().checkpoints.failed >= 2

@@ -1,4 +1,4 @@
-"""A function that ends its process for some records: they die, nobody else does, and the job ends by itself."""
+"""A function that ends its process for some records: they alone die, and the job ends by itself."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_function_that_cannot_be_sent(environment: Any) -> None:
 
 def test_a_driver_that_slots_do_not_reach(environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     door = environment_module.Door
-    # Nobody listens on the discard port.
+    # The discard port has no listener.
     monkeypatch.setattr(environment_module, "Door", lambda address, *more: door("grpc://127.0.0.1:9", *more))
     env = environment()
     numbers(env).sink(print)

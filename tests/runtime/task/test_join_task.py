@@ -451,7 +451,7 @@ def test_a_replay_meets_what_was_acknowledged_and_anchors_the_pair_alone():
 def test_a_replay_that_fails_leaves_what_was_acknowledged_to_the_other_replays(where: str, side: int):
     """The failing pair is between two good ones of the same remembered row: neither goes with it.
 
-    Nobody would make them again: their replays are acknowledged without them.
+    They would not be made again: their replays are acknowledged without them.
     """
 
     def bad(left: int, right: int) -> bool:

@@ -186,7 +186,7 @@ def test_roots_are_never_given_twice():
         task.input(LEFT, batch_of((1, time), (2, time + 1), first_root=time), NOW)
         task.input(LEFT, Watermark(time + 5), NOW)
         for persist in of_kind(task.input(RIGHT, Watermark(time + 5), NOW), PersistRoots):
-            assert persist.call.stream == "job/process"  # nobody reads the side output
+            assert persist.call.stream == "job/process"  # the side output has no reader
             seen.extend(persist.call.roots.tolist())
     assert len(seen) == len(set(seen)) == 10
 

@@ -85,7 +85,7 @@ def test_rows_that_a_transform_makes_of_its_own_fail_the_batch(
 
     stream = layer.source(numbers, name="own").transform(add)
     writer = stream.sink(kept, checkpoint=tools.checkpoint).trigger(availableNow=True).restart(NoRestart())
-    with pytest.raises(QueryError, match=r"nobody knows which record they derive from"):
+    with pytest.raises(QueryError, match=r"unknown which record they derive from"):
         writer.start().awaitTermination(600)
     assert kept.rows == []
 

@@ -132,7 +132,7 @@ class Moves:
             try:
                 job = runner._jobs.get()
                 if job is None:
-                    # Nobody waited for its end.
+                    # Its end was not waited for.
                     runner._jobs.put(None)
                     runner._run()
                     process.runners.remove(runner)

@@ -325,7 +325,7 @@ class Link:
             return True
         server = servers.get(self.peer.instance)
         if server is None or not server.open:
-            self.broken = "nobody listens there"
+            self.broken = "connection refused"
             return False
         verdict = server.roster._verdict(self.header)
         if verdict is False:
@@ -364,7 +364,7 @@ def threads_of(thread: type) -> Any:
 
 
 class StepEvent(threading.Event):
-    """Nobody waits for it."""
+    """It was given up."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return self.is_set()

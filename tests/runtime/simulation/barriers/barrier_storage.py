@@ -90,9 +90,9 @@ class FaultyFiles:
         if self._outside.strikes("publish-after"):
             if self._outside.strikes("unpublish"):
                 self._outside.stuck.add(f"{self.url}/{path}")
-            raise CheckpointStorageError("meant to fail: nobody knows whether the metadata was written")
+            raise CheckpointStorageError("meant to fail: the metadata may have been written")
         if self._outside.strikes("publish-odd"):
-            raise ZeroDivisionError("meant to fail: in a way that nobody has thought of")
+            raise ZeroDivisionError("meant to fail: in an unforeseen way")
 
     def delete(self, path: str) -> None:
         if f"{self.url}/{path}" in self._outside.stuck:

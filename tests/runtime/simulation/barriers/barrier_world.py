@@ -57,7 +57,7 @@ class World:
         self.links: list[Link] = []
         self.spark_ended: list[tuple[int, int, str | None]] = []
         self.killed: set[str] = set()  # processes, and "<life>." for a driver with all that it had
-        self.was_undecided = False  # whether a checkpoint might exist that nobody could publish
+        self.was_undecided = False  # whether a checkpoint might exist whose publishing failed
         self.leaves_copies: set[int] = set()  # lives
         self.in_savepoints: set[int] = set()  # messages that a user's savepoint holds
         self.moves_made: Counter[str] = Counter()

@@ -68,7 +68,7 @@ def test_the_end_of_a_source_that_is_reset_does_not_count(runs: Any) -> None:
         runs.Run(plan).run()
 
 
-def test_an_error_that_nobody_has_thought_of_fails_a_checkpoint_like_any_other(runs: Any) -> None:
+def test_an_unforeseen_error_fails_a_checkpoint_like_any_other(runs: Any) -> None:
     """While the rules wait for a checkpoint to be published they begin no other one, and restore none."""
     for seed in range(6):
         at = 80 + 14 * seed

@@ -428,7 +428,7 @@ class Story:
 
 
 def full_of_records(tools: Any, config: CheckpointConfig, slots: int = 2) -> World:
-    """Return a world in which nobody can send any more, since the sinks never take anything."""
+    """Return a world in which no task can send any more, since the sinks never take anything."""
     world = World(tools, config, slots)
     for place, slot in enumerate(world.slots):
         first = place * 1_000_000

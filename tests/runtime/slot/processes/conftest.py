@@ -174,7 +174,7 @@ class Slots:
                 client.call(ClaimJob(self.graph.name, self.run))
 
     def _recall(self) -> None:
-        """Have everything replayed that is pending: whoever worked on it is gone."""
+        """Have everything replayed that is pending: the slots that worked on it are gone."""
         if self.vertex is not None:
             with self.vertex.client() as client:
                 opened: list[Any] = [
