@@ -85,7 +85,8 @@ class CheckpointConfig:
         local_recovery: directory for a second copy on the slot's own disk, None for none.
         allow_unclaimed_state: what a restore may leave behind, by name: ``"uid"``, all that an operator had which the
             program has no more; ``"uid/name"``, one state of an operator (``"uid/name (ttl)"`` with a time to
-            live); ``"uid/partition-3"``, the position of a source's partition. True: whatever belongs to operators and partitions that the program has no more.
+            live); ``"uid/partition-3"``, the position of a source's partition. True: all that belongs to operators
+            and partitions that the program has no more.
         migrations: `StateMigration` for each keyed state whose type or name has changed.
         key: secret behind the checksums of everything that is read back; None: one is made and kept with the
             checkpoints, which protects from damage, not from somebody who can write there.
