@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ftlayer.records.ids import I32Array, I64Array, U64Array
+from ftlayer.records.tries import concat_tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +60,32 @@ class Lineage:
         origins = None if self.origins is None else self.origins[places]
         tries = None if self.tries is None else self.tries[places]
         return Lineage(self.roots[places], self.ids[places], offsets, origins, tries)
+
+
+def concat_lineages(parts: Sequence[Lineage]) -> Lineage:
+    """Return the records of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    offsets = None
+    if any(part.offsets is not None for part in parts):
+        counts = [_counts(part) for part in parts]
+        offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(np.concatenate(counts), dtype=np.int32)])
+    origins = None
+    if any(part.origins is not None for part in parts):
+        origins = np.concatenate([origins_of(part) for part in parts])
+    return Lineage(
+        np.concatenate([part.roots for part in parts]),
+        np.concatenate([part.ids for part in parts]),
+        offsets,
+        origins,
+        concat_tries([(part.tries, len(part.ids)) for part in parts]),
+    )
+
+
+def origins_of(lineage: Lineage) -> U64Array:
+    """Return the origin of each RecordId."""
+    return lineage.roots if lineage.origins is None else lineage.origins
+
+
+def _counts(lineage: Lineage) -> I32Array:
+    return np.ones(len(lineage), np.int32) if lineage.offsets is None else np.diff(lineage.offsets)

@@ -26,19 +26,6 @@ class Events:
     ids: EventIds | None = None
 
 
-def failure_under(root: int, failure: RowFailure) -> Failure:
-    """Return the failure of a row as that of a root."""
-    return Failure(
-        root,
-        failure.reason,
-        failure.operator,
-        failure.traceback,
-        failure.fatal,
-        failure.after_ms,
-        failure.uses_attempt,
-    )
-
-
 class XorHandler(Protocol):
     """Collects what to tell the vertex, until it is taken."""
 
@@ -97,7 +84,7 @@ class FTXorHandler:
         for failure in failures:
             places, _ = anchors.entries(np.array([failure.row], np.int64))
             for root in anchors.roots[places].tolist():
-                self._failures.setdefault(root, failure_under(root, failure))
+                self._failures.setdefault(root, Failure.of(root, failure))
             if self._book is not None:
                 self._book.take(anchors.ids[places], own=True)
 

@@ -22,6 +22,7 @@ from ftlayer.layer.calls import (
     Commit,
     Committed,
     EventIds,
+    Failure,
     Now,
     Reseal,
     Seal,
@@ -33,7 +34,7 @@ from ftlayer.layer.event_ids import stored_event_ids
 from ftlayer.layer.failing import Failing
 from ftlayer.layer.reports import check_report, keep_report, kept_report
 from ftlayer.layer.retry import cause_of
-from ftlayer.layer.seals import SealWriter, plain_failure, said
+from ftlayer.layer.seals import SealWriter, said
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
 from ftlayer.layer.tracking import Tracking
@@ -258,7 +259,7 @@ class Batches:
                 part.stream,
                 part.rows.payload,
                 part.rows.info.roots,
-                tuple(plain_failure(failure) for failure in part.failures),
+                tuple(Failure.of(failure.root, failure) for failure in part.failures),
                 part.rows.info.key_hashes,
             )
             for part in batches.parts(txn, query.number, batch, head.parts, self._state.payloads)
@@ -267,7 +268,7 @@ class Batches:
             BatchState.SEALED,
             failed,
             tuple(failure.root for failure in head.redelivered),
-            tuple(plain_failure(failure) for failure in head.resumed),
+            tuple(Failure.of(failure.root, failure) for failure in head.resumed),
         )
 
 

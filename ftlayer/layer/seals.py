@@ -190,19 +190,6 @@ def stored_failure(failure: Failure) -> StoredFailure:
     )
 
 
-def plain_failure(failure: StoredFailure) -> Failure:
-    """Return a stored failure as calls have it."""
-    return Failure(
-        failure.root,
-        failure.reason,
-        failure.operator,
-        failure.traceback,
-        failure.fatal,
-        failure.after_ms,
-        failure.uses_attempt,
-    )
-
-
 def _plain(failures: Iterable[Failure]) -> list[list[object]]:
     return [
         [

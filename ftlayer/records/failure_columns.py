@@ -33,11 +33,9 @@ class FailureRow(NamedTuple):
     uses_attempt: bool = True
 
 
-class FailureLike(Protocol):
-    """Anything that has what a `FailureRow` has."""
+class Why(Protocol):
+    """Anything that says why a record failed, and what is asked for it."""
 
-    @property
-    def root(self) -> int: ...  # noqa: D102
     @property
     def reason(self) -> str: ...  # noqa: D102
     @property
@@ -50,6 +48,13 @@ class FailureLike(Protocol):
     def after_ms(self) -> int | None: ...  # noqa: D102
     @property
     def uses_attempt(self) -> bool: ...  # noqa: D102
+
+
+class FailureLike(Why, Protocol):
+    """Anything that has what a `FailureRow` has."""
+
+    @property
+    def root(self) -> int: ...  # noqa: D102
 
 
 def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:

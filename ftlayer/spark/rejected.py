@@ -28,25 +28,12 @@ def rejections(rejected: RowsRejected, operator: str, rules: RetryRules = NO_RUL
             if isinstance(error, str)
             else failure_of(0, operator, error, rules)
         )
-        found.append(failure_of_root(root, failure))
+        found.append(Failure.of(root, failure))
     if not found:
         raise ConfigError(
             f"sink {operator!r} raised RowsRejected without a row: name one at least, or return"
         )
     return tuple(found)
-
-
-def failure_of_root(root: int, failure: RowFailure) -> Failure:
-    """Return a row's failure as that of its record."""
-    return Failure(
-        root,
-        failure.reason,
-        failure.operator,
-        failure.traceback,
-        failure.fatal,
-        failure.after_ms,
-        failure.uses_attempt,
-    )
 
 
 def unknown_row(operator: str, root: int) -> ConfigError:

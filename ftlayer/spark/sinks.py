@@ -15,7 +15,7 @@ from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_write
 from ftlayer.layer.calls import Failure
 from ftlayer.runtime.connectors.bisect import settle
-from ftlayer.spark.rejected import failure_of_root, rejections
+from ftlayer.spark.rejected import rejections
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -150,7 +150,7 @@ class WriteTask:
             messages.extend(self._write([part]))
 
         failed = settle(self.bisects, rows.drop_columns([ROW_TAG]), write, rules=self.rules)
-        return messages, [failure_of_root(int(tags[failure.row]), failure) for failure in failed]
+        return messages, [Failure.of(int(tags[failure.row]), failure) for failure in failed]
 
 
 def stream_writer(

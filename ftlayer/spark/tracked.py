@@ -79,12 +79,8 @@ class TrackedStream:
         again among them; None: as many as come. The task waits in between.
         """
         uid = self._uid("map", function, name)
-        struct = struct_of(schema, uid)
-        rules = self._rules(retry_on, dead_on, uid)
-        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
-        return self._limited(uid, max_failing)._then(
-            Map(uid, function, arrow_schema(struct), rules, rate), struct
-        )
+        to = struct_of(schema, uid)
+        return self._each(Map, uid, function, to, retry_on, dead_on, max_failing, rate_limit)
 
     def flat_map(
         self,
@@ -99,12 +95,8 @@ class TrackedStream:
     ) -> TrackedStream:
         """Like `map`, with an iterable of dicts: none, one or many."""
         uid = self._uid("flat_map", function, name)
-        struct = struct_of(schema, uid)
-        rules = self._rules(retry_on, dead_on, uid)
-        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
-        return self._limited(uid, max_failing)._then(
-            FlatMap(uid, function, arrow_schema(struct), rules, rate), struct
-        )
+        to = struct_of(schema, uid)
+        return self._each(FlatMap, uid, function, to, retry_on, dead_on, max_failing, rate_limit)
 
     def filter(
         self,
@@ -118,11 +110,7 @@ class TrackedStream:
     ) -> TrackedStream:
         """Keep the records for which ``function`` is true; the others are done."""
         uid = self._uid("filter", function, name)
-        rules = self._rules(retry_on, dead_on, uid)
-        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
-        return self._limited(uid, max_failing)._then(
-            Filter(uid, function, arrow_schema(self.schema), rules, rate), self.schema
-        )
+        return self._each(Filter, uid, function, self.schema, retry_on, dead_on, max_failing, rate_limit)
 
     def map_batches(
         self,
@@ -177,6 +165,23 @@ class TrackedStream:
         return self._limited(uid, max_failing)._then(
             MapAsync(uid, function, arrow_schema(struct), in_flight, limit_ms, rules, rate), struct
         )
+
+    def _each(
+        self,
+        kind: type[Map | FlatMap | Filter],
+        uid: str,
+        function: Callable[[Record], Any],
+        to: StructType,
+        retry_on: Errors | None,
+        dead_on: Errors | None,
+        max_failing: str | int | None,
+        rate_limit: float | None,
+    ) -> TrackedStream:
+        """Add an operator that calls ``function`` for each record."""
+        rules = self._rules(retry_on, dead_on, uid)
+        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
+        step = kind(uid, function, arrow_schema(to), rules, rate)
+        return self._limited(uid, max_failing)._then(step, to)
 
     # ------------------------------------------------------------ Spark's own operators
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -160,6 +161,26 @@ def numbered(records: list[tuple[str, int]], first: int) -> list[Row]:
     return [(key, time_ms, first + place) for place, (key, time_ms) in enumerate(records)]
 
 
+def told(
+    story: list[tuple[list[tuple[str, int]], int]], stage: Stage, model: FixedModel | SessionModel, kind: str
+) -> Iterator[int]:
+    """Compare both after each batch and its watermark; yields how many records came so far, and ends the stream."""
+    watermark_ms, count = -45, 0
+    for records, step in story:
+        rows = numbered(records, count)
+        count += len(rows)
+        late, again = stage.batch(rows)
+        model_late, model_again = model.batch(rows)
+        assert late == model_late
+        assert sorted(again) == model.emitted(kind, model_again)
+        watermark_ms += step
+        assert sorted(stage.advance(watermark_ms)) == model.emitted(kind, model.advance(watermark_ms))
+        assert stage.held() == model.held()
+        yield count
+    assert sorted(stage.advance(LAST_WATERMARK_MS)) == model.emitted(kind, model.advance(LAST_WATERMARK_MS))
+    assert stage.held() == {}
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     rounds,
@@ -179,20 +200,8 @@ def test_fixed_windows_against_all_records(
 ) -> None:
     windows = Fixed(size, every, offset)
     stage, model = Stage(windows, CONTENTS[kind], lateness), FixedModel(windows, lateness)
-    watermark_ms, count = -45, 0
-    for records, step in story:
-        rows = numbered(records, count)
-        count += len(rows)
-        late, again = stage.batch(rows)
-        model_late, model_again = model.batch(rows)
-        assert late == model_late
-        assert sorted(again) == model.emitted(kind, model_again)
-        watermark_ms += step
-        assert sorted(stage.advance(watermark_ms)) == model.emitted(kind, model.advance(watermark_ms))
-        assert stage.held() == model.held()
+    for _ in told(story, stage, model, kind):
         assert stage.backend.timers("w").event_count == model.timers()
-    assert sorted(stage.advance(LAST_WATERMARK_MS)) == model.emitted(kind, model.advance(LAST_WATERMARK_MS))
-    assert stage.held() == {}
     assert stage.backend.timers("w").event_count == 0
 
 
@@ -254,20 +263,8 @@ def test_sessions_against_all_records(
     story: list[tuple[list[tuple[str, int]], int]], gap: int, lateness: int, kind: str
 ) -> None:
     stage, model = Stage(Session(gap), CONTENTS[kind], lateness), SessionModel(gap, lateness)
-    watermark_ms, count = -45, 0
-    for records, step in story:
-        rows = numbered(records, count)
-        count += len(rows)
-        late, again = stage.batch(rows)
-        model_late, model_again = model.batch(rows)
-        assert late == model_late
-        assert sorted(again) == model.emitted(kind, model_again)
-        watermark_ms += step
-        assert sorted(stage.advance(watermark_ms)) == model.emitted(kind, model.advance(watermark_ms))
-        assert stage.held() == model.held()
+    for count in told(story, stage, model, kind):
         assert stage.backend.timers("w").event_count <= count
-    assert sorted(stage.advance(LAST_WATERMARK_MS)) == model.emitted(kind, model.advance(LAST_WATERMARK_MS))
-    assert stage.held() == {}
     assert stage.backend.timers("w").event_count == 0
 
 

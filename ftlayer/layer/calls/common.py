@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,7 @@ import pyarrow as pa
 
 from ftlayer.checks import check_int, check_number, known_options, shown
 from ftlayer.errors import ConfigError
+from ftlayer.records.failure_columns import Why
 
 U64 = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
@@ -118,6 +120,11 @@ class Failure:
     fatal: bool = False
     after_ms: int | None = None
     uses_attempt: bool = True
+
+    @classmethod
+    def of(cls, root: int, why: Why) -> Self:
+        """Return a failure of a record, however it is kept, as that of a root."""
+        return cls(root, why.reason, why.operator, why.traceback, why.fatal, why.after_ms, why.uses_attempt)
 
 
 @dataclass(frozen=True, slots=True)

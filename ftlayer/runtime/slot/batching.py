@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.handler.lineage import concat_lineages
 from ftlayer.records.ids import I32Array, I64Array
-from ftlayer.records.tries import concat_tries
 from ftlayer.runtime.elements import Batch, Lineage
 
 MAX_BATCH_BYTES = 16 << 20
@@ -33,9 +32,10 @@ def joined(batches: Sequence[Batch]) -> Batch:
     """Return the rows of several batches (see `can_join`) as one; a single one as it is."""
     if len(batches) == 1:
         return batches[0]
+    lineages = [batch.lineage for batch in batches if batch.lineage is not None]
     return Batch(
         pa.concat_batches([batch.payload for batch in batches]),
-        _joined_lineage([batch.lineage for batch in batches if batch.lineage is not None]),
+        concat_lineages(lineages) if lineages else None,
         _concatenated([batch.times for batch in batches if batch.times is not None]),
     )
 
@@ -71,33 +71,6 @@ def _lineage_of(lineage: Lineage, start: int, end: int) -> Lineage:
     origins = None if lineage.origins is None else lineage.origins[first:last]
     tries = None if lineage.tries is None else lineage.tries[first:last]
     return Lineage(lineage.roots[first:last], lineage.ids[first:last], offsets, origins, tries)
-
-
-def _joined_lineage(parts: list[Lineage]) -> Lineage | None:
-    if not parts:
-        return None
-    offsets: I32Array | None = None
-    if any(part.offsets is not None for part in parts):
-        counts = [_counts(part) for part in parts]
-        offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(np.concatenate(counts), dtype=np.int32)])
-    origins: npt.NDArray[np.uint64] | None = None
-    if any(part.origins is not None for part in parts):
-        origins = np.concatenate(
-            [part.roots if part.origins is None else part.origins for part in parts], dtype=np.uint64
-        )
-    return Lineage(
-        np.concatenate([part.roots for part in parts]),
-        np.concatenate([part.ids for part in parts]),
-        offsets,
-        origins,
-        concat_tries([(part.tries, len(part.ids)) for part in parts]),
-    )
-
-
-def _counts(part: Lineage) -> I32Array:
-    if part.offsets is None:
-        return np.ones(len(part.roots), np.int32)
-    return np.diff(part.offsets)
 
 
 def _concatenated(arrays: list[I64Array]) -> I64Array | None:

@@ -55,15 +55,9 @@ class ChainTask:
         """See `InputTask.input`."""
         if self._closing:
             return []
-        match element:
-            case Batch():
-                return [*self._take(self._input[channel.edge], element, now), *self._wake(now)]
-            case Watermark(time_ms):
-                self._gate.watermark(channel, time_ms)
-            case Idle():
-                self._gate.become_idle(channel)
-            case EndOfStream():
-                self._gate.end(channel)
+        if isinstance(element, Batch):
+            return [*self._take(self._input[channel.edge], element, now), *self._wake(now)]
+        self._gate.mark(channel, element)
         return [*self._gate_moved(now), *self._wake(now)]
 
     def reset(self, channel: Channel, now: Now) -> list[Action]:

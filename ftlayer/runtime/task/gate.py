@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
+from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, EndOfStream, Idle, Mark, Watermark
 from ftlayer.stream.job_graph import Channel, JobGraph
 from ftlayer.stream.operators import Replay
 
@@ -62,6 +62,16 @@ class Gate:
             (channel for edge in edges for channel in graph.channels(edge) if channel.receiver == subtask),
             {edge.number for edge in edges if isinstance(graph.vertex(edge.source).operators[0], Replay)},
         )
+
+    def mark(self, channel: Channel, mark: Mark) -> None:
+        """Take what a channel says of its time and its end; other marks say nothing of these."""
+        match mark:
+            case Watermark(time_ms):
+                self.watermark(channel, time_ms)
+            case Idle():
+                self.become_idle(channel)
+            case EndOfStream():
+                self.end(channel)
 
     def watermark(self, channel: Channel, time_ms: int) -> None:
         """Take a channel's watermark; one that is lower than what it said before counts for nothing."""

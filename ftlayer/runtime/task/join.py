@@ -21,7 +21,7 @@ from ftlayer.layer.calls import Now
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
 from ftlayer.runtime.actions import Action, TaskEnded
-from ftlayer.runtime.elements import Batch, Element, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.elements import Batch, Element, EndOfStream, Lineage, Watermark
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import Gate
@@ -111,15 +111,9 @@ class JoinTask:
         """See `InputTask.input`."""
         if self._ended:
             return []
-        match element:
-            case Batch():
-                return self._take(self._input[channel.edge], element, now)
-            case Watermark(time_ms):
-                self._gate.watermark(channel, time_ms)
-            case Idle():
-                self._gate.become_idle(channel)
-            case EndOfStream():
-                self._gate.end(channel)
+        if isinstance(element, Batch):
+            return self._take(self._input[channel.edge], element, now)
+        self._gate.mark(channel, element)
         return self._gate_moved(now)
 
     def reset(self, channel: Channel, now: Now) -> list[Action]:

@@ -18,10 +18,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ftlayer.handler.lineage import concat_lineages, origins_of
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.keyhash import key_column
 from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Lineage
-from ftlayer.runtime.task.lineages import BoolArray, concat_lineages, ids_mask, origins_of
+from ftlayer.runtime.task.lineages import BoolArray, ids_mask
 
 MAX_RUN_BYTES = 64 << 20
 """Runs are not merged beyond this: what a merge copies stays short, and no column nears Arrow's 2 GiB."""

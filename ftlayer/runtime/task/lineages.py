@@ -1,8 +1,7 @@
-"""Lineages put together, and what can be asked of them."""
+"""What the functions of a chain may ask of the lineage of a batch, and masks over it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +9,9 @@ import numpy.typing as npt
 
 from ftlayer.functions.current import UNTRACKED, CurrentRecord, Known, record_of
 from ftlayer.functions.outcome import I64
+from ftlayer.handler.lineage import origins_of
 from ftlayer.records.ids import U64Array
-from ftlayer.records.tries import FIRST_TRY, concat_tries, tries_or_first
+from ftlayer.records.tries import FIRST_TRY, tries_or_first
 from ftlayer.runtime.elements import Lineage
 
 BoolArray = npt.NDArray[np.bool_]
@@ -20,31 +20,6 @@ BoolArray = npt.NDArray[np.bool_]
 def ids_mask(lineage: Lineage, records: BoolArray) -> BoolArray:
     """Return which RecordIds belong to the records of a mask bool[n]: bool[m]."""
     return records if lineage.offsets is None else np.repeat(records, np.diff(lineage.offsets))
-
-
-def concat_lineages(parts: Sequence[Lineage]) -> Lineage:
-    """Return the records of all parts, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    offsets = None
-    if any(part.offsets is not None for part in parts):
-        counts = [np.diff(_offsets(part)) for part in parts]
-        offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(np.concatenate(counts), dtype=np.int32)])
-    origins = None
-    if any(part.origins is not None for part in parts):
-        origins = np.concatenate([origins_of(part) for part in parts])
-    return Lineage(
-        np.concatenate([part.roots for part in parts]),
-        np.concatenate([part.ids for part in parts]),
-        offsets,
-        origins,
-        concat_tries([(part.tries, len(part.ids)) for part in parts]),
-    )
-
-
-def origins_of(lineage: Lineage) -> U64Array:
-    """Return the origin of each RecordId."""
-    return lineage.roots if lineage.origins is None else lineage.origins
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +62,3 @@ def replayed(lineage: Lineage) -> BoolArray:
     result = np.zeros(len(lineage), np.bool_)
     result[lineage.record_of[again]] = True
     return result
-
-
-def _offsets(lineage: Lineage) -> npt.NDArray[np.int32]:
-    return np.arange(len(lineage) + 1, dtype=np.int32) if lineage.offsets is None else lineage.offsets

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ftlayer.functions.failures import RowFailure
-from ftlayer.handler.xor import XorHandler, failure_under
+from ftlayer.handler.xor import XorHandler
 from ftlayer.layer.calls import Failure
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Acknowledge, Action, FailRoots
@@ -25,4 +25,4 @@ def reports(xor: XorHandler) -> list[Action]:
 
 def failures_of(roots: U64Array, failures: Iterable[RowFailure]) -> tuple[Failure, ...]:
     """Return failures of new roots; ``row`` counts in ``roots``."""
-    return tuple(failure_under(int(roots[failure.row]), failure) for failure in failures)
+    return tuple(Failure.of(int(roots[failure.row]), failure) for failure in failures)

@@ -14,13 +14,14 @@ from ftlayer.errors import UnsupportedError
 from ftlayer.functions.current import CurrentRecord, current_record
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, MapBatches, Process
+from ftlayer.handler.lineage import concat_lineages
 from ftlayer.layer import calls
 from ftlayer.layer.calls import Now
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.records.tries import pack_tries
 from ftlayer.runtime.elements import Lineage
-from ftlayer.runtime.task.lineages import KnownOf, concat_lineages, known_of
+from ftlayer.runtime.task.lineages import KnownOf, known_of
 from ftlayer.runtime.task.pipeline import Pipeline
 from ftlayer.state.heap import HeapBackend
 from ftlayer.store import MemoryStore
