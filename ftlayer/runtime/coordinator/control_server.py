@@ -6,6 +6,7 @@ The stream's descriptor is a msgpack map with protocol, job, slot, instance; the
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import threading
@@ -17,12 +18,15 @@ from pyarrow import flight
 from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError
 from ftlayer.runtime.coordinator.frames import PROTOCOL, decode_from_slot, encode
 from ftlayer.runtime.door import JobTokenCheck, any_port_of, refusal
-from ftlayer.runtime.messages import FromSlot, Hello, SlotFailed, ToSlot
+from ftlayer.runtime.messages import Cancel, FromSlot, Hello, SlotFailed, ToSlot
 from ftlayer.service.streams import frames_of
 from ftlayer.service.wire import unpack_map
 
 # A message is a heartbeat with its counters at the most; splits go the other way.
 MAX_FRAME_BYTES = 16 << 20
+
+EXIT_WAIT_S = 30.0
+"""How long the end of the program waits for slots that are still connected."""
 
 OnMessage = Callable[[int, str, FromSlot], None]
 OnLost = Callable[[int, str, str], None]
@@ -56,6 +60,8 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         self._job, self._slots = job, slots
         self._on_message, self._on_lost = on_message, on_lost
         self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
+        self._closing: threading.Thread | None = None
         self._streams: dict[str, _Stream] = {}
         self._seen: set[str] = set()
         super().__init__(
@@ -66,6 +72,8 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
             root_certificates=None if certificate is None else certificate[0],
             middleware={"token": JobTokenCheck(token)},
         )
+        # Behind Flight's own, so that it is called before that, which waits without end for those connected.
+        atexit.register(self._end_with_program)
 
     def send(self, instance: str, message: ToSlot) -> None:
         """Send ``message``; never waits. To an instance that is not connected (any more) nothing is sent."""
@@ -75,8 +83,36 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
             stream.outbox.put(message)
 
     def close(self) -> None:
-        """Stop listening. Does not wait for slots that are still connected: their streams end with the process."""
-        threading.Thread(target=self.shutdown, name="ftlayer-control-close", daemon=True).start()
+        """Stop listening. Does not wait for slots that are still connected; the program's end does (`EXIT_WAIT_S`)."""
+        with self._lock:
+            if self._closing is None:
+                self._closing = threading.Thread(
+                    target=self._shut_down, name="ftlayer-control-close", daemon=True
+                )
+                self._closing.start()
+
+    def _shut_down(self) -> None:
+        self.shutdown()
+        atexit.unregister(self._end_with_program)
+
+    def _end_with_program(self) -> None:
+        """Have all streams ended before the interpreter is.
+
+        They are served by threads of gRPC's. One that comes back into Python behind the interpreter's end aborts the
+        process, and a `shutdown` that is under way is no protection: Flight's own finalizer does not wait for it.
+        """
+        with self._lock:
+            for stream in self._streams.values():
+                stream.outbox.put(Cancel("the driver's program has ended"))
+            if not self._left.wait_for(lambda: not self._streams, EXIT_WAIT_S):
+                logger.warning(
+                    "job %s: %d slots are still connected at the end of the program",
+                    self._job,
+                    len(self._streams),
+                )
+            closing = self._closing
+        if closing is not None:
+            closing.join(EXIT_WAIT_S)
 
     def do_exchange(
         self,
@@ -110,6 +146,7 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         finally:
             with self._lock:
                 del self._streams[instance]
+                self._left.notify_all()
             self._on_lost(slot, instance, reason)
             stream.finish()
 
