@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftlayer.clock import Now
 from ftlayer.errors import StorePathError
-from ftlayer.layer.calls import ListRecords, Now, RecordInfo, RecordList, Stats, StatsReply
+from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList, Stats, StatsReply
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.store.directory import DATA_FILE

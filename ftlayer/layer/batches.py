@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ftlayer.clock import Now
 from ftlayer.errors import MalformedRequestError, ProtocolError, StaleOwnerError
 from ftlayer.layer.calls import (
     BatchBegun,
@@ -23,7 +24,6 @@ from ftlayer.layer.calls import (
     Committed,
     EventIds,
     Failure,
-    Now,
     Reseal,
     Seal,
     Sealed,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftlayer.layer.calls import Changed, Cursor, GetCursor, Now, Purge, PutCursor, Requeue
+from ftlayer.clock import Now
+from ftlayer.layer.calls import Changed, Cursor, GetCursor, Purge, PutCursor, Requeue
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
 from ftlayer.store import failed

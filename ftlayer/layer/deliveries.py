@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from ftlayer.clock import Now
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import (
     Accepted,
     Deliverable,
     DeliverableUpTo,
     Ingest,
-    Now,
     ReadDeliveries,
     RecordBatches,
     StreamOptions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ftlayer.layer.calls import Now
+from ftlayer.clock import Now
 from ftlayer.layer.live import by_segment
 from ftlayer.layer.retry import MAX_TRACEBACK, Cause, cut, extended, next_attempt
 from ftlayer.layer.state import State

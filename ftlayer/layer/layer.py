@@ -37,10 +37,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ftlayer.acker import ExactTracker
+from ftlayer.clock import Now
 from ftlayer.errors import MalformedRequestError, UnsupportedError, VertexError
 from ftlayer.layer import calls
 from ftlayer.layer.batches import Batches
-from ftlayer.layer.calls import Call, Envelope, MutatingCall, Now, ReadingCall, Reply
+from ftlayer.layer.calls import Call, Envelope, MutatingCall, ReadingCall, Reply
 from ftlayer.layer.dead_letters import DeadLetters
 from ftlayer.layer.dedupe import Dedupe
 from ftlayer.layer.deliveries import Deliveries

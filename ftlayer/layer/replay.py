@@ -8,8 +8,9 @@ from itertools import islice
 
 import numpy as np
 
+from ftlayer.clock import Now
 from ftlayer.errors import MalformedRequestError, ProtocolError
-from ftlayer.layer.calls import Now, RecordBatches, Records, TakeReplays
+from ftlayer.layer.calls import RecordBatches, Records, TakeReplays
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
 from ftlayer.layer.tracking import Tracking

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from ftlayer.clock import Now
 from ftlayer.errors import MalformedRequestError, ProtocolError
-from ftlayer.layer.calls import EmittedRows, Failure, Now, Reseal, Seal, SealedRows
+from ftlayer.layer.calls import EmittedRows, Failure, Reseal, Seal, SealedRows
 from ftlayer.layer.event_ids import check_event_ids, plain_event_ids
 from ftlayer.layer.retry import MAX_OPERATOR, MAX_REASON, MAX_TRACEBACK, cause_of, cut, next_attempt
 from ftlayer.layer.state import State, check_array

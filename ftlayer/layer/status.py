@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
-from ftlayer.layer.calls import (
-    Now,
-    QueryStatus,
-    QueryStatusCall,
-    StatsReply,
-    StreamStatus,
-    StreamStatusCall,
-)
+from ftlayer.layer.calls import QueryStatus, QueryStatusCall, StatsReply, StreamStatus, StreamStatusCall
 from ftlayer.layer.replay import Replay
 from ftlayer.layer.state import State
 from ftlayer.store import batches

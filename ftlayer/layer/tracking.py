@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ftlayer.acker import IdLists, Roots
+from ftlayer.clock import Now
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import (
     Accepted,
@@ -15,7 +16,6 @@ from ftlayer.layer.calls import (
     Fail,
     Failed,
     Failure,
-    Now,
     Persist,
     SourcePosition,
     Touch,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ftlayer.clock import Now
 from ftlayer.errors import (
     FTLayerError,
     MalformedRequestError,
@@ -16,7 +17,7 @@ from ftlayer.errors import (
     StaleOwnerError,
     VertexUnavailableError,
 )
-from ftlayer.layer.calls import Call, Envelope, Now, ReadingCall, Reply, Touch, Xor
+from ftlayer.layer.calls import Call, Envelope, ReadingCall, Reply, Touch, Xor
 from ftlayer.layer.layer import FTLayerCore, Outcome
 from ftlayer.store.kv import KeyValueStore
 

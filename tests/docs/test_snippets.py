@@ -18,11 +18,12 @@ import ftlayer
 import ftlayer.errors
 from ftlayer import restart
 from ftlayer.cli import app
+from ftlayer.clock import Now
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.functions.context import Context, KeyTimers
 from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
-from ftlayer.layer.calls import Now, QueryStatus, Stats, StatsReply, StreamOptions, StreamStatus
+from ftlayer.layer.calls import QueryStatus, Stats, StatsReply, StreamOptions, StreamStatus
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.runtime.coordinator.events import JobState

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process
 from ftlayer.functions.topology import MAIN, TopologyChain
 from ftlayer.functions.windows.assigners import Fixed
 from ftlayer.functions.windows.contents import Collected
 from ftlayer.functions.windows.making import window_function
-from ftlayer.layer.calls import Now
 from ftlayer.runtime.task.pipeline import Pipeline
 from ftlayer.state.heap import HeapBackend
 from ftlayer.stream.join_rewrite import as_co_process

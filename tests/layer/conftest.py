@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.clock import Now
 from ftlayer.errors import StoreFullError
 from ftlayer.layer import calls
-from ftlayer.layer.calls import Envelope, Now
+from ftlayer.layer.calls import Envelope
 from ftlayer.layer.layer import INTAKE, FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.store import MemoryStore

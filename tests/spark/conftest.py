@@ -15,8 +15,9 @@ import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
+from ftlayer.clock import Now
 from ftlayer.layer import calls
-from ftlayer.layer.calls import Envelope, Now
+from ftlayer.layer.calls import Envelope
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.records.tries import tries_or_first

@@ -16,8 +16,8 @@ from ftlayer.checkpoint.coordinator.in_flight import InFlight
 from ftlayer.checkpoint.coordinator.pending import JobFacts, PendingCheckpoint, Stage
 from ftlayer.checkpoint.coordinator.schedule import Schedule
 from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, CommitFailedError
-from ftlayer.layer.calls import Now
 
 
 class Completion:

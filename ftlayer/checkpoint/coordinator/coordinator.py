@@ -35,8 +35,8 @@ from ftlayer.checkpoint.coordinator.schedule import Schedule
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError
-from ftlayer.layer.calls import Now
 
 FINAL_AGAIN_MS = 1_000
 """A final checkpoint that failed is taken again after this time."""

@@ -9,8 +9,8 @@ from ftlayer.checkpoint.coordinator.pending import JobFacts, PendingCheckpoint, 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats, Statistics
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError
-from ftlayer.layer.calls import Now
 
 _REMEMBERED = 1_000
 # Of so many checkpoints that were given up, parts that come late are removed.

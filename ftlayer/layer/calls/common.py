@@ -1,4 +1,4 @@
-"""What calls of every subject are made of: time, envelope, options of a stream, ids, records."""
+"""What calls of every subject are made of: envelope, options of a stream, ids, records."""
 
 from __future__ import annotations
 
@@ -17,14 +17,6 @@ U64 = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
 
 LONGEST_MS = 1 << 52  # about 140,000 years: times stay exact, whatever they are added to
-
-
-@dataclass(frozen=True, slots=True)
-class Now:
-    """The time a call happens at: ``mono_ms`` drives timeouts, ``wall_ms`` (Unix) what survives a restart."""
-
-    mono_ms: int
-    wall_ms: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, Checkpoi
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.opening import new_savepoint
 from ftlayer.checkpoint.storage.results import JobResult, put_result
+from ftlayer.clock import Now
 from ftlayer.errors import (
     CheckpointError,
     ConfigError,
@@ -41,7 +42,6 @@ from ftlayer.errors import (
     StaleOwnerError,
     error_for_code,
 )
-from ftlayer.layer.calls import Now
 from ftlayer.recovery import lasting
 from ftlayer.runtime.coordinator.events import (
     Broken,

@@ -13,8 +13,9 @@ from ftlayer.checkpoint.coordinator.decisions import Decision as CheckpointDecis
 from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, FTLayerError, VertexError
-from ftlayer.layer.calls import Now, StreamStatus, StreamStatusCall
+from ftlayer.layer.calls import StreamStatus, StreamStatusCall
 from ftlayer.runtime.coordinator.checkpointing import JobCheckpoints
 from ftlayer.runtime.coordinator.events import CancelRequested, DrainRequested, JobState
 from ftlayer.runtime.coordinator.job_status import ChainStatus, JobStatus, SlotStatus

@@ -22,7 +22,7 @@ from ftlayer.checkpoint.handlers.contract import (
 )
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
-from ftlayer.layer.calls import Now
+from ftlayer.clock import Now
 from ftlayer.runtime.actions import Action
 from ftlayer.runtime.elements import CancelMarker, Element, EndOfStream
 from ftlayer.runtime.slot.capture import CapturedChannel

@@ -17,10 +17,11 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Restore
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.handler.lineage import Lineage
-from ftlayer.layer.calls import Now, Records
+from ftlayer.layer.calls import Records
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import (
     Acknowledge,

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ftlayer.clock import Now
 from ftlayer.errors import CodecError, JobError, PeerLostError, PeerRefusedError, PeerUnreachableError
-from ftlayer.layer.calls import Now
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.messages import (
     AllowReplays,

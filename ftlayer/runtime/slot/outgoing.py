@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
-from ftlayer.layer.calls import Now
+from ftlayer.clock import Now
 from ftlayer.runtime.elements import Barrier, Element
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links

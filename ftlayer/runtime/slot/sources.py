@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from ftlayer.clock import Now
 from ftlayer.errors import SourceError, SourceGivenUpError
-from ftlayer.layer.calls import Now
 from ftlayer.recovery import lasting
 from ftlayer.restart import NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits

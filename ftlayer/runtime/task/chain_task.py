@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from ftlayer.clock import Now
 from ftlayer.functions.topology import TimerOutput
 from ftlayer.handler.handler import Handler
-from ftlayer.layer.calls import Now
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Action, TaskEnded
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Idle, Watermark

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.clock import Now
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.handler.handler import Handler
-from ftlayer.layer.calls import Now
 from ftlayer.runtime.actions import Action, HoldInput
 from ftlayer.runtime.elements import Batch, Element
 from ftlayer.runtime.task.chain_task import ChainTask

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, SourceError
 from ftlayer.handler.handler import Handler
-from ftlayer.layer.calls import Now
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Action, TaskEnded
 from ftlayer.runtime.connectors.positions import partition_index

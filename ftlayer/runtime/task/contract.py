@@ -11,8 +11,9 @@ import pyarrow as pa
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.clock import Now
 from ftlayer.functions.chain import RowFailure
-from ftlayer.layer.calls import Now, Records, SourcePosition
+from ftlayer.layer.calls import Records, SourcePosition
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Action
 from ftlayer.runtime.elements import Element

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.layer.calls import Now
+from ftlayer.clock import Now
 from ftlayer.runtime.actions import Action, DataEnded
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.task.alarm import Alarm

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.clock import Now
 from ftlayer.functions.conversion import VALUES, records_in_form
 from ftlayer.functions.current import CurrentRecord, running, worst
 from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.handler import Handler
-from ftlayer.layer.calls import Now
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
 from ftlayer.runtime.actions import Action, TaskEnded

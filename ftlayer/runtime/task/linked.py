@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ftlayer.layer.calls import Now
+from ftlayer.clock import Now
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Action, Send, TaskEnded
 from ftlayer.runtime.elements import Element

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
+from ftlayer.clock import Now
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.topology import MAIN
 from ftlayer.handler.handler import Handler
-from ftlayer.layer.calls import Now
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.runtime.actions import Action
 from ftlayer.runtime.elements import EndOfStream, Idle, Lineage, Watermark

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.clock import Now
 from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.preparing import ChainOperator
 from ftlayer.functions.topology import MAIN, TimerOutput, TopologyChain
-from ftlayer.layer.calls import Now
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.elements import MIN_TIME_MS
 from ftlayer.runtime.task.event_time import WatermarkGenerator, times_of

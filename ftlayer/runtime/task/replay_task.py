@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.lineage import Lineage
-from ftlayer.layer.calls import Failure, Now, Records
+from ftlayer.layer.calls import Failure, Records
 from ftlayer.records.ids import U64Array
 from ftlayer.records.tries import pack_tries
 from ftlayer.runtime.actions import (

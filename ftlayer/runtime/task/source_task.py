@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.handler import Handler
-from ftlayer.layer.calls import Failure, Now
+from ftlayer.layer.calls import Failure
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Action, FailRoots, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.elements import EndOfStream

@@ -13,7 +13,7 @@ from ftlayer.checkpoint.coordinator.decisions import Decision, Trigger
 from ftlayer.checkpoint.coordinator.pending import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, OperatorInfo, SubtaskSnapshot
-from ftlayer.layer.calls import Now
+from ftlayer.clock import Now
 
 SUBTASKS = (("source", 0), ("source", 1), ("count", 0), ("count", 1))
 WALL_MS = 1_700_000_000_000

@@ -35,7 +35,7 @@ from ftlayer.checkpoint.coordinator.decisions import (
 from ftlayer.checkpoint.coordinator.pending import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, OperatorInfo, SubtaskSnapshot
-from ftlayer.layer.calls import Now
+from ftlayer.clock import Now
 
 SUBTASKS = (("source", 0), ("source", 1), ("sink", 0))
 SOURCES = SUBTASKS[:2]

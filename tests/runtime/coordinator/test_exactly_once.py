@@ -29,10 +29,10 @@ from pyspark.sql.datasource import (
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CommitFailedError, JobError
 from ftlayer.handler.handler import NonFTHandler
-from ftlayer.layer.calls import Now
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.actions import Send

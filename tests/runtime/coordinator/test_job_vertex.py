@@ -10,10 +10,11 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pytest
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, ProtocolError, StaleOwnerError
 from ftlayer.layer import calls
-from ftlayer.layer.calls import Now, StreamOptions
+from ftlayer.layer.calls import StreamOptions
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.restart import default_restart

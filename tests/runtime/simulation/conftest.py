@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.layer import calls
-from ftlayer.layer.calls import Now
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.runtime import actions

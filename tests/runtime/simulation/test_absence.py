@@ -19,10 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
 from ftlayer.layer import calls
-from ftlayer.layer.calls import Now, StreamOptions
+from ftlayer.layer.calls import StreamOptions
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.restart import FixedDelay

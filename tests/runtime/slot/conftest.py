@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
-from ftlayer.layer.calls import Failure, Now, Persist, Records, StreamOptions
+from ftlayer.layer.calls import Failure, Persist, Records, StreamOptions
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.layer.calls import Now, Records
+from ftlayer.layer.calls import Records
 from ftlayer.runtime.elements import Batch, EndOfStream, Watermark
 from ftlayer.runtime.slot.acks import CALL_ROOTS, MAX_WAIT_MS
 from ftlayer.runtime.slot.credit_wire import decode_grants, encode_grants

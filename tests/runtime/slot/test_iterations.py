@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.handler.handler import NonFTHandler
-from ftlayer.layer.calls import Now
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.elements import Batch, EndOfStream, Watermark
 from ftlayer.runtime.slot.core import SlotCore

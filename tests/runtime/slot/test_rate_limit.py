@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import BURST_MS
-from ftlayer.layer.calls import Now
 from ftlayer.runtime.elements import Watermark
 from ftlayer.stream.job_graph import Channel
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.errors import ConfigError, SourceError, SourceGivenUpError, SourceRowError
-from ftlayer.layer.calls import Now, SourcePosition
+from ftlayer.layer.calls import SourcePosition
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.messages import AssignSplits, SourceFailed, SplitDone

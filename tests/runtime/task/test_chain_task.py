@@ -10,13 +10,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FailException
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Filter, FlatMap, Map, Process
 from ftlayer.handler.handler import FTHandler
-from ftlayer.layer.calls import Now
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt

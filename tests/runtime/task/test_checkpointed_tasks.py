@@ -22,12 +22,13 @@ from ftlayer.checkpoint.snapshots import (
     StatePiece,
     SubtaskRestore,
 )
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError, JobError, ProtocolError, SnapshotCancelledError, SourceError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
 from ftlayer.handler.handler import NonFTHandler
-from ftlayer.layer.calls import Now, SourcePosition
+from ftlayer.layer.calls import SourcePosition
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector

@@ -10,13 +10,13 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.errors import UnsupportedError
 from ftlayer.functions.current import CurrentRecord, current_record
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, MapBatches, Process
 from ftlayer.handler.lineage import concat_lineages
 from ftlayer.layer import calls
-from ftlayer.layer.calls import Now
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.records.tries import pack_tries

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.clock import Now
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.handler.handler import NonFTHandler
-from ftlayer.layer.calls import Now
 from ftlayer.runtime.actions import Action, DataEnded, Send, TaskEnded, WakeAt
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.build import build_task

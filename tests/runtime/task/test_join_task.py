@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.errors import FailException, JobError
 from ftlayer.handler.handler import FTHandler, NonFTHandler
-from ftlayer.layer.calls import Now
 from ftlayer.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt

@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FailException, JobError
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.steps import Filter, Map
 from ftlayer.handler.handler import FTHandler, NonFTHandler
-from ftlayer.layer.calls import Now
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt

@@ -6,11 +6,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
-from ftlayer.layer.calls import Now, Records
+from ftlayer.layer.calls import Records
 from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey
 from ftlayer.records.ids import random_root_ids, xor_fold_by_root

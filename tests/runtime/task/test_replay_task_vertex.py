@@ -9,12 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.chain import RowFailure
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.layer import calls
-from ftlayer.layer.calls import Now, SourcePosition
+from ftlayer.layer.calls import SourcePosition
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey

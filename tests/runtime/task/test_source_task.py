@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler, NonFTHandler
-from ftlayer.layer.calls import Now, SourcePosition
+from ftlayer.layer.calls import SourcePosition
 from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.ids import xor_fold_by_root

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ProtocolError, TimerFailedError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process
 from ftlayer.handler.handler import FTHandler, NonFTHandler
-from ftlayer.layer.calls import Now
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.ids import initial_record_ids
 from ftlayer.records.selector import KeySelector

@@ -25,7 +25,7 @@ from barrier_topologies import Case
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.loading import all_pieces, paths_of
 from ftlayer.checkpoint.storage.opening import driver_storage, pieces_directory, storage_key
-from ftlayer.layer.calls import Now
+from ftlayer.clock import Now
 from ftlayer.runtime.sealed import unseal
 
 

@@ -15,9 +15,9 @@ from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import SnapshotTimes
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
-from ftlayer.layer.calls import Now
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector

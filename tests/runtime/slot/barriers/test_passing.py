@@ -8,9 +8,9 @@ import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.layer.calls import Now
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, CancelMarker
 from ftlayer.runtime.slot.credit_wire import decode_grants
 from ftlayer.runtime.slot.wire import ElementCodec
