@@ -43,6 +43,7 @@ from ftlayer.service.embedded import EmbeddedVertex
 from ftlayer.spark.frames import list_records, record_frame
 from ftlayer.spark.ingest import Ingest, stream_of_ingest
 from ftlayer.spark.plan_checks import check_columns, check_key, check_session, check_source
+from ftlayer.spark.sessions import is_connect
 from ftlayer.spark.tracked import SourceSpec, TrackedStream
 from ftlayer.spark.workers import prepare_workers
 
@@ -233,12 +234,12 @@ class FTLayer:
 
         Raises `UnsupportedError` for an embedded vertex and a session of Spark Connect.
         """
-        if self._vertex_options is not None and _is_connect(spark):
+        if self._vertex_options is not None and is_connect(spark):
             raise UnsupportedError(
                 "over Spark Connect tasks run where the server is, and cannot be told how to reach a vertex that is "
                 "embedded in this program: start one with `ftlayer serve` and use FTLayer.connect"
             )
-        if self._client is None and not _is_connect(spark):
+        if self._client is None and not is_connect(spark):
             self._place(spark)
         return self.client
 
@@ -384,7 +385,7 @@ class FTLayer:
         from pyspark.sql import SparkSession
 
         session = SparkSession.getActiveSession()
-        if session is not None and not _is_connect(session):
+        if session is not None and not is_connect(session):
             self._place(session)
 
     # ------------------------------------------------------------ what the vertex holds
@@ -483,10 +484,6 @@ def _embedded_options() -> list[str]:
     """Return the names of all that `FTLayer.embedded` takes: its own, and those of the vertex."""
     own = [name for name in inspect.signature(FTLayer.embedded).parameters if name != "vertex"]
     return own + [field.name for field in fields(VertexOptions) if field.name not in own]
-
-
-def _is_connect(spark: Any) -> bool:
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def _keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:

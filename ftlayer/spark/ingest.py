@@ -16,8 +16,8 @@ from ftlayer.spark.delivery_source import arrow_schema
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from ftlayer.runtime.connectors.ingest_reader import IngestReader
     from ftlayer.service.client import VertexClient
+    from ftlayer.spark.ingest_reader import IngestReader
 
 
 def stream_of_ingest(name: str) -> str:
@@ -94,7 +94,7 @@ class Ingest:
         same over restarts: the vertex gives these records to one topology, and not to a query as well. Raises
         `ConfigError` for what is no name.
         """
-        from ftlayer.runtime.connectors.ingest_reader import IngestReader
+        from ftlayer.spark.ingest_reader import IngestReader
         from ftlayer.stream.names import check_job_name
 
         check_job_name(topology)

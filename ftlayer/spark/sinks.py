@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from ftlayer.errors import ConfigError, RowsRejected, UnsupportedError
 from ftlayer.functions.batch_segment import ROW_TAG
+from ftlayer.functions.bisect import settle
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_write
 from ftlayer.layer.calls import Failure
-from ftlayer.runtime.connectors.bisect import settle
 from ftlayer.spark.rejected import rejections
 
 if TYPE_CHECKING:

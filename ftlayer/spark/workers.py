@@ -8,6 +8,8 @@ import sysconfig
 from itertools import takewhile
 from typing import Any
 
+from ftlayer.spark.sessions import is_connect, is_local
+
 
 def prepare_workers(spark: Any) -> None:
     """Have a local session's Python workers run as this program does, where nothing else is set.
@@ -17,10 +19,6 @@ def prepare_workers(spark: Any) -> None:
     of this one mean nothing there, and over Spark Connect the server's settings count. Workers that were started
     before, for a plain query of the program, stay as they are.
     """
-    # Late, or the facade would import the runtime of topologies.
-    from ftlayer.runtime.coordinator.session import is_connect
-    from ftlayer.runtime.coordinator.spark_checks import is_local
-
     if is_connect(spark) or not is_local(spark):
         return
     context = spark.sparkContext

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
+from ftlayer.functions.bisect import settle
 from ftlayer.functions.chain import RowFailure
 from ftlayer.functions.conversion import concat
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_write
-from ftlayer.runtime.connectors.bisect import settle
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
 from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
 from ftlayer.runtime.task.contract import Settled, SinkBody

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from ftlayer.errors import SessionLostError
 from ftlayer.runtime.coordinator.events import TaskCounts
+from ftlayer.spark.sessions import is_connect
 
 # A machine that is there refuses or accepts in milliseconds (s).
 CONNECT_TIMEOUT_S = 5.0
@@ -20,11 +21,6 @@ CONNECT_TIMEOUT_S = 5.0
 _LOST_HANDLES = "INVALID_HANDLE.SESSION_"
 
 logger = logging.getLogger(__name__)
-
-
-def is_connect(spark: Any) -> bool:
-    """Whether this is a session of Spark Connect."""
-    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def how_it_ended(spark: Any, failure: BaseException | None = None) -> SessionLostError | None:

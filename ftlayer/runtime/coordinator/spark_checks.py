@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import socket
 import threading
 import time
@@ -15,14 +14,14 @@ from ftlayer.config import is_loopback
 from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, UnsupportedError
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
 from ftlayer.machine import ensure_java
-from ftlayer.runtime.coordinator.session import how_it_ended, is_connect, task_slots
+from ftlayer.runtime.coordinator.session import how_it_ended, task_slots
 from ftlayer.runtime.order import SlotOrder
+from ftlayer.spark.sessions import is_connect, is_local
 from ftlayer.stream.names import display_name
 
 # Executors of a cluster that was just asked for come one by one.
 EXECUTORS_WAIT_S = 30.0
 _POLL_S = 0.2
-_LOCAL = re.compile(r"local(\[.*\])?")
 
 logger = logging.getLogger(__name__)
 
@@ -131,12 +130,6 @@ def place_of(spark: Any) -> Place:
     if is_loopback(advertised):
         return Place("127.0.0.1", "127.0.0.1")
     return Place(str(spark.conf.get("spark.driver.bindAddress", advertised)), advertised)
-
-
-def is_local(spark: Any) -> bool:
-    """Whether the session's executors are threads of its own JVM, or processes beside it."""
-    master = str(spark.conf.get("spark.master", "local"))
-    return _LOCAL.fullmatch(master) is not None or master.startswith("local-cluster")
 
 
 class TaskSlotsTaken:

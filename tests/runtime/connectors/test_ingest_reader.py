@@ -14,11 +14,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from ftlayer.config import VertexOptions
 from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
 from ftlayer.layer.calls import BeginBatch, Commit, Ingest, OpenQuery, OpenStream, Seal
-from ftlayer.runtime.connectors import ingest_reader
-from ftlayer.runtime.connectors.ingest_reader import IngestReader
 from ftlayer.runtime.coordinator.checkpointed_planner import CheckpointedReaderPlanner
 from ftlayer.service.client import VertexClient
 from ftlayer.service.embedded import EmbeddedVertex
+from ftlayer.spark import ingest_reader
+from ftlayer.spark.ingest_reader import IngestReader
 from ftlayer.stream.operators import ReaderSource, Source
 
 ID = pa.schema([("id", pa.int64())])

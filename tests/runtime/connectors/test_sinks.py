@@ -12,8 +12,8 @@ from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer.errors import ConfigError, FailException
-from ftlayer.runtime.connectors import bisect
-from ftlayer.runtime.connectors.bisect import settle
+from ftlayer.functions import bisect
+from ftlayer.functions.bisect import settle
 from ftlayer.runtime.connectors.sinks import MAX_WRITERS, BatchNumbers, open_sink
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.stream.operators import FunctionSink, Sink, WriterSink
