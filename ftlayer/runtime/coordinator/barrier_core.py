@@ -89,6 +89,16 @@ class BarrierJobCore(JobCore):
         self._all_run = False
         self._asked = 0
         self._restore_fails = False
+        self._restarts = 0
+
+    @property
+    def restarts(self) -> int:
+        """See `JobCore.restarts`: regions. Those that one event takes back together count once."""
+        return self._restarts
+
+    @property
+    def _was_lost(self) -> bool:
+        return self._restarts > 0
 
     @property
     def _has_begun(self) -> bool:
@@ -96,7 +106,7 @@ class BarrierJobCore(JobCore):
 
     @property
     def _never_ran(self) -> bool:
-        return self.restarts == 0
+        return not self._was_lost
 
     @property
     def _is_complete(self) -> bool:
@@ -112,8 +122,7 @@ class BarrierJobCore(JobCore):
     def _take(self, event: Event, now_ms: int) -> None:
         match event:
             case RestartRequested(reason):
-                for region in self._regions:
-                    self._fail_region(region, reason, now_ms)
+                self._fail_regions(self._regions, reason, now_ms)
             case RestoreReady():
                 self._restore_known(event, now_ms)
             case RestoreFailed():
@@ -135,21 +144,25 @@ class BarrierJobCore(JobCore):
             # The last checkpoint is committed: what remained was to say so.
             self._stop(Over(JobState.ENDED), "everything is done", now_ms)
         else:
-            self._fail_region(self._region(slot.number), slot.failure, now_ms)
+            self._fail_regions([self._region(slot.number)], slot.failure, now_ms)
 
-    def _fail_region(self, region: Region, reason: str, now_ms: int) -> None:
-        if not region.deployed or self._end is not None:
+    def _fail_regions(self, regions: Sequence[Region], reason: str, now_ms: int) -> None:
+        """Take those that run back to a checkpoint; to the restart strategy that is one failure."""
+        failed = [region for region in regions if region.deployed]
+        if not failed or self._end is not None:
             return
-        region.deployed = self._all_run = False
         self.last_failure = reason
-        self.restarts += 1
         pause = self._restart.on_failure(now_ms)
         if pause is None:
             self._fail(SlotLostError(f"the restart strategy has given up. Last failure: {reason}"), now_ms)
             return
-        region.not_before_ms = now_ms + pause
-        self._out.extend(SlotDown(number) for number in sorted(region.slots))
-        self._prepare(region)
+        self._restarts += 1
+        self._all_run = False
+        for region in failed:
+            region.deployed = False
+            region.not_before_ms = now_ms + pause
+            self._out.extend(SlotDown(number) for number in sorted(region.slots))
+            self._prepare(region)
 
     def _prepare(self, region: Region) -> None:
         self._asked += 1

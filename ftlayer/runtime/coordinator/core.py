@@ -104,6 +104,15 @@ class CoordinatorCore(JobCore):
         return self._suspicion.status
 
     @property
+    def restarts(self) -> int:
+        """See `JobCore.restarts`: slots, each by itself. Those that a record ended count too."""
+        return sum(slot.restarts for slot in self.slots)
+
+    @property
+    def _was_lost(self) -> bool:
+        return self.epoch > 1
+
+    @property
     def _has_begun(self) -> bool:
         return self.epoch > 0
 
@@ -159,7 +168,6 @@ class CoordinatorCore(JobCore):
 
     def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> None:
         slot.lost_ms = now_ms
-        self.restarts += 1
         if not self._tracked:
             self._fail(untracked(slot.failure), now_ms)
         elif self._ending:

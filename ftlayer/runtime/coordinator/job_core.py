@@ -63,7 +63,6 @@ class JobCore(ABC):
     Attributes:
         slots: what is known of each.
         epoch: how often tasks were told to begin anew.
-        restarts: losses of what ran.
         last_failure: as a text, "" for none yet.
     """
 
@@ -74,7 +73,6 @@ class JobCore(ABC):
         self._crew = Crew(slots, self._out)
         self.slots = self._crew.slots
         self.epoch = 0
-        self.restarts = 0
         self.last_failure = ""
         self._counting_since_ms: int | None = None
         self._draining = False
@@ -89,6 +87,16 @@ class JobCore(ABC):
     @abstractmethod
     def _has_begun(self) -> bool:
         """Whether all tasks have been told to start."""
+
+    @property
+    @abstractmethod
+    def restarts(self) -> int:
+        """How often something that ran was started again, as the restart strategy counts it."""
+
+    @property
+    @abstractmethod
+    def _was_lost(self) -> bool:
+        """Whether something was lost that ran."""
 
     @property
     @abstractmethod
@@ -155,7 +163,7 @@ class JobCore(ABC):
         if self._ending:
             return JobState.ENDING
         if not (self._is_complete and self._crew.all_started):
-            return JobState.RECOVERING if self.restarts else JobState.INITIALIZING
+            return JobState.RECOVERING if self._was_lost else JobState.INITIALIZING
         return self._state_while_it_runs() or (JobState.DRAINING if self._draining else JobState.RUNNING)
 
     def start(self, now_ms: int) -> list[Decision]:
@@ -277,7 +285,7 @@ class JobCore(ABC):
             self._lost_before()
             return
         slot.loss, slot.loss_in = slot.failure, operator or busy
-        slot.restarts += 1
+        slot.was_lost = True
         self._lost(slot, now_ms, alone=alone)
 
     # ------------------------------------------------------------ going on

@@ -18,6 +18,7 @@ IN, OUT = "records_in", "records_out"
 class SlotStatus:
     """One slot. ``host``, ``pid`` and ``instance`` are "" and 0 while no process runs it.
 
+    ``restarts`` are processes (in barrier mode also instances within one) that took the place of one that ran.
     ``heartbeat_age_ms`` is the time since it was heard, None before it was. ``busy`` is the chain whose function
     runs now, and has for ``busy_ms``; ``function`` is the user's function, with file and line, if that is long.
     """
@@ -62,8 +63,10 @@ class JobStatus:
         vertex: what is pending, due, waiting and dead; None with FTStatus.OFF, or where the vertex gave no answer.
         checkpoints: totals in barrier mode, None in acker mode.
         isolation: how far the search for a record that ends processes is; None while there is none.
-        restarts: instances that were lost while they ran.
-        last_failure: why the last one was.
+        restarts: how often something that ran was lost and started again: in acker mode a slot, in barrier mode what
+            goes back to a checkpoint together. The loss behind which the restart strategy gives up is none. So it is
+            at most what a `FixedDelay` allows, save for slots that a record ended, which no strategy counts.
+        last_failure: why something was lost the last time, or could not be started.
     """
 
     name: str

@@ -30,7 +30,8 @@ class SlotRecord:
         failed_starts: Spark jobs that failed before there was one.
         revived: had ended, and starts again because another was lost: no failure of its own.
         excused: was lost to a record, as far as is known: no failure of its own either.
-        restarts: instances lost after they were deployed.
+        was_lost: an instance was lost that ran, and nothing was started in its place yet.
+        restarts: instances that were started in place of such ones.
         failure: why the last one was lost, or why its Spark job failed before there was one.
         loss: why the last one that ran was lost, with what Spark said of it.
         loss_in: the chain it was busy with then, as far as is known.
@@ -56,6 +57,7 @@ class SlotRecord:
     failed_starts: int = 0
     revived: bool = False
     excused: bool = False
+    was_lost: bool = False
     restarts: int = 0
     failure: str = ""
     loss: str = ""
@@ -77,8 +79,14 @@ class SlotRecord:
         """Whether this is the instance that is connected."""
         return self.hello is not None and self.hello.instance == instance
 
+    def start_again(self) -> None:
+        """Another instance is on its way, or there, in place of one that was lost: count that, once."""
+        self.restarts += self.was_lost
+        self.was_lost = False
+
     def connect(self, hello: Hello, now_ms: int) -> None:
         """An instance is ready."""
+        self.start_again()
         self.hello, self.greeted, self.deployed, self.started = hello, True, False, False
         self.heartbeat, self.heard_ms = None, now_ms
         self.failure, self.spark_error = "", None

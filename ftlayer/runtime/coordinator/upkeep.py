@@ -79,6 +79,7 @@ class Upkeep:
             if pause is None:
                 return SlotLostError(f"the restart strategy has given up. Last failure: {slot.failure}")
             slot.revived = slot.excused = False
+            slot.start_again()
             # Spark takes its time to say that a job has ended whose process is gone: part of the pause is over.
             slot.submit_at_ms = (now_ms if slot.lost_ms is None else slot.lost_ms) + pause
         if now_ms >= slot.submit_at_ms:

@@ -143,6 +143,38 @@ def test_survivors_are_reset_once_it_is_certain_what_stands() -> None:
     assert job.core.state is JobState.RUNNING
 
 
+def test_restarts_are_those_that_the_strategy_allows() -> None:
+    job = Played({0}, restart=FixedDelay(attempts=2, delay="10ms"))
+    job.running(1)
+    for attempt in (2, 3):
+        job.on(Broke(0, f"0{'abc'[attempt - 2]}", "gone"), SparkJobEnded(0, attempt - 1, None))
+        (asked,) = job.asked()
+        job.on(Tick(), after_ms=20)
+        job.on(ready(asked, 3), hello(0, f"0{'abc'[attempt - 1]}"))
+        assert job.core.restarts == attempt - 1
+        assert job.core.state is JobState.RECOVERING
+        job.on(Said(0, f"0{'abc'[attempt - 1]}", TasksStarted()))
+    (end,) = [
+        made
+        for made in job.on(Broke(0, "0c", "gone"), SparkJobEnded(0, 3, None))
+        if isinstance(made, Over)
+    ]
+    assert isinstance(end.error, SlotLostError)
+    assert job.core.restarts == 2
+    assert job.core.slots[0].restarts == 2
+
+
+def test_regions_that_go_back_together_are_one_failure() -> None:
+    job = Played({0}, {1}, restart=FixedDelay(attempts=1, delay="10ms"))
+    both = job.asked()
+    job.on(*(ready(asked, 1) for asked in both), hello(0, "0a"), hello(1, "1a"))
+    job.on(Said(0, "0a", TasksStarted()), Said(1, "1a", TasksStarted()))
+    job.on(RestartRequested("too many checkpoints failed"))
+    assert len(job.asked()) == 2
+    assert job.core.restarts == 1
+    assert job.core.state is JobState.RECOVERING
+
+
 def test_a_slot_that_is_lost_while_it_restores_begins_its_region_again() -> None:
     job = Played({0, 1})
     (asked,) = job.asked()

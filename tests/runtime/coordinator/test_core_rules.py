@@ -477,6 +477,15 @@ def test_the_restart_strategy_gives_up() -> None:
     end = over(rig.said("0b", SlotFailed("out of memory", "count", "trace")))
     assert isinstance(end.error, SlotLostError)
     assert "given up. Last failure: slot 0: it failed in count: out of memory" in str(end.error)
+    assert (rig.core.restarts, rig.core.slots[0].restarts) == (1, 1)  # the second loss was no restart
+
+
+def test_a_slot_that_another_process_takes_over_has_restarted() -> None:
+    rig = Rig(1)
+    rig.up()
+    rig.hello("0b")
+    assert rig.core.restarts == 1
+    assert rig.core.state is JobState.RECOVERING
 
 
 @pytest.mark.parametrize(
