@@ -88,6 +88,7 @@ class SlotFailed:
     ``lasting``: it lies in how the machines are set up; if it has been so from the beginning, it stays so.
     ``damaged``: the checkpoint that it could not read, 0 for none.
     ``code``: of the error by which the whole job is to end, "" where the slot may be started again.
+    ``counters``: as in the last `Heartbeat`.
     """
 
     reason: str
@@ -96,6 +97,7 @@ class SlotFailed:
     lasting: bool = False
     damaged: int = 0
     code: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

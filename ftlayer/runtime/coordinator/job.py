@@ -154,9 +154,17 @@ class Job(JobThread):
                 f"{self.name!r} is {self.state} after {timeout} s; a checkpoint is of running tasks"
             )
         self._events.put(Later(lambda: checkpoints.request(ask, answer)))
-        if self._over.is_set() and not answer.done():
-            raise CheckpointError(f"the job is {self.state}")
-        return answer.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        try:
+            if self._over.is_set() and not answer.done():
+                raise CheckpointError(f"the job is {self.state}")
+            return answer.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except CheckpointError as refused:
+            why = self.exception() or self._core.error
+            if why is None:
+                raise
+            raise CheckpointError(f"{self.name!r} has failed: {why}") from (
+                why if why is not refused else None
+            )
 
     def _until_running(self, timeout: float | None) -> bool:
         """Wait until all tasks run, or the job is over; return whether that is so."""

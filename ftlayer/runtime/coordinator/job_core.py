@@ -154,6 +154,11 @@ class JobCore(ABC):
         return None
 
     @property
+    def error(self) -> FTLayerError | None:
+        """What the job fails with, as soon as that is certain; None otherwise."""
+        return None if self._end is None else self._end.verdict.error
+
+    @property
     def state(self) -> JobState:
         """Where the job is."""
         if self._end is not None:

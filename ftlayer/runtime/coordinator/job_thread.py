@@ -245,8 +245,9 @@ class JobThread:
 
     def _note(self, said: Said, now_ms: int) -> None:
         match said.message:
-            case Heartbeat(counters=counters) | SlotEnded(counters=counters):
+            case Heartbeat(counters=counters) | SlotEnded(counters=counters) | SlotFailed(counters=counters):
                 self._meter.update(said.instance, counters, now_ms)
+        match said.message:
             case SlotFailed(reason=reason, damaged=damaged) if damaged and self._checkpoints is not None:
                 self._checkpoints.damaged(damaged, reason)
             case SourceFailed(reason=reason, pause_ms=pause_ms):

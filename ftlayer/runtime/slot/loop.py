@@ -273,6 +273,8 @@ class SlotLoop:
                 self._core.end_tasks(_now())
             case ResetTasks():
                 self.reset, self._over = message, True
+                # What this instance has counted; the next one begins at 0.
+                self._send(self._pulse.heartbeat())
             case Probe(number):
                 self._pulse.quiet = self._core.is_quiet and not len(self._mailbox)
                 self._send(self._pulse.heartbeat(number))

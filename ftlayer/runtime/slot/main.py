@@ -162,7 +162,10 @@ class _Slot:
         unreachable = isinstance(error, PeerUnreachableError)
         damaged = self._restored if isinstance(error, CheckpointDamagedError) else 0
         code = "" if final is None else final.code
-        self._control.send(SlotFailed(reason, self._blamed(error), trace, unreachable, damaged, code))
+        counters = {} if self._core is None else self._core.counters()
+        self._control.send(
+            SlotFailed(reason, self._blamed(error), trace, unreachable, damaged, code, counters)
+        )
 
     def _blamed(self, error: BaseException) -> str:
         """Return the uid of the chain that was at work, "" for none."""

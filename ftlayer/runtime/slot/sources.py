@@ -227,7 +227,7 @@ class Sources:
         if pause_ms is None:
             again = f"it was started again {running.restarts} times, and " if running.restarts else ""
             raise SourceGivenUpError(f"{error} ({again}{strategy!r} gives up)") from error
-        logger.warning("%s; it is started again in %d ms", error, pause_ms)
+        # The driver logs it.
         self._report(SourceFailed(*key, str(error), pause_ms))
         running.reader.abandon()
         running.again_ms = now.mono_ms + pause_ms

@@ -155,9 +155,7 @@ def test_restarts_are_those_that_the_strategy_allows() -> None:
         assert job.core.state is JobState.RECOVERING
         job.on(Said(0, f"0{'abc'[attempt - 1]}", TasksStarted()))
     (end,) = [
-        made
-        for made in job.on(Broke(0, "0c", "gone"), SparkJobEnded(0, 3, None))
-        if isinstance(made, Over)
+        made for made in job.on(Broke(0, "0c", "gone"), SparkJobEnded(0, 3, None)) if isinstance(made, Over)
     ]
     assert isinstance(end.error, SlotLostError)
     assert job.core.restarts == 2

@@ -38,8 +38,10 @@ from ftlayer.runtime.messages import (
     DataEnded,
     Deploy,
     EndTasks,
+    Heartbeat,
     Hello,
     SlotEnded,
+    SlotFailed,
     SubtaskAcked,
     TasksStarted,
     TriggerCheckpoint,
@@ -123,6 +125,11 @@ class Played:
         if self._bounded:
             self._say(DataEnded("numbers", 0))
 
+    def fail(self, failed: SlotFailed) -> None:
+        """Let the slot fail, and its Spark job end."""
+        self._say(failed)
+        self.job.spark_job_ended(0, 1, None)
+
     def _say(self, message: Any) -> None:
         self.job.slot_said(0, "a", message)
 
@@ -182,6 +189,54 @@ def test_a_savepoint_that_is_asked_for_too_early_waits_until_the_job_runs(tmp_pa
     assert played.job.cancel(WAIT_S)
     with pytest.raises(CheckpointError, match="the job is cancelled"):
         played.job.savepoint(str(tmp_path / "s"))
+
+
+def test_the_last_line_of_a_failed_job_has_what_was_read_since_the_last_heartbeat(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    played = Played(tmp_path)
+    job = played.job
+    assert job.wait_until_running(WAIT_S)
+    job.slot_said(0, "a", Heartbeat(0, 1, False, {"records_in": 2}))
+    played.fail(SlotFailed("it raised", counters={"records_in": 7}))
+    assert job.over(WAIT_S)
+    assert " · 7 in · " in job.status().line()
+
+
+def test_a_savepoint_of_a_job_that_has_failed_says_why_it_has(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    played = Played(tmp_path)
+    job = played.job
+    assert job.wait_until_running(WAIT_S)
+    played.fail(SlotFailed("MemoryError: as if"))
+    assert job.over(WAIT_S)
+    where = str(tmp_path / "s")
+    asks = (lambda: job.stop_with_savepoint(where), lambda: job.savepoint(where), job.checkpoint)
+    for ask in asks:
+        with pytest.raises(CheckpointError, match=r"'played' has failed: .*MemoryError: as if") as refused:
+            ask()
+        assert refused.value.__cause__ is job.exception()
+
+
+def test_a_savepoint_that_the_jobs_failure_ends_says_why_too(tmp_path: Path) -> None:
+    played = Played(tmp_path)
+    assert played.job.wait_until_running(WAIT_S)
+    raised: list[BaseException] = []
+
+    def stop() -> None:
+        try:
+            played.job.stop_with_savepoint(str(tmp_path / "s"), WAIT_S)
+        except BaseException as error:
+            raised.append(error)
+
+    assert COMMITTING.wait(WAIT_S)
+    asking = threading.Thread(target=stop)
+    asking.start()
+    played.fail(SlotFailed("MemoryError: as if"))
+    MAY_COMMIT.set()
+    asking.join(WAIT_S)
+    assert isinstance(raised[0], CheckpointError)
+    assert "MemoryError: as if" in str(raised[0])
+    assert raised[0].__cause__ is played.job.exception()
 
 
 def test_a_slow_commit_does_not_hold_a_cancellation_up(tmp_path: Path) -> None:

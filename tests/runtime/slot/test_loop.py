@@ -19,6 +19,7 @@ from ftlayer.runtime.messages import (
     PeersDropped,
     PeersUp,
     Probe,
+    ResetTasks,
     SlotEnded,
 )
 from ftlayer.runtime.slot import loop
@@ -191,6 +192,15 @@ def test_cancel_ends_the_slot(running: Running) -> None:
     running.say(Cancel("enough"))
     assert isinstance(running.answer(SlotEnded), SlotEnded)
     assert running.end() is None
+
+
+def test_an_instance_that_is_to_begin_again_says_what_it_has_counted(running: Running) -> None:
+    running.read(0, 10)
+    until(lambda: running.slot.links.frames.get(1), running)
+    running.say(ResetTasks(2, 1))
+    assert running.end() is None
+    last = [running.sent.get() for _ in range(running.sent.qsize())][-1]
+    assert last.counters["records_in"] >= 10
 
 
 def test_a_part_that_fails_fails_the_slot(running: Running) -> None:

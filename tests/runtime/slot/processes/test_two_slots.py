@@ -173,6 +173,8 @@ def test_what_no_record_is_to_blame_for_fails_the_slot(jobs: Any) -> None:
     assert failed.operator == "work"
     assert "MemoryError" in failed.reason
     assert "as if" in failed.traceback
+    # The job's totals have what was read since the last heartbeat.
+    assert failed.counters["records_in/work"] > 0
 
 
 def test_a_source_that_cannot_be_read_on_fails_the_slot(jobs: Any) -> None:
