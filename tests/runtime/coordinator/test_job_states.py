@@ -220,12 +220,12 @@ def test_a_savepoint_of_a_job_that_has_failed_says_why_it_has(tmp_path: Path) ->
 def test_a_savepoint_that_the_jobs_failure_ends_says_why_too(tmp_path: Path) -> None:
     played = Played(tmp_path)
     assert played.job.wait_until_running(WAIT_S)
-    raised: list[BaseException] = []
+    raised: list[CheckpointError] = []
 
     def stop() -> None:
         try:
             played.job.stop_with_savepoint(str(tmp_path / "s"), WAIT_S)
-        except BaseException as error:
+        except CheckpointError as error:
             raised.append(error)
 
     assert COMMITTING.wait(WAIT_S)
