@@ -128,10 +128,27 @@ def member(value: object, option: str, kind: type[Choice]) -> Choice:
     return kind(typing.cast("str", value))
 
 
-def check_function(value: object, option: str) -> None:
-    """Raise `ConfigError` unless ``value`` can be called."""
+def check_function(value: object, option: str, *, takes: int | None = None) -> None:
+    """Raise `ConfigError` unless ``value`` can be called, with so many arguments by position if ``takes`` says so.
+
+    Of a function that does not tell its arguments, as many of C do not, it is believed.
+    """
     if not callable(value):
         raise ConfigError(f"{option}: expected a function, got a {type(value).__name__}")
+    if takes is None:
+        return
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*range(takes))
+    except TypeError as error:
+        count = "1 argument" if takes == 1 else f"{takes} arguments"
+        name = getattr(value, "__name__", type(value).__name__)
+        raise ConfigError(
+            f"{option}: expected a function of {count}, got {name}({', '.join(signature.parameters)}) ({error})"
+        ) from None
 
 
 def check_instance(value: object, option: str, kind: type) -> None:

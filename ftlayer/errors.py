@@ -110,19 +110,26 @@ class RetryLater(FailException):
         uses_attempt: False: the failure does not count, and the record has as many attempts left as before. It
             is tried without end if its function goes on saying so.
 
-    Raises `ConfigError` for an ``after`` that is no such duration, which fails the record as any other error does.
+    Raises `ConfigError` for an ``after`` that is no such duration, and for an option that there is not: it fails the
+    record as any other error does.
     """
 
     code = "RETRY_LATER"
     recoverable = True
 
     def __init__(
-        self, reason: str = "", *, after: str | int | None = None, uses_attempt: bool = True
+        self,
+        reason: str = "",
+        *,
+        after: str | int | None = None,
+        uses_attempt: bool = True,
+        **unknown: object,
     ) -> None:
         # Late, because options raise the errors of this module.
-        from ftlayer.checks import duration_ms
+        from ftlayer.checks import check_known, duration_ms
 
         super().__init__(reason)
+        check_known(unknown, ("after", "uses_attempt"), "RetryLater")
         self.after_ms = None if after is None else duration_ms(after, "RetryLater: after")
         if self.after_ms is not None and self.after_ms > MAX_RETRY_LATER_MS:
             raise ConfigError(f"RetryLater: after: expected 366 days at most, got {after!r}")
@@ -139,9 +146,20 @@ class RowsRejected(Exception):  # noqa: N818 - it sets rows aside, as the failur
     Args:
         errors: by the row's ``_ft_row`` (`TrackedStream.sink` with ``tagged``), why it cannot be taken: an exception,
             about which `retry_on` and `dead_on` are asked, or a text.
+
+    Raises `ConfigError` for anything else.
     """
 
     def __init__(self, errors: Mapping[int, Exception | str]) -> None:
+        # Late, as above.
+        from ftlayer.checks import shown
+
+        expected = "RowsRejected: expected {row: error}, by the rows' _ft_row an exception or a text each"
+        if not isinstance(errors, Mapping):
+            raise ConfigError(f"{expected}, got {shown(errors)}")
+        for row, error in errors.items():
+            if not isinstance(error, Exception | str):
+                raise ConfigError(f"{expected}, got {shown(error)} for row {shown(row)}")
         super().__init__(errors)
         self.errors = dict(errors)
 

@@ -43,7 +43,7 @@ class StateMigration:
         check_text(self.operator, "StateMigration: operator", "a name")
         check_text(self.state, "StateMigration: state", "a name")
         check_int(self.version, "StateMigration: version", least=FIRST_VERSION)
-        check_function(self.migrate, "StateMigration: migrate")
+        check_function(self.migrate, "StateMigration: migrate", takes=2)
         if self.renamed_from is not None:
             check_text(self.renamed_from, "StateMigration: renamed_from", "a name, or None")
         if self.version > FIRST_VERSION and self.migrate is _unchanged:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from ftlayer.checks import check_function
 from ftlayer.errors import ConfigError, PermanentFailure, RetryLater
 
 Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Exception], bool]
@@ -115,6 +116,7 @@ def _test(given: Errors | str | None, option: str) -> _Test | None:
             )
         return classes
     if callable(given):
+        check_function(given, option, takes=1)
         return given
     raise ConfigError(
         f"{option}: expected exception classes, or a function of the exception that returns True or False, got "

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ftlayer.errors import MalformedRequestError
+
 COLUMNS = ("roots", "texts", "reasons", "operators", "frames", "last_lines", "fatal")
 WISHES = ("after_ms", "uses_attempt")
 """Columns that are there where a failure says something of its next attempt, both or none."""
@@ -64,6 +66,8 @@ def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
     ``last_lines`` are little-endian int32 positions in ``texts``, ``fatal`` and ``uses_attempt`` a byte 0 or 1 for
     each, ``after_ms`` little-endian int64, `NO_PAUSE` for none. Lone surrogates, which UTF-8 does not have (file
     names from the system may), are written as their escapes.
+
+    Raises `MalformedRequestError` for a negative pause: `NO_PAUSE` is one.
     """
     texts: dict[str, int] = {}
     halves: dict[str, tuple[int, int]] = {}
@@ -85,7 +89,7 @@ def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
         numbers += (number(failure.reason), number(failure.operator), *half)
         fatal.append(failure.fatal)
         uses_attempt.append(failure.uses_attempt)
-        pauses.append(NO_PAUSE if failure.after_ms is None else failure.after_ms)
+        pauses.append(_pause(failure.after_ms))
     positions = np.array(numbers, "<i4").reshape(-1, 4)
     columns = [np.ascontiguousarray(column).tobytes() for column in positions.T]
     written = [well_formed(text) for text in texts]
@@ -125,6 +129,16 @@ def from_columns(columns: Any) -> list[FailureRow]:
             FailureRow(root, texts[reason], texts[operator], traceback, is_fatal == 1, after_ms, uses == 1)
         )
     return rows
+
+
+def _pause(after_ms: int | None) -> int:
+    if after_ms is None:
+        return NO_PAUSE
+    if after_ms < 0:
+        raise MalformedRequestError(
+            f"after_ms: expected a pause of 0 ms or more, or None for that of the options, got {after_ms}"
+        )
+    return after_ms
 
 
 def _wishes(columns: dict[str, Any], rows: int) -> tuple[list[int], bytes]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ftlayer.checks import (
     Duration,
     check_bool,
+    check_function,
     check_int,
     check_known,
     duration_ms,
@@ -80,8 +81,8 @@ class FTLayer:
         self.stream_options = options
         self.rules = rules
         self.limit = limit
-        if on_dead is not None and not callable(on_dead):
-            raise ConfigError(f"on_dead: expected a function of a dead letter, got {on_dead!r}")
+        if on_dead is not None:
+            check_function(on_dead, "on_dead", takes=1)
         self._on_dead = on_dead
         self._announcer: Announcer | None = None
         self.status = member(status, "status", FTStatus)
@@ -282,6 +283,7 @@ class FTLayer:
 
     # ------------------------------------------------------------ sources
 
+    @known_options
     def source(
         self,
         frame: DataFrame | Ingest,
@@ -316,6 +318,7 @@ class FTLayer:
         prepare_workers(frame.sparkSession)
         return TrackedStream(self, SourceSpec(frame, name, keys, rules=rules, limit=limit), frame.schema)
 
+    @known_options
     def resume(
         self,
         frame: DataFrame,
@@ -347,6 +350,7 @@ class FTLayer:
             self, SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit), frame.schema
         )
 
+    @known_options
     def ingest(self, name: str, schema: StructType | str) -> Ingest:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
         from ftlayer.spark.tracked import struct_of
@@ -410,6 +414,7 @@ class FTLayer:
         """List dead letters without Spark."""
         return list_records(self.client, "dead")
 
+    @known_options
     def dead_letter_stream(self, spark: SparkSession, *streams: str) -> DataFrame:
         """Return the dead letters of streams as a streaming DataFrame: those that are there, then those to come.
 
@@ -460,10 +465,12 @@ class FTLayer:
             client_id=label,
         )
 
+    @known_options
     def requeue(self, keys: Iterable[str | bytes]) -> int:
         """Give dead letters (by their ``key``) their attempts back; return how many there were."""
         return self._change(Requeue(_keys(keys)))
 
+    @known_options
     def purge(self, keys: Iterable[str | bytes]) -> int:
         """Delete dead letters permanently; return how many there were."""
         return self._change(Purge(_keys(keys)))

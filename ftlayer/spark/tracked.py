@@ -6,7 +6,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ftlayer.checks import check_bool, check_choice, check_int, check_text, duration_ms, rate_per_second
+from ftlayer.checks import (
+    check_bool,
+    check_choice,
+    check_function,
+    check_int,
+    check_text,
+    duration_ms,
+    known_options,
+    rate_per_second,
+)
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
@@ -58,6 +67,7 @@ class TrackedStream:
 
     # ------------------------------------------------------------ functions of a record
 
+    @known_options
     def map(
         self,
         function: Callable[[Record], Record],
@@ -82,6 +92,7 @@ class TrackedStream:
         to = struct_of(schema, uid)
         return self._each(Map, uid, function, to, retry_on, dead_on, max_failing, rate_limit)
 
+    @known_options
     def flat_map(
         self,
         function: Callable[[Record], Any],
@@ -98,6 +109,7 @@ class TrackedStream:
         to = struct_of(schema, uid)
         return self._each(FlatMap, uid, function, to, retry_on, dead_on, max_failing, rate_limit)
 
+    @known_options
     def filter(
         self,
         function: Callable[[Record], Any],
@@ -112,6 +124,7 @@ class TrackedStream:
         uid = self._uid("filter", function, name)
         return self._each(Filter, uid, function, self.schema, retry_on, dead_on, max_failing, rate_limit)
 
+    @known_options
     def map_batches(
         self,
         function: Callable[[Any], Any],
@@ -140,6 +153,7 @@ class TrackedStream:
             MapBatches(uid, function, arrow_schema(struct), kind, tagged, rules), struct
         )
 
+    @known_options
     def map_async(
         self,
         function: Callable[[Record], Awaitable[Record]],
@@ -185,6 +199,7 @@ class TrackedStream:
 
     # ------------------------------------------------------------ Spark's own operators
 
+    @known_options
     def transform(
         self, function: Callable[[DataFrame], DataFrame], *, drops: bool = False, name: str = ""
     ) -> TrackedStream:
@@ -205,16 +220,18 @@ class TrackedStream:
             )
         return self._then(step, transformed_schema(self._spark, self.schema, step))
 
+    @known_options
     def repartition(self, partitions: int | None = None, *columns: str) -> TrackedStream:
         """Spark's repartition, by number, columns, or both."""
         if partitions is None and not columns:
             raise ConfigError("repartition: give a number of partitions, columns, or both")
         return self._repartition(partitions, columns, "repartition")
 
+    @known_options
     def key_by(self, *columns: str, partitions: int | None = None) -> TrackedStream:
         """Bring rows with equal keys into one partition (Spark's hash partitioning)."""
         if not columns:
-            raise ConfigError("key_by: name at least one column")
+            raise ConfigError(f"key_by: name at least one column; there are {', '.join(self.schema.names)}")
         return self._repartition(partitions, columns, "key_by")
 
     def _repartition(self, partitions: int | None, columns: tuple[str, ...], what: str) -> TrackedStream:
@@ -225,6 +242,7 @@ class TrackedStream:
 
     # ------------------------------------------------------------ ends
 
+    @known_options
     def sink(
         self,
         function: Callable[[DataFrame, int], Any],
@@ -248,6 +266,7 @@ class TrackedStream:
         writer = TrackedWriter(self, checkpoint, name or self.source.name)
         return writer.to_function(function, tagged=tagged)
 
+    @known_options
     def write_stream(
         self, source: str | type, *, checkpoint: str, name: str = "", bisect: bool = False, **options: str
     ) -> TrackedWriter:
@@ -263,6 +282,7 @@ class TrackedStream:
         writer = TrackedWriter(self, checkpoint, name or self.source.name)
         return writer.to_writer(source, options, bisect=bisect)
 
+    @known_options
     def emit(
         self,
         function: Callable[[DataFrame, int], Any],
@@ -287,6 +307,7 @@ class TrackedStream:
             )
         return TrackedWriter(self, checkpoint, name or self.source.name).to_query(function, carrier)
 
+    @known_options
     def dead_letters(self, checkpoint: str = "") -> DataFrame:
         """Return the dead letters of this source as a streaming DataFrame (`FTLayer.dead_letter_stream`).
 
@@ -343,6 +364,7 @@ class TrackedStream:
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
         if not callable(function):
             raise InvalidTopologyError(f"{kind}: expected a function, got {type(function).__name__}")
+        check_function(function, kind, takes=1)
         if name != "":
             check_text(name, f"{kind}: name")
         uid = name or getattr(function, "__name__", kind)

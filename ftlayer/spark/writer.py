@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.checks import check_known, check_text, shown
+from ftlayer.checks import check_function, check_known, check_text, known_options, shown
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall
@@ -52,12 +52,12 @@ class TrackedWriter:
 
     # ------------------------------------------------------------ where the rows go
 
+    @known_options
     def to_function(
         self, function: Callable[[DataFrame, int], Any], *, tagged: bool = False
     ) -> TrackedWriter:
         """Hand the rows to a function of (DataFrame, batch id); ``tagged``: with the column ``_ft_row``."""
-        if not callable(function):
-            raise ConfigError(f"sink: expected a function of (rows, batch id), got {type(function).__name__}")
+        check_function(function, "sink: function(rows, batch id)", takes=2)
         operator = getattr(function, "__name__", "sink")
         self._sink = FunctionSink(function, operator, tagged, self._stream.source.rules)
         self._rejects = tagged
@@ -72,6 +72,7 @@ class TrackedWriter:
         self._plain = plain
         return self
 
+    @known_options
     def to_writer(
         self, source: str | type, options: dict[str, str], *, bisect: bool = False
     ) -> TrackedWriter:
@@ -84,10 +85,10 @@ class TrackedWriter:
         self._plain = lambda rows: rows.writeStream.format(format_name).options(**options)
         return self
 
+    @known_options
     def to_query(self, function: Callable[[DataFrame, int], Any], carrier: str) -> TrackedWriter:
         """Hand the rows, with their carriers, to a function that brings them to another query."""
-        if not callable(function):
-            raise ConfigError(f"emit: expected a function of (rows, batch id), got {type(function).__name__}")
+        check_function(function, "emit: function(rows, batch id)", takes=2)
         self._sink = EmitSink(function, carrier)
         self._carrier = carrier
 
@@ -112,10 +113,24 @@ class TrackedWriter:
         if "availableNow" in trigger and trigger["availableNow"] is not True:
             raise ConfigError(f"trigger: availableNow: expected True, got {shown(trigger['availableNow'])}")
         if "processingTime" in trigger:
-            check_text(trigger["processingTime"], "trigger: processingTime", "an interval like '2 seconds'")
+            self._check_interval(trigger["processingTime"])
         self._trigger = trigger
         return self
 
+    def _check_interval(self, interval: object) -> None:
+        """Have Spark read it now: it would do so at the start."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        option, expected = "trigger: processingTime", "an interval like '2 seconds'"
+        check_text(interval, option, expected)
+        jvm: Any = self._stream.source.frame.sparkSession._jvm
+        try:
+            jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(interval)
+        except (Py4JError, PySparkException) as error:
+            raise ConfigError(f"{option}: expected {expected}, got {shown(interval)}") from error
+
+    @known_options
     def option(self, key: str, value: str) -> TrackedWriter:
         """Set an option of Spark's DataStreamWriter."""
         if key == "checkpointLocation":
@@ -125,12 +140,14 @@ class TrackedWriter:
         self._options[key] = value
         return self
 
+    @known_options
     def restart(self, strategy: RestartStrategy) -> TrackedWriter:
         """Set what happens when the query fails (default: `ExponentialDelay`)."""
         check_strategy(strategy, "restart")
         self._restart = strategy
         return self
 
+    @known_options
     def start(self) -> TrackedQuery:
         """Start the query and its supervisor.
 

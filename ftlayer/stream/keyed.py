@@ -51,7 +51,7 @@ class KeyedStream(DataStream):
         ``volatile_state`` says that the aggregates may be lost with their slot, which has to be said with fault
         tolerance on.
         """
-        check_function(function, "reduce")
+        check_function(function, "reduce", takes=2)
         rules = rules_of(retry_on, dead_on, "reduce")
         return self._then(
             lambda uid: Reduce(uid, function, self.keys, self.schema, volatile_state, rules=rules),
@@ -77,8 +77,8 @@ class KeyedStream(DataStream):
         The aggregate is a record of ``schema`` (what ``create`` returns need not be). ``volatile_state`` as in
         `reduce`.
         """
-        for what, function in (("create", create), ("add", add)):
-            check_function(function, f"aggregate: {what}")
+        check_function(create, "aggregate: create", takes=0)
+        check_function(add, "aggregate: add", takes=2)
         to = self.builder.schema(schema, "aggregate")
         rules = rules_of(retry_on, dead_on, "aggregate")
         return self._then(
@@ -147,7 +147,7 @@ class KeyedStream(DataStream):
             raise InvalidTopologyError(
                 f"join: {other._described()} has no key; use key_by on both streams, with the same types"
             )
-        check_function(function, "join: function")
+        check_function(function, "join: function", takes=2)
         bounds = (
             duration_ms(lower, "join: lower", least=-LONGEST_MS),
             duration_ms(upper, "join: upper", least=-LONGEST_MS),

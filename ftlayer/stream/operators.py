@@ -72,7 +72,7 @@ class PushSource:
     start: Callable[[Push], Callable[[], None] | None]
 
     def __post_init__(self) -> None:
-        check_function(self.start, "PushSource: start")
+        check_function(self.start, "PushSource: start", takes=1)
 
 
 SourceConnector = ReaderSource | IterableSource | PushSource

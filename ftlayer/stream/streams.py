@@ -96,7 +96,7 @@ class DataStream:
         ``rate_limit``, here and below, is how many records a second each subtask takes, replays among them; None: as
         many as come. Those of an earlier second that were not used are lost, save for a tenth of a second's.
         """
-        check_function(function, "map")
+        check_function(function, "map", takes=1)
         to = self._output(schema, "map")
         rules = rules_of(retry_on, dead_on, "map")
         rate = rate_per_second(rate_limit, "map: rate_limit")
@@ -115,7 +115,7 @@ class DataStream:
         rate_limit: float | None = None,
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
-        check_function(function, "flat_map")
+        check_function(function, "flat_map", takes=1)
         to = self._output(schema, "flat_map")
         rules = rules_of(retry_on, dead_on, "flat_map")
         rate = rate_per_second(rate_limit, "flat_map: rate_limit")
@@ -133,7 +133,7 @@ class DataStream:
         rate_limit: float | None = None,
     ) -> DataStream:
         """Keep the records for which the function is true."""
-        check_function(function, "filter")
+        check_function(function, "filter", takes=1)
         rules = rules_of(retry_on, dead_on, "filter")
         rate = rate_per_second(rate_limit, "filter: rate_limit")
         return self._then(lambda uid: Filter(uid, function, self.schema, rules, rate), uid, parallelism)
@@ -156,7 +156,7 @@ class DataStream:
         ``tagged``: the batch has the column ``_ft_row`` beside the user's; a result keeps it, and may have fewer or
         more rows. It has ``_ft_attempt`` and ``_ft_first_failed_at`` too (see `ftlayer.current_record`).
         """
-        check_function(function, "map_batches")
+        check_function(function, "map_batches", takes=1)
         check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
         to = self._output(schema, "map_batches")
         rules = rules_of(retry_on, dead_on, "map_batches")
@@ -286,6 +286,7 @@ class DataStream:
 
     # ------------------------------------------------------------ partitioners
 
+    @known_options
     def key_by(self, *columns: str) -> KeyedStream:
         """Send equal keys to the same subtask, and let what follows keep state for each.
 
@@ -295,6 +296,8 @@ class DataStream:
         from ftlayer.stream.keyed import KeyedStream
 
         what = f"key_by behind {self._described()}"
+        if not columns:
+            raise ConfigError(f"{what}: name at least one column; there are {', '.join(self.schema.names)}")
         for column in columns:
             if not isinstance(column, str):
                 raise ConfigError(
@@ -312,6 +315,7 @@ class DataStream:
         """Send to the subtasks in turn."""
         return self._by(Rebalance())
 
+    @known_options
     def shuffle(self, seed: int = 0) -> DataStream:
         """Send each record to a random subtask."""
         return self._by(Shuffle(seed))
@@ -324,13 +328,16 @@ class DataStream:
         """Send every record to the first subtask."""
         return self._by(Global())
 
+    @known_options
     def partition_custom(self, function: Callable[[Any, int], int], *columns: str) -> DataStream:
         """Send where ``function(key, channels)`` says: a channel in 0..channels-1. It has to be pure.
 
         The key is the value of ``columns``, a tuple of several. Raises `ConfigError` for one that is not there.
         """
         what = f"partition_custom behind {self._described()}"
-        check_function(function, what)
+        check_function(function, what, takes=2)
+        if not columns:
+            raise ConfigError(f"{what}: name at least one column; there are {', '.join(self.schema.names)}")
         try:
             selector = KeySelector(columns)
             key_types(self.schema, columns)
@@ -350,6 +357,7 @@ class DataStream:
         self.builder.set_parallelism(self._own_leg("set_parallelism").node, parallelism)
         return self
 
+    @known_options
     def dead_letters(self, *, uid: str | None = None) -> DataStream:
         """Begin a stream of the dead letters of the sources that this stream derives from, whichever operator failed.
 

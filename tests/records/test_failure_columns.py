@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.errors import MalformedRequestError
 from ftlayer.records.failure_columns import COLUMNS, FailureRow, from_columns, to_columns, well_formed
 
 texts = st.one_of(
@@ -80,3 +81,11 @@ def test_other_columns_are_refused_by_name(change: dict[str, Any], named: str) -
         from_columns(good | change)
     with pytest.raises(ValueError, match="map"):
         from_columns([good])
+
+
+@pytest.mark.parametrize("pause", [-1, -2, -5_000])
+def test_a_negative_pause_is_refused_and_not_taken_for_none(pause: int) -> None:
+    with pytest.raises(
+        MalformedRequestError, match=f"after_ms: expected a pause of 0 ms or more.*got {pause}"
+    ):
+        to_columns([FailureRow(1, "r", "o", "t", False, pause)])

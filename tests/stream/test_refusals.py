@@ -337,6 +337,12 @@ def test_keys_that_do_not_exist(env: GraphBuilder, orders: Orders) -> None:
     refused(
         ConfigError, "partition_custom", "'uzer'", of=lambda: stream.partition_custom(lambda k, n: 0, "uzer")
     )
+    refused(
+        ConfigError,
+        "name at least one column; there are ",
+        of=lambda: stream.partition_custom(lambda key, n: 0),
+    )
+    refused(ConfigError, "key_by behind", "name at least one column; there are ", of=stream.key_by)
     refused(ConfigError, "expected a function", of=lambda: stream.partition_custom("id", "id"))  # type: ignore[arg-type]
     custom = Custom(KeySelector(("x",)), lambda key, channels: 0)
     refused(

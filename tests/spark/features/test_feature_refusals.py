@@ -168,12 +168,17 @@ def test_ends(idle: FTLayer, numbers: Any, tmp_path: Path) -> None:
     stream = idle.source(numbers, name="numbers")
     with pytest.raises(ConfigError, match=r"checkpoint: expected a directory, of this query alone"):
         stream.sink(lambda rows, batch: None, checkpoint="")
-    with pytest.raises(ConfigError, match=r"expected a function of .rows, batch id., got str"):
+    with pytest.raises(ConfigError, match=r"sink: function.rows, batch id.: expected a function, got a str"):
         stream.sink("parquet", checkpoint="ck")  # type: ignore[arg-type]
     writer = stream.sink(lambda rows, batch: None, checkpoint=str(tmp_path / "ck"))
     for trigger in ({"once": True}, {"continuous": "1 second"}, {}):
         with pytest.raises(ConfigError, match=r"trigger: (there is no option|expected one of availableNow)"):
             writer.trigger(**trigger)
+    for interval in ("soon", "1 month", "-1 seconds", 5):
+        with pytest.raises(
+            ConfigError, match=r"trigger: processingTime: expected an interval like '2 seconds'"
+        ):
+            writer.trigger(processingTime=interval)
     with pytest.raises(ConfigError, match=r"checkpoint="):
         writer.option("checkpointLocation", "x")
     with pytest.raises(UnsupportedError, match=r"write_stream\('parquet'\): no Python Data Source.*sink\("):
