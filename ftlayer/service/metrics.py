@@ -63,4 +63,4 @@ class Metrics:
         if not isinstance(answer, StatsReply):
             return
         for name, value in sorted(answer.values.items()):
-            yield GaugeMetricFamily(f"ftlayer_{name}", f"See ftlayer.layer.stats: {name}.", value)
+            yield GaugeMetricFamily(f"ftlayer_{name}", f"See ftlayer.layer.state: {name}.", value)

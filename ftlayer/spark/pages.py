@@ -8,15 +8,17 @@ row, and lets rows of failed roots be left out at the speed of Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 import msgpack
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftlayer.errors import CodecError
+from ftlayer.errors import CodecError, RecomputedResultError
 
 U64 = npt.NDArray[np.uint64]
 
@@ -169,3 +171,46 @@ def binary_value(data: pa.Buffer | None) -> pa.Array:
         return pa.nulls(1, pa.binary())
     offsets = pa.py_buffer(np.array([0, data.size], np.int32))
     return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, data])
+
+
+MapArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+NAME = "name"
+NAMED_PAGE_COLUMNS = f"{PAGE_COLUMNS}, {NAME} binary"
+"""The columns of a page with its name (DDL)."""
+
+NAME_BYTES = 16
+
+
+@dataclass(frozen=True)
+class WithNames:
+    """Gives the pages of a stage's task their names: only the copy that the driver has counted is ever read.
+
+    Spark may hold two copies of one block, left by two attempts of a task that both came to their end (speculation,
+    or an executor that was given up and came back), and reads whichever is nearer. Where functions answer differently
+    each time, the copies differ, and rows read from the one would be judged by the head of the other.
+    """
+
+    task: MapArrow
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the task; each page gets the column `NAME`, and its parts (rows without a head) the same one."""
+        name = b""
+        for row in self.task(batches):
+            if row.column("head").null_count == 0:
+                name = os.urandom(NAME_BYTES)
+            yield row.append_column(NAME, pa.array([name], pa.binary()))
+
+
+def counted_pages(
+    batches: Iterator[pa.RecordBatch], column: str, names: frozenset[bytes]
+) -> Iterator[pa.Scalar[Any]]:
+    """Yield ``column`` of each page; `RecomputedResultError` for a page that is none of ``names``."""
+    for batch in batches:
+        for name, value in zip(batch.column(NAME).to_pylist(), batch.column(column), strict=True):
+            if name not in names:
+                raise RecomputedResultError(
+                    "a page of this batch is not the one that was counted: Spark has another copy of it, from "
+                    "another attempt of its task; the batch has to run again"
+                )
+            yield value

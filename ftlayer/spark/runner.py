@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import StaleIncarnationError
+from ftlayer.handler.exact_ids import IdBook
 from ftlayer.layer.calls import (
     I32,
     BatchBegun,
@@ -29,7 +30,6 @@ from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
 from ftlayer.spark.circuits import Tally
 from ftlayer.spark.delivery_source import arrow_schema
-from ftlayer.spark.exact_ids import event_ids
 from ftlayer.spark.pages import U64
 from ftlayer.spark.protocol import Outcome
 from ftlayer.spark.rejected import unknown_row
@@ -275,3 +275,17 @@ def _failed_of(part: Any, failures: dict[int, Failure]) -> Iterable[tuple[int, F
         if failure is not None and root not in seen:
             seen.add(root)
             yield root, failure
+
+
+def event_ids(
+    parents: U64, emitted_parents: U64, emitted_ids: U64, operator: str, *, own: bool = False
+) -> EventIds:
+    """List the ids that each of ``parents`` (distinct) stands for in one event, for a vertex that keeps every id.
+
+    ``emitted_ids`` are those of the rows handed on under ``emitted_parents``, which ``operator`` owes; with
+    ``own`` the event acknowledges the parents themselves, too.
+    """
+    book = IdBook()
+    if len(emitted_ids):
+        book.note(emitted_parents, emitted_ids, operator)
+    return book.take(parents, own=own)

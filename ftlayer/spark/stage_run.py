@@ -14,13 +14,17 @@ from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.layer.calls import Failure
 from ftlayer.spark.carrier import CARRIER_DTYPE, make_carriers
 from ftlayer.spark.known import TriedRoots
-from ftlayer.spark.page_names import NAME, NAMED_PAGE_COLUMNS, MapArrow, WithNames, counted_pages
 from ftlayer.spark.pages import (
+    NAME,
+    NAMED_PAGE_COLUMNS,
     PAGE_SCHEMA,
     ROOT,
     U64,
+    MapArrow,
     PageHead,
+    WithNames,
     binary_value,
+    counted_pages,
     ipc_to_rows,
     keep_rows,
     roots_of,

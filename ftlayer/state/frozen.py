@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, StatePiece, TableInfo
 from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.functions.ttl import holds_stamped, is_expired
 from ftlayer.state import entries
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.entries import Block, EntriesWriter, TableEncoder
-from ftlayer.state.expiry import unexpired
 from ftlayer.state.groups import KeyGroups
-from ftlayer.state.layers import Layer
+from ftlayer.state.keyed import LIST, MAP
+from ftlayer.state.layers import DELETED, Layer
 from ftlayer.state.pace import Pace
 from ftlayer.state.serializer import Serializer
-from ftlayer.state.view import TableView, TimersView, newest_of
+from ftlayer.state.view import Part, TableView, TimersView, newest_of
 
 
 class StoreView(Protocol):
@@ -161,3 +162,36 @@ class FrozenState:
     def release(self) -> None:
         """Give up what is kept for it."""
         self._release()
+
+
+def unexpired(info: TableInfo, parts: Iterable[Part], now_ms: int, *, deletions: bool) -> Iterator[Part]:
+    """Return ``parts`` of a table without values with a time to live that is over at ``now_ms``, as a read then would.
+
+    The table itself stays as it is: a value that is over is removed when its key is used (`ftlayer.functions.ttl`).
+    ``deletions``: with DELETED for a key of which nothing is left, since an older value may lie below that is not
+    over: it was written with a longer time.
+    """
+    if not holds_stamped(info.name):
+        yield from parts
+        return
+    rest = _RESTS.get(info.kind, _rest_of_value)
+    for part in parts:
+        left = [(key, value if value is DELETED else rest(value, now_ms)) for key, value in part]
+        yield left if deletions else [pair for pair in left if pair[1] is not DELETED]
+
+
+def _rest_of_value(stamped: Any, now_ms: int) -> Any:
+    return DELETED if is_expired(stamped, now_ms) else stamped
+
+
+def _rest_of_list(values: Any, now_ms: int) -> Any:
+    left = [stamped for stamped in values if not is_expired(stamped, now_ms)]
+    return left or DELETED
+
+
+def _rest_of_map(items: Any, now_ms: int) -> Any:
+    left = {field: stamped for field, stamped in items.items() if not is_expired(stamped, now_ms)}
+    return left or DELETED
+
+
+_RESTS: dict[str, Callable[[Any, int], Any]] = {LIST: _rest_of_list, MAP: _rest_of_map}

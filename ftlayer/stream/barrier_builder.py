@@ -10,8 +10,7 @@ from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import HashByKey
 from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
-from ftlayer.stream.join_rewrite import as_co_process
-from ftlayer.stream.operators import Join, PushSource, Source
+from ftlayer.stream.operators import CoProcess, Join, PushSource, Source
 
 
 @dataclass(frozen=True)
@@ -66,3 +65,13 @@ def _check_rewinds(vertex: JobVertex) -> None:
 def _without_joins(vertex: JobVertex) -> JobVertex:
     operators = tuple(as_co_process(each) if isinstance(each, Join) else each for each in vertex.operators)
     return replace(vertex, operators=operators)
+
+
+def as_co_process(join: Join) -> CoProcess:
+    """Return an operator that does what `Join` does, under the same uid, with its records in keyed state."""
+    from ftlayer.functions.interval_join import IntervalJoin
+
+    function = IntervalJoin(join.function, join.lower_ms, join.upper_ms, join.schema)
+    return CoProcess(
+        join.uid, function, join.keys, join.inputs, join.schema, volatile_state=join.volatile_state
+    )

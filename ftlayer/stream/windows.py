@@ -11,7 +11,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
-from ftlayer.functions.windows.making import window_function
+from ftlayer.functions.windows.function import window_function
 from ftlayer.stream.connectors import Schema
 from ftlayer.stream.names import check_name
 from ftlayer.stream.streams import DataStream

@@ -16,10 +16,10 @@ from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process
 from ftlayer.functions.topology import MAIN, TopologyChain
 from ftlayer.functions.windows.assigners import Fixed
 from ftlayer.functions.windows.contents import Collected
-from ftlayer.functions.windows.making import window_function
+from ftlayer.functions.windows.function import window_function
 from ftlayer.runtime.task.pipeline import Pipeline
 from ftlayer.state.heap import HeapBackend
-from ftlayer.stream.join_rewrite import as_co_process
+from ftlayer.stream.barrier_builder import as_co_process
 from ftlayer.stream.operators import Join
 
 LEFT = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])

@@ -23,10 +23,10 @@ from ftlayer.functions.steps import Process
 from ftlayer.functions.topology import MAIN, TopologyChain
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
-from ftlayer.functions.windows.making import window_function
+from ftlayer.functions.windows.function import window_function
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
-from ftlayer.stream.join_rewrite import as_co_process
+from ftlayer.stream.barrier_builder import as_co_process
 from ftlayer.stream.operators import Join
 
 RECORD = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])

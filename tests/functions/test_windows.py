@@ -17,8 +17,7 @@ from ftlayer.functions.steps import Process
 from ftlayer.functions.topology import MAIN, TopologyChain
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
-from ftlayer.functions.windows.function import TABLE
-from ftlayer.functions.windows.making import window_function
+from ftlayer.functions.windows.function import TABLE, window_function
 from ftlayer.state.heap import HeapBackend
 
 RECORD = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.records.keyhash import partition_of, spark_hash
-from ftlayer.spark.page_names import NAME, WithNames
-from ftlayer.spark.pages import ROOT, ipc_to_rows
+from ftlayer.spark.pages import NAME, ROOT, WithNames, ipc_to_rows
 from ftlayer.spark.spread import Spread
 from ftlayer.spark.stage_task import FT, RootGiver, StageTask
 

@@ -10,8 +10,8 @@ import pytest
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.steps import Process
 from ftlayer.functions.windows.assigners import Fixed, Session
+from ftlayer.stream.barrier_builder import as_co_process
 from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.join_rewrite import as_co_process
 from ftlayer.stream.keyed import KeyedStream
 from ftlayer.stream.names import display_name
 from ftlayer.stream.operators import Join

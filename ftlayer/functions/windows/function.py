@@ -1,4 +1,4 @@
-"""What windows of all kinds have in common: lateness, and when they fire and go."""
+"""The process functions of windows: tumbling and sliding ones, and sessions, which grow and merge."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from ftlayer.errors import UnsupportedError
 from ftlayer.functions.context import Context
-from ftlayer.functions.handles import MapHandle
+from ftlayer.functions.handles import NOTHING, MapHandle
 from ftlayer.functions.process import LAST_WATERMARK_MS, ProcessFunction
-from ftlayer.functions.windows.assigners import Window, WindowKind
+from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Content
 
 TABLE = "windows"
@@ -81,3 +81,107 @@ class WindowFunction(ProcessFunction):
 def in_time(time_ms: int) -> int:
     """Return a time that a watermark reaches: all that is beyond the last one is over with it."""
     return min(time_ms, LAST_WATERMARK_MS)
+
+
+class FixedWindows(WindowFunction):
+    """Windows whose times are known beforehand. State of a key: start → content."""
+
+    def __init__(
+        self, windows: Fixed, content: Content, lateness_ms: int = 0, late_tag: str | None = None
+    ) -> None:
+        """See `WindowFunction`."""
+        super().__init__(windows, content, lateness_ms, late_tag)
+        self._fixed = windows
+
+    def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:
+        windows, content, watermark = self._windows, self._content, ctx.watermark
+        starts = self._fixed.starts(time_ms)
+        taken = not starts
+        for start in starts:
+            end = start + self._fixed.size_ms
+            if end <= watermark and self._over_ms(end) <= watermark:
+                continue
+            held = windows.get(start, NOTHING)
+            windows[start] = content.added(held, record)
+            # One that is kept for late records may have been emitted, and behind a restore no watermark says so.
+            if held is NOTHING or self._lateness_ms:
+                ctx.timers.event(in_time(end))
+            taken = True
+        return taken
+
+    def _ending(self, time_ms: int) -> Iterable[tuple[Window, Any]]:
+        size = self._fixed.size_ms
+        starts = self._due(time_ms, size)
+        return [(Window(start, in_time(start + size)), self._windows[start]) for start in starts]
+
+    def _tidy(self, time_ms: int, ctx: Context) -> None:
+        for start in self._due(time_ms, self._fixed.size_ms + self._lateness_ms):
+            del self._windows[start]
+
+    def _due(self, time_ms: int, after_ms: int) -> list[int]:
+        """Return the starts of windows for which something is due ``after_ms`` later, now."""
+        start = time_ms - after_ms
+        if time_ms == LAST_WATERMARK_MS:
+            return sorted(later for later in self._windows if later >= start)
+        return [start] if start in self._windows else []
+
+
+class SessionWindows(WindowFunction):
+    """Windows that end when no record came for a while. State of a key: start → (end, content, whether emitted).
+
+    A record begins a window from its time to ``gap_ms`` later; windows that overlap, or touch, are one. Sessions of a
+    key so never have a time in common. A session has one timer, which stays where it is while the session grows: when
+    it fires too early it is set again. One that was emitted has none for its end, and gets it with the next record;
+    that it was is kept with it, since behind a restore no watermark says so.
+    """
+
+    def __init__(
+        self, windows: Session, content: Content, lateness_ms: int = 0, late_tag: str | None = None
+    ) -> None:
+        """See `WindowFunction`."""
+        super().__init__(windows, content, lateness_ms, late_tag)
+        self._gap_ms = windows.gap_ms
+
+    def _take(self, record: Any, time_ms: int, ctx: Context) -> bool:
+        windows = self._windows
+        start, end = time_ms, in_time(time_ms + self._gap_ms)
+        touching = [begun for begun, (until, *_) in windows.items() if begun <= end and start <= until]
+        if not touching and self._over_ms(end) <= ctx.watermark:
+            return False
+        content: Any = NOTHING
+        has_timer = False
+        for begun in sorted(touching):
+            until, held, was_emitted = windows[begun]
+            content = held if content is NOTHING else self._content.merged(content, held)
+            start, end = min(start, begun), max(end, until)
+            has_timer = has_timer or not was_emitted
+        content = self._content.added(content, record)
+        for begun in touching:
+            if begun != start:
+                del windows[begun]
+        windows[start] = (end, content, False)
+        if not has_timer:
+            ctx.timers.event(end)
+        return True
+
+    def _ending(self, time_ms: int) -> Iterable[tuple[Window, Any]]:
+        ending = [start for start, (end, *_) in self._windows.items() if end == time_ms]
+        return [(Window(start, time_ms), self._windows[start][1]) for start in ending]
+
+    def _tidy(self, time_ms: int, ctx: Context) -> None:
+        for start, (end, content, _) in list(self._windows.items()):
+            if self._over_ms(end) == time_ms:
+                del self._windows[start]
+            elif end == time_ms:
+                self._windows[start] = (end, content, True)
+            elif start < time_ms < end:
+                ctx.timers.event(end)
+
+
+def window_function(
+    windows: WindowKind, content: Content, lateness_ms: int = 0, late_tag: str | None = None
+) -> WindowFunction:
+    """Return the function of a kind of window; late records go to the side output ``late_tag``, or nowhere."""
+    if isinstance(windows, Fixed):
+        return FixedWindows(windows, content, lateness_ms, late_tag)
+    return SessionWindows(windows, content, lateness_ms, late_tag)

@@ -43,6 +43,7 @@ from ftlayer.errors import (
     error_for_code,
 )
 from ftlayer.recovery import lasting
+from ftlayer.runtime.coordinator.committing import GivenUp
 from ftlayer.runtime.coordinator.events import (
     Broken,
     EndTasksRequested,
@@ -52,7 +53,6 @@ from ftlayer.runtime.coordinator.events import (
     RegionDeployed,
     RestartRequested,
 )
-from ftlayer.runtime.coordinator.given_up import GivenUp
 from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.coordinator.publishing import CheckpointParts, Publisher
 from ftlayer.runtime.coordinator.requests import Requests

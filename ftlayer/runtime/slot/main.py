@@ -30,8 +30,7 @@ from ftlayer.layer.calls import StreamOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.connectors.opening import open_reader
-from ftlayer.runtime.connectors.readers import SourceReader
+from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.coordinator.control_client import ControlClient
 from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
 from ftlayer.runtime.order import SlotOrder

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.connectors.opening import open_reader
-from ftlayer.runtime.connectors.readers import SourceReader
+from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.task.contract import SourceRows
 from ftlayer.stream.operators import IterableSource, Source
 

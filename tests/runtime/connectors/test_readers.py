@@ -426,7 +426,7 @@ def test_threads_end_with_stop(driver: Any) -> None:
 def test_what_a_slot_imports_is_light() -> None:
     """Slots start quickly, and numba is forbidden in them."""
     code = (
-        "import sys, ftlayer.runtime.connectors.opening, ftlayer.runtime.connectors.sinks;"
+        "import sys, ftlayer.runtime.connectors.readers, ftlayer.runtime.connectors.sinks;"
         "print([name for name in ('numba', 'pandas', 'pyspark.sql', 'lmdb') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

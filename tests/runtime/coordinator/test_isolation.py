@@ -36,16 +36,18 @@ from ftlayer.runtime.coordinator.events import (
     Tick,
 )
 from ftlayer.runtime.coordinator.isolation import (
+    FACTOR,
+    FIRST_GROUP,
     LEFTOVERS,
     AllThrough,
     Convicted,
+    GroupSizes,
     Isolation,
     IsolationStatus,
     RecallAll,
     ReplayInput,
     Tell,
 )
-from ftlayer.runtime.coordinator.search import FACTOR, FIRST_GROUP, GroupSizes
 from ftlayer.runtime.messages import (
     AllowReplays,
     Cancel,

@@ -30,7 +30,7 @@ def step_reader(
     key: bytes,
     **_: Any,
 ) -> Any:
-    """Return the reader of a subtask (`ftlayer.runtime.connectors.opening.open_reader`)."""
+    """Return the reader of a subtask (`ftlayer.runtime.connectors.readers.open_reader`)."""
     if hasattr(source.connector, "partitions"):
         return StepReader(world, source, subtask, parallelism, positions, limits)
     return StepSplitReader(world, source, subtask, positions, key, limits)
