@@ -20,10 +20,12 @@ class FTLayerError(Exception):
         recoverable: whether what failed may succeed when it is started again, with nothing else changed: True where
             that depends on the outside or on chance, False where it meets the same program and the same data again,
             None where the error's cause has to be asked (and True where it has none that says otherwise).
+        operator: uid of the operator or source whose function it comes from, "" where that is not known.
     """
 
     code: ClassVar[str] = "FTLAYER"
     recoverable: ClassVar[bool | None] = None
+    operator: str = ""
 
 
 # ---------------------------------------------------------------- set-up
@@ -385,7 +387,7 @@ class SourceRowError(SourceError):
 class TimerFailedError(FTLayerError):
     """A function's ``on_timer``, or an operator behind it, raised: there is no record to blame, so the slot ends.
 
-    ``operator`` is the uid of the one that raised, ``traceback`` what it raised.
+    ``traceback`` is what the operator raised.
     """
 
     code = "TIMER"

@@ -35,14 +35,20 @@ def lasting(error: BaseException) -> FTLayerError | None:
     """Return what to end with if starting again cannot mend ``error``, None if it may.
 
     The first error that knows decides, from ``error`` itself over its causes; of Spark's errors, what their text says.
+    What is returned has the ``operator`` of the outermost error that names one.
     """
     each: BaseException | None = error
+    operator = ""
     while each is not None:
-        if isinstance(each, FTLayerError) and each.recoverable is not None:
-            return None if each.recoverable else each
+        if isinstance(each, FTLayerError):
+            operator = operator or each.operator
+            if each.recoverable is not None:
+                each.operator = operator
+                return None if each.recoverable else each
         found = _lasting_of_others(each)
         if found is not None:
             found.__cause__ = error
+            found.operator = operator
             return found
         each = each.__cause__
     return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.errors import FTLayerError, JobError
 from ftlayer.functions.batch_segment import BatchSegment
 from ftlayer.functions.conversion import VALUES, concat
 from ftlayer.functions.current import UNTRACKED, running
@@ -106,9 +107,18 @@ class TopologyChain:
         self._counting = [s for segments in all_segments for s in segments if not isinstance(s, BatchSegment)]
 
     def open(self) -> None:
-        """Open all process functions; what one raises goes up."""
+        """Open all process functions; what one raises goes up, as an error with the operator's uid."""
         for process in self._processes:
-            process.function.open(process.step.context)
+            uid = process.step.uid
+            try:
+                process.function.open(process.step.context)
+            except FTLayerError as error:
+                error.operator = error.operator or uid
+                raise
+            except Exception as error:
+                failed = JobError(f"open() of {uid!r} raised {type(error).__name__}: {error}")
+                failed.operator = uid
+                raise failed from error
 
     def close(self) -> None:
         """Close all process functions, the last one first; raises what one raises, when all have been called."""

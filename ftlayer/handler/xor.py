@@ -119,9 +119,11 @@ class NonFTXorHandler:
     def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
         """Raise the first failure as a `JobError`, or as the error that no restart mends."""
         for failure in failures:
-            raise lasting_in_text(failure.traceback) or JobError(
+            error = lasting_in_text(failure.traceback) or JobError(
                 f"{failure.operator!r} failed: {failure.reason}\n{failure.traceback}"
             )
+            error.operator = failure.operator
+            raise error
 
     def events(self) -> Events | None:
         """Return None."""

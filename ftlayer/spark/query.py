@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.errors import StreamingQueryException
 
 from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.errors import FTLayerError, QueryError
+from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
 from ftlayer.layer.calls import QueryStatus
 from ftlayer.notebook import html_table
 from ftlayer.recovery import lasting
@@ -63,6 +63,7 @@ class TrackedQuery:
         bounded: bool,
         circuits: QueryCircuits | None = None,
         letter_queries: Callable[[], list[LetterQuery]] = list,
+        needed_by: Callable[[str], str] = lambda text: "",
     ) -> None:
         """``start`` starts the Spark query and returns it; ``bounded``: it ends by itself (availableNow).
 
@@ -77,6 +78,7 @@ class TrackedQuery:
         self._bounded = bounded
         self._circuits = circuits
         self._letter_queries = letter_queries
+        self._needed_by = needed_by
         self._stopping = threading.Event()
         self._drain_until: float | None = None
         self._drains = False
@@ -367,7 +369,7 @@ class TrackedQuery:
             )
             self._error.__cause__ = error
             return False
-        final = lasting(error)
+        final = self._named(lasting(error))
         pause = None if final else self._strategy.on_failure(round(time.monotonic() * 1000))
         if pause is None:
             self._error = final or error
@@ -378,6 +380,15 @@ class TrackedQuery:
         self._restarts += 1
         self._last_failure = _short(error)
         return not self._stopping.wait(pause / 1000)
+
+    def _named(self, final: FTLayerError | None) -> FTLayerError | None:
+        """Return the error with the operators that need what could not be loaded, if that was it."""
+        needed_by = self._needed_by(str(final)) if isinstance(final, FunctionLoadError) else ""
+        if final is None or not needed_by:
+            return final
+        named = type(final)(f"{needed_by}: {final}")
+        named.__cause__ = final.__cause__
+        return named
 
     def _goes_on(self) -> bool:
         """After a run that ended well: whether another one follows, once there may be something for it."""

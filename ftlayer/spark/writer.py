@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ftlayer.checks import check_function, check_known, check_text, known_options, shown
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError
 from ftlayer.functions.batch_segment import ROW_TAG
+from ftlayer.functions.pickling import missing_in, needing
+from ftlayer.functions.steps import FunctionStep
 from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
@@ -177,7 +179,20 @@ class TrackedWriter:
         def status() -> QueryStatus:
             return QueryStatus(0, 0, 0, 0, 0, -1)
 
-        return TrackedQuery(self._name, start, status, directory.log, self._strategy(), bounded=self._bounded)
+        return TrackedQuery(
+            self._name,
+            start,
+            status,
+            directory.log,
+            self._strategy(),
+            bounded=self._bounded,
+            needed_by=self._needed_by,
+        )
+
+    def _needed_by(self, text: str) -> str:
+        """Return the operators whose functions need what could not be loaded, as ``text`` says; "" for none."""
+        steps = [(repr(step.uid), step) for step in self._stream.steps if isinstance(step, FunctionStep)]
+        return needing(missing_in(text), steps)
 
     def _start_tracked(self) -> TrackedQuery:
         source = self._stream.source
@@ -208,6 +223,7 @@ class TrackedWriter:
             bounded=self._bounded,
             circuits=circuits,
             letter_queries=lambda: letter_queries(source.frame.sparkSession, stream),
+            needed_by=self._needed_by,
         )
         note_wrapped(query, source.frame)
         return query

@@ -9,8 +9,10 @@ from typing import Any
 from ftlayer.checks import shown
 from ftlayer.errors import ConfigError
 from ftlayer.functions.interval_join import IntervalJoin
+from ftlayer.functions.pickling import needing
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
 from ftlayer.functions.windows.function import WindowFunction
+from ftlayer.stream.job_graph import JobGraph
 from ftlayer.stream.operators import (
     AssignWatermarks,
     CoProcess,
@@ -109,6 +111,21 @@ def display_name(operator: Operator) -> str:
     if isinstance(connector, FunctionSink):
         return f"sink({function_name(connector.function)})"
     return f"sink({type(connector.writer).__name__})"
+
+
+def placed(reason: str, uid: str, graph: JobGraph) -> str:
+    """Return a reason with the operator that it is about, by uid and by what it does, unless it says so itself."""
+    if not uid or repr(uid) in reason:
+        return reason
+    operators = (operator for vertex in graph.vertices for operator in vertex.operators)
+    found = next((display_name(operator) for operator in operators if operator.uid == uid), "")
+    return f"{uid!r}{f' ({found})' if found else ''}: {reason}"
+
+
+def operators_needing(missing: str, graph: JobGraph) -> str:
+    """Return which operators of a graph refer to a module or name, by uid and by what they do; "" for none."""
+    operators = (operator for vertex in graph.vertices for operator in vertex.operators)
+    return needing(missing, [(f"{op.uid!r} ({display_name(op)})", op) for op in operators])
 
 
 def function_name(function: Callable[..., Any]) -> str:

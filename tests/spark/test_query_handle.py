@@ -90,6 +90,7 @@ def handle_of(
     log: Callable[[], BatchLog] = lambda: EMPTY_LOG,
     bounded: bool = False,
     letter_queries: Callable[[], list[Any]] = list,
+    needed_by: Callable[[str], str] = lambda text: "",
 ) -> TrackedQuery:
     return TrackedQuery(
         "fake",
@@ -99,6 +100,7 @@ def handle_of(
         strategy or FixedDelay(3, "1ms"),
         bounded=bounded,
         letter_queries=letter_queries,
+        needed_by=needed_by,
     )
 
 
@@ -378,3 +380,11 @@ def test_what_no_restart_mends_ends_the_query_at_once(error: Exception) -> None:
         query.awaitTermination(WAIT_S)
     assert query.restarts == 0
     assert len(starter.runs) == 1
+
+
+def test_what_could_not_be_loaded_is_known_by_the_operators_that_need_it() -> None:
+    starter = Starter()
+    query = handle_of(starter, needed_by=lambda text: "'parse'" if "'h'" in text else "")
+    starter.run(0).end(ModuleNotFoundError("No module named 'h'"))
+    with pytest.raises(FunctionLoadError, match=r"^'parse': ModuleNotFoundError: No module named 'h'"):
+        query.awaitTermination(WAIT_S)

@@ -185,7 +185,9 @@ def test_what_was_handled_is_another_matter() -> None:
 
 def test_a_timer_is_judged_by_what_it_raised() -> None:
     unloadable = text_of(raised(ModuleNotFoundError("No module named 'helper'")))
-    assert isinstance(lasting(TimerFailedError("failed", "op", unloadable)), FunctionLoadError)
+    found = lasting(TimerFailedError("failed", "op", unloadable))
+    assert isinstance(found, FunctionLoadError)
+    assert found.operator == "op"
     assert lasting(TimerFailedError("failed", "op", text_of(raised(ValueError("x"))))) is None
 
 
@@ -205,3 +207,4 @@ def test_without_tracking_a_record_fails_with_what_a_restart_would_meet_again(
     with pytest.raises(kind, match=re.escape(str(error))) as caught:
         NonFTXorHandler().fail(None, [failure])
     assert type(caught.value) is kind
+    assert caught.value.operator == "count"

@@ -86,11 +86,15 @@ class Broke:
 
 @dataclass(frozen=True, slots=True)
 class SparkJobEnded:
-    """The Spark job that ran a slot is over; ``error`` None when it ended well."""
+    """The Spark job that ran a slot is over; ``error`` None when it ended well.
+
+    ``needed_by``: the operators whose functions refer to what could not be loaded there, "" where that was not it.
+    """
 
     slot: int
     attempt: int
     error: str | None
+    needed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

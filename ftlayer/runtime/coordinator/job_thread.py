@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
+from ftlayer.functions.pickling import missing_in
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.barrier_core import BarrierJobCore
 from ftlayer.runtime.coordinator.checkpointing import JobCheckpoints
@@ -66,6 +67,7 @@ from ftlayer.runtime.messages import (
     ToSlot,
 )
 from ftlayer.stream.job_graph import JobGraph
+from ftlayer.stream.names import operators_needing
 
 # How long the coordinator waits for an event before it looks at the time.
 TICK_S = 0.05
@@ -130,7 +132,8 @@ class JobThread:
 
     def spark_job_ended(self, slot: int, attempt: int, error: str | None) -> None:
         """Take the end of a slot's Spark job."""
-        self._events.put(SparkJobEnded(slot, attempt, error))
+        needed_by = "" if error is None else operators_needing(missing_in(error), self._parts.graph)
+        self._events.put(SparkJobEnded(slot, attempt, error, needed_by))
 
     def session_over(self, error: FTLayerError) -> None:
         """Take that the Spark session has ended."""

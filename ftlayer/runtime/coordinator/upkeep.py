@@ -53,7 +53,7 @@ class Upkeep:
             slot.failure = with_spark_error(slot.failure or f"slot {slot.number}", event.error)
             final = lasting_in_text(event.error)
             if final is not None:
-                return final
+                return type(final)(f"{event.needed_by}: {final}") if event.needed_by else final
         if slot.greeted:
             return None
         slot.failed_starts += 1

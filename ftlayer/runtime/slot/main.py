@@ -51,6 +51,7 @@ from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.task.contract import CheckpointedTask
 from ftlayer.service.polling import poll_in_place
+from ftlayer.stream.names import placed
 from ftlayer.stream.operators import Source
 
 HARD_EXIT_S = 5.0
@@ -161,13 +162,16 @@ class _Slot:
         unreachable = isinstance(error, PeerUnreachableError)
         damaged = self._restored if isinstance(error, CheckpointDamagedError) else 0
         code = "" if final is None else final.code
+        blamed = self._blamed(said)
+        if final is not None:
+            reason = placed(reason, blamed, self._order.graph)
         counters = {} if self._core is None else self._core.counters()
-        self._control.send(
-            SlotFailed(reason, self._blamed(error), trace, unreachable, damaged, code, counters)
-        )
+        self._control.send(SlotFailed(reason, blamed, trace, unreachable, damaged, code, counters))
 
     def _blamed(self, error: BaseException) -> str:
-        """Return the uid of the chain that was at work, "" for none."""
+        """Return the uid of the operator that an error comes from, or of the chain that was at work; "" for none."""
+        if isinstance(error, FTLayerError) and error.operator:
+            return error.operator
         if isinstance(error, SourceError) and self._sources is not None:
             return self._sources.asked
         working = None if self._core is None else self._core.working

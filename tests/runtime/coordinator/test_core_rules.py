@@ -446,9 +446,9 @@ def test_a_plan_that_cannot_be_loaded_ends_the_job_at_its_first_slot(began: bool
     if began:
         rig.up()
         rig.tell(Broke(0, "0a", "it was lost"))
-    end = over(rig.tell(SparkJobEnded(0, 1, UNLOADABLE)))
+    end = over(rig.tell(SparkJobEnded(0, 1, UNLOADABLE, "'map-1' (map(parse))")))
     assert isinstance(end.error, FunctionLoadError)
-    assert "No module named 'helper'" in str(end.error)
+    assert str(end.error).startswith("'map-1' (map(parse)): ModuleNotFoundError: No module named 'helper'")
 
 
 def test_one_that_has_worked_is_repaired_from_it() -> None:

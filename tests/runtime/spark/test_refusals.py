@@ -137,7 +137,10 @@ def test_a_module_that_slots_lack(environment: Any) -> None:
         env = environment(name="unloadable")
         env.source([1, 2], "id bigint", uid="numbers").map(module.same).sink(print)
         job = env.execute_async()
-        with pytest.raises(FunctionLoadError, match=r"No module named 'only_in_the_driver'.*addArtifact"):
+        with pytest.raises(
+            FunctionLoadError,
+            match=r" \(map\(same\)\): .*No module named 'only_in_the_driver'.*addArtifact",
+        ):
             job.wait(600)
     finally:
         del sys.modules[module.__name__]

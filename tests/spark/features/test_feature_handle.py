@@ -195,7 +195,9 @@ def test_a_module_that_workers_lack_ends_the_query_at_once(
     try:
         stream = layer.source(numbers, name="unloadable").map(module.same, "n bigint")
         query = stream.sink(kept, checkpoint=tools.checkpoint).start()
-        with pytest.raises(FunctionLoadError, match=r"No module named 'only_in_the_driver'.*addArtifact"):
+        with pytest.raises(
+            FunctionLoadError, match=r"^'[^']+': .*No module named 'only_in_the_driver'.*addArtifact"
+        ):
             tools.finish(query)
     finally:
         del sys.modules[module.__name__]

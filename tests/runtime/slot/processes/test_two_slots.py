@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ftlayer.errors import StaleOwnerError
+from ftlayer.errors import PermanentFailure, StaleOwnerError
 from ftlayer.layer.calls import Stats, StreamOptions
 from ftlayer.runtime.messages import SourceFailed
 
@@ -175,6 +175,20 @@ def test_what_no_record_is_to_blame_for_fails_the_slot(jobs: Any) -> None:
     assert "as if" in failed.traceback
     # The job's totals have what was read since the last heartbeat.
     assert failed.counters["records_in/work"] > 0
+
+
+def test_a_record_that_no_restart_mends_names_its_operator(jobs: Any) -> None:
+    def hopeless(n: int) -> list[int]:
+        from ftlayer import PermanentFailure
+
+        raise PermanentFailure("no such host")
+
+    slots = jobs.slots(jobs.graph([numbers(0, 10)], hopeless, tracked=False))
+    with pytest.raises(AssertionError):
+        slots.until(lambda: False)
+    failed = slots.failures[0]
+    assert failed.reason == "'work' (flat_map(hopeless)): no such host"
+    assert (failed.operator, failed.code) == ("work", PermanentFailure.code)
 
 
 def test_a_source_that_cannot_be_read_on_fails_the_slot(jobs: Any) -> None:
