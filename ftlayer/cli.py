@@ -140,7 +140,9 @@ def demo(
 @app.command()
 def serve(
     path: Annotated[Path, typer.Argument(help="Directory of the store; made if it is missing.")],
-    listen: Annotated[str, typer.Option(help="host:port; port 0 is any free one.")] = "127.0.0.1:7077",
+    listen: Annotated[
+        str, typer.Option(help="host:port; port 0 is any free one. Or unix:/path.")
+    ] = "127.0.0.1:7077",
     token_file: TokenFile = None,
     tls_cert: Annotated[
         Path | None, typer.Option(help="PEM of the certificate chain; required off loopback.")

@@ -5,12 +5,12 @@ A value out of bounds is a `ConfigError` that names the option, at the place whe
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
+from ftlayer.address import MAX_PORT, Address, parse_listen
 from ftlayer.checks import (
     LONGEST_MS,
     MOST_BYTES,
@@ -21,7 +21,6 @@ from ftlayer.checks import (
     check_text,
     duration_ms,
     known_options,
-    shown,
 )
 from ftlayer.errors import ConfigError
 
@@ -34,8 +33,6 @@ MIN_SHARD_BYTES = 8 * MIB
 # A token travels in a header of every request: long enough not to be guessed, short enough for a header.
 MIN_TOKEN_CHARS = 16
 MAX_TOKEN_CHARS = 4_096
-
-MAX_PORT = (1 << 16) - 1
 
 
 class FTStatus(StrEnum):
@@ -98,7 +95,8 @@ class ServeOptions:
     Attributes:
         vertex: what it keeps.
         token: the secret every request has to bring, 16 to 4096 visible ASCII characters.
-        listen: ``"host:port"``; port 0 is any free one. ``"[::1]:7077"`` for IPv6.
+        listen: ``"host:port"``; port 0 is any free one. ``"[::1]:7077"`` for IPv6. Or ``"unix:/path"``: a Unix socket
+            in a directory of yours that other users cannot enter.
         tls_cert, tls_key: PEM text of certificate chain and private key; required off loopback.
         tls_client_ca: PEM of what clients' certificates are signed by; None: clients need none.
         metrics_port: port of the Prometheus endpoint (on the same host), None for none.
@@ -114,7 +112,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_instance(self.vertex, "vertex", VertexOptions)
-        host, _ = self.host_and_port
+        address = self.address
         check_token(self.token)
         check_bytes(self.tls_cert, "tls_cert")
         check_bytes(self.tls_key, "tls_key")
@@ -124,7 +122,9 @@ class ServeOptions:
             raise ConfigError(
                 "tls_client_ca: clients show certificates over TLS only; give tls_cert and tls_key too"
             )
-        if self.tls_cert is None and not is_loopback(host):
+        if self.tls_cert is not None and address.path:
+            raise ConfigError("tls_cert: a Unix socket has no TLS; give both for 'host:port' alone")
+        if self.tls_cert is None and not address.is_here:
             raise ConfigError(
                 f"listen: {self.listen!r} can be reached from other machines, and without TLS anyone "
                 "on the way could read the token: give tls_cert and tls_key, or listen on 127.0.0.1"
@@ -133,9 +133,9 @@ class ServeOptions:
             check_int(self.metrics_port, "metrics_port", least=0, most=MAX_PORT)
 
     @property
-    def host_and_port(self) -> tuple[str, int]:
-        """``listen`` in its parts, the host without brackets."""
-        return split_address(self.listen, "listen")
+    def address(self) -> Address:
+        """``listen`` in its parts, without TLS."""
+        return parse_listen(self.listen, "listen")
 
 
 @known_options
@@ -174,36 +174,6 @@ class TopologyOptions:
                 f"heartbeat_timeout_ms: expected at least three times heartbeat_ms ({self.heartbeat_ms}), "
                 f"got {self.heartbeat_timeout_ms}"
             )
-
-
-def split_address(address: str, option: str) -> tuple[str, int]:
-    """Split ``"host:port"`` (``"[v6]:port"``); `ConfigError` naming ``option`` if it is not of this form."""
-    check_text(address, option, "'host:port'")
-    host, colon, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ConfigError(f"{option}: write an IPv6 address in brackets, '[::1]:7077', got {shown(address)}")
-    if (
-        not colon
-        or not host
-        or not port.isascii()
-        or not port.isdigit()
-        or len(port) > 5
-        or int(port) > MAX_PORT
-    ):
-        raise ConfigError(
-            f"{option}: expected 'host:port' with a port from 0 to {MAX_PORT}, got {shown(address)}"
-        )
-    return host, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine only: ``localhost``, 127.0.0.0/8 or ::1."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_token(token: str) -> None:

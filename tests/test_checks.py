@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import ftlayer
 from ftlayer import checks, config, restart
+from ftlayer.address import Address
 from ftlayer.checkpoint import options as checkpoint_options
 from ftlayer.checks import LONGEST_MS, check_known, duration_ms
 from ftlayer.errors import ConfigError
@@ -52,7 +53,7 @@ def option_classes() -> list[type]:
         found |= {
             one for one in vars(module).values() if isinstance(one, type) and dataclasses.is_dataclass(one)
         }
-    return sorted(found - {restart.NoRestart}, key=lambda one: one.__name__)
+    return sorted(found - {restart.NoRestart, Address}, key=lambda one: one.__name__)
 
 
 TAKERS: list[Callable[..., Any]] = [

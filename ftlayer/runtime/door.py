@@ -31,9 +31,3 @@ def refusal(error: FTLayerError) -> flight.FlightError:
         else flight.FlightServerError
     )
     return kind(f"{error.code}: {shortened(str(error))}")
-
-
-def any_port_of(host: str, *, tls: bool) -> flight.Location:
-    """Return where to listen: any free port of ``host``, which may be an IPv6 address."""
-    scheme = flight.Location.for_grpc_tls if tls else flight.Location.for_grpc_tcp
-    return scheme(f"[{host}]" if ":" in host else host, 0)

@@ -8,13 +8,15 @@ import os
 import secrets
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ftlayer.address import Address, parse_address
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checks import check_bool, check_instance, check_text, known_options, shown
-from ftlayer.config import FTStatus, TopologyOptions, is_loopback
+from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError, UnsupportedError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.layer.calls import StreamOptions
@@ -38,6 +40,7 @@ from ftlayer.runtime.coordinator.submit import SlotRunner, SlotSubmitter
 from ftlayer.runtime.order import CheckpointPlan, Door, SlotOrder
 from ftlayer.runtime.sealed import KEY_BYTES
 from ftlayer.service.client import VertexClient
+from ftlayer.service.sockets import SocketDirectory
 from ftlayer.spark.workers import prepare_workers
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.connectors import Schema
@@ -308,25 +311,27 @@ class StreamEnvironment:
 
             made = make_certificate([TLS_NAME])
             certificate = made.cert, made.key
+        sockets = SocketDirectory.make() if place.own_executors else None
+        listen = Address(place.listen) if sockets is None else sockets.socket("driver")
         try:
             server = ControlServer(
-                host=place.listen,
+                listen=listen,
                 token=token,
                 job=job.job,
                 slots=graph.slots,
                 certificate=certificate,
                 on_message=job.slot_said,
                 on_lost=job.slot_lost,
+                sockets=sockets,
             )
         except (pa.ArrowException, OSError) as error:
             raise JobStartError(
-                f"the driver cannot listen on {place.listen}, where slots were to reach it ({error}): set "
+                f"the driver cannot listen on {listen.listen}, where slots were to reach it ({error}): set "
                 "spark.driver.bindAddress to an address of this machine, and spark.driver.host to how others reach it"
             ) from error
-        scheme = "grpc" if certificate is None else "grpc+tls"
-        host = f"[{place.advertised}]" if ":" in place.advertised else place.advertised
+        address = server.address
         door = Door(
-            f"{scheme}://{host}:{server.port}",
+            str(address if address.path else replace(address, host=place.advertised)),
             token,
             None if certificate is None else certificate[0],
             "" if certificate is None else TLS_NAME,
@@ -344,6 +349,7 @@ class StreamEnvironment:
             tls_key=None if certificate is None else certificate[1],
             key=os.urandom(KEY_BYTES),
             checkpoints=checkpoints,
+            sockets="" if sockets is None else sockets.path,
         )
 
 
@@ -352,9 +358,8 @@ def _minds_backlog(config: CheckpointConfig | None) -> bool:
 
 
 def _check_reachable(place: Place, client: VertexClient) -> None:
-    """Raise `ConfigError` for a vertex on loopback whose tasks would be on other machines."""
-    host = client.address.partition("://")[2].rpartition(":")[0].strip("[]")
-    if is_loopback(host) and not place.is_local:
+    """Raise `ConfigError` for a vertex of this machine alone whose tasks would be on others."""
+    if parse_address(client.address, "address").is_here and not place.is_local:
         raise ConfigError(
             f"the vertex listens on {client.address}, which other machines cannot reach: it was started before a "
             "session on a cluster was there. Make the session first, or a new FTLayer"

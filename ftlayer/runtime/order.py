@@ -56,6 +56,7 @@ class SlotOrder:
         tls_cert, tls_key: PEM for its channels' server off loopback, else None.
         key: the job's secret, which sealed payloads are checked by.
         checkpoints: barrier mode is on; None: it is not.
+        sockets: directory of the job's Unix sockets, where its channels listen; "": they listen on ``listen_on``.
     """
 
     job: str
@@ -69,3 +70,4 @@ class SlotOrder:
     tls_key: bytes | None = field(repr=False)
     key: bytes = field(repr=False)
     checkpoints: CheckpointPlan | None = None
+    sockets: str = ""

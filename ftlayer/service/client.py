@@ -70,7 +70,8 @@ class VertexClient:
         """Check the arguments (`ConfigError`); connects with the first call.
 
         Args:
-            address: ``"grpc://127.0.0.1:port"`` on this machine, ``"grpc+tls://host:port"`` for others.
+            address: ``"grpc+unix:///path"`` or ``"grpc://127.0.0.1:port"`` on this machine, ``"grpc+tls://host:port"``
+                for others.
             token: the vertex's token.
             root_certs: PEM of the certificate to trust; None for the system's.
             client_pem: PEM of a certificate and its key, for a vertex that asks its clients for one.

@@ -11,8 +11,9 @@ from typing import TypeVar
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.checks import check_bytes, check_text, shown
-from ftlayer.config import check_token, is_loopback, split_address
+from ftlayer.address import parse_address
+from ftlayer.checks import check_bytes
+from ftlayer.config import check_token
 from ftlayer.errors import (
     ConfigError,
     FTLayerError,
@@ -39,37 +40,30 @@ def monotonic_ms() -> int:
 class Connection:
     """Where a vertex is and how it is talked to. Any thread may use it.
 
-    ``address`` is ``"grpc://host:port"`` or ``"grpc+tls://host:port"``; ``root_certs`` the PEM that the
-    vertex's certificate is verified by (None: the system's), ``client_pem`` the certificate and the key that are shown
-    to a vertex that asks for one.
+    ``address`` is ``"grpc://host:port"``, ``"grpc+tls://host:port"`` or ``"grpc+unix:///path"``; ``root_certs`` the PEM
+    that the vertex's certificate is verified by (None: the system's), ``client_pem`` the certificate and the key that
+    are shown to a vertex that asks for one.
     """
 
     def __init__(
         self, address: str, token: str, root_certs: bytes | None, client_pem: bytes | None = None
     ) -> None:
         """Check the arguments (`ConfigError`); connects to nothing yet."""
-        check_text(address, "address", "grpc://host:port or grpc+tls://host:port")
-        scheme, separator, rest = address.partition("://")
-        if not separator or scheme not in ("grpc", "grpc+tcp", "grpc+tls"):
-            raise ConfigError(
-                f"address: expected grpc://host:port or grpc+tls://host:port, got {shown(address)}"
-            )
-        host, _ = split_address(rest, "address")
-        if scheme != "grpc+tls" and not is_loopback(host):
-            raise ConfigError(
-                f"address: the token would cross the network unencrypted; use grpc+tls://{rest}"
-            )
-        if scheme != "grpc+tls" and root_certs is not None:
-            raise ConfigError(f"address: with root_certs use grpc+tls://{rest}")
-        if scheme != "grpc+tls" and client_pem is not None:
-            raise ConfigError(f"address: with client_pem use grpc+tls://{rest}")
+        where = parse_address(address, "address")
+        way_out = "grpc+tls://host:port" if where.path else f"grpc+tls://{where.listen}"
+        if not where.tls and not where.is_here:
+            raise ConfigError(f"address: the token would cross the network unencrypted; use {way_out}")
+        if not where.tls and root_certs is not None:
+            raise ConfigError(f"address: with root_certs use {way_out}")
+        if not where.tls and client_pem is not None:
+            raise ConfigError(f"address: with client_pem use {way_out}")
         check_bytes(root_certs, "root_certs")
         check_token(token)
         self.address = address
         self.token = token
         self.root_certs = root_certs
         self.client_pem = client_pem
-        self._loopback = is_loopback(host)
+        self._is_here = where.is_here
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
         self._pid = os.getpid()
@@ -119,7 +113,7 @@ class Connection:
             # Or a client made anew would share the backoff of the one before it.
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        if self._loopback:
+        if self._is_here:
             options.append(("grpc.enable_http_proxy", 0))
         return flight.FlightClient(
             self.address,

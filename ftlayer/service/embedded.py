@@ -16,10 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from ftlayer.config import ServeOptions, VertexOptions, is_loopback, split_address
+from ftlayer.address import Address, is_loopback, parse_address
+from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import FTLayerError, StorePathError, VertexError, error_for_code
 from ftlayer.service.child import ChildOrder, ChildReport
 from ftlayer.service.client import VertexClient
+from ftlayer.service.sockets import SocketDirectory
 
 # Compiling the kernels on a machine's first start takes most of it.
 START_TIMEOUT_S = 180.0
@@ -40,21 +42,23 @@ class _DiedAtStartError(VertexError):
 class EmbeddedVertex:
     """A vertex for one job, on this machine, that ends with this process.
 
-    The child is on loopback with a token made for it. With another ``host`` (this machine's address, where
-    tasks run on other machines) it has a certificate made for it too. When the child dies, another takes its
-    place at the same address with what the store has; its clients go on. When this process dies, however
-    that happens, the child stops and leaves the store in order. What it prints goes to ``vertex.log`` in the
+    The child has a token made for it. It listens on a Unix socket that other users cannot connect to, or where this
+    machine has no room for one (which is logged) on loopback. With a ``host`` (this machine's address, where tasks run
+    on other machines) it listens there on TCP; off loopback it has a certificate made for it too. When the child dies,
+    another takes its place at the same address with what the store has; its clients go on. When this process dies,
+    however that happens, the child stops and leaves the store in order. What it prints goes to ``vertex.log`` in the
     store's directory.
 
     Attributes:
         token: what clients have to bring.
-        root_certs: PEM that clients verify the vertex by; None on loopback.
-        client_pem: PEM of the certificate and key that the vertex verifies its clients by; None on loopback.
+        root_certs: PEM that clients verify the vertex by; None on this machine.
+        client_pem: PEM of the certificate and key that the vertex verifies its clients by; None on this machine.
     """
 
-    def __init__(self, options: VertexOptions, *, host: str = "127.0.0.1") -> None:
+    def __init__(self, options: VertexOptions, *, host: str | None = None) -> None:
         """Prepare; starts nothing yet."""
         self._host = host
+        self._sockets: SocketDirectory | None = None
         self._vertex_options = options
         self._path = Path(options.path).absolute()
         self.token = secrets.token_urlsafe(32)
@@ -62,7 +66,7 @@ class EmbeddedVertex:
         self.client_pem: bytes | None = None
         self._key: bytes | None = None
         self._client_ca: bytes | None = None
-        if not is_loopback(host):
+        if host is not None and not is_loopback(host):
             # Late, because most jobs need no certificate.
             from ftlayer.service.tls import make_certificate
 
@@ -111,7 +115,7 @@ class EmbeddedVertex:
                 (self._path / LOG_FILE).unlink(missing_ok=True)
             except OSError as error:
                 raise StorePathError(f"{self._path}: {error.strerror}") from error
-            self._address = self._spawn(0)
+            self._address = self._spawn(self._first_place())
             self._supervisor = threading.Thread(
                 target=self._supervise, name="ftlayer-supervisor", daemon=True
             )
@@ -155,16 +159,22 @@ class EmbeddedVertex:
                 process.wait()
         if self._supervisor is not None:
             self._supervisor.join()
+        if self._sockets is not None:
+            self._sockets.remove()
 
     # ------------------------------------------------------------ the child
 
-    def _spawn(self, port: int) -> str:
-        host = f"[{self._host}]" if ":" in self._host else self._host
+    def _first_place(self) -> Address:
+        if self._host is None:
+            self._sockets = SocketDirectory.make()
+        return Address(self._host or "127.0.0.1") if self._sockets is None else self._sockets.socket("vertex")
+
+    def _spawn(self, place: Address) -> str:
         order = ChildOrder(
             ServeOptions(
                 vertex=self._vertex_options,
                 token=self.token,
-                listen=f"{host}:{port}",
+                listen=place.listen,
                 tls_cert=self.root_certs,
                 tls_key=self._key,
                 tls_client_ca=self._client_ca,
@@ -202,7 +212,7 @@ class EmbeddedVertex:
         raise _DiedAtStartError(f"the vertex process ended before it served ({self._last_words()})")
 
     def _supervise(self) -> None:
-        _, port = split_address(self._address.partition("://")[2], "address")
+        place = parse_address(self._address, "address")
         while True:
             process = self._process
             assert process is not None
@@ -211,17 +221,17 @@ class EmbeddedVertex:
                 if self._stopping:
                     return
                 logger.warning("the vertex process ended with code %s; starting another", code)
-                self._failure = self._restart(port)
+                self._failure = self._restart(place)
                 if self._failure is not None:
                     logger.error("%s", self._failure)
                     return
 
-    def _restart(self, port: int) -> VertexError | None:
+    def _restart(self, place: Address) -> VertexError | None:
         """Start another child; return what makes it pointless to try again."""
         while True:
             try:
                 self._count_restart()
-                self._spawn(port)
+                self._spawn(place)
                 return None
             except _DiedAtStartError as error:
                 logger.warning("%s", error)

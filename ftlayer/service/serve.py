@@ -16,13 +16,14 @@ from types import FrameType
 import pyarrow as pa
 
 from ftlayer.acker import warm_up
-from ftlayer.config import ServeOptions, is_loopback
+from ftlayer.config import ServeOptions
 from ftlayer.errors import ConfigError
 from ftlayer.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.service.metrics import Metrics
 from ftlayer.service.opening import open_vertex
 from ftlayer.service.polling import poll_in_place
 from ftlayer.service.server import VertexServer
+from ftlayer.service.sockets import check_socket_free
 from ftlayer.service.vertex import Vertex
 
 EXIT_STOPPED = 0
@@ -70,10 +71,11 @@ def serve(
     threading.Thread(target=_compile_kernels, args=(on_fatal,), name="ftlayer-kernels", daemon=True).start()
     try:
         server = _listen(options, vertex)
-        host, _ = options.host_and_port
+        # Behind a Unix socket there is no host.
+        host = options.address.host or "127.0.0.1"
         with _signals() as signals, Metrics(vertex, host, options.metrics_port):
             if on_ready is not None:
-                on_ready(address_of(options, server.port))
+                on_ready(str(server.address))
             _wait(signals, stop)
         for number in signals:
             logger.info("stopping: %s", signal.Signals(number).name)
@@ -108,23 +110,14 @@ def _compile_kernels(on_fatal: Callable[[Exception], None]) -> None:
     logger.info("the kernels of the acker table are ready after %.1f s", time.monotonic() - began)
 
 
-def address_of(options: ServeOptions, port: int) -> str:
-    """Return the address that clients are given."""
-    host, _ = options.host_and_port
-    scheme = "grpc" if options.tls_cert is None else "grpc+tls"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
 def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:
-    host, port = options.host_and_port
     certificate = None
     if options.tls_cert is not None and options.tls_key is not None:
         certificate = options.tls_cert, options.tls_key
     try:
         return VertexServer(
             vertex,
-            host=host,
-            port=port,
+            listen=options.address,
             token=options.token,
             max_message_bytes=options.vertex.max_message_bytes,
             certificate=certificate,
@@ -137,13 +130,17 @@ def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:
 
 def _check_free(options: ServeOptions) -> None:
     """Find out before the store is opened: gRPC says only that it failed."""
-    host, port = options.host_and_port
+    address = options.address
+    if address.path:
+        check_socket_free(address.path, "listen")
+        return
+    host, port = address.host, address.port
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(where)
-            if not is_loopback(host):
+            if not address.is_here:
                 logger.info("%s is not on loopback: clients need TLS", host)
     except OSError as error:
         raise ConfigError(f"listen: cannot listen on {options.listen}: {error.strerror or error}") from error

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyarrow import flight
 
+from ftlayer.address import Address
 from ftlayer.errors import FTLayerError, MalformedRequestError, UnauthorizedError
 from ftlayer.layer.calls import Reply
 from ftlayer.printable import shortened
@@ -85,14 +86,13 @@ class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves a vertex; it listens from the moment it is made, at ``port``."""
+    """Serves a vertex; it listens from the moment it is made, at ``address``."""
 
     def __init__(
         self,
         vertex: Vertex,
         *,
-        host: str,
-        port: int,
+        listen: Address,
         token: str,
         max_message_bytes: int,
         certificate: tuple[bytes, bytes] | None = None,
@@ -104,15 +104,16 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
         """
         self._vertex = vertex
         self._max_message_bytes = max_message_bytes
-        scheme = flight.Location.for_grpc_tcp if certificate is None else flight.Location.for_grpc_tls
+        tls = certificate is not None
         super().__init__(
-            scheme(f"[{host}]" if ":" in host else host, port),
+            str(listen.of_server(listen.port, tls=tls)),
             tls_certificates=None if certificate is None else [certificate],
             # Who has no certificate sends nothing that would be read into memory before its token.
             verify_client=client_ca is not None,
             root_certificates=client_ca,
             middleware={"token": TokenCheck(token)},
         )
+        self.address = listen.of_server(self.port, tls=tls)
 
     # ------------------------------------------------------------ actions
 

@@ -77,7 +77,8 @@ class FTLayer:
         self._vertex_options = vertex if isinstance(vertex, VertexOptions) else None
         self._client = vertex if isinstance(vertex, VertexClient) else None
         self._embedded: EmbeddedVertex | None = None
-        self._host = "127.0.0.1"
+        # None: tasks run as this user on this machine.
+        self._host: str | None = None
         self.stream_options = options
         self.rules = rules
         self.limit = limit

@@ -169,8 +169,8 @@ def test_an_order_travels() -> None:
 @pytest.mark.parametrize(
     ("conf", "place"),
     [
-        ({"spark_master": "local[*]"}, Place("127.0.0.1", "127.0.0.1")),
-        ({"spark_master": "local-cluster[2,1,512]"}, Place("127.0.0.1", "127.0.0.1")),
+        ({"spark_master": "local[*]"}, Place("127.0.0.1", "127.0.0.1", own_executors=True)),
+        ({"spark_master": "local-cluster[2,1,512]"}, Place("127.0.0.1", "127.0.0.1", own_executors=True)),
         ({"spark_master": "spark://a:7077", "spark_driver_host": "10.0.0.7"}, Place("10.0.0.7", "10.0.0.7")),
         (
             {

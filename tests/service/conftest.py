@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.address import Address
 from ftlayer.config import MIB, VertexOptions
 from ftlayer.errors import StoreError
 from ftlayer.layer.calls import OpenStream, Persist, StreamOptions, Xor
@@ -45,7 +46,7 @@ class Running:
 
     @property
     def address(self) -> str:
-        return f"grpc{'+tls' if self.certificate else ''}://127.0.0.1:{self.server.port}"
+        return str(self.server.address)
 
     def client(self, **options: Any) -> VertexClient:
         arguments: dict[str, Any] = {"deadline_ms": DEADLINE_MS} | options
@@ -77,8 +78,7 @@ def serving(
     token = secrets.token_urlsafe()
     server = VertexServer(
         vertex,
-        host="127.0.0.1",
-        port=0,
+        listen=Address("127.0.0.1"),
         token=token,
         max_message_bytes=max_message_bytes,
         certificate=None if certificate is None else (certificate.cert, certificate.key),

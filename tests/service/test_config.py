@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from ftlayer.address import Address
 from ftlayer.checks import duration_ms
-from ftlayer.config import ServeOptions, VertexOptions, split_address
+from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError
 
 TOKEN = "t" * 32
@@ -69,6 +70,9 @@ def test_vertex_options_out_of_bounds_are_named(option: str, value: Any) -> None
         ({"listen": "127.0.0.1:99999"}, "listen"),
         ({"listen": "::1:5"}, "brackets"),
         ({"listen": ":5"}, "listen"),
+        ({"listen": "unix:relative"}, "absolute path"),
+        ({"listen": "unix:/run/" + "x" * 100}, "103 bytes"),
+        ({"listen": "unix:/run/x", "tls_cert": b"x", "tls_key": b"x"}, "a Unix socket has no TLS"),
         ({"tls_cert": b"x"}, "tls_key"),
         ({"listen": "0.0.0.0:7077"}, "TLS"),
         ({"listen": "vertex.example:7077"}, "TLS"),
@@ -81,8 +85,7 @@ def test_serve_options_out_of_bounds_are_named(options: dict[str, Any], named: s
 
 
 def test_addresses() -> None:
-    assert split_address("[::1]:7077", "listen") == ("::1", 7077)
-    assert ServeOptions(VertexOptions("x"), TOKEN, "localhost:0").host_and_port == ("localhost", 0)
+    assert ServeOptions(VertexOptions("x"), TOKEN, "localhost:0").address == Address("localhost")
     assert ServeOptions(VertexOptions("x"), TOKEN, "0.0.0.0:1", b"cert", b"key").listen == "0.0.0.0:1"
 
 

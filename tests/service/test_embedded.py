@@ -62,6 +62,7 @@ def test_a_killed_vertex_comes_back_with_its_records_and_clients_go_on(
         assert pipeline.submit(batches.persist(7)).result() == Accepted(7)
         assert client.health().incarnation == 2
         assert embedded.address == address
+        assert address.startswith("grpc+unix://")
         assert embedded.pid != pid
         assert stats(client)["recovered"] == 5
         embedded.check()

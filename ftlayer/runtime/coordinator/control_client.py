@@ -10,7 +10,7 @@ import msgpack
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.config import is_loopback, split_address
+from ftlayer.address import parse_address
 from ftlayer.errors import FTLayerError
 from ftlayer.runtime.coordinator.frames import PROTOCOL, decode_to_slot, encode
 from ftlayer.runtime.messages import FromSlot, ToSlot
@@ -71,9 +71,8 @@ class ControlClient:
     # ------------------------------------------------------------ the stream
 
     def _connect(self) -> flight.FlightClient:
-        host, _ = split_address(self._door.address.partition("://")[2], "coordinator")
         options: list[tuple[str, int]] = [("grpc.use_local_subchannel_pool", 1)]
-        if is_loopback(host):
+        if parse_address(self._door.address, "coordinator").is_here:
             options.append(("grpc.enable_http_proxy", 0))
         return flight.FlightClient(
             self._door.address,

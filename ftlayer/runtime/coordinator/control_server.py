@@ -15,10 +15,12 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import flight
 
+from ftlayer.address import Address
 from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError
 from ftlayer.runtime.coordinator.frames import PROTOCOL, decode_from_slot, encode
-from ftlayer.runtime.door import JobTokenCheck, any_port_of, refusal
+from ftlayer.runtime.door import JobTokenCheck, refusal
 from ftlayer.runtime.messages import Cancel, FromSlot, Hello, SlotFailed, ToSlot
+from ftlayer.service.sockets import SocketDirectory
 from ftlayer.service.streams import frames_of
 from ftlayer.service.wire import unpack_map
 
@@ -35,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Listens from the moment it is made, at ``port``.
+    """Listens from the moment it is made, at ``address``.
 
     ``on_message(slot, instance, message)`` is called with each message of an instance in order; the first one is a
     Hello, or the SlotFailed that says what kept it from saying Hello. ``on_lost(slot, instance, reason)`` is called
@@ -45,33 +47,38 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(
         self,
         *,
-        host: str,
+        listen: Address,
         token: str,
         job: str,
         slots: int,
         certificate: tuple[bytes, bytes] | None,
         on_message: OnMessage,
         on_lost: OnLost,
+        sockets: SocketDirectory | None = None,
     ) -> None:
-        """Listen on a free port of ``host``; ``certificate`` is the PEM of (chain, key) for TLS.
+        """Listen (port 0: on a free one); ``certificate`` is the PEM of (chain, key) for TLS.
+
+        ``sockets`` are those of the job; they are removed when all slots have left after `close`.
 
         Raises `pyarrow.ArrowException` or OSError when the address cannot be listened on.
         """
         self._job, self._slots = job, slots
         self._on_message, self._on_lost = on_message, on_lost
+        self._sockets = sockets
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)
         self._closing: threading.Thread | None = None
         self._streams: dict[str, _Stream] = {}
         self._seen: set[str] = set()
         super().__init__(
-            any_port_of(host, tls=certificate is not None),
+            str(listen.of_server(listen.port, tls=certificate is not None)),
             tls_certificates=None if certificate is None else [certificate],
             # A process without the job's certificate sends nothing that would be read before its token.
             verify_client=certificate is not None,
             root_certificates=None if certificate is None else certificate[0],
             middleware={"token": JobTokenCheck(token)},
         )
+        self.address = listen.of_server(self.port, tls=certificate is not None)
         # Behind Flight's own, so that it is called before that, which waits without end for those connected.
         atexit.register(self._end_with_program)
 
@@ -93,6 +100,8 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
 
     def _shut_down(self) -> None:
         self.shutdown()
+        if self._sockets is not None:
+            self._sockets.remove()
         atexit.unregister(self._end_with_program)
 
     def _end_with_program(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from ftlayer.config import is_loopback
+from ftlayer.address import is_loopback
 from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, UnsupportedError
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
 from ftlayer.machine import ensure_java
@@ -28,10 +28,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """Where the driver can be reached by slots. ``listen`` and ``advertised`` are hosts."""
+    """Where the driver can be reached by slots. ``listen`` and ``advertised`` are hosts.
+
+    ``own_executors``: Spark's executors are this process or its children, so that they can use its files.
+    """
 
     listen: str
     advertised: str
+    own_executors: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -125,7 +129,7 @@ def place_of(spark: Any) -> Place:
         address = _address_towards(host)
         return Place(address, address)
     if is_local(spark):
-        return Place("127.0.0.1", "127.0.0.1")
+        return Place("127.0.0.1", "127.0.0.1", own_executors=True)
     advertised = str(spark.conf.get("spark.driver.host"))
     if is_loopback(advertised):
         return Place("127.0.0.1", "127.0.0.1")

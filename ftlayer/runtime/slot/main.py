@@ -14,11 +14,11 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import NoReturn, cast
 
+from ftlayer.address import Address, parse_address
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.checkpoint.storage.opening import slot_storage
-from ftlayer.config import split_address
 from ftlayer.errors import (
     CheckpointDamagedError,
     FTLayerError,
@@ -125,7 +125,7 @@ class _Slot:
         order = self._order
         # First: what fails from here on has to be told.
         self._control.start(lambda message: self._mailbox.put(CoordinatorSaid(message)), self._lost)
-        server, host = self._listen()
+        server = self._listen()
         self._links = SlotLinks(
             order.job,
             order.slot,
@@ -137,8 +137,7 @@ class _Slot:
             self._mailbox.put,
         )
         self._pulse = self._make_pulse()
-        scheme = "grpc" if order.tls_cert is None else "grpc+tls"
-        address = f"{scheme}://{_bracketed(host)}:{server.port}"
+        address = str(server.address)
         self._control.send(Hello(order.slot, self._instance, address, socket.gethostname(), os.getpid()))
         self._pulse.start()
         deploy = self._wait_for_deploy()
@@ -199,21 +198,20 @@ class _Slot:
 
     # ------------------------------------------------------------ before it is deployed
 
-    def _listen(self) -> tuple[ChannelServer, str]:
+    def _listen(self) -> ChannelServer:
         order = self._order
-        host = order.listen_on or _address_towards(order.coordinator.address)
         certificate = None
         if order.tls_cert is not None and order.tls_key is not None:
             certificate = order.tls_cert, order.tls_key
         self._server = ChannelServer(
-            host,
+            _where_to_listen(order, self._instance),
             token=order.coordinator.token,
             roster=self._roster,
             admit_timeout_s=order.options.start_timeout_ms / 1_000,
             post=self._mailbox.put,
             certificate=certificate,
         )
-        return self._server, host
+        return self._server
 
     def _wait_for_deploy(self) -> Deploy | None:
         """Return the coordinator's plan; None if the slot is to end before it begins."""
@@ -366,15 +364,17 @@ def _exit_now() -> NoReturn:
     os._exit(75)
 
 
-def _address_towards(address: str) -> str:
+def _where_to_listen(order: SlotOrder, instance: str) -> Address:
+    if order.sockets:
+        return Address(path=f"{order.sockets}/{order.slot}-{instance[:12]}")
+    return Address(order.listen_on or _address_towards(order.coordinator.address))
+
+
+def _address_towards(text: str) -> str:
     """Return the address of this machine by which it reaches another; sends nothing."""
-    host, port = split_address(address.partition("://")[2], "coordinator")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = parse_address(text, "coordinator")
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, port))
+        probe.connect((address.host, address.port))
         own: str = probe.getsockname()[0]
         return own
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

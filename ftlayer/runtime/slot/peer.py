@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.config import is_loopback, split_address
+from ftlayer.address import parse_address
 from ftlayer.runtime.messages import Peer
 from ftlayer.runtime.order import Door
 from ftlayer.runtime.slot.events import CreditCame, Event, LinkBroke
@@ -142,13 +142,12 @@ class PeerLink:
             self._post(LinkBroke(self.peer.slot, self.peer.instance, reason, reached))
 
     def _connect(self) -> flight.FlightClient:
-        host, _ = split_address(self.peer.address.partition("://")[2], "peer")
         options: list[tuple[str, int]] = [
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.max_send_message_length", -1),
             ("grpc.max_receive_message_length", -1),
         ]
-        if is_loopback(host):
+        if parse_address(self.peer.address, "peer").is_here:
             options.append(("grpc.enable_http_proxy", 0))
         return flight.FlightClient(
             self.peer.address,

@@ -14,8 +14,9 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import flight
 
+from ftlayer.address import Address
 from ftlayer.errors import FTLayerError, PeerRefusedError
-from ftlayer.runtime.door import JobTokenCheck, any_port_of, refusal
+from ftlayer.runtime.door import JobTokenCheck, refusal
 from ftlayer.runtime.slot.events import Event, FrameCame
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.service.streams import frames_of
@@ -28,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 
 class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Takes elements; it listens from the moment it is made, at ``port``."""
+    """Takes elements; it listens from the moment it is made, at ``address``."""
 
     def __init__(
         self,
-        host: str,
+        listen: Address,
         *,
         token: str,
         roster: Roster,
@@ -40,10 +41,10 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
         post: Callable[[Event], None],
         certificate: tuple[bytes, bytes] | None = None,
     ) -> None:
-        """Listen on any free port of ``host``; ``certificate`` is the PEM of (chain, key) for TLS.
+        """Listen (port 0: on any free one); ``certificate`` is the PEM of (chain, key) for TLS.
 
         ``post`` puts into the loop's mailbox; a sender that the ``roster`` does not know waits for
-        ``admit_timeout_s``. Raises `pyarrow.ArrowException` or OSError when ``host`` cannot be listened on.
+        ``admit_timeout_s``. Raises `pyarrow.ArrowException` or OSError when the address cannot be listened on.
         """
         self._roster = roster
         self._admit_timeout_s = admit_timeout_s
@@ -51,13 +52,14 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._senders: dict[int, tuple[str, _CreditWriter]] = {}
         super().__init__(
-            any_port_of(host, tls=certificate is not None),
+            str(listen.of_server(listen.port, tls=certificate is not None)),
             tls_certificates=None if certificate is None else [certificate],
             # A process without the job's certificate sends nothing that would be read before its token.
             verify_client=certificate is not None,
             root_certificates=None if certificate is None else certificate[0],
             middleware={"token": JobTokenCheck(token)},
         )
+        self.address = listen.of_server(self.port, tls=certificate is not None)
 
     def grant(self, slot: int, grants: bytes) -> None:
         """Send credit back to the slot whose stream is open; never waits. Lost if there is none."""

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from ftlayer.address import Address
 from ftlayer.runtime.coordinator.control_client import ControlClient
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.frames import PROTOCOL, encode
@@ -30,11 +31,13 @@ from ftlayer.runtime.messages import (
     Split,
 )
 from ftlayer.runtime.order import Door
+from ftlayer.service.sockets import SocketDirectory
 from ftlayer.service.streams import NO_COLUMNS
 from ftlayer.service.tls import Certificate, make_certificate
 
 TOKEN = "a token of the tests, long enough".replace(" ", "-")
 WAIT_S = 600
+LOOPBACK = Address("127.0.0.1")
 
 
 @dataclass
@@ -46,8 +49,7 @@ class Coordinator:
     clients: list[ControlClient] = field(default_factory=list)
 
     def door(self, **changes: Any) -> Door:
-        scheme = "grpc+tls" if self.certificate else "grpc"
-        known: dict[str, Any] = {"address": f"{scheme}://127.0.0.1:{self.server.port}", "token": TOKEN}
+        known: dict[str, Any] = {"address": str(self.server.address), "token": TOKEN}
         if self.certificate:
             known |= {"root_certs": self.certificate.cert, "tls_name": "ftlayer-job"}
             known |= {"tls_key": self.certificate.key}
@@ -76,11 +78,11 @@ class Slot:
 
 
 @contextmanager
-def coordinator(certificate: Certificate | None = None) -> Iterator[Coordinator]:
+def coordinator(certificate: Certificate | None = None, listen: Address = LOOPBACK) -> Iterator[Coordinator]:
     messages: queue.Queue[Any] = queue.Queue()
     lost: queue.Queue[Any] = queue.Queue()
     server = ControlServer(
-        host="127.0.0.1",
+        listen=listen,
         token=TOKEN,
         job="job",
         slots=4,
@@ -106,8 +108,17 @@ def head(**changes: Any) -> bytes:
     return data
 
 
-def test_both_directions_in_order() -> None:
-    with coordinator() as it:
+@pytest.fixture
+def sockets() -> Iterator[SocketDirectory]:
+    made = SocketDirectory.make()
+    assert made is not None
+    yield made
+    made.remove()
+
+
+@pytest.mark.parametrize("unix", [False, True])
+def test_both_directions_in_order(unix: bool, sockets: SocketDirectory) -> None:
+    with coordinator(listen=sockets.socket("driver") if unix else LOOPBACK) as it:
         slot = it.client()
         said = [hello(), *(Heartbeat(0, number, False, {"records_in": number}) for number in range(200))]
         for message in said:
@@ -169,16 +180,17 @@ sys.stdin.read()
 
 def test_a_driver_that_dies_is_lost() -> None:
     program = f"""
+from ftlayer.address import Address
 from ftlayer.runtime.coordinator.control_server import ControlServer
-server = ControlServer(host="127.0.0.1", token={TOKEN!r}, job="job", slots=4, certificate=None,
+server = ControlServer(listen=Address("127.0.0.1"), token={TOKEN!r}, job="job", slots=4, certificate=None,
     on_message=lambda *said: print("said", flush=True), on_lost=print)
-print(server.port, flush=True)
+print(server.address, flush=True)
 server.serve()
 """
     driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
-    port = int(driver.stdout.readline())
-    client = ControlClient(Door(f"grpc://127.0.0.1:{port}", TOKEN), job="job", slot=1, instance="a")
+    address = driver.stdout.readline().strip()
+    client = ControlClient(Door(address, TOKEN), job="job", slot=1, instance="a")
     slot = Slot(client)
     client.send(hello())
     assert driver.stdout.readline() == "said\n"
@@ -191,10 +203,11 @@ server.serve()
     assert slot.lost.empty()
 
 
-def test_no_server_there() -> None:
-    client = ControlClient(Door("grpc://127.0.0.1:1", TOKEN), job="job", slot=1, instance="a")
+@pytest.mark.parametrize("address", ["grpc://127.0.0.1:1", "grpc+unix:///nothing/here"])
+def test_no_server_there(address: str) -> None:
+    client = ControlClient(Door(address, TOKEN), job="job", slot=1, instance="a")
     slot = Slot(client)
-    assert "grpc://127.0.0.1:1 broke" in slot.lost.get(timeout=WAIT_S)
+    assert f"{address} broke" in slot.lost.get(timeout=WAIT_S)
     client.close()
 
 

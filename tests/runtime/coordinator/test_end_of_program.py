@@ -31,11 +31,12 @@ for client in clients:
 
 DRIVER = """
 import subprocess, sys, threading
+from ftlayer.address import Address
 from ftlayer.runtime.coordinator.control_server import ControlServer
 
 said = threading.Semaphore(0)
 server = ControlServer(
-    host="127.0.0.1",
+    listen=Address("127.0.0.1"),
     token="a-token-of-the-tests-long-enough",
     job="job",
     slots=4,
@@ -43,7 +44,7 @@ server = ControlServer(
     on_message=lambda *what: said.release(),
     on_lost=lambda *what: None,
 )
-slots = subprocess.Popen([sys.executable, "-c", sys.argv[1], f"grpc://127.0.0.1:{server.port}"])
+slots = subprocess.Popen([sys.executable, "-c", sys.argv[1], str(server.address)])
 for _ in range(4):
     assert said.acquire(timeout=60)
 """

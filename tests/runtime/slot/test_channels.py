@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
+from ftlayer.address import Address
 from ftlayer.errors import CodecError, PeerRefusedError
 from ftlayer.runtime.messages import Peer
 from ftlayer.runtime.order import Door
@@ -18,6 +19,7 @@ from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.runtime.slot.peer import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
+from ftlayer.service.sockets import SocketDirectory
 from ftlayer.service.streams import NO_COLUMNS
 from ftlayer.service.tls import make_certificate
 
@@ -27,23 +29,27 @@ HEADER = StreamHeader("job", 1, "one", "zero", 1)
 ONE = Peer(1, "one", "")
 
 
+LOOPBACK = Address("127.0.0.1")
+
+
 class Receiver:
     """Slot 0, instance "zero", that knows instance "one" of slot 1."""
 
-    def __init__(self, tls: bool = False, admit_timeout_s: float = WAIT_S) -> None:
+    def __init__(
+        self, tls: bool = False, admit_timeout_s: float = WAIT_S, listen: Address = LOOPBACK
+    ) -> None:
         self.roster = Roster("job", "zero")
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.certificate = make_certificate(["127.0.0.1"]) if tls else None
         self.server = ChannelServer(
-            "127.0.0.1",
+            listen,
             token=TOKEN,
             roster=self.roster,
             admit_timeout_s=admit_timeout_s,
             post=self.events.put,
             certificate=(self.certificate.cert, self.certificate.key) if self.certificate else None,
         )
-        scheme = "grpc+tls" if tls else "grpc"
-        self.address = f"{scheme}://127.0.0.1:{self.server.port}"
+        self.address = str(self.server.address)
         self.sent: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.links: list[PeerLink] = []
 
@@ -83,9 +89,17 @@ def receiver() -> Iterator[Receiver]:
     receiver.close()
 
 
-@pytest.mark.parametrize("tls", [False, True])
-def test_frames_one_way_and_credit_the_other(tls: bool) -> None:
-    receiver = Receiver(tls)
+@pytest.fixture
+def unix() -> Iterator[Address]:
+    sockets = SocketDirectory.make()
+    assert sockets is not None
+    yield sockets.socket("0-zero")
+    sockets.remove()
+
+
+@pytest.mark.parametrize("how", ["tcp", "tls", "unix"])
+def test_frames_one_way_and_credit_the_other(how: str, unix: Address) -> None:
+    receiver = Receiver(how == "tls", listen=unix if how == "unix" else LOOPBACK)
     receiver.deploy()
     link = receiver.link()
     frames = [b"a", bytes(5_000), bytes(40 << 20)]
@@ -159,8 +173,9 @@ def test_an_unannounced_instance_is_refused_in_the_end() -> None:
     receiver.close()
 
 
-def test_a_receiver_that_is_not_there_is_told() -> None:
-    receiver = Receiver()
+@pytest.mark.parametrize("how", ["tcp", "unix"])
+def test_a_receiver_that_is_not_there_is_told(how: str, unix: Address) -> None:
+    receiver = Receiver(listen=unix if how == "unix" else LOOPBACK)
     receiver.server.close()
     link = receiver.link()
     link.send(b"x")
@@ -250,6 +265,7 @@ DISCARDED_AT_ONCE = """
 import queue
 import subprocess
 import sys
+from ftlayer.address import Address
 from ftlayer.runtime.messages import Peer
 from ftlayer.runtime.order import Door
 from ftlayer.runtime.slot.peer import PeerLink
@@ -258,8 +274,10 @@ from ftlayer.runtime.slot.server import ChannelServer
 
 roster, token = Roster("job", "zero"), "a-token-of-the-job"
 frames = queue.SimpleQueue()
-server = ChannelServer("127.0.0.1", token=token, roster=roster, admit_timeout_s=600, post=frames.put, certificate=None)
-address = f"grpc://127.0.0.1:{server.port}"
+server = ChannelServer(
+    Address("127.0.0.1"), token=token, roster=roster, admit_timeout_s=600, post=frames.put, certificate=None
+)
+address = str(server.address)
 for number in range(200):
     name = f"one-{number}"
     roster.deploy(number + 1, [Peer(1, name, ""), Peer(0, "zero", address)])

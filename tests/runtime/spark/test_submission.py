@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ftlayer.address import Address
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, JobStartError, SlotLostError
 from ftlayer.layer.calls import StreamStatus
@@ -125,7 +126,7 @@ def start(spark: Any) -> Any:
         restart = changes.get("restart", ExponentialDelay("50ms", "1s", "1m"))
         token = secrets.token_urlsafe()
         server = ControlServer(
-            host="127.0.0.1",
+            listen=Address("127.0.0.1"),
             token=token,
             job=job.job,
             slots=slots,
@@ -133,7 +134,7 @@ def start(spark: Any) -> Any:
             on_message=job.slot_said,
             on_lost=job.slot_lost,
         )
-        door = Door(f"grpc://127.0.0.1:{server.port}", token)
+        door = Door(str(server.address), token)
         order = SlotOrder(job.job, 0, door, graph, options, None, "127.0.0.1", None, None, b"k" * 32)
         runner = SlotRunner(pickled_order(order), play)
         submitter = SlotSubmitter(spark, job.job, graph.name, runner, job.spark_job_ended, job.session_over)

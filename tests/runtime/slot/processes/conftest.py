@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
+from ftlayer.address import Address
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
 from ftlayer.layer.calls import ClaimJob, OpenStream, Recall, StreamOptions, StreamStatusCall
@@ -86,7 +87,7 @@ class Slots:
         self._key = secrets.token_bytes(32)
         token = secrets.token_urlsafe()
         self.server = ControlServer(
-            host="127.0.0.1",
+            listen=Address("127.0.0.1"),
             token=token,
             job=run,
             slots=graph.slots,
@@ -94,9 +95,8 @@ class Slots:
             on_message=self._heard,
             on_lost=lambda slot, instance, reason: self._events.put((slot, instance, reason)),
         )
-        scheme = "grpc" if certificate is None else "grpc+tls"
         self.door = Door(
-            f"{scheme}://127.0.0.1:{self.server.port}",
+            str(self.server.address),
             token,
             None if certificate is None else certificate.cert,
             "" if certificate is None else "127.0.0.1",
