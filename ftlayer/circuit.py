@@ -16,7 +16,7 @@ from ftlayer.checks import check_int, shown
 from ftlayer.errors import ConfigError
 
 WINDOW_MS = 60_000
-"""What `max_failing` is about: the records of the last minute."""
+"""What `max_failing` is about: the records of the last minute, to the second."""
 
 FIRST_PAUSE_MS = 1_000
 LONGEST_PAUSE_MS = 60_000
@@ -25,6 +25,7 @@ LEAST_RECORDS = 20
 """A share is one of so many records at least: of three records, one that fails says nothing."""
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_A_MINUTE = re.compile(r"(\d+)\s*/\s*min")
 
 
 class CircuitState(StrEnum):
@@ -42,17 +43,25 @@ class Limit:
     share: float | None = None
     count: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.share is None:
+            check_int(self.count, "limit: count", least=0)
+        elif self.count is not None or not 0 < self.share < 1:
+            raise ConfigError(f"limit: expected a share above 0 and below 1, or a count, got {self!r}")
+
     @classmethod
     def of(cls, given: str | int, where: str) -> Limit:
-        """Read ``"5%"`` or a number of records a minute; `ConfigError` naming ``where``."""
-        if isinstance(given, int) and not isinstance(given, bool):
-            check_int(given, f"{where}: max_failing", least=0)
-            return cls(count=given)
+        """Read ``"5%"``, or a number of records a minute (``100``, ``"100/min"``); `ConfigError` naming ``where``."""
+        a_minute = _A_MINUTE.fullmatch(given.strip()) if isinstance(given, str) else None
+        number = given if a_minute is None else int(a_minute[1])
+        if isinstance(number, int) and not isinstance(number, bool):
+            check_int(number, f"{where}: max_failing", least=0)
+            return cls(count=number)
         match = _PERCENT.fullmatch(given.strip()) if isinstance(given, str) else None
         if match is None or not 0 < float(match[1]) < 100:
             raise ConfigError(
                 f"{where}: max_failing: expected a share of the records like '5%' (above 0%, below 100%), or a number "
-                f"of records a minute, got {shown(given)}"
+                f"of records a minute like 100 or '100/min', got {shown(given)}"
             )
         return cls(share=float(match[1]) / 100)
 
@@ -64,7 +73,8 @@ class Limit:
         return records >= LEAST_RECORDS and failed > self.share * records
 
     def __str__(self) -> str:
-        return f"{self.count} a minute" if self.share is None else f"{self.share * 100:g}%"
+        """Return it as `of` reads it."""
+        return f"{self.count}/min" if self.share is None else f"{self.share * 100:g}%"
 
 
 def limit_of(given: str | int | None, where: str) -> Limit | None:
@@ -97,7 +107,7 @@ class CircuitBreaker:
         self.limit = limit
         self.state = CircuitState.CLOSED
         self.opened = 0
-        self._window: deque[tuple[int, int, int]] = deque()  # time, records, failed
+        self._window: deque[tuple[int, int, int]] = deque()  # second, records, failed
         self._pause_ms = 0
         self._until_ms = 0
         self._seen = (0, 0)
@@ -115,11 +125,15 @@ class CircuitBreaker:
                     self._open(self._sums(), FIRST_PAUSE_MS, now_ms)
             case CircuitState.HALF_OPEN if records:
                 # A trial counts by itself, however few there are in it.
-                if failed and self._failed_trial(records, failed):
-                    self._open((records, failed), min(2 * self._pause_ms, LONGEST_PAUSE_MS), now_ms)
-                else:
-                    self._close()
+                self.tried(records, failed, now_ms, fails=bool(failed) and self.trial_fails(records, failed))
         return self.state
+
+    def tried(self, records: int, failed: int, now_ms: int, *, fails: bool) -> None:
+        """Take what became of the trial, which its owner has judged."""
+        if fails:
+            self._open((records, failed), min(2 * self._pause_ms, LONGEST_PAUSE_MS), now_ms)
+        else:
+            self._close()
 
     def may_try(self, now_ms: int) -> bool:
         """Whether work may go on now; once the pause is over, the next outcome is the trial's."""
@@ -127,15 +141,16 @@ class CircuitBreaker:
             self.state = CircuitState.HALF_OPEN
         return self.state is not CircuitState.OPEN
 
+    def trial_fails(self, records: int, failed: int) -> bool:
+        """Whether too many of a trial's records have failed; of these there may be few."""
+        if self.limit.share is not None:
+            return failed > self.limit.share * records
+        return self.limit.exceeded(records, failed)
+
     def status(self, now_ms: int) -> CircuitStatus:
         """Return what it says of itself."""
         left = max(self._until_ms - now_ms, 0) if self.state is CircuitState.OPEN else 0
         return CircuitStatus(self.state, self.opened, *self._seen, left)
-
-    def _failed_trial(self, records: int, failed: int) -> bool:
-        if self.limit.share is not None:
-            return failed > self.limit.share * records
-        return self.limit.exceeded(records, failed)
 
     def _open(self, seen: tuple[int, int], pause_ms: int, now_ms: int) -> None:
         self.state = CircuitState.OPEN
@@ -149,8 +164,12 @@ class CircuitBreaker:
         self._pause_ms = 0
 
     def _add(self, records: int, failed: int, now_ms: int) -> None:
-        self._window.append((now_ms, records, failed))
-        while self._window[0][0] <= now_ms - WINDOW_MS:
+        second = now_ms // 1_000
+        if self._window and self._window[-1][0] == second:
+            _, before, failed_before = self._window.pop()
+            records, failed = records + before, failed + failed_before
+        self._window.append((second, records, failed))
+        while self._window[0][0] <= second - WINDOW_MS // 1_000:
             self._window.popleft()
 
     def _sums(self) -> tuple[int, int]:
