@@ -163,8 +163,8 @@ def check_instance(value: object, option: str, kind: type) -> None:
 
 
 _ELSEWHERE = {
-    "max_failing": ": it is for wrapped queries so far (FTLayer.embedded, FTLayer.connect, FTLayer.source, "
-    "FTLayer.resume, and the operators of their streams); topologies, in either mode, have no circuit breaker"
+    "max_failing": ": it is one of FTLayer.embedded and FTLayer.connect, of sources, and of operators whose functions "
+    "may fail; in barrier mode there is none, since a record that fails ends its slot"
 }
 """Options that are looked for where they are not, and where they are."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ftlayer.checks import check_function
+from ftlayer.circuit import Limit, limit_of
 from ftlayer.errors import ConfigError, PermanentFailure, RetryLater
 
 Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Exception], bool]
@@ -64,13 +65,17 @@ class RetryRule:
 
 @dataclass(frozen=True)
 class RetryRules:
-    """The rules that apply to an operator's failures, the narrowest first; the first that says something decides."""
+    """The rules that apply to an operator's failures, the narrowest first; the first that says something decides.
+
+    ``limit`` is the operator's own: how many failures open its circuit breaker.
+    """
 
     levels: tuple[RetryRule, ...] = ()
+    limit: Limit | None = None
 
     def within(self, wider: RetryRules) -> RetryRules:
         """Return these rules, and behind them the ``wider`` ones."""
-        return RetryRules(self.levels + wider.levels)
+        return RetryRules(self.levels + wider.levels, self.limit)
 
     def decide(self, error: BaseException) -> Decision:
         """Return what becomes of a record whose function raised ``error``.
@@ -97,10 +102,12 @@ class RetryRules:
 NO_RULES = RetryRules()
 
 
-def rules_of(retry_on: Errors | None, dead_on: Errors | None, where: str) -> RetryRules:
-    """Return the rules of one level, none if it says nothing; errors as `RetryRule.of`."""
-    rule = RetryRule.of(retry_on, dead_on, where)
-    return NO_RULES if rule.says_nothing else RetryRules((rule,))
+def rules_of(
+    retry_on: Errors | None, dead_on: Errors | None, where: str, max_failing: str | int | None = None
+) -> RetryRules:
+    """Return the rules of one level, none if it says nothing; errors as `RetryRule.of` and `Limit.of`."""
+    rule, limit = RetryRule.of(retry_on, dead_on, where), limit_of(max_failing, where)
+    return RetryRules(() if rule.says_nothing else (rule,), limit)
 
 
 def _test(given: Errors | str | None, option: str) -> _Test | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ftlayer.clock import Now
 from ftlayer.layer.live import by_segment
-from ftlayer.layer.retry import MAX_TRACEBACK, Cause, cut, extended, next_attempt
+from ftlayer.layer.retry import MAX_TRACEBACK, Cause, cut, extended, held, next_attempt
 from ftlayer.layer.state import State
 from ftlayer.layer.streams import Stream
 from ftlayer.records.failure_columns import split_traceback
@@ -42,14 +42,21 @@ class Failing:
             rows, positions = rows[new], positions[new]
             live.stream.in_flight -= len(rows)
             taken = self._state.segments.rows(txn, segment, rows).with_roots(roots[positions])
-            for row, position in enumerate(positions.tolist()):
-                key = self.move(txn, live.stream, taken, row, causes[position], now)
+            of_these = self._causes(live.stream, roots[positions], [causes[at] for at in positions], now)
+            for row, (position, cause) in enumerate(zip(positions.tolist(), of_these, strict=True)):
+                key = self.move(txn, live.stream, taken, row, cause, now)
                 if key is None:
                     dead += 1
                 else:
                     waiting[int(roots[position])] = key
             self._state.live.write_segment(txn, segment)
         return waiting, dead
+
+    def _causes(self, stream: Stream, roots: U64, causes: list[Cause], now: Now) -> list[Cause]:
+        """Tell the stream's circuit breakers; return the causes as they count then."""
+        if not self._state.circuits.ended(stream, roots.tolist(), causes, now.mono_ms):
+            return causes
+        return [held(cause) for cause in causes]
 
     def move(
         self, txn: WriteTransaction, stream: Stream, rows: Rows, row: int, cause: Cause, now: Now

@@ -203,7 +203,7 @@ class FTLayerCore:
             case calls.Explain():
                 return self._explain(call.root)
             case calls.Stats():
-                return self._status.stats()
+                return self._status.stats(now)
         raise MalformedRequestError(f"{type(call).__name__} is no reading call")
 
     def tick(self, txn: WriteTransaction, now: Now) -> int | None:
@@ -240,8 +240,8 @@ class FTLayerCore:
             times.append(self._clients_checked_ms + _FORGET_CLIENTS_EVERY_MS)
         return min((time for time in times if time is not None), default=None)
 
-    def intake_blocked(self, call: Call) -> str | None:
-        """Say why intake has to wait (``max_pending``, a full store); None when ``call`` may be applied now.
+    def intake_blocked(self, call: Call, now: Now) -> str | None:
+        """Say why intake has to wait: ``max_pending``, a full store, a circuit breaker. None: apply it now.
 
         Only `Persist` and `Ingest` ever wait for ``max_pending``: a batch's verdict must get through.
         """
@@ -256,6 +256,10 @@ class FTLayerCore:
         rows = call.payload.num_rows
         if stream is None or rows > stream.options.max_pending:
             return None  # apply says what is wrong with it
+        if isinstance(call, calls.Persist) and rows:
+            broken = self._state.circuits.hold_of(stream, now.mono_ms)
+            if broken is not None:
+                return broken
         held = stream.held + self._state.group.rows.get(stream.name, 0)
         if held + rows <= stream.options.max_pending:
             return None
@@ -298,7 +302,7 @@ class FTLayerCore:
             case calls.TakeReplays():
                 return self._replay.take(txn, call, now), None
             case calls.Recall():
-                return recall(self._state, call), None
+                return recall(self._state, call, now), None
             case calls.Ingest():
                 return self._deliveries.ingest(txn, call)
             case calls.Deliverable():
@@ -319,6 +323,9 @@ class FTLayerCore:
                 return self._batches.commit(txn, call, now), None
             case calls.Requeue():
                 return self._dead_letters.requeue(txn, call, now), None
+            case calls.ReportCircuits():
+                self._state.circuits.reported[call.query] = call.circuits
+                return calls.CircuitsReported(), None
             case calls.PutCursor():
                 return self._dead_letters.put_cursor(txn, call), None
             case calls.Purge():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ftlayer.layer.calls import Recall, Recalled
+from ftlayer.layer.calls import Now, Recall, Recalled
 from ftlayer.layer.live import by_segment
 from ftlayer.layer.state import State
 
 
-def recall(state: State, call: Recall) -> Recalled:
+def recall(state: State, call: Recall, now: Now) -> Recalled:
     """Make the pending rows of streams due, in memory only: after a restart they are due anyway.
 
     They are before what is due already, the oldest first.
@@ -33,5 +33,6 @@ def recall(state: State, call: Recall) -> Recalled:
     # In the order they were found in: that of the tracker's memory, several times as fast as any other.
     taken = roots[recalled]
     state.tracker.forget(taken)
+    state.circuits.recalled(taken, now.mono_ms)
     state.counters.recalled += len(taken)
     return Recalled(len(taken))

@@ -57,7 +57,9 @@ class Replay:
             )
         if call.limit < 1:
             raise MalformedRequestError(f"limit: expected 1 or more, got {call.limit}")
-        limit = min(call.limit, _ROWS_PER_CALL)
+        asked = min(call.limit, _ROWS_PER_CALL)
+        limit = state.circuits.may_take(stream, asked, now.mono_ms)
+        held = limit < asked
         taken = []
         for due in self.due_rows(txn, stream, limit):
             self._tracking.reissue(stream, due.segment, due.which, due.rows.info.roots, now)
@@ -68,7 +70,9 @@ class Replay:
             state.segments.append(txn, sequence, stream.number, Kind.TRACKED, rows)
             self._tracking.register_replays(stream, sequence, rows.info.roots, now)
             taken.append(rows)
-        return RecordBatches(tuple(records_of(rows) for rows in taken))
+        for rows in taken:
+            state.circuits.let_out(stream, rows.info.roots, now.mono_ms)
+        return RecordBatches(tuple(records_of(rows) for rows in taken), held)
 
     def due_rows(self, txn: ReadTransaction, stream: Stream, limit: int) -> Iterator[DueRows]:
         """Take up to ``limit`` rows of tracked segments that are not being worked on; their attempt goes

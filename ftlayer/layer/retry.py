@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.layer.calls import Failure, StreamOptions
@@ -47,6 +47,11 @@ def cause_of(failure: Failure | StoredFailure) -> Cause:
         failure.after_ms,
         failure.uses_attempt,
     )
+
+
+def held(cause: Cause) -> Cause:
+    """Return the cause as it counts while a circuit breaker holds records: it is the breaker that makes the pause."""
+    return replace(cause, uses_attempt=False, after_ms=cause.after_ms or 0)
 
 
 def next_attempt(

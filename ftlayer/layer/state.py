@@ -10,6 +10,7 @@ import numpy as np
 from ftlayer.acker import AckerTable, ExactTracker, Roots, Tracker
 from ftlayer.errors import MalformedRequestError, ProtocolError, StaleIncarnationError
 from ftlayer.layer.calls import Envelope, Reply
+from ftlayer.layer.circuits import Circuits
 from ftlayer.layer.early import EarlyFailures
 from ftlayer.layer.expiry import Schedules
 from ftlayer.layer.live import LiveSegments, by_segment
@@ -93,6 +94,7 @@ class State:
         self.orphan_schedules = Schedules(options.buckets)
         self.early = EarlyFailures()  # in buckets of `orphan_schedules`
         self.owners = Owners()
+        self.circuits = Circuits()
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
         self.timed_out: dict[int, bytes] = {}  # root → key of its record in the table of waiting ones
@@ -130,6 +132,7 @@ class State:
         """Make a stream known."""
         self.streams[stream.name] = stream
         self.numbers[stream.number] = stream
+        self.circuits.declare(stream)
 
     def find_stream(self, name: str) -> Stream | None:
         """Return a stream, one made by this transaction too; None if there is none."""
@@ -146,7 +149,7 @@ class State:
         """Return the bucket of roots of ``stream`` whose time starts now."""
         return self.schedules.bucket(stream.options.timeout_ms, mono_ms)
 
-    def complete(self, complete: Roots) -> None:
+    def complete(self, complete: Roots, mono_ms: int) -> None:
         """Take note of roots that completed: their rows are done, or their replay is cancelled."""
         self.counters.completed += len(complete.roots)
         for segment, rows, positions in by_segment(complete.locations):
@@ -156,6 +159,7 @@ class State:
             if live is not None:
                 live.stream.in_flight -= finished
                 live.stream.done += finished
+                self.circuits.done(live.stream, complete.roots[positions[new]], mono_ms)
             if finished < len(rows):
                 for root in complete.roots[positions[~new]].tolist():
                     self._cancel_replay(root)

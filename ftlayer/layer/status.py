@@ -9,6 +9,7 @@ from ftlayer.errors import ProtocolError
 from ftlayer.layer.calls import QueryStatus, QueryStatusCall, StatsReply, StreamStatus, StreamStatusCall
 from ftlayer.layer.replay import Replay
 from ftlayer.layer.state import State
+from ftlayer.layer.streams import Stream
 from ftlayer.store import batches
 from ftlayer.store.kv import KeyValueStore, ReadTransaction
 from ftlayer.store.queries import QueryRecord, get_query
@@ -47,19 +48,32 @@ class Status:
         """Count the rows of streams that are pushed."""
         self._state.owners.check(call.streams, call.owner)
         streams = [self._state.stream(name) for name in call.streams]
-        pauses_over = sum(self._replay.count_due(txn, stream, now) for stream in streams)
-        times = [self._replay.next_due_ms(txn, stream, now) for stream in streams]
-        due = min((time for time in times if time is not None), default=None)
+        due, next_due_in_ms = 0, -1
+        for stream in streams:
+            count, pause_ms = self._due(txn, stream, now)
+            due += count
+            if pause_ms >= 0:
+                next_due_in_ms = pause_ms if next_due_in_ms < 0 else min(pause_ms, next_due_in_ms)
         return StreamStatus(
             pending=sum(stream.in_flight for stream in streams),
-            due=sum(stream.due_rows for stream in streams) + pauses_over,
-            waiting=sum(stream.waiting for stream in streams) - pauses_over,
+            due=due,
+            waiting=sum(stream.waiting + stream.due_rows for stream in streams) - due,
             dead=sum(stream.dead for stream in streams),
-            next_due_in_ms=-1 if due is None else max(due - now.wall_ms, 0),
+            next_due_in_ms=next_due_in_ms,
             done=sum(stream.done for stream in streams),
+            circuits=self._state.circuits.statuses(call.streams, now.mono_ms),
         )
 
-    def stats(self) -> StatsReply:
+    def _due(self, txn: ReadTransaction, stream: Stream, now: Now) -> tuple[int, int]:
+        """Return how many replays of a stream can be taken now, and in how many ms one can be (-1: none is there)."""
+        next_due = self._replay.next_due_ms(txn, stream, now)
+        pause_ms = -1 if next_due is None else max(next_due - now.wall_ms, 0)
+        held_ms = self._state.circuits.held_ms(stream, now.mono_ms)
+        if held_ms is not None:
+            return 0, -1 if pause_ms < 0 else max(pause_ms, held_ms)
+        return stream.due_rows + self._replay.count_due(txn, stream, now), pause_ms
+
+    def stats(self, now: Now) -> StatsReply:
         """Return all counters and gauges."""
         state = self._state
         streams = state.streams.values()
@@ -77,7 +91,7 @@ class Status:
             "used_bytes": float(self._store.used_bytes),
             "used_share": float(self._store.used_share),
         }
-        return StatsReply(values)
+        return StatsReply(values, state.circuits.all_statuses(now.mono_ms))
 
     def _offered(self, number: int, txn: ReadTransaction) -> int:
         """Return how many uncommitted rows of a log the query was told of."""

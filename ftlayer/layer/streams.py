@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.store.kv import WriteTransaction
@@ -73,7 +73,8 @@ class Stream:
 
     def write(self, txn: WriteTransaction) -> None:
         """Store what is durable of it."""
-        put_stream(txn, self.name, StreamRecord(self.number, astuple(self.options), self.query))
+        stored = replace(self.options, circuits=())
+        put_stream(txn, self.name, StreamRecord(self.number, astuple(stored), self.query))
 
 
 def stream_of_record(name: str, record: StreamRecord) -> Stream:

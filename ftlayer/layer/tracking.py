@@ -72,6 +72,8 @@ class Tracking:
             return Accepted(rows), None
         if rows == 0:
             return Accepted(0), None
+        # Before it is committed: what comes behind it in this transaction is no part of the trial.
+        state.circuits.let_out(stream, call.roots, now.mono_ms)
         sequence = state.new_segment()
         info = first_attempts(np.ascontiguousarray(call.roots), call.key_hashes)
         state.segments.append(txn, sequence, stream.number, Kind.TRACKED, Rows(info, call.payload))
@@ -126,7 +128,7 @@ class Tracking:
             self._replay_refused(stream, roots, locations, complete)
         if failed:
             complete = self._end_failed(complete, failed)
-        state.complete(complete)
+        state.complete(complete, now.mono_ms)
 
     def _end_failed(self, complete: Roots, failed: Mapping[int, Cause]) -> Roots:
         """Take roots that had failed before they came out of the tracker, and of those that are complete.
@@ -188,7 +190,7 @@ class Tracking:
             )
         else:
             complete = state.tracker.xor(call.roots, call.values, ids=ids)
-        state.complete(complete)
+        state.complete(complete, now.mono_ms)
         unknown = state.tracker.unknown_xors - unknown
         state.counters.late_ignored += unknown
         return Xored(len(complete.roots), unknown)

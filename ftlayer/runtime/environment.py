@@ -17,7 +17,7 @@ from ftlayer.address import Address, parse_address
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checks import check_bool, check_instance, check_text, known_options, shown
 from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.errors import ConfigError, JobStartError, UnsupportedError
+from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
@@ -109,12 +109,6 @@ class StreamEnvironment:
         if options is not None:
             check_instance(options, "options", TopologyOptions)
         check_strategy(restart, "restart")
-        if layer is not None and layer.limit is not None:
-            raise UnsupportedError(
-                "max_failing: it is for wrapped queries so far: it holds their batches, and a topology has none; give "
-                "it a layer without max_failing (a function that waits while its database is down holds a topology's "
-                "slot, and its sources)"
-            )
         self._spark = spark
         self._layer = layer
         self._checkpointing = checkpointing
@@ -142,6 +136,7 @@ class StreamEnvironment:
         retry: StreamOptions | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
         restart: RestartStrategy | None = None,
     ) -> DataStream:
         """Begin a stream; arguments and errors as `ftlayer.stream.builder.GraphBuilder.source`."""
@@ -157,6 +152,7 @@ class StreamEnvironment:
             retry=retry,
             retry_on=retry_on,
             dead_on=dead_on,
+            max_failing=max_failing,
             restart=restart,
         )
 
@@ -169,7 +165,8 @@ class StreamEnvironment:
             check_forced(graph, self._checkpointing)
             return job_graph(graph, max_parallelism=self._checkpointing.max_parallelism)
         assert self._layer is not None
-        return job_graph(graph, self._layer.status, self._layer.stream_options, rules=self._layer.rules)
+        layer = self._layer
+        return job_graph(graph, layer.status, layer.stream_options, rules=layer.rules, limit=layer.limit)
 
     def explain(self) -> str:
         """Return the topology in words: its chains, how records get from one to the next, where the vertex comes in."""

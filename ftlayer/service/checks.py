@@ -72,8 +72,8 @@ def check_call(call: Call) -> None:
         case calls.Reseal():
             _check_batch(call)
             _check_verdict(call)
-        case calls.QueryStatusCall():
-            check_name(call.query, "QueryStatusCall.query")
+        case calls.QueryStatusCall() | calls.ReportCircuits():
+            check_name(call.query, f"{type(call).__name__}.query")
         case calls.PutCursor() | calls.GetCursor():
             check_name(call.stream, f"{type(call).__name__}.stream")
             check_name(call.reader, f"{type(call).__name__}.reader")

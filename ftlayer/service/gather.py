@@ -63,4 +63,8 @@ def add_stats(a: StatsReply, b: StatsReply) -> StatsReply:
         values[name] = (
             max(values.get(name, value), value) if name in _LARGEST else values.get(name, 0) + value
         )
-    return StatsReply(values)
+    circuits = {
+        name: {**a.circuits.get(name, {}), **b.circuits.get(name, {})}
+        for name in {**a.circuits, **b.circuits}
+    }
+    return StatsReply(values, circuits)

@@ -97,7 +97,9 @@ class Intake:
             owner = call.query if isinstance(call, (Seal, Reseal)) else call.stream
             if owner in held:
                 continue
-            reason = waiting.reason if waiting.not_before_ms > now.mono_ms else layer.intake_blocked(call)
+            reason = (
+                waiting.reason if waiting.not_before_ms > now.mono_ms else layer.intake_blocked(call, now)
+            )
             if reason:
                 waiting.reason = reason
                 held.add(owner)

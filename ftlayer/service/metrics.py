@@ -11,6 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from ftlayer.circuit import CircuitState
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.layer.calls import Reply, Stats, StatsReply
 from ftlayer.service.vertex import Vertex
@@ -64,3 +65,25 @@ class Metrics:
             return
         for name, value in sorted(answer.values.items()):
             yield GaugeMetricFamily(f"ftlayer_{name}", f"See ftlayer.layer.state: {name}.", value)
+        yield from _circuits(answer)
+
+
+def _circuits(answer: StatsReply) -> Iterator[Metric]:
+    """Give the circuit breakers, by topology or query ("owner") and by name (of an operator, "" for all others)."""
+    state = GaugeMetricFamily(
+        "ftlayer_circuit_state",
+        "1 for the state that a circuit breaker is in, 0 for the others.",
+        labels=("owner", "circuit", "state"),
+    )
+    opened = GaugeMetricFamily(
+        "ftlayer_circuit_opened",
+        "How often a circuit breaker has opened, trials that failed included.",
+        labels=("owner", "circuit"),
+    )
+    for owner, circuits in sorted(answer.circuits.items()):
+        for name, status in sorted(circuits.items()):
+            opened.add_metric((owner, name), status.opened)
+            for each in CircuitState:
+                state.add_metric((owner, name, each), float(status.state is each))
+    yield state
+    yield opened

@@ -111,7 +111,7 @@ class Vertex:
                 shard = self._router.shard_of(call.query)
                 self._check_verdict(call, shard)
                 self._shards[shard].submit(call, envelope, answer)
-            case calls.BeginBatch() | calls.Commit() | calls.QueryStatusCall():
+            case calls.BeginBatch() | calls.Commit() | calls.QueryStatusCall() | calls.ReportCircuits():
                 self._shards[self._router.shard_of(call.query)].submit(call, envelope, answer)
             case calls.ListRecords():
                 self._list(call, answer)

@@ -131,10 +131,10 @@ class FTLayer:
                 their own; the narrowest that says something decides.
             on_dead: called in this program, in a thread of its own, with each dead letter (`DeadLetter`) of the queries
                 and topologies that it runs: at least once each, in the order of their death; see `watch_dead`.
-            max_failing: a share of the records of the last minute (``"5%"``) or a number of them a minute. While more
-                fail, of those that another attempt might help, each wrapped query holds its batch and tries it again,
-                after 1 s, 2 s, … up to a minute: no attempt is used up, and no dead letter made. For wrapped queries
-                so far: a `StreamEnvironment` refuses a layer that has it.
+            max_failing: a share of the records of the last minute (``"5%"``) or a number of them a minute (``100``,
+                ``"100/min"``). While more fail, of those that another attempt might help, each wrapped query holds its
+                batch and tries it again, and each topology pauses its sources and tries a few records, after 1 s, 2 s,
+                … up to a minute: no attempt is used up, and no dead letter made.
             vertex: further fields of `ftlayer.config.VertexOptions` (durability, max_store_bytes, …).
 
         Raises `ConfigError` naming the option. The vertex starts with the first query that needs it.

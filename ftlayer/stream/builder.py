@@ -80,6 +80,7 @@ class GraphBuilder:
         retry: StreamOptions | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
         restart: RestartStrategy | None = None,
     ) -> DataStream:
         """Begin a stream.
@@ -99,6 +100,9 @@ class GraphBuilder:
             retry: retry options of these records; by default the topology's.
             retry_on, dead_on: which errors are worth another attempt of these records, where an operator does not say
                 so itself; by default the topology's. Acker mode only.
+            max_failing: a share of this source's records of the last minute (``"5%"``), or a number a minute (``100``,
+                ``"100/min"``), of those that fail in operators without a limit of their own. While more fail, the
+                source pauses; by default the topology's limit, which is about all sources' records. Acker mode only.
             restart: whether, and after what pause, this source is read again when it raises; by default as the
                 topology's ``restart``. Each subtask counts its own failures. A source that its strategy gives up ends
                 the job with a `SourceGivenUpError`.
@@ -106,10 +110,12 @@ class GraphBuilder:
         Raises:
             ConfigError: what cannot be a source, a one-shot iterator among others; no or a wrong schema.
         """
-        rules = rules_of(retry_on, dead_on, "source")
+        rules = rules_of(retry_on, dead_on, "source", max_failing)
         if retry is not None:
             check_instance(retry, "source: retry", StreamOptions)
             retry.check_pauses("source: retry")
+            if retry.circuits:
+                raise ConfigError("source: retry: circuits are not to be given: use max_failing=…")
         check_strategy(restart, "source: restart")
         wanted = None if schema is None else self.schema(schema, "source")
         opened = open_source(source, wanted, options, self._parse)

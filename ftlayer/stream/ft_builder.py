@@ -6,10 +6,12 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
+from ftlayer.circuit import Limit
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey, Partitioner
 from ftlayer.partitioning.replay import replay_twin
+from ftlayer.stream.circuits import circuits_of
 from ftlayer.stream.facts import emits_roots, outputs_of, rules_of_operator
 from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.stream.operators import Operator, Replay
@@ -50,9 +52,11 @@ class OpFTLayerBuilder:
 
     Attributes:
         retry: options of streams that have none of their own.
+        limit: how many records may fail, of sources and in operators that have no limit of their own.
     """
 
     retry: StreamOptions = field(default_factory=StreamOptions)
+    limit: Limit | None = None
 
     @property
     def tracked(self) -> bool:
@@ -74,7 +78,8 @@ class OpFTLayerBuilder:
                 continue
             for tag, schema in outputs_of(operator).items():
                 stream = graph.stream_of(operator.uid, tag)
-                options.append((stream, retry.get(operator.uid, self.retry)))
+                circuits = circuits_of(graph, vertex, tag, self.limit)
+                options.append((stream, replace(retry.get(operator.uid, self.retry), circuits=circuits)))
                 routed = _with_routing(graph, vertex, operator, tag)
                 if not routed:
                     continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
@@ -32,19 +33,21 @@ def job_graph(
     retry: StreamOptions | None = None,
     *,
     rules: RetryRules = NO_RULES,
+    limit: Limit | None = None,
     max_parallelism: int = 0,
 ) -> JobGraph:
     """Translate a graph. ``retry`` are the options of sources that have none of their own.
 
-    ``rules`` are the topology's, on which failures are worth a retry. ``max_parallelism`` above 0 is the number of key
-    groups in barrier mode. Raises what `check_graph`, `with_rules` and the ``wire`` of the builders raise.
+    ``rules`` are the topology's, on which failures are worth a retry, and ``limit`` how many open its circuit breaker.
+    ``max_parallelism`` above 0 is the number of key groups in barrier mode. Raises what `check_graph`, `with_rules` and
+    the ``wire`` of the builders raise.
     """
     if max_parallelism:
         check_no_rules(graph)
         return generate(graph, BarrierBuilder(max_parallelism))
     if status is FTStatus.OFF:
         return generate(graph, NopFTLayerBuilder())
-    return generate(with_rules(graph, rules), OpFTLayerBuilder(retry or StreamOptions()))
+    return generate(with_rules(graph, rules), OpFTLayerBuilder(retry or StreamOptions(), limit))
 
 
 def generate(graph: StreamGraph, ft_builder: FTLayerBuilder) -> JobGraph:
@@ -122,7 +125,13 @@ def with_rules(graph: StreamGraph, of_topology: RetryRules) -> StreamGraph:
 def check_no_rules(graph: StreamGraph) -> None:
     """Raise `UnsupportedError` where an operator has rules of retries: with checkpoints no record is retried."""
     for node in graph.nodes:
-        if rules_of_operator(node.operator).levels:
+        rules = rules_of_operator(node.operator)
+        if rules.limit is not None:
+            raise UnsupportedError(
+                f"{node.uid!r}: max_failing is about single records that fail, and with checkpointing=… a record that "
+                "fails ends its slot; leave it out, or run the topology with layer=…"
+            )
+        if rules.levels:
             raise UnsupportedError(
                 f"{node.uid!r}: retry_on and dead_on say what becomes of single records that fail, and with "
                 "checkpointing=… a record that fails ends its slot; leave them out, or run the topology with layer=…"
@@ -143,7 +152,7 @@ def _with_rules(graph: StreamGraph, node: StreamNode, of_topology: RetryRules) -
     ]
     found = sources[0][1] if sources else RetryRules()
     for uid, rules in sources:
-        if rules != found and not any(level.retry_on is not None for level in own.levels):
+        if rules.levels != found.levels and not any(level.retry_on is not None for level in own.levels):
             raise InvalidTopologyError(
                 f"{node.uid!r} has records of {sources[0][0]!r} and of {uid!r}, whose retry_on or dead_on differ: give "
                 "both sources the same, or the operator a retry_on of its own"

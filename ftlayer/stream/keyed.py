@@ -45,6 +45,7 @@ class KeyedStream(DataStream):
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> DataStream:
         """Emit for each record the aggregate of its key: the first record, then ``function(aggregate, record)``.
 
@@ -52,7 +53,7 @@ class KeyedStream(DataStream):
         tolerance on.
         """
         check_function(function, "reduce", takes=2)
-        rules = rules_of(retry_on, dead_on, "reduce")
+        rules = rules_of(retry_on, dead_on, "reduce", max_failing)
         return self._then(
             lambda uid: Reduce(uid, function, self.keys, self.schema, volatile_state, rules=rules),
             uid,
@@ -71,6 +72,7 @@ class KeyedStream(DataStream):
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> DataStream:
         """Emit for each record the aggregate of its key: ``add(create(), record)``, then ``add(aggregate, record)``.
 
@@ -80,7 +82,7 @@ class KeyedStream(DataStream):
         check_function(create, "aggregate: create", takes=0)
         check_function(add, "aggregate: add", takes=2)
         to = self.builder.schema(schema, "aggregate")
-        rules = rules_of(retry_on, dead_on, "aggregate")
+        rules = rules_of(retry_on, dead_on, "aggregate", max_failing)
         return self._then(
             lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create, rules), uid, parallelism
         )
@@ -97,13 +99,14 @@ class KeyedStream(DataStream):
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
         rate_limit: float | None = None,
     ) -> DataStream:
         """Run a `ProcessFunction` with state and timers of each key, and side outputs (`side_output`).
 
         ``volatile_state`` as in `reduce`, ``rate_limit`` as in `map`; timers are not limited.
         """
-        rules = rules_of(retry_on, dead_on, "process")
+        rules = rules_of(retry_on, dead_on, "process", max_failing)
         rate = rate_per_second(rate_limit, "process: rate_limit")
         return add_process(
             self, self.keys, function, schema, side, volatile_state, uid, parallelism, rules, rate
@@ -136,6 +139,7 @@ class KeyedStream(DataStream):
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> DataStream:
         """Pair records of equal keys where ``lower`` <= other's time - this one's time <= ``upper``.
 
@@ -155,7 +159,7 @@ class KeyedStream(DataStream):
         if bounds[0] > bounds[1]:
             raise ConfigError(f"join: no time lies between lower {lower!r} and upper {upper!r}")
         to = self.builder.schema(schema, "join")
-        rules = rules_of(retry_on, dead_on, "join")
+        rules = rules_of(retry_on, dead_on, "join", max_failing)
         keys, inputs = (self.keys, other.keys), (self.schema, other.schema)
         node = self.builder.add(
             lambda uid: Join(uid, function, keys, inputs, *bounds, to, volatile_state, rules),
@@ -186,6 +190,7 @@ class ConnectedStreams:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> DataStream:
         """Run a `CoProcessFunction`, with state and timers of each key where both streams have keys.
 
@@ -202,7 +207,7 @@ class ConnectedStreams:
         if isinstance(left, KeyedStream) and isinstance(right, KeyedStream):
             keys = (left.keys, right.keys)
         inputs = (left.schema, right.schema)
-        rules = rules_of(retry_on, dead_on, "process")
+        rules = rules_of(retry_on, dead_on, "process", max_failing)
         node = builder.add(
             lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state, rules),
             [left.legs, right.legs],

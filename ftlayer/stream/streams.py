@@ -86,19 +86,21 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
         rate_limit: float | None = None,
     ) -> DataStream:
         """One record in, one out.
 
         ``retry_on`` and ``dead_on``, here and below, say which errors of this operator are worth another attempt, as
-        those of `FTLayer.embedded` do for all operators. Acker mode only.
+        those of `FTLayer.embedded` do for all operators, and ``max_failing`` how many records may fail in it before the
+        sources that feed it pause. Acker mode only.
 
         ``rate_limit``, here and below, is how many records a second each subtask takes, replays among them; None: as
         many as come. Those of an earlier second that were not used are lost, save for a tenth of a second's.
         """
         check_function(function, "map", takes=1)
         to = self._output(schema, "map")
-        rules = rules_of(retry_on, dead_on, "map")
+        rules = rules_of(retry_on, dead_on, "map", max_failing)
         rate = rate_per_second(rate_limit, "map: rate_limit")
         return self._then(lambda uid: Map(uid, function, to, rules, rate), uid, parallelism)
 
@@ -112,12 +114,13 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
         rate_limit: float | None = None,
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
         check_function(function, "flat_map", takes=1)
         to = self._output(schema, "flat_map")
-        rules = rules_of(retry_on, dead_on, "flat_map")
+        rules = rules_of(retry_on, dead_on, "flat_map", max_failing)
         rate = rate_per_second(rate_limit, "flat_map: rate_limit")
         return self._then(lambda uid: FlatMap(uid, function, to, rules, rate), uid, parallelism)
 
@@ -130,11 +133,12 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
         rate_limit: float | None = None,
     ) -> DataStream:
         """Keep the records for which the function is true."""
         check_function(function, "filter", takes=1)
-        rules = rules_of(retry_on, dead_on, "filter")
+        rules = rules_of(retry_on, dead_on, "filter", max_failing)
         rate = rate_per_second(rate_limit, "filter: rate_limit")
         return self._then(lambda uid: Filter(uid, function, self.schema, rules, rate), uid, parallelism)
 
@@ -150,6 +154,7 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> DataStream:
         """A batch in, a batch out (``pa.RecordBatch`` or ``pandas.DataFrame``), row for row.
 
@@ -159,7 +164,7 @@ class DataStream:
         check_function(function, "map_batches", takes=1)
         check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
         to = self._output(schema, "map_batches")
-        rules = rules_of(retry_on, dead_on, "map_batches")
+        rules = rules_of(retry_on, dead_on, "map_batches", max_failing)
         return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), uid, parallelism)
 
     @known_options
@@ -174,6 +179,7 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
         rate_limit: float | None = None,
     ) -> DataStream:
         """One record in, one out, by an async function: for HTTP and database look-ups.
@@ -182,7 +188,7 @@ class DataStream:
         when all its calls have ended, in the order that it came in; the slot waits for them.
         """
         to = self._output(schema, "map_async")
-        rules = rules_of(retry_on, dead_on, "map_async")
+        rules = rules_of(retry_on, dead_on, "map_async", max_failing)
         limit_ms = duration_ms(timeout, "map_async: timeout")
         rate = rate_per_second(rate_limit, "map_async: rate_limit")
         return self._then(
@@ -200,12 +206,13 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
         rate_limit: float | None = None,
     ) -> DataStream:
         """Run a `ProcessFunction` without keys: with side outputs (`side_output`), without state and timers."""
         from ftlayer.stream.keyed import add_process
 
-        rules = rules_of(retry_on, dead_on, "process")
+        rules = rules_of(retry_on, dead_on, "process", max_failing)
         rate = rate_per_second(rate_limit, "process: rate_limit")
         return add_process(self, (), function, schema, side, False, uid, parallelism, rules, rate)
 
@@ -382,6 +389,7 @@ class DataStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> None:
         """End the stream.
 
@@ -392,14 +400,14 @@ class DataStream:
             every, max_rows: a writer's batch is written and committed when it is this old or this long.
             uid: stable name.
             parallelism: subtasks that write.
-            retry_on, dead_on: which errors are worth another attempt of the records they fail; acker mode only.
+            retry_on, dead_on, max_failing: as in `map`.
 
         Raises:
             ConfigError: what cannot be a sink.
         """
         every_ms = duration_ms(every, "sink: every")
         check_int(max_rows, "sink: max_rows", least=1)
-        rules = rules_of(retry_on, dead_on, "sink")
+        rules = rules_of(retry_on, dead_on, "sink", max_failing)
         connector = open_sink(sink, self.schema, options, every_ms, max_rows)
         self.builder.add(
             lambda uid: Sink(uid, connector, self.schema, rules),

@@ -85,6 +85,7 @@ class WindowedStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> DataStream:
         """Emit the first record of a window, put together with the others by ``function(reduced, record)``.
 
@@ -97,7 +98,14 @@ class WindowedStream:
                 "reduce: a schema, and no result to make records of it; leave it out, or give one"
             )
         return self._add(
-            Reduced(function, result), schema, volatile_state, uid, parallelism, retry_on, dead_on
+            Reduced(function, result),
+            schema,
+            volatile_state,
+            uid,
+            parallelism,
+            retry_on,
+            dead_on,
+            max_failing,
         )
 
     @known_options
@@ -114,6 +122,7 @@ class WindowedStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> DataStream:
         """Emit the aggregate of a window: ``add(create(), record)``, then ``add(aggregate, record)``.
 
@@ -127,7 +136,7 @@ class WindowedStream:
                 "give merge=function(aggregate, other)"
             )
         content = Aggregated(create, add, merge, result)
-        return self._add(content, schema, volatile_state, uid, parallelism, retry_on, dead_on)
+        return self._add(content, schema, volatile_state, uid, parallelism, retry_on, dead_on, max_failing)
 
     @known_options
     def process(
@@ -140,6 +149,7 @@ class WindowedStream:
         parallelism: int | None = None,
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
     ) -> DataStream:
         """Emit what ``function(key, window, records)`` returns: any number of records, or None.
 
@@ -147,7 +157,9 @@ class WindowedStream:
         `KeyedStream.reduce`.
         """
         _check("process", function=function)
-        return self._add(Collected(function), schema, volatile_state, uid, parallelism, retry_on, dead_on)
+        return self._add(
+            Collected(function), schema, volatile_state, uid, parallelism, retry_on, dead_on, max_failing
+        )
 
     def _add(
         self,
@@ -158,6 +170,7 @@ class WindowedStream:
         parallelism: int | None,
         retry_on: Errors | None,
         dead_on: Errors | None,
+        max_failing: str | int | None,
     ) -> DataStream:
         function = window_function(self.windows, content, self.lateness_ms, self.late_tag)
         side = {} if self.late_tag is None else {self.late_tag: self.stream.schema}
@@ -170,6 +183,7 @@ class WindowedStream:
             parallelism=parallelism,
             retry_on=retry_on,
             dead_on=dead_on,
+            max_failing=max_failing,
         )
 
 

@@ -414,12 +414,12 @@ def test_rule_11_ingested_rows_are_in_flight_until_their_commit(query, vertex, k
     query.open()
     query.ingest("a", "b")
     more = calls.Ingest(CLICKS, kit.payload(["c", "d"]))
-    assert "max_pending" in vertex.layer.intake_blocked(more)
+    assert "max_pending" in vertex.layer.intake_blocked(more, vertex.now)
     query.run(0, {CLICKS: (0, 1)})
-    assert vertex.layer.intake_blocked(more) is None
+    assert vertex.layer.intake_blocked(more, vertex.now) is None
     vertex.store.share = 0.95
-    assert vertex.layer.intake_blocked(calls.Seal("q", query.epoch, 1, {})) is not None
-    assert vertex.layer.intake_blocked(calls.Commit("q", query.epoch, 1)) is None
+    assert vertex.layer.intake_blocked(calls.Seal("q", query.epoch, 1, {}), vertex.now) is not None
+    assert vertex.layer.intake_blocked(calls.Commit("q", query.epoch, 1), vertex.now) is None
 
 
 def test_ingest_before_any_query_and_a_lost_transaction(vertex, kit):

@@ -114,11 +114,11 @@ def test_events_held_for_a_registration_still_wait_for_it(vertex, kit):
 def test_room_for_max_pending_is_free_again(vertex, kit):
     vertex.open(max_pending=2)
     vertex.persist([1, 2])
-    assert vertex.layer.intake_blocked(kit.persist_call([3]))
+    assert vertex.layer.intake_blocked(kit.persist_call([3]), vertex.now)
     vertex.recall()
-    assert vertex.layer.intake_blocked(kit.persist_call([3])) is None
+    assert vertex.layer.intake_blocked(kit.persist_call([3]), vertex.now) is None
     vertex.take()
-    assert vertex.layer.intake_blocked(kit.persist_call([3]))
+    assert vertex.layer.intake_blocked(kit.persist_call([3]), vertex.now)
 
 
 def test_records_that_can_be_taken_are_counted_by_their_time(vertex):

@@ -274,8 +274,8 @@ def test_rule_10_a_fatal_failure_is_dead_at_once(vertex):
 def test_rule_11_intake_waits_at_max_pending_and_replays_do_not(vertex, kit):
     vertex.open(max_pending=3)
     vertex.persist([1, 2])
-    assert vertex.layer.intake_blocked(kit.persist_call([3])) is None
-    assert "max_pending" in vertex.layer.intake_blocked(kit.persist_call([3, 4]))
+    assert vertex.layer.intake_blocked(kit.persist_call([3]), vertex.now) is None
+    assert "max_pending" in vertex.layer.intake_blocked(kit.persist_call([3, 4]), vertex.now)
     vertex.fail(1, 2)
     vertex.persist([3, 4, 5])
     vertex.advance(100)
@@ -288,18 +288,18 @@ def test_rule_11_calls_of_one_group_count(vertex, kit):
     vertex.open(max_pending=3)
     with vertex.store.write(intake=True) as txn:
         outcome = vertex.layer.apply(txn, kit.persist_call([1, 2]), None, vertex.now)
-        assert vertex.layer.intake_blocked(kit.persist_call([3, 4])) is not None
-        assert vertex.layer.intake_blocked(kit.persist_call([3])) is None
+        assert vertex.layer.intake_blocked(kit.persist_call([3, 4]), vertex.now) is not None
+        assert vertex.layer.intake_blocked(kit.persist_call([3]), vertex.now) is None
     outcome.after()
-    assert vertex.layer.intake_blocked(kit.persist_call([3, 4])) is not None
+    assert vertex.layer.intake_blocked(kit.persist_call([3, 4]), vertex.now) is not None
 
 
 def test_rule_11_a_full_store_stops_intake_alone(vertex, kit):
     vertex.open()
     vertex.persist([1])
     vertex.store.share = 0.9
-    assert "90%" in vertex.layer.intake_blocked(kit.persist_call([2]))
-    assert vertex.layer.intake_blocked(calls.Fail((), 1)) is None
+    assert "90%" in vertex.layer.intake_blocked(kit.persist_call([2]), vertex.now)
+    assert vertex.layer.intake_blocked(calls.Fail((), 1), vertex.now) is None
     assert vertex.xor((1, 1)).completed == 1
 
 
@@ -310,7 +310,7 @@ def test_a_lost_intake_transaction_leaves_no_trace(vertex, kit):
     with pytest.raises(StoreFullError):
         vertex.group(call)
     vertex.layer.lost()
-    assert vertex.layer.intake_blocked(kit.persist_call([3, 4])) is None
+    assert vertex.layer.intake_blocked(kit.persist_call([3, 4]), vertex.now) is None
     assert vertex.counts()["pending"] == 0
     assert vertex.group(call) == [calls.Accepted(2)]
     assert vertex.xor((1, 1), (2, 2)).completed == 2

@@ -10,6 +10,7 @@ import pytest
 
 from ftlayer import bundled_java
 from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import (
     ConfigError,
@@ -19,7 +20,7 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.functions.retry_rules import NO_RULES
-from ftlayer.layer.calls import StreamOptions
+from ftlayer.layer.calls import StreamCircuit, StreamOptions
 from ftlayer.runtime.coordinator import spark_checks
 from ftlayer.runtime.coordinator.spark_checks import (
     Place,
@@ -228,21 +229,26 @@ def test_off_is_allowed_what_cannot_be_tracked() -> None:
     assert not off.job_graph().tracked
 
 
-def test_a_layer_with_a_circuit_breaker_is_refused() -> None:
-    layer = FTLayer.embedded("x", max_failing="5%")
-    with pytest.raises(UnsupportedError, match="max_failing: it is for wrapped queries so far"):
-        StreamEnvironment(FakeSession(), layer, name="shop")
+def test_a_layer_s_circuit_breaker_is_that_of_a_topology() -> None:
+    env = StreamEnvironment(FakeSession(), FTLayer.embedded("x", max_failing="5%"), name="shop")
+    env.source([1], "n int", uid="plain").sink(print)
+    env.source([1], "n int", uid="own", max_failing="100/min").sink(print)
+    assert {name: options.circuits for name, options in env.job_graph().options} == {
+        "shop/plain": (StreamCircuit("", Limit(share=0.05)),),
+        "shop/own": (StreamCircuit("own", Limit(count=100)),),
+    }
 
 
-def test_a_circuit_breaker_is_no_option_of_an_environment() -> None:
+def test_with_checkpoints_there_is_no_circuit_breaker() -> None:
     given: dict[str, Any] = {
         "spark": FakeSession(),
         "name": "shop",
         "checkpointing": CheckpointConfig(directory="x"),
     }
-    says = "there is no option 'max_failing': it is for wrapped queries so far"
+    says = "there is no option 'max_failing': it is one of FTLayer.embedded"
     with pytest.raises(ConfigError, match=f"StreamEnvironment.__init__: {says}"):
         StreamEnvironment(**given, max_failing="5%")
     env: Any = StreamEnvironment(**given)
-    with pytest.raises(ConfigError, match=f"StreamEnvironment.source: {says}"):
-        env.source([1], "n int", max_failing="5%")
+    env.source([1], "n int", uid="numbers", max_failing="5%").sink(print)
+    with pytest.raises(UnsupportedError, match="'numbers': max_failing is about single records that fail"):
+        env.job_graph()

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 import pytest
 
+from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.functions.retry_rules import rules_of
-from ftlayer.layer.calls import StreamOptions
+from ftlayer.layer.calls import StreamCircuit, StreamOptions
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.facts import rules_of_operator
 from ftlayer.stream.job_graph_generator import job_graph
-from ftlayer.stream.keyed import ConnectedStreams, KeyedStream
 from ftlayer.stream.streams import DataStream
-from ftlayer.stream.windows import WindowedStream
 
 
 def one(value: Any) -> Any:
@@ -78,21 +76,55 @@ def test_every_operator_takes_rules_and_refuses_what_is_none(env: GraphBuilder, 
     assert rules_of_operator(last) == rules_of(None, KeyError, "")
 
 
-FAILING = [
-    (kind, operator)
-    for kind in (DataStream, KeyedStream, ConnectedStreams, WindowedStream)
-    for name, operator in vars(kind).items()
-    if inspect.isfunction(operator)
-    and not name.startswith("_")
-    and "retry_on" in inspect.signature(operator).parameters
-]
+@pytest.mark.parametrize("number", range(13))
+def test_every_operator_takes_a_limit_of_failures(env: GraphBuilder, number: int) -> None:
+    stream = env.source([], "n int")
+    with pytest.raises(ConfigError, match="max_failing"):
+        every_operator(stream, max_failing="many")[number]()
+    every_operator(stream, max_failing="5%")[number]()
+    assert rules_of_operator(env._nodes[-1].operator).limit == Limit(share=0.05)
 
 
-@pytest.mark.parametrize(("kind", "operator"), FAILING, ids=lambda one: getattr(one, "__qualname__", ""))
-def test_a_circuit_breaker_is_said_to_be_for_wrapped_queries(kind: type, operator: Any) -> None:
-    says = f"{operator.__qualname__}: there is no option 'max_failing': it is for wrapped queries so far"
-    with pytest.raises(ConfigError, match=says):
-        operator(object.__new__(kind), max_failing="5%")
+def test_streams_have_the_breakers_of_what_they_feed(env: GraphBuilder) -> None:
+    from ftlayer.functions.process import ProcessFunction
+
+    class Late(ProcessFunction):
+        def process(self, record: Any, ctx: Any) -> Any:
+            ctx.set_processing_timer(0)
+            return []
+
+        def on_timer(self, time_ms: int, ctx: Any) -> Any:
+            return [1]
+
+    left = env.source([], "n int", uid="left", max_failing=7)
+    right = env.source([], "n int", uid="right")
+    env.source([], "n int", uid="aside").sink(print, uid="else")
+    both = left.union(right).map(one, "n int", uid="enrich", max_failing="5%")
+    timed = both.key_by("n").process(Late(), "n int", uid="timed", volatile_state=True)
+    timed.sink(print, uid="out", max_failing="100/min")
+    graph = job_graph(env.build(), limit=Limit(share=0.1))
+    whole, enrich = StreamCircuit("", Limit(share=0.1)), StreamCircuit("enrich", Limit(share=0.05))
+    out = StreamCircuit("out", Limit(count=100))
+    paused = StreamCircuit("out", Limit(count=100), counts=False)
+    found = {name.partition("/")[2]: set(options.circuits) for name, options in graph.options}
+    assert found == {
+        "left": {StreamCircuit("left", Limit(count=7)), enrich, paused},
+        "right": {whole, enrich, paused},
+        "aside": {whole},
+        "timed": {whole, out},
+    }
+
+
+def test_with_checkpoints_a_limit_of_failures_is_refused(off: GraphBuilder) -> None:
+    off.source([], "n int").map(one, uid="parse", max_failing=10).sink(print)
+    with pytest.raises(UnsupportedError, match=r"'parse': max_failing is about single records"):
+        job_graph(off.build(), max_parallelism=8)
+
+
+def test_circuits_are_not_given_with_the_options_of_a_source(env: GraphBuilder) -> None:
+    options = StreamOptions(circuits=(StreamCircuit("", Limit(count=1)),))
+    with pytest.raises(ConfigError, match="use max_failing"):
+        env.source([], "n int", retry=options)
 
 
 def test_sources_that_differ_are_named_unless_the_operator_decides(env: GraphBuilder) -> None:

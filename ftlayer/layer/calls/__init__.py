@@ -46,10 +46,12 @@ from ftlayer.layer.calls.common import (
     Failure,
     RecordBatches,
     Records,
+    StreamCircuit,
     StreamOptions,
 )
 from ftlayer.layer.calls.operating import (
     Changed,
+    CircuitsReported,
     Cursor,
     Explain,
     Explained,
@@ -60,6 +62,7 @@ from ftlayer.layer.calls.operating import (
     PutCursor,
     RecordInfo,
     RecordList,
+    ReportCircuits,
     Requeue,
     Stats,
     StatsReply,
@@ -97,6 +100,7 @@ __all__ = [
     "BeginBatch",
     "Call",
     "Changed",
+    "CircuitsReported",
     "ClaimJob",
     "Commit",
     "Committed",
@@ -135,6 +139,7 @@ __all__ = [
     "Records",
     "Reply",
     "Report",
+    "ReportCircuits",
     "Requeue",
     "Reseal",
     "Seal",
@@ -143,6 +148,7 @@ __all__ = [
     "SourcePosition",
     "Stats",
     "StatsReply",
+    "StreamCircuit",
     "StreamOpened",
     "StreamOptions",
     "StreamStatus",
@@ -173,6 +179,7 @@ MutatingCall = (
     | Purge
     | PutCursor
     | Deliverable
+    | ReportCircuits
 )
 ReadingCall = ReadDeliveries | StreamStatusCall | QueryStatusCall | ListRecords | GetCursor | Explain | Stats
 Call = MutatingCall | ReadingCall
@@ -198,4 +205,5 @@ Reply = (
     | Changed
     | Cursor
     | StatsReply
+    | CircuitsReported
 )

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftlayer.checks import check_int, check_number, known_options, shown
+from ftlayer.checks import check_instance, check_int, check_number, known_options, shown
+from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError
 from ftlayer.records.failure_columns import Why
 
@@ -30,6 +31,20 @@ class Envelope:
     sequence: int
 
 
+@dataclass(frozen=True, slots=True)
+class StreamCircuit:
+    """A circuit breaker that holds a topology's stream while it is not closed.
+
+    Streams of one topology that name it have it in common. It looks at the failures in the operator ``name``; one
+    called "", or as the stream's source, at those in operators without one of their own. ``counts`` False: what becomes
+    of this stream's records is not counted (those that it becomes are, in a stream of their own).
+    """
+
+    name: str
+    limit: Limit
+    counts: bool = True
+
+
 @known_options
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
@@ -38,6 +53,7 @@ class StreamOptions:
     ``max_attempts`` counts runs, the first included; None: a record is tried again without end. ``backoff_ms``
     lists the pause before attempt 2, 3, …; its last entry serves all later ones. ``jitter``
     (0 to 1) is the share of a pause that is drawn at random (deterministically, from the record's origin and attempt).
+    ``circuits`` are set by a topology for its streams (from ``max_failing``), and not stored: each run says them again.
 
     Raises `ConfigError` naming the option. A vertex asks for a ``timeout_ms`` of at least its ``timeout_buckets`` − 1.
     """
@@ -47,6 +63,7 @@ class StreamOptions:
     backoff_ms: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000)
     jitter: float = 0.1
     max_pending: int = 1_000_000
+    circuits: tuple[StreamCircuit, ...] = ()
 
     def __post_init__(self) -> None:
         check_int(self.timeout_ms, "timeout_ms", least=1, most=LONGEST_MS)
@@ -60,6 +77,8 @@ class StreamOptions:
             check_int(pause, f"backoff_ms[{place}]", least=0, most=LONGEST_MS)
         check_number(self.jitter, "jitter", least=0, most=1)
         check_int(self.max_pending, "max_pending", least=1, most=LONGEST_MS)
+        for circuit in self.circuits:
+            check_instance(circuit, "circuits", StreamCircuit)
 
     def check_pauses(self, where: str) -> None:
         """Raise `ConfigError` naming ``where`` for more pauses than there are attempts to come behind them.
@@ -136,6 +155,10 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class RecordBatches:
-    """Reply with records; several batches where schemas differ, and none where there is nothing."""
+    """Reply with records; several batches where schemas differ, and none where there is nothing.
+
+    ``held``: there may be more, which a circuit breaker holds.
+    """
 
     batches: tuple[Records, ...]
+    held: bool = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
+
+from ftlayer.circuit import CircuitStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,21 @@ class Stats:
 @dataclass(frozen=True, slots=True)
 class StatsReply:
     """Counters since the start of this incarnation, and gauges (``used_share``, ``pending``, ``waiting``
-    …).
+    …). ``circuits`` has by topology or query the circuit breakers by name.
     """
 
     values: dict[str, float]
+    circuits: dict[str, dict[str, CircuitStatus]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportCircuits:
+    """A wrapped query says where its circuit breakers are, for `Stats`; the vertex forgets it with its incarnation."""
+
+    query: str
+    circuits: dict[str, CircuitStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitsReported:
+    """Reply to `ReportCircuits`."""

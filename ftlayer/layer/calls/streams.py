@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ftlayer.circuit import CircuitStatus
 from ftlayer.layer.calls.common import StreamOptions
 
 
@@ -96,7 +97,8 @@ class StreamStatus:
     ``pending`` roots are registered and not complete, ``due`` can be taken now (`TakeReplays`), ``waiting``
     have their pause still to go (``next_due_in_ms``, -1 when nothing is due or waits), ``dead`` are dead
     letters. Of the records of a stream whose pause is over, 10,000 at most are counted as ``due``, the rest
-    as ``waiting``. ``done`` counts what completed since the vertex's start.
+    as ``waiting``; so are all those that a circuit breaker holds. ``done`` counts what completed since the vertex's
+    start. ``circuits`` are the breakers of these streams by name.
     """
 
     pending: int
@@ -105,6 +107,7 @@ class StreamStatus:
     dead: int
     next_due_in_ms: int
     done: int = 0
+    circuits: dict[str, CircuitStatus] = field(default_factory=dict)
 
     @property
     def drained(self) -> bool:

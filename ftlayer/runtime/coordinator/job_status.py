@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
+from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.layer.calls import StreamStatus
 from ftlayer.notebook import html_table
 from ftlayer.runtime.coordinator.events import JobState
@@ -84,12 +85,22 @@ class JobStatus:
     restarts: int = 0
     last_failure: str = ""
 
+    @property
+    def circuits(self) -> dict[str, CircuitStatus]:
+        """Where the circuit breakers of `max_failing` are, by operator or source; "" is the topology's."""
+        return {} if self.vertex is None else self.vertex.circuits
+
     def line(self) -> str:
         """Return it in one line: of a tracked job what is done, of another what its last chains took."""
         name, word = (DONE, "done") if DONE in self.counters else (OUT, "out")
         parts = [self._headline(), self._counted(IN, "in"), self._counted(name, word)]
         if self.vertex is not None:
             parts.append(self._left(self.vertex))
+        parts += [
+            f"circuit {name or 'of the topology'} {status.state}"
+            for name, status in self.circuits.items()
+            if status.state is not CircuitState.CLOSED
+        ]
         if self.checkpoints is not None:
             failed = f", {self.checkpoints.failed} failed" if self.checkpoints.failed else ""
             parts.append(f"{self.checkpoints.completed} checkpoints{failed}")

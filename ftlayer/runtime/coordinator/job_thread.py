@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
 from ftlayer.functions.pickling import missing_in
+from ftlayer.layer.calls import StreamStatus
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.barrier_core import BarrierJobCore
 from ftlayer.runtime.coordinator.checkpointing import JobCheckpoints
+from ftlayer.runtime.coordinator.circuit_watch import CircuitWatch
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.coordinator.core import CoordinatorCore
 from ftlayer.runtime.coordinator.events import (
@@ -174,6 +176,9 @@ class JobThread:
                 tell_slot=self._tell_slot,
                 instances=lambda: frozenset(slot.hello.instance for slot in self._core.slots if slot.hello),
             )
+        self._circuit_watch = CircuitWatch(
+            parts.graph.name, has_any=any(options.circuits for _, options in parts.graph.options)
+        )
         self._started_ms, self._ended_ms = now_ms(), 0
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
 
@@ -221,6 +226,7 @@ class JobThread:
             before = self._core.state
             decisions = self._core.handle(event, moment_ms)
             is_other = self._core.state is not before
+        self._watch_circuits(moment_ms)
         if isinstance(event, DrainRequested):
             self._parts.planners.drain()
         self._do_all(decisions)
@@ -229,6 +235,18 @@ class JobThread:
         if is_other:
             # Behind all that the change brings about.
             self._tell_changed()
+
+    def _watch_circuits(self, moment_ms: int) -> None:
+        """Have the vertex asked; the answer is logged by this thread."""
+        vertex = self._parts.vertex
+        if vertex is not None and self._circuit_watch.is_due(moment_ms):
+            vertex.status(
+                lambda status: self._events.put(Later(lambda: self._log_circuits(status))), self.broken
+            )
+
+    def _log_circuits(self, status: StreamStatus) -> None:
+        for line in self._circuit_watch.told(status.circuits):
+            logger.warning("%s", line)
 
     def _tell_changed(self) -> None:
         with self._changed:

@@ -151,7 +151,7 @@ class SlotCore:
         # Behind the sends, which hold the roots from now on.
         seat.unaccepted = {number: roots for number, roots in seat.unaccepted.items() if number != ticket}
 
-    def replays(self, key: TaskKey, records: tuple[Records, ...], now: Now) -> None:
+    def replays(self, key: TaskKey, records: tuple[Records, ...], now: Now, held: bool = False) -> None:
         """What a task asked the vertex for; nothing to do is no activity."""
         seat = self._seating.seats[key]
         task = cast(ReplayTask, seat.task)
@@ -159,7 +159,7 @@ class SlotCore:
         self._totals["replayed"] += rows
         seat.records_in += rows
         roots = tuple(batch.roots for batch in records)
-        self._run(seat, lambda: task.replays(records, now), now, roots, counts=bool(rows))
+        self._run(seat, lambda: task.replays(records, now, held=held), now, roots, counts=bool(rows))
 
     def rows(self, key: TaskKey, rows: SourceRows, now: Now) -> tuple[int, ...]:
         """A source has read rows; returns the tickets of what is persisted for them."""

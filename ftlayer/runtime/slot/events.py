@@ -49,10 +49,11 @@ class RootsAccepted:
 
 @dataclass(frozen=True, slots=True)
 class ReplaysCame:
-    """The vertex has answered a task's `AskReplays`."""
+    """The vertex has answered a task's `AskReplays`. ``held``: there may be more, which a circuit breaker holds."""
 
     key: TaskKey
     records: tuple[Records, ...]
+    held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

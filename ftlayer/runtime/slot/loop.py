@@ -203,8 +203,8 @@ class SlotLoop:
             case RootsAccepted(key, ticket):
                 self._core.accepted(key, ticket, _now())
                 self._sources.accepted(key, ticket)
-            case ReplaysCame(key, records):
-                self._core.replays(key, records, _now())
+            case ReplaysCame(key, records, held):
+                self._core.replays(key, records, _now(), held)
                 for report in self._core.take_reports():
                     self._send(report)
             case Wake():

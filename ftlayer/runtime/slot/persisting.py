@@ -86,7 +86,7 @@ class PersistQueue:
         if error is None:
             self._accepted(order)
         elif isinstance(error, IntakeTimeoutError):
-            logger.warning("the vertex has no room for more records; they are sent again: %s", error)
+            logger.warning("the vertex takes no more records for now; they are sent again: %s", error)
         if final is not None:
             self._failed(final)
 

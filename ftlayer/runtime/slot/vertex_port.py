@@ -234,7 +234,7 @@ class VertexPort:
 
     def _call_take(self, key: TaskKey, ask: AskReplays) -> None:
         answer = cast(RecordBatches, self._client.call(TakeReplays(ask.stream, ask.limit, self._owner)))
-        self._post(ReplaysCame(key, answer.batches))
+        self._post(ReplaysCame(key, answer.batches, answer.held))
 
     def _call_touch(self, roots: list[U64Array]) -> None:
         try:

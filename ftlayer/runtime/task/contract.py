@@ -68,8 +68,8 @@ class ReplayTask(Task, Protocol):
     def poll(self, now: Now) -> list[Action]:
         """Replays may be due: ask for them."""
 
-    def replays(self, records: tuple[Records, ...], now: Now) -> list[Action]:
-        """The answer to `AskReplays`."""
+    def replays(self, records: tuple[Records, ...], now: Now, *, held: bool = False) -> list[Action]:
+        """The answer to `AskReplays`; ``held``: a circuit breaker holds what there may be beyond."""
 
     @property
     def is_asking(self) -> bool:

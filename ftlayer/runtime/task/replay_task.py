@@ -69,6 +69,7 @@ class ReplayTask:
         self._paused = False
         self._group: _Group | None = None
         self._kept: tuple[Records, ...] = ()
+        self._held = False
 
     def start(self, now: Now) -> list[Action]:
         """Ask for what an earlier run has left."""
@@ -88,6 +89,8 @@ class ReplayTask:
 
     def poll(self, now: Now) -> list[Action]:
         """Ask, now or when the answer that is under way has come (it may be older than what is due now)."""
+        if self._group is not None and self._held and not self._on_hold:
+            return self._ask_for(self._group)
         if self._ending or self._paused or self._on_hold:
             return []
         if self._asked:
@@ -95,12 +98,15 @@ class ReplayTask:
             return []
         return self._ask()
 
-    def replays(self, records: tuple[Records, ...], now: Now) -> list[Action]:
-        """Send the records, fail those that do not fit the program, and ask for more if there may be more."""
+    def replays(self, records: tuple[Records, ...], now: Now, *, held: bool = False) -> list[Action]:
+        """Send the records, fail those that do not fit the program, and ask for more if there may be more.
+
+        ``held``: a circuit breaker holds what there may be beyond.
+        """
         self._asked = False
         rows = sum(batch.payload.num_rows for batch in records)
         if self._paused:
-            return self._of_group(records, rows)
+            return self._of_group(records, rows, held, now)
         return self._sent(records) + self._go_on(rows >= self._options.batch_rows, now)
 
     @property
@@ -119,11 +125,11 @@ class ReplayTask:
 
     def pause(self) -> None:
         """Ask for nothing and send nothing that is not allowed from here on."""
-        self._paused, self._group, self._kept = True, None, ()
+        self._paused, self._group, self._kept, self._held = True, None, (), False
 
     def resume(self, now: Now) -> list[Action]:
         """Ask as usual."""
-        self._paused, self._group, self._kept = False, None, ()
+        self._paused, self._group, self._kept, self._held = False, None, (), False
         return self.poll(now)
 
     def allow(self, group: int, limit: int, now: Now) -> list[Action]:
@@ -138,10 +144,14 @@ class ReplayTask:
         kept, self._kept = self._kept, ()
         return self._sent(kept)
 
-    def _of_group(self, records: tuple[Records, ...], rows: int) -> list[Action]:
+    def _of_group(self, records: tuple[Records, ...], rows: int, held: bool, now: Now) -> list[Action]:
         group = self._group
         if group is None:
             return []  # asked for before the pause: they stay pending, and are recalled
+        if held and not rows:
+            # There are more: that the group has come to its end would be said too early.
+            self._held = True
+            return [WakeAt(now.mono_ms + self._options.replay_poll_ms)]
         group.rows += rows
         if group.limit == 1 and rows:
             self._kept = records
@@ -153,7 +163,7 @@ class ReplayTask:
         return [*actions, ReplaysOut(self.uid, group.number, group.rows)]
 
     def _ask_for(self, group: _Group) -> list[Action]:
-        self._asked = True
+        self._asked, self._held = True, False
         return [AskReplays(self._replay.stream, min(group.limit - group.rows, self._options.batch_rows))]
 
     def _sent(self, records: tuple[Records, ...]) -> list[Action]:

@@ -98,8 +98,10 @@ class Simulation:
         choose: Callable[[int], int],
         *,
         exact: bool = False,
+        rows_a_batch: int = ROWS_A_BATCH,
     ) -> None:
         self.graph = graph
+        self.rows_a_batch = rows_a_batch
         self.exact = exact
         self.choose = choose
         self.mono, self.wall = 1_000_000, 1_700_000_000_000
@@ -247,7 +249,8 @@ class Simulation:
             lane = (call.slot, type(call.call))
             if lane not in seen:
                 seen.add(lane)
-                found.append(lambda call=call: self._carry_out(call))
+                if self.vertex.intake_blocked(call.call, self.now) is None:
+                    found.append(lambda call=call: self._carry_out(call))
         return found
 
     def step(self) -> bool:
@@ -306,7 +309,7 @@ class Simulation:
             feed.ended = True
             self._do(key, task.end(self.now))
             return
-        rows = feed.rows[feed.read : feed.read + ROWS_A_BATCH]
+        rows = feed.rows[feed.read : feed.read + self.rows_a_batch]
         columns = [rows] if len(feed.schema) == 1 else list(zip(*rows, strict=True))
         arrays = [pa.array(list(column), f.type) for column, f in zip(columns, feed.schema, strict=True)]
         start = str(feed.read).encode() if feed.read else None
@@ -362,7 +365,7 @@ class Simulation:
                     self._call(
                         slot,
                         calls.TakeReplays(stream, limit),
-                        lambda reply: self._do(key, task.replays(reply.batches, self.now)),
+                        lambda reply: self._do(key, task.replays(reply.batches, self.now, held=reply.held)),
                     )
                 case actions.WakeAt(mono_ms):
                     self.wakes[key] = min(mono_ms, self.wakes.get(key, mono_ms))

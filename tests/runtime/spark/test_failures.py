@@ -10,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer import DeadLetter, PermanentFailure, RetryLater, current_record
+from ftlayer import DeadLetter, PermanentFailure, RetryLater, TopologyOptions, current_record
+from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.layer.calls import Stats
 
 pytestmark = pytest.mark.spark
 
@@ -82,3 +84,42 @@ def test_each_failure_gets_the_retries_that_it_is_worth(
     dead = rows_of(tmp_path / "dead")
     assert {row["key"] for row in dead} == {letter.key for letter in told}
     assert {json.loads(row["record"])["n"] for row in dead} == {1, 2}
+
+
+class LookUp:
+    """Fails while a file is not there."""
+
+    def __init__(self, up: Path) -> None:
+        self.up = up
+
+    def __call__(self, n: int) -> tuple[int, int]:
+        if not self.up.exists():
+            raise ConnectionError("the database is down")
+        return n, current_record().attempt
+
+
+def test_while_too_many_fail_the_source_pauses_and_nothing_dies(
+    environment: Any, connect: Any, logs_kit: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer = connect(max_attempts=2)
+    env = environment(layer, options=TopologyOptions(batch_rows=50))
+    numbers = env.source(list(range(2_000)), "n bigint", uid="numbers")
+    looked = numbers.map(LookUp(tmp_path / "up"), "n bigint, seen int", uid="enrich", max_failing="5%")
+    looked.sink(Append(tmp_path / "out"))
+    job = env.execute_async()
+    logs_kit.until(job, lambda: job.status().circuits.get("enrich", CircuitStatus()).opened >= 3)
+    status = job.status()
+    assert status.circuits["enrich"].state is not CircuitState.CLOSED
+    assert "circuit enrich" in status.line()
+    assert status.vertex.dead == 0
+    assert layer.client.call(Stats()).circuits[env.name]["enrich"].opened >= 3
+    (tmp_path / "up").touch()
+    # Draining would end the source where it is.
+    logs_kit.until(job, lambda: len(rows_of(tmp_path / "out")) >= 2_000)
+    assert job.drain(120)
+    rows = rows_of(tmp_path / "out")
+    assert sorted(row["n"] for row in rows) == list(range(2_000))
+    assert {row["seen"] for row in rows} <= {1, 2}
+    assert job.status().vertex.dead == 0
+    assert "records failed, more than max_failing: its sources pause" in caplog.text
+    assert "the trial went well, it goes on" in caplog.text

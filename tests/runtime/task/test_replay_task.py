@@ -233,6 +233,18 @@ def test_one_alone_is_reported_and_kept_until_it_is_let_out() -> None:
     assert replay.held_roots().tolist() == []
 
 
+def test_a_group_that_a_circuit_breaker_holds_is_waited_for() -> None:
+    """That there was nothing would be said of what is still to come."""
+    replay = task()
+    replay.pause()
+    replay.allow(7, 6, now())
+    assert replay.replays((), now(100), held=True) == [WakeAt(150)]
+    assert replay.on_time(now(150)) == [ASK]
+    assert replay.replays((records(1, 2),), now(200), held=True)[-1] == AskReplays("job/s", 4)
+    assert replay.replays((), now(300)) == [ReplaysOut(replay.uid, 7, 2)]
+    assert replay.on_time(now(400)) == []
+
+
 def test_an_answer_from_before_the_pause_goes_nowhere() -> None:
     replay = task()
     replay.start(now())
