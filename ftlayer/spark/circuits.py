@@ -120,19 +120,30 @@ class QueryCircuits:
 
 @dataclass(frozen=True)
 class QueryGate:
-    """`ftlayer.spark.protocol.Gate` of one run of a query: it waits no longer than the run may go on."""
+    """`ftlayer.spark.protocol.Gate` of one run of a query: it waits no longer than the run may go on.
+
+    ``report`` tells the vertex where the breakers are, for its metrics; what it raises fails the batch, as any call of
+    the vertex does.
+    """
 
     circuits: QueryCircuits
     interrupted: Callable[[], bool]
+    report: Callable[[dict[str, CircuitStatus]], None]
 
     def wait(self) -> None:
         """See `Gate.wait`."""
         self.circuits.wait(self.interrupted)
+        # For each batch: a vertex that has been started anew does not know.
+        self.report(self.circuits.status())
 
     def passes(self, tally: Tally) -> bool:
         """See `Gate.passes`."""
-        return self.circuits.passes(tally)
+        passed = self.circuits.passes(tally)
+        self.report(self.circuits.status())
+        return passed
 
     def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
         """See `Gate.sink_passes`."""
-        return self.circuits.sink_passes(records, rejected)
+        passed = self.circuits.sink_passes(records, rejected)
+        self.report(self.circuits.status())
+        return passed

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.checks import check_function, check_known, check_text, known_options, shown
+from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
-from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall
+from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
@@ -258,6 +259,9 @@ class TrackedWriter:
         plan = self._plan(opened.exact)
         name = self._stream.source.name
 
+        def tell(circuits: dict[str, CircuitStatus]) -> None:
+            layer.client.call(ReportCircuits(mark.query, circuits))
+
         def process(rows: DataFrame, batch: int) -> None:
             runner = SparkRunner(
                 rows,
@@ -271,7 +275,7 @@ class TrackedWriter:
                 layer.client.call_once,
             )
             try:
-                gate = None if circuits is None else QueryGate(circuits, lambda: handle.interrupted)
+                gate = None if circuits is None else QueryGate(circuits, lambda: handle.interrupted, tell)
                 batches = Batches(mark.query, opened.epoch, layer.client.call, runner, self._watch, gate)
                 report = batches.process(batch)
             except Exception as error:

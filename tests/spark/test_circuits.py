@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, Limit
+from ftlayer.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, CircuitStatus, Limit
 from ftlayer.errors import QueryError
 from ftlayer.layer import calls
 from ftlayer.layer.calls import BatchBegun, BatchState, Failure, Sealed
@@ -101,8 +101,14 @@ def test_a_batch_is_held_until_its_trial_goes_well(failing: int) -> None:
     clock = Clock()
     runner = Runner(clock, [of({"look_up": 60})] * failing + [of({"look_up": 2})])
     it = QueryCircuits("q", {WHOLE_QUERY: Limit.of("5%", "here")}, clock, clock.pause)
-    report, said = process(runner, QueryGate(it, lambda: False))
+    told: list[dict[str, CircuitStatus]] = []
+    report, said = process(runner, QueryGate(it, lambda: False, told.append))
     assert (report.held, report.rows_in, runner.written, runner.open) == (failing, 100, 1, 0)
+    # The vertex hears of each state, for its metrics.
+    states = [each[WHOLE_QUERY].state for each in told]
+    assert states[:3] == ["closed", "open", "half-open"]
+    assert states.count(CircuitState.OPEN) == failing
+    assert states[-1] is CircuitState.CLOSED
     # Nothing was sealed of the runs that were given up.
     assert [name for name in said if name in ("BeginBatch", "Seal", "Commit")] == [
         "BeginBatch",
@@ -133,7 +139,7 @@ def test_a_query_that_is_told_to_stop_waits_no_longer() -> None:
     runner = Runner(clock, [of({"look_up": 60})])
     it = QueryCircuits("q", {WHOLE_QUERY: Limit.of("5%", "here")}, clock, clock.pause)
     with pytest.raises(QueryError, match="stopped"):
-        process(runner, QueryGate(it, lambda: clock.ms > 30_000))
+        process(runner, QueryGate(it, lambda: clock.ms > 30_000, lambda _: None))
     assert (runner.open, runner.written) == (0, 0)
 
 
@@ -152,7 +158,7 @@ def test_what_a_sink_rejects_while_it_is_down_does_not_fail(down: int, bad: int,
     runner.rejects = [60] * down + [count for count in (bad, worse if bad else 0) if count]
     limit = Limit.of("5%", "here")
     it = QueryCircuits("q", {WHOLE_QUERY: limit, SINK: limit}, clock, clock.pause)
-    report, said = process(runner, QueryGate(it, lambda: False))
+    report, said = process(runner, QueryGate(it, lambda: False, lambda _: None))
     more = sum(count > 0 for count in (bad, worse if bad else 0))
     assert (len(runner.ran), runner.open) == (1, 0)
     assert (report.held, runner.failed, said.count("Reseal")) == (down, bad + (worse if bad else 0), more)
@@ -171,7 +177,7 @@ def test_rows_are_counted_once_however_often_a_sink_rejects() -> None:
     runner = Runner(clock, [of({})])
     runner.rejects = [4, 4]
     it = QueryCircuits("q", {SINK: Limit.of("5%", "here")}, clock, clock.pause)
-    report, _ = process(runner, QueryGate(it, lambda: False))
+    report, _ = process(runner, QueryGate(it, lambda: False, lambda _: None))
     assert (report.held, runner.failed, it.status()[SINK].failed) == (1, 4, 8)
 
 
@@ -181,5 +187,5 @@ def test_a_query_that_is_told_to_stop_leaves_its_sink_alone() -> None:
     runner.rejects = [60] * 1_000
     it = QueryCircuits("q", {SINK: Limit.of("5%", "here")}, clock, clock.pause)
     with pytest.raises(QueryError, match="stopped"):
-        process(runner, QueryGate(it, lambda: clock.ms > 30_000))
+        process(runner, QueryGate(it, lambda: clock.ms > 30_000, lambda _: None))
     assert (runner.failed, runner.open) == (0, 0)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer import DeadLetter, PermanentFailure, RetryLater, RowsRejected, current_record
+from ftlayer.layer.calls import Stats
 
 pytestmark = pytest.mark.spark
 
@@ -110,6 +111,9 @@ def test_while_too_many_fail_the_batch_is_held_and_nothing_dies(
     try:
         tools.until(lambda: query.circuits()[""].opened >= 2, "a trial that fails")
         assert (query.ft_status().dead, query.ft_status().waiting, kept.calls) == (0, 0, 0)
+        # The vertex serves metrics, and is told of it.
+        (of_query,) = (each for each in layer.client.call(Stats()).circuits.values() if "(sink)" in each)
+        assert of_query[""].opened >= 2
         up.touch()
         tools.until(lambda: query.circuits()["(sink)"].opened >= 1, "a sink that is down")
         assert (query.ft_status().dead, query.ft_status().waiting, kept.calls) == (0, 0, 0)
