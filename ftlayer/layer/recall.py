@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ftlayer.layer.calls import Now, Recall, Recalled
+from ftlayer.clock import Now
+from ftlayer.layer.calls import Recall, Recalled
 from ftlayer.layer.live import by_segment
 from ftlayer.layer.state import State
 
