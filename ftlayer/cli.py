@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from ftlayer import __version__, cli_checkpoints
 from ftlayer.demo.choices import Engine, Kill, Mode
-from ftlayer.errors import ConfigError, FTLayerError
+from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError
 from ftlayer.printable import printable, printing_console
 from ftlayer.secret_files import read_secret
 
@@ -31,6 +31,40 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
+_ANYWHERE = {
+    "tls_cert": "--tls-cert",
+    "tls_key": "--tls-key",
+    "tls_client_ca": "--tls-client-ca",
+    "metrics_port": "--metrics-port",
+    "max_store_bytes": "--max-store",
+    "persist_timeout_ms": "--persist-timeout",
+    "root_certs": "--root-certs",
+    "client_pem": "--client-pem",
+}
+_IN_FRONT = {
+    "listen": "--listen",
+    "shards": "--shards",
+    "durability": "--durability",
+    "address": "--address",
+    "token": "--token-file (or FTLAYER_TOKEN)",
+}
+"""How options of Python are called here; those in front are words of other meanings too."""
+
+
+def _in_words_of_options(error: FTLayerError) -> str:
+    """Return an error's text with the options of the command line in place of Python's."""
+    if isinstance(error, UnauthorizedError):
+        return (
+            "the vertex does not take the token: give the one that it was started with, by --token-file or "
+            "FTLAYER_TOKEN"
+        )
+    text = str(error)
+    if not isinstance(error, ConfigError):
+        return text
+    text = re.sub(r"\b(\w+_\w+)\b", lambda found: _ANYWHERE.get(found[1], found[1]), text)
+    return re.sub(r"^(\w+)(?=:)", lambda found: _IN_FRONT.get(found[1], found[1]), text)
+
+
 class _Group(TyperGroup):
     """Prints ftlayer's own errors as what they say, without a traceback."""
 
@@ -38,7 +72,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except FTLayerError as error:
-            typer.echo(printable(f"ftlayer: {error}"), err=True)
+            typer.echo(printable(f"ftlayer: {_in_words_of_options(error)}"), err=True)
             raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR) from error
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ftlayer.checkpoint.storage.report import Facts
 
 EXIT_DAMAGED = 1
+WIDEST = 100_000
+"""Columns of a terminal that no row fills."""
 
 
 class _ListsByDefault(TyperGroup):
@@ -114,7 +116,7 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None
         _print_json(results)
     else:
         for result in results:
-            typer.echo(printable(f"{result['location']}: {result['error'] or 'good'}"))
+            typer.echo(printable(_verdict(result)))
     if any(result["error"] for result in results):
         raise typer.Exit(EXIT_DAMAGED)
 
@@ -150,6 +152,12 @@ def _print_json(facts: Any) -> None:
     typer.echo(printable(json.dumps(facts, indent=2, ensure_ascii=False)))
 
 
+def _verdict(result: Facts) -> str:
+    location, error = str(result["location"]), str(result["error"] or "good")
+    # Most errors name the checkpoint by themselves.
+    return error if location in error else f"{location}: {error}"
+
+
 def _print_list(path: str, rows: list[Facts]) -> None:
     console = printing_console()
     if not rows:
@@ -170,7 +178,7 @@ def _print_list(path: str, rows: list[Facts]) -> None:
             _bytes(row["written_bytes"]),
             row["location"],
         )
-    console.print(table)
+    _print_table(console, table)
     for row in rows:
         if "error" in row:
             console.print(row["error"], style="red", soft_wrap=True)
@@ -227,7 +235,14 @@ def _print_rows(console: Console, title: str, rows: list[Facts]) -> None:
     table = _table(*rows[0])
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
+    _print_table(console, table)
+
+
+def _print_table(console: Console, table: Table) -> None:
+    """Print a row a line, however long: broken by us, a path could not be copied."""
+    width, console.width = console.width, WIDEST
     console.print(table)
+    console.width = width
 
 
 def _cell(value: Any) -> str:
@@ -239,7 +254,7 @@ def _table(*columns: str) -> Table:
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, no_wrap=True)
     return table
 
 

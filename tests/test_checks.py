@@ -38,7 +38,11 @@ NEEDED: dict[str, dict[str, Any]] = {
     "VertexClient": {"address": "grpc://127.0.0.1:1", "token": TOKEN},
     "FTLayer.embedded": {"path": "x"},
     "FTLayer.connect": {"address": "grpc://127.0.0.1:1", "token": TOKEN},
-    "StreamEnvironment": {"spark": None, "layer": FTLayer.embedded("x"), "name": "job"},
+    "StreamEnvironment": {
+        "spark": types.SimpleNamespace(conf={}),
+        "layer": FTLayer.embedded("x"),
+        "name": "job",
+    },
 }
 
 
@@ -185,7 +189,7 @@ def test_the_layers_options(options: dict[str, Any], said: str) -> None:
 
 
 def test_a_timeout_of_a_source_that_the_vertex_cannot_follow_is_refused_at_the_source() -> None:
-    env = StreamEnvironment(None, FTLayer.embedded("x"), name="job")
+    env = StreamEnvironment(types.SimpleNamespace(conf={}), FTLayer.embedded("x"), name="job")
     with pytest.raises(ConfigError, match="source: retry: timeout_ms: expected an integer from 2"):
         env.source([1], "id bigint", retry=StreamOptions(timeout_ms=1))
     with pytest.raises(ConfigError, match="retry: expected a StreamOptions"):

@@ -30,6 +30,7 @@ from ftlayer.runtime.coordinator.planners import Planners
 from ftlayer.runtime.coordinator.progress import follow, hide_spark_bar
 from ftlayer.runtime.coordinator.spark_checks import (
     Place,
+    check_is_session,
     check_session,
     check_task_slots,
     pickled_order,
@@ -95,6 +96,7 @@ class StreamEnvironment:
 
         Raises `ConfigError`.
         """
+        check_is_session(spark)
         if (layer is None) == (checkpointing is None):
             raise ConfigError(
                 "layer, checkpointing: give one of them: layer=FTLayer.embedded(…) follows every record (acker mode), "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ftlayer.checks import shown
 from ftlayer.errors import CodecError, MalformedRequestError, ProtocolError, VertexUnavailableError
 from ftlayer.functions.conversion import to_batch
 from ftlayer.layer.calls import Ingest as IngestCall
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
     from ftlayer.service.client import VertexClient
     from ftlayer.spark.ingest_reader import IngestReader
+
+
+NO_FIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What a conversion raises for a value that a column cannot hold."""
 
 
 def stream_of_ingest(name: str) -> str:
@@ -65,8 +70,8 @@ class Ingest:
                 )
         try:
             batch = to_batch(rows, self._arrow)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise CodecError(f"ingest {self.name!r}: a record does not fit the schema: {error}") from error
+        except NO_FIT as error:
+            raise CodecError(f"ingest {self.name!r}: {self._misfit(rows, error)}") from error
         self.put_batch(batch)
 
     def put_batch(self, batch: pa.RecordBatch) -> None:
@@ -86,6 +91,20 @@ class Ingest:
                 group.send(self.name, self._client)
         if part.error is not None:
             raise part.error
+
+    def _misfit(self, rows: list[Mapping[str, Any]], error: Exception) -> str:
+        """Say which value it is that cannot be converted with the others, by what each of them says alone."""
+        for place, record in enumerate(rows):
+            for field in self._arrow:
+                value = record.get(field.name)
+                try:
+                    to_batch([{field.name: value}], pa.schema([field]))
+                except NO_FIT as misfit:
+                    return (
+                        f"record {place} does not fit the schema: column {field.name!r} is {field.type}, and the value "
+                        f"{shown(value)} is not ({misfit})"
+                    )
+        return f"the records do not fit the schema: {error}"
 
     def reader(self, topology: str) -> IngestReader:
         """Return a source for a topology in barrier mode: a stream reader that can go back to any checkpoint.

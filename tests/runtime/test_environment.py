@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from ftlayer import bundled_java
 from ftlayer.checkpoint.options import CheckpointConfig
@@ -77,15 +78,16 @@ def an_order(env: StreamEnvironment) -> SlotOrder:
 
 def test_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_checks, "ensure_java", lambda: None)
-    with pytest.raises(ConfigError, match=r"spark: expected a SparkSession, got None"):
-        check_session(None)
+    for wrong in (None, "local[2]", FakeSession, SparkSession.builder):
+        with pytest.raises(ConfigError, match=r"spark: expected a SparkSession, got .*getOrCreate"):
+            StreamEnvironment(wrong, a_layer(), name="job")
 
 
 def test_no_session_and_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundled_java, "is_installed", lambda: False)
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     with pytest.raises(JavaMissingError, match="JAVA_HOME is /nowhere"):
-        check_session(None)
+        StreamEnvironment(None, a_layer(), name="job")
 
 
 def test_a_stopped_session() -> None:

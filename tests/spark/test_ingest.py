@@ -153,10 +153,11 @@ def test_a_sender_that_is_interrupted_reports_no_success() -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"a": "x"}, "does not fit the schema"),
+        ({"a": "x"}, "record 1 does not fit the schema: column 'a' is int64, and the value 'x' is not"),
         ({"a": 1.5}, "'a' is an integer, not 1.5"),
-        ({"a": 2**63}, "does not fit the schema"),
-        ({"s": "\udc80"}, "does not fit the schema"),
+        ({"a": 2**63}, "record 1 does not fit the schema: column 'a'"),
+        ({"s": "\udc80"}, "record 1 does not fit the schema: column 's'"),
+        ({"a": 1, "s": 7}, "record 1 does not fit the schema: column 's' is string, and the value 7 is not"),
         ({"b": 1}, "record 1 has a column 'b'"),
         ({"a": 1, 5: 1}, "record 1 has a column 5"),
         ("a", "record 1 is a str, not a mapping"),

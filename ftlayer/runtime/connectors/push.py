@@ -13,9 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.checks import shown
 from ftlayer.config import MIB
-from ftlayer.errors import SourceError
-from ftlayer.functions.conversion import concat, text_of
+from ftlayer.errors import SourceError, SourceRowError
+from ftlayer.functions.conversion import concat, schema_text, text_of
 from ftlayer.runtime.connectors.lane import BATCH_BYTES, BatchLimits
 from ftlayer.runtime.connectors.rows import RowMaker, slices
 from ftlayer.runtime.messages import AssignSplits, SplitDone
@@ -154,6 +155,11 @@ class PushReader:
 
     def push_async(self, records: list[Any]) -> Future[None]:
         """See `ftlayer.stream.operators.Push.push_async`."""
+        if not isinstance(records, list | tuple):
+            raise SourceRowError(
+                f"source {self._uid!r}: push takes a list of records of its schema ({schema_text(self._schema)}), got "
+                f"{shown(records)}"
+            )
         batch = self._maker.batch(records) if records else self._maker.empty()
         pushed = _Pushed(batch.num_rows)
         with self._changed:

@@ -9,6 +9,7 @@ from ftlayer.checkpoint.coordinator.pending import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.contract import DriverStorage
+from ftlayer.checkpoint.storage.deleting import NAMED
 from ftlayer.checkpoint.storage.layout import checkpoint_number, last_name
 from ftlayer.checkpoint.storage.opening import (
     absolute,
@@ -141,17 +142,22 @@ def _say_what_is_not_migrated(config: CheckpointConfig, checkpoint: Checkpoint) 
 def _latest(storage: DriverStorage, locations: list[str], most: int) -> list[Checkpoint]:
     """Return the latest checkpoints that can be read, ``most`` and one; [] where there has never been one."""
     found: list[Checkpoint] = []
-    damage: CheckpointDamagedError | None = None
+    damages: list[CheckpointDamagedError] = []
     for location in locations:
         try:
             found.append(storage.load(location))
         except CheckpointDamagedError as error:
             logger.error("%s; an older checkpoint is looked for", error)
-            damage = error
+            damages.append(error)
         if len(found) > most:
             break
-    if not found and damage is not None:
-        raise damage
+    if not found and damages:
+        named = "; ".join(str(damage) for damage in damages[:NAMED])
+        more = f"; and {len(damages) - NAMED} more" if len(damages) > NAMED else ""
+        raise CheckpointDamagedError(
+            f"there is no checkpoint that can be read: {named}{more}; restore_from takes any checkpoint or savepoint "
+            "by its path"
+        ) from damages[0]
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ftlayer.address import is_loopback
+from ftlayer.checks import shown
 from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, UnsupportedError
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
 from ftlayer.machine import ensure_java
@@ -43,19 +44,23 @@ class Place:
         return is_loopback(self.advertised)
 
 
+def check_is_session(spark: object) -> None:
+    """Raise `ConfigError` for what is no session; `JavaMissingError` where none could be made. Asks no session."""
+    if spark is None:
+        ensure_java()
+    if isinstance(spark, type) or not hasattr(spark, "conf"):
+        raise ConfigError(
+            f"spark: expected a SparkSession, got {shown(spark)}; make one with SparkSession.builder.getOrCreate()"
+        )
+
+
 def check_session(spark: Any) -> None:
     """Raise for a session that slots cannot live in.
 
     Raises:
-        ConfigError: no session, speculation is on, or Spark kills idle Python workers.
-        JavaMissingError: there is no session, and none could be started.
+        ConfigError: speculation is on, or Spark kills idle Python workers.
         JobStartError: the session has ended.
     """
-    if spark is None:
-        ensure_java()
-        raise ConfigError(
-            "spark: expected a SparkSession, got None; make one with SparkSession.builder.getOrCreate()"
-        )
     end = how_it_ended(spark)
     if end is not None:
         raise JobStartError(str(end)) from end

@@ -36,8 +36,8 @@ def ftlayer(*arguments: object, answer: str | None = None) -> tuple[int, str]:
 
 
 @pytest.fixture(autouse=True)
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "300")
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
 
 
 @dataclasses.dataclass
@@ -129,7 +129,9 @@ def test_damage_is_found(left: Left, tmp_path: Path) -> None:
     file.write_bytes(LARGE[:-1] + b"y")
     code, output = ftlayer("verify", tmp_path)
     assert code == 1
-    assert f"{left.one}: {left.one} is damaged" in output
+    (told,) = [line for line in output.splitlines() if "is damaged" in line and left.one in line]
+    assert told.startswith(f"{left.one} is damaged")
+    assert told.count(f"{left.one} ") == 1
     assert f"{left.savepoint}: good" in output
     results = json.loads(ftlayer("verify", left.savepoint, "--json")[1])
     assert results == [{"location": left.savepoint, "error": None}]

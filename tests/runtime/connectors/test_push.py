@@ -220,6 +220,16 @@ def test_stop_fails_the_futures_of_what_is_not_known(driver: Any) -> None:
         future.result(0)
 
 
+@pytest.mark.parametrize("wrong", [7, None, "seven", {"id": 7}])
+def test_what_is_no_list_of_records_is_refused(driver: Any, wrong: Any) -> None:
+    pushed = Pushed(driver, rows=2)
+    for way in (pushed.push, pushed.push.push_async):
+        with pytest.raises(
+            SourceError, match=r"push takes a list of records of its schema \(id int64\), got"
+        ):
+            way(wrong)
+
+
 def test_a_source_needs_a_listener() -> None:
     with pytest.raises(ConfigError, match="PushSource: start: expected a function"):
         PushSource(5)  # type: ignore[arg-type]

@@ -292,8 +292,19 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+class NoSession:
+    """There is none in this program: what asks it for something begins what it should not."""
+
+    conf = None
+
+    def __getattr__(self, name: str) -> Any:
+        raise ConfigError("nothing may be started")
+
+
 def started_again(directory: Path, restore_from: str | None) -> Job:
-    env = StreamEnvironment(None, name="played", checkpointing=CheckpointConfig(directory=str(directory)))
+    env = StreamEnvironment(
+        NoSession(), name="played", checkpointing=CheckpointConfig(directory=str(directory))
+    )
     env.source([1, 2, 3], "id bigint").sink(print)
     return env.execute_async(restore_from=restore_from)
 
@@ -307,7 +318,6 @@ def test_a_job_that_has_ended_is_not_run_again_with_its_program(
     assert COMMITS == [1]
     assert not list(tmp_path.rglob("_metadata"))
 
-    # There is no session in this program: nothing may be started.
     again = started_again(tmp_path, LATEST)
     assert again.state is JobState.ENDED
     assert again.wait(0)
@@ -326,10 +336,10 @@ def test_a_job_that_has_ended_is_not_run_again_with_its_program(
         again.savepoint(str(tmp_path))
 
     # A new run is asked for: that it had ended before means nothing any more.
-    with pytest.raises(ConfigError, match="expected a SparkSession"):
+    with pytest.raises(ConfigError, match="nothing may be started"):
         started_again(tmp_path, None)
     second = Played(tmp_path, starts=False).job
-    with pytest.raises(ConfigError, match="expected a SparkSession"):
+    with pytest.raises(ConfigError, match="nothing may be started"):
         started_again(tmp_path, LATEST)
     assert second.cancel(WAIT_S)
     assert second.result is None
@@ -363,6 +373,19 @@ def test_a_result_that_cannot_be_read_is_no_reason_to_run_again(tmp_path: Path) 
     (tmp_path / "played" / "_result").write_text("{")
     with pytest.raises(CheckpointDamagedError, match=r"_result is not a job's result"):
         started_again(tmp_path, LATEST)
+
+
+@pytest.mark.parametrize(("damaged", "more"), [(1, ""), (2, ""), (7, "; and 2 more")])
+def test_all_checkpoints_that_cannot_be_read_are_named(tmp_path: Path, damaged: int, more: str) -> None:
+    for number in range(1, damaged + 1):
+        where = tmp_path / "played" / "run" / f"chk-{number}"
+        where.mkdir(parents=True)
+        (where / "_metadata").write_bytes(b"FTLCHKPT?")
+    with pytest.raises(CheckpointDamagedError, match="no checkpoint that can be read") as raised:
+        Played(tmp_path, restore_from=LATEST)
+    said = str(raised.value)
+    assert said.count("cut off") == min(damaged, 5)
+    assert f"{more}; restore_from takes any" in said
 
 
 def test_a_driver_that_another_one_takes_over_from_ends_and_commits_nothing_more(tmp_path: Path) -> None:
