@@ -242,7 +242,7 @@ def test_a_savepoint_that_the_jobs_failure_ends_says_why_too(tmp_path: Path) -> 
 def test_a_slow_commit_does_not_hold_a_cancellation_up(tmp_path: Path) -> None:
     played = Played(tmp_path)
     assert COMMITTING.wait(WAIT_S)
-    assert played.job.cancel(2.0)
+    assert played.job.cancel(5.0)
     assert played.job.state is JobState.CANCELLED
     assert not COMMITS
     # Another job of this name would commit the same rows at the same time: the name is not free yet.
@@ -269,11 +269,11 @@ def test_what_can_never_be_committed_ends_the_job_at_once(tmp_path: Path) -> Non
 
 
 def test_a_job_that_cannot_commit_what_it_begins_with_says_what_it_is_at(tmp_path: Path) -> None:
-    first = Played(tmp_path, restart=FixedDelay(1_000, "10h"))
-    assert COMMITTING.wait(WAIT_S)
-    assert first.job.cancel(2.0)
     ERRORS.append(OSError("the database is down"))
     MAY_COMMIT.set()
+    first = Played(tmp_path, restart=FixedDelay(1_000, "10h")).job
+    until(lambda: first.status().restarts == 1)
+    assert first.cancel(WAIT_S)
     again = Played(tmp_path, run="played-2", restore_from=LATEST, restart=FixedDelay(1_000, "10h")).job
     until(lambda: again.status().last_failure != "")
     assert again.state is JobState.RECOVERING
