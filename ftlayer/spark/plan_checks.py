@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.columns import check_unlike
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError, UnsupportedError
 from ftlayer.functions.pickling import WAY_OUT as WAY_OUT_OF_PICKLING
 from ftlayer.functions.pickling import pickling_fault
@@ -72,21 +73,12 @@ def check_source(frame: DataFrame, name: str) -> None:
 
 def check_names(schema: StructType, what: str) -> None:
     """Raise `InvalidTopologyError` for a reserved name of a column, or one that two columns have for Spark."""
-    known: dict[str, str] = {}
-    matters = _case_matters()
     for name in schema.names:
         if name.lower().startswith(FT):
             raise InvalidTopologyError(
                 f"{what}: column {name!r} has a reserved name (all that start with {FT!r} are): rename it"
             )
-        other = known.setdefault(name if matters else name.lower(), name)
-        if schema.names.count(name) > 1:
-            raise InvalidTopologyError(f"{what}: two columns are named {name!r}; rename one")
-        if other != name:
-            raise InvalidTopologyError(
-                f"{what}: the columns {other!r} and {name!r} are one to Spark, which does not look at case; rename one "
-                "(or set spark.sql.caseSensitive)"
-            )
+    check_unlike(schema.names, what)
 
 
 def check_functions(steps: Iterable[Step]) -> None:
@@ -100,14 +92,6 @@ def check_functions(steps: Iterable[Step]) -> None:
                 f"{step.uid!r} cannot be sent to Spark's Python workers: {fault}. {WAY_OUT_OF_PICKLING}, or keep it in "
                 "an imported module"
             )
-
-
-def _case_matters() -> bool:
-    """Whether the names of two columns may differ in case alone."""
-    from pyspark.sql import SparkSession
-
-    spark = SparkSession.getActiveSession()
-    return spark is not None and str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
 def check_columns(

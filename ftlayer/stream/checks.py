@@ -7,6 +7,7 @@ from collections import Counter
 import pyarrow as pa
 
 from ftlayer.checks import check_bool, check_int
+from ftlayer.columns import check_unlike
 from ftlayer.errors import (
     ConfigError,
     InvalidTopologyError,
@@ -104,7 +105,7 @@ def check_operator(operator: Operator) -> None:
 
 
 def check_columns(schema: object, what: str) -> None:
-    """Raise unless ``schema`` has columns, each with a name of its own that is not ours."""
+    """Raise unless ``schema`` has columns, each with a name of its own (to Spark, too) that is not ours."""
     if not isinstance(schema, pa.Schema):
         raise ConfigError(f"schema of {what}: expected a pyarrow.Schema, got {type(schema).__name__}")
     if not schema.names:
@@ -115,9 +116,7 @@ def check_columns(schema: object, what: str) -> None:
                 f"schema of {what}: column {name!r} has a reserved name (those are {', '.join(RESERVED_NAMES)} and "
                 f"all that start with {RESERVED_PREFIX!r}): rename it"
             )
-    twice = [name for name, count in Counter(schema.names).items() if count > 1]
-    if twice:
-        raise InvalidTopologyError(f"schema of {what}: two columns are called {twice[0]!r}; rename one")
+    check_unlike(schema.names, f"schema of {what}")
 
 
 def check_key(columns: tuple[str, ...], schema: pa.Schema, what: str) -> KeySelector:

@@ -137,7 +137,7 @@ def test_types_become_those_that_spark_has() -> None:
         (pd.DataFrame({1: [1]}), "names of columns are texts"),
         (pd.DataFrame({"n": [1, "a"]}), "pandas.DataFrame that Arrow cannot read: .*column n"),
         (pd.DataFrame(), "at least one column"),
-        (pa.table([[1], [2]], ["n", "n"]), "two columns are called 'n'"),
+        (pa.table([[1], [2]], ["n", "n"]), "two columns are named 'n'"),
     ],
 )
 def test_what_cannot_be_read(frame: Any, said: str) -> None:

@@ -224,11 +224,37 @@ def test_reserved_columns(name: str, env: GraphBuilder, orders: Orders, plain: P
 
 def test_schemas_that_are_none(env: GraphBuilder, orders: Orders) -> None:
     twice = pa.schema([("n", pa.int32()), ("n", pa.int64())])
-    refused(InvalidTopologyError, "two columns are called 'n'", of=lambda: env.source([], twice))
+    refused(InvalidTopologyError, "two columns are named 'n'", of=lambda: env.source([], twice))
     refused(InvalidTopologyError, "at least one column", of=lambda: env.source([], pa.schema([])))
     refused(ConfigError, "expected a pyarrow.Schema, got dict", of=lambda: env.source([], {}))
     refused(ConfigError, "give schema=", of=lambda: env.source([]))
     refused(ConfigError, "expected a type", of=lambda: orders(env).map(same, "n"))
+
+
+def test_columns_that_are_one_to_spark(env: GraphBuilder, orders: Orders) -> None:
+    """Sources from a DDL text, a DataFrame and dicts; what a function gives; side outputs."""
+    table = pa.table({"a": [1], "A": [2]})
+    side = {"late": "a bigint, A bigint"}
+    refused(
+        InvalidTopologyError,
+        "the columns 'a' and 'A' are one to Spark",
+        "rename one (or set spark.sql.caseSensitive)",
+        of=lambda: env.source([], "a bigint, b bigint, A bigint", uid="numbers"),
+    )
+    one = "'a' and 'A' are one to Spark"
+    refused(InvalidTopologyError, one, of=lambda: env.source(table))
+    refused(InvalidTopologyError, one, of=lambda: env.source([{"a": 1, "A": 2}]))
+    refused(InvalidTopologyError, one, of=lambda: orders(env).map(same, "a bigint, A bigint"))
+    refused(
+        InvalidTopologyError, one, of=lambda: orders(env).process(ProcessFunction(), "n bigint", side=side)
+    )
+
+
+def test_columns_that_differ_in_case_alone_where_the_session_looks_at_it(
+    env: GraphBuilder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftlayer.columns._case_matters", lambda: True)
+    env.source([], "a bigint, A bigint")
 
 
 # ---------------------------------------------------------------- parallelism, partitioners
