@@ -4,7 +4,6 @@
 /* Keep the ids of children, of joins and of replays apart when all their inputs are equal. */
 #define DOMAIN_CHILD UINT64_C(0x6368696C64)
 #define DOMAIN_JOIN UINT64_C(0x6A6F696E)
-#define DOMAIN_REPLAY UINT64_C(0x7265706C6179)
 
 /* For a fixed `state` a bijection of `value`, and the other way round. */
 static inline uint64_t absorb(uint64_t state, uint64_t value) { return mix64(state + value * GOLDEN); }
@@ -208,43 +207,4 @@ PyObject *native_root_ids(PyObject *self, PyObject *args) {
     Py_END_ALLOW_THREADS
     release_array(&out);
     Py_RETURN_NONE;
-}
-
-PyObject *native_replay_root_ids(PyObject *self, PyObject *args) {
-    (void)self;
-    PyObject *roots_object, *attempts_object, *incarnation_object, *out_object;
-    int shard_bits;
-    if (!PyArg_ParseTuple(args, "OOOiO:replay_root_ids", &roots_object, &attempts_object, &incarnation_object,
-                          &shard_bits, &out_object)) {
-        return NULL;
-    }
-    uint64_t incarnation;
-    if (read_u64(incarnation_object, "incarnation", &incarnation) != 0 || check_shard_bits(shard_bits) != 0) {
-        return NULL;
-    }
-    array_view roots = {0}, attempts = {0}, out = {0};
-    PyObject *result = NULL;
-    if (view_array(roots_object, "roots", ITEM_U64, 0, &roots) == 0 &&
-        view_array(attempts_object, "attempts", ITEM_I32, 0, &attempts) == 0 &&
-        view_array(out_object, "out", ITEM_U64, 1, &out) == 0 &&
-        check_length(&attempts, "attempts", roots.length) == 0 && check_length(&out, "out", roots.length) == 0) {
-        const uint64_t *root = roots.data;
-        const int32_t *attempt = attempts.data;
-        uint64_t *ids = out.data;
-        Py_BEGIN_ALLOW_THREADS
-        unsigned width = 64 - (unsigned)shard_bits;
-        uint64_t mask = UINT64_MAX >> shard_bits;
-        uint64_t seed = absorb(DOMAIN_REPLAY, incarnation);
-        for (Py_ssize_t i = 0; i < roots.length; i++) {
-            uint64_t key0 = absorb(seed, (uint32_t)attempt[i]);
-            uint64_t key1 = mix64(key0 + GOLDEN);
-            ids[i] = (root[i] & ~mask) | permute_nonzero(root[i] & mask, key0, key1, width, mask);
-        }
-        Py_END_ALLOW_THREADS
-        result = Py_NewRef(Py_None);
-    }
-    release_array(&roots);
-    release_array(&attempts);
-    release_array(&out);
-    return result;
 }

@@ -7,7 +7,6 @@ static PyMethodDef methods[] = {
     {"child_ids", native_child_ids, METH_VARARGS, NULL},
     {"join_ids", native_join_ids, METH_VARARGS, NULL},
     {"root_ids", native_root_ids, METH_VARARGS, NULL},
-    {"replay_root_ids", native_replay_root_ids, METH_VARARGS, NULL},
     {"xor_fold", native_xor_fold, METH_VARARGS, NULL},
     {"xor_runs", native_xor_runs, METH_VARARGS, NULL},
     {"child_ordinals", native_child_ordinals, METH_VARARGS, NULL},

@@ -46,7 +46,6 @@ PyObject *native_mix64(PyObject *self, PyObject *args);
 PyObject *native_child_ids(PyObject *self, PyObject *args);
 PyObject *native_join_ids(PyObject *self, PyObject *args);
 PyObject *native_root_ids(PyObject *self, PyObject *args);
-PyObject *native_replay_root_ids(PyObject *self, PyObject *args);
 
 /* fold.c */
 PyObject *native_xor_fold(PyObject *self, PyObject *args);

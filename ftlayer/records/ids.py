@@ -182,25 +182,6 @@ def random_root_ids(n: int, *, shard: int = 0, shards: int = 1) -> U64Array:
     return drawn | np.uint64(shard << (64 - bits) if bits else 0)
 
 
-def replay_root_ids(roots: U64Array, attempts: I32Array, *, incarnation: int, shards: int = 1) -> U64Array:
-    """Derive fresh root ids for records that are sent again.
-
-    Args:
-        roots: uint64[n], the root ids of the attempts that ended.
-        attempts: int32[n], the number of the attempt that begins.
-        incarnation: the vertex's incarnation, so that a restarted vertex cannot repeat an id it gave before.
-        shards: as in `root_ids`; the ids keep their shard.
-
-    Returns:
-        uint64[n], never 0. Distinct roots of one shard and attempt get distinct ids for certain.
-    """
-    roots = _u64(roots)
-    attempts = np.ascontiguousarray(attempts)
-    out = np.empty(len(roots), np.uint64)
-    native.replay_root_ids(roots, attempts, incarnation, shard_bits(shards), out)
-    return out
-
-
 def shard_bits(shards: int) -> int:
     """Return how many top bits of a root id name its shard.
 

@@ -116,23 +116,6 @@ def test_root_ids_follow_the_model(key: bytes, first: int, n: int, shards: int, 
     assert roots.tolist() == expected
 
 
-@given(st.lists(st.tuples(u64, st.integers(-(2**31), 2**31 - 1)), max_size=20), u64, shard_counts)
-def test_replay_ids_follow_the_model(rows: list[tuple[int, int]], incarnation: int, shards: int) -> None:
-    width = 65 - shards.bit_length()
-    low = (1 << width) - 1
-    seed = absorb(int.from_bytes(b"replay", "big"), incarnation)
-
-    def replayed(root: int, attempt: int) -> int:
-        key0 = absorb(seed, attempt % 2**32)
-        return root & ~low | permute(root & low, key0, mix((key0 + GOLDEN) & MASK), width)
-
-    attempts = np.array([attempt for _, attempt in rows], np.int32)
-    fresh = ids.replay_root_ids(
-        array([root for root, _ in rows]), attempts, incarnation=incarnation, shards=shards
-    )
-    assert fresh.tolist() == [replayed(*row) for row in rows]
-
-
 roots_and_values = st.lists(st.tuples(st.integers(0, 12) | u64, u64), max_size=60)
 
 
@@ -282,10 +265,9 @@ def test_a_million_consecutive_roots_and_their_children_are_distinct_and_balance
     n = 1 << 20
     roots = ids.root_ids(ids.RootSeed("q", "r", "s", 0, 0), 0, n, shard=1, shards=2)
     children = ids.initial_record_ids(roots)
-    replays = ids.replay_root_ids(roots, np.full(n, 1, np.int32), incarnation=1, shards=2)
-    everything = np.concatenate([roots, children, replays])
-    assert len(np.unique(everything)) == 3 * n
-    for values in (roots, children, replays):
+    everything = np.concatenate([roots, children])
+    assert len(np.unique(everything)) == 2 * n
+    for values in (roots, children):
         for bit in range(63):  # the top bit of a root is its shard
             share = float(np.mean((values >> np.uint64(bit)) & np.uint64(1)))
             assert 0.495 < share < 0.505, f"bit {bit} is set in {share:.3f} of the ids"
@@ -296,20 +278,9 @@ def test_the_shard_is_in_the_top_bits(n: int, shards: int, data: st.DataObject) 
     shard = data.draw(st.integers(0, shards - 1))
     drawn = ids.random_root_ids(n, shard=shard, shards=shards)
     derived = ids.root_ids(b"k" * 16, 5, n, shard=shard, shards=shards)
-    replayed = ids.replay_root_ids(derived, np.full(n, 2, np.int32), incarnation=9, shards=shards)
-    for roots in (drawn, derived, replayed):
+    for roots in (drawn, derived):
         assert ids.shard_of(roots, shards).tolist() == [shard] * n
         assert roots.all()
-
-
-@given(record_id)
-def test_every_attempt_and_incarnation_gives_a_fresh_root(root: int) -> None:
-    attempts = np.arange(1, 50, dtype=np.int32)
-    roots = np.full(len(attempts), root, np.uint64)
-    fresh = [
-        value for i in range(5) for value in ids.replay_root_ids(roots, attempts, incarnation=i).tolist()
-    ]
-    assert len({root, *fresh}) == 1 + len(fresh)
 
 
 def test_operator_keys_are_the_same_everywhere() -> None:
@@ -351,8 +322,6 @@ def test_wrong_arguments_are_named() -> None:
         ids.child_ids(one, operator=1, edge=0, ordinals=one, channel=-1)
     with pytest.raises(ValueError, match="right has 2 items"):
         ids.join_ids(one, two, side=0, operator=1, edge=0, ordinals=one, channel=0)
-    with pytest.raises(TypeError, match="attempts must be one-dimensional int32"):
-        ids.replay_root_ids(one, one, incarnation=0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="values has 2 items"):
         ids.xor_fold_by_root(one, two)
     with pytest.raises(ValueError, match="16 bytes"):
