@@ -25,6 +25,7 @@ from ftlayer.errors import (
     CheckpointStorageError,
     ConfigError,
     StaleOwnerError,
+    StateSerializationError,
     UncommittableError,
 )
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
@@ -43,6 +44,7 @@ from ftlayer.runtime.messages import (
     SlotEnded,
     SlotFailed,
     SubtaskAcked,
+    SubtaskDeclined,
     TasksStarted,
     TriggerCheckpoint,
 )
@@ -76,7 +78,7 @@ class Writer(DataSourceStreamWriter):
 class Played:
     """A job of one slot, whose instance does what it is told; it starts its tasks when it is let.
 
-    ``bounded``: its source ends at once.
+    ``bounded``: its source ends at once. ``declined``: what it says of its part of the first checkpoint.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Played:
         run: str = "played-1",
         restore_from: str | None = None,
         restart: RestartStrategy | None = None,
+        declined: SubtaskDeclined | None = None,
     ) -> None:
         source = Source("numbers", IterableSource((range(3).__iter__,)), ID)
         vertices = (JobVertex("numbers", (source, Sink("out", WriterSink(Writer(), 1, 1), ID)), 1),)
@@ -101,6 +104,7 @@ class Played:
         checkpoints, plan = open_checkpoints(graph, config, run, restore_from)
         self._key, self._starts, self._bounded = plan.key, starts, bounded
         self.triggered: list[int] = []
+        self._declined = declined
         self._deployed = threading.Event()
         self.over = Mock()
         self.job.start(
@@ -142,6 +146,9 @@ class Played:
             case TriggerCheckpoint(barrier):
                 self.triggered.append(barrier.checkpoint)
                 number = barrier.checkpoint
+                if self._declined is not None:
+                    self._say(self._declined)
+                    return
                 made = Committable("out", seal(WriterCommitMessage(), self._key), number)
                 self._say(SubtaskAcked(number, SubtaskSnapshot("numbers", 0, committables=(made,))))
             case EndTasks():
@@ -266,6 +273,23 @@ def test_what_can_never_be_committed_ends_the_job_at_once(tmp_path: Path) -> Non
     with pytest.raises(UncommittableError, match=gone):
         played.job.wait(WAIT_S)
     assert played.job.status().restarts == 0
+
+
+def test_state_that_can_never_be_written_ends_the_job_at_once(tmp_path: Path) -> None:
+    declined = SubtaskDeclined(1, "numbers", 0, "'count' holds a lock", code=StateSerializationError.code)
+    job = Played(tmp_path, restart=FixedDelay(1_000, "10h"), declined=declined).job
+    with pytest.raises(StateSerializationError, match="'count' holds a lock"):
+        job.wait(WAIT_S)
+    assert job.status().restarts == 0
+    assert "'count' holds a lock" in job.checkpoints()[0].failure
+
+
+def test_a_checkpoint_that_fails_for_another_reason_restarts_the_job(tmp_path: Path) -> None:
+    declined = SubtaskDeclined(1, "numbers", 0, "the disk is full")
+    job = Played(tmp_path, restart=FixedDelay(1_000, "10h"), declined=declined).job
+    until(lambda: job.status().restarts == 1)
+    assert "the disk is full" in job.status().last_failure
+    assert job.cancel(WAIT_S)
 
 
 def test_a_job_that_cannot_commit_what_it_begins_with_says_what_it_is_at(tmp_path: Path) -> None:
