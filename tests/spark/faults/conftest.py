@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-FILES = 8
+MOST_FILES = 8
 """A kill at each of the seven steps, each in a batch of its own, and one more batch."""
 LINES_A_FILE = 150
 
@@ -48,8 +48,8 @@ def job_script() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def log_lines(real_lines: list[str]) -> list[str]:
-    """The lines of a job; equal ones among them."""
-    return real_lines[: FILES * LINES_A_FILE]
+    """The lines of the largest job; equal ones among them."""
+    return real_lines[: MOST_FILES * LINES_A_FILE]
 
 
 def _write_files(lines: list[str], directory: Path, files: int) -> None:
@@ -78,13 +78,13 @@ def children(parent: int) -> list[int]:
 
 
 class JobRun:
-    """One job: its directory, its lives, and the check at the end."""
+    """One job: its directory, its lives, and the check at the end. A batch is a file."""
 
-    def __init__(self, script: ModuleType, directory: Path, lines: list[str]) -> None:
+    def __init__(self, script: ModuleType, directory: Path, lines: list[str], files: int) -> None:
         self.script = script
         self.directory = directory
-        self.lines = lines
-        _write_files(lines, directory / "input", FILES)
+        self.lines = lines[: files * LINES_A_FILE]
+        _write_files(self.lines, directory / "input", files)
 
     def job(self, **fields: Any) -> Any:
         return self.script.Job(str(self.directory), **fields)
@@ -134,9 +134,9 @@ class JobRun:
         )
         os.kill(jvm, signal.SIGKILL)
 
-    def kills(self) -> list[str]:
-        """Return the steps at which the job has been killed so far."""
-        return (self.directory / "kills").read_text().split()
+    def kills(self) -> int:
+        """Return how often the job has been killed so far."""
+        return len((self.directory / "kills").read_text().split())
 
     def sink_calls(self) -> Counter[tuple[str, int]]:
         """Return how often the sink was called for each (query, batch); what is committed is not run again."""
@@ -191,9 +191,9 @@ class JobRun:
 
 
 @pytest.fixture
-def job_run(job_script: ModuleType, tmp_path: Path, log_lines: list[str]) -> JobRun:
-    """A job over the real lines, in a directory of its own."""
-    return JobRun(job_script, tmp_path, log_lines)
+def make_job(job_script: ModuleType, tmp_path: Path, log_lines: list[str]) -> Callable[[int], JobRun]:
+    """Return ``make_job(files)``: a job over the real lines, in the test's directory."""
+    return lambda files: JobRun(job_script, tmp_path, log_lines, files)
 
 
 class Written:

@@ -134,13 +134,13 @@ def written(directory: Path) -> dict[str, Counter[str]]:
 class Job:
     """What a test asks for.
 
-    ``kills`` are steps: the n-th kill is at the n-th step, in batch n of all three queries at once.
+    The n-th of ``kills`` is in batch n of all three queries at once: it has the step of each, by its sink.
     ``victim``: "driver", "jvm" or "vertex".
     """
 
     directory: str
     victim: str = "driver"
-    kills: list[str] = field(default_factory=list)
+    kills: list[dict[str, str]] = field(default_factory=list)
     master: str = "local[2]"
     partition_bytes: int = 1 << 27
     shards: int = 1
@@ -158,7 +158,7 @@ class Job:
 class Watch:
     """Keeps a journal of all steps, and kills at those that were asked for.
 
-    A query that comes to the step waits for the others there, so that one kill hits all of them.
+    A query that comes to its step waits for the others there, so that one kill hits all of them.
     """
 
     def __init__(self, job: Job, kill: Callable[[], None]) -> None:
@@ -176,19 +176,19 @@ class Watch:
             os.write(self._journal, f"{self._life} {query} {batch} {step}\n".encode())
             with self._condition:
                 turn = self._killed
-                if turn >= len(self._job.kills) or (step, batch) != (self._job.kills[turn], turn):
+                if turn >= len(self._job.kills) or (step, batch) != (self._job.kills[turn][query], turn):
                     return
                 self._here.add(query)
                 if len(self._here) == len(SINKS):
-                    self._end_turn(step)
+                    self._end_turn()
                 elif not self._condition.wait_for(lambda: self._killed > turn, WAIT_S):
                     raise TimeoutError(f"only {self._here} came to {step} of batch {batch}")
 
         return watch
 
-    def _end_turn(self, step: str) -> None:
+    def _end_turn(self) -> None:
         with self._kills.open("a") as file:
-            file.write(f"{step}\n")
+            file.write(f"{self._killed}\n")
         self._killed += 1
         self._here.clear()
         self._kill()

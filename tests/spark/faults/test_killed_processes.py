@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
+from itertools import cycle, islice
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,20 +24,48 @@ def kinds_of_spark(life: int) -> dict[str, Any]:
     return {"master": master, "partition_bytes": partition_bytes}
 
 
-def test_driver_killed_at_every_step(job_run: Any) -> None:
-    for life in range(len(STEPS)):
-        code = job_run.run(job_run.job(kills=STEPS, **kinds_of_spark(life)))
+def each_step(sinks: tuple[str, ...], first: int) -> list[dict[str, str]]:
+    """Return kills that have each step at least once, the queries always being at different ones."""
+    kills = -(-len(STEPS) // len(sinks))
+    steps = iter(islice(cycle(STEPS), first, None))
+    return [{sink: next(steps) for sink in sinks} for _ in range(kills)]
+
+
+def each_step_of_each_query(sinks: tuple[str, ...]) -> list[dict[str, str]]:
+    return [dict.fromkeys(sinks, step) for step in STEPS]
+
+
+def kill_drivers(job_run: Any, kills: list[dict[str, str]]) -> None:
+    for life in range(len(kills)):
+        code = job_run.run(job_run.job(kills=kills, **kinds_of_spark(life)))
         assert code == -signal.SIGKILL, f"life {life} ended with {code}\n{job_run.log()}"
-        assert job_run.kills() == list(STEPS[: life + 1])
-    assert job_run.run(job_run.job(kills=STEPS)) == 0, job_run.log()
+        assert job_run.kills() == life + 1
+    assert job_run.run(job_run.job(kills=kills)) == 0, job_run.log()
     job_run.check()
 
 
-def test_vertex_killed_at_every_step(job_run: Any) -> None:
-    job = job_run.job(kills=STEPS, victim="vertex", shards=2)
+def kill_vertices(job_run: Any, kills: list[dict[str, str]]) -> None:
+    job = job_run.job(kills=kills, victim="vertex", shards=2)
     assert job_run.run(job) == 0, job_run.log()
-    assert job_run.kills() == list(STEPS)
+    assert job_run.kills() == len(kills)
     job_run.check()
+
+
+def test_driver_killed_at_every_step(make_job: Any, job_script: ModuleType) -> None:
+    kills = each_step(job_script.SINKS, first=0)
+    kill_drivers(make_job(len(kills) + 1), kills)
+
+
+def test_vertex_killed_at_every_step(make_job: Any, job_script: ModuleType) -> None:
+    kills = each_step(job_script.SINKS, first=1)
+    kill_vertices(make_job(len(kills) + 1), kills)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kill", [kill_drivers, kill_vertices])
+def test_all_queries_at_every_step(make_job: Any, job_script: ModuleType, kill: Any) -> None:
+    kills = each_step_of_each_query(job_script.SINKS)
+    kill(make_job(len(kills) + 1), kills)
 
 
 def kill_at_random_points(job_run: Any, kills: int, seed: int) -> None:
@@ -64,12 +94,12 @@ def kill_at_random_points(job_run: Any, kills: int, seed: int) -> None:
     job_run.check()
 
 
-def test_the_jvm_killed_at_a_random_point(job_run: Any) -> None:
-    kill_at_random_points(job_run, kills=1, seed=1)
+def test_the_jvm_killed_at_a_random_point(make_job: Any) -> None:
+    kill_at_random_points(make_job(4), kills=1, seed=1)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("seed", range(3))
-def test_driver_killed_at_random_points_20_times(job_run: Any, seed: int) -> None:
-    kill_at_random_points(job_run, kills=20, seed=100 + seed)
+def test_driver_killed_at_random_points_20_times(make_job: Any, seed: int) -> None:
+    kill_at_random_points(make_job(8), kills=20, seed=100 + seed)

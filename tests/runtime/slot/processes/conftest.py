@@ -19,6 +19,7 @@ from ftlayer.address import Address
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
 from ftlayer.layer.calls import ClaimJob, OpenStream, Recall, StreamOptions, StreamStatusCall
+from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.coordinator.control_server import ControlServer
 from ftlayer.runtime.messages import (
     Cancel,
@@ -280,6 +281,7 @@ class Jobs:
         *,
         tracked: bool = True,
         retry: StreamOptions | None = None,
+        restart: RestartStrategy | None = None,
     ) -> JobGraph:
         """source → rebalance → ``function`` (a flat_map) → by key → file: two slots."""
         out = str(self.out)
@@ -289,7 +291,7 @@ class Jobs:
             with open(f"{out}/{os.getpid()}", "a") as file:
                 file.write("".join(f"{number}\n" for number in batch.column(0).to_pylist()))
 
-        builder = GraphBuilder("job", parallelism=2, status=status)
+        builder = GraphBuilder("job", parallelism=2, status=status, restart=restart)
         stream = builder.source(partitions(*parts), "n bigint", uid="source").rebalance()
         stream = (
             stream.flat_map(function, "n bigint", uid="work")

@@ -7,6 +7,7 @@ import pytest
 
 from ftlayer.errors import PermanentFailure, StaleOwnerError
 from ftlayer.layer.calls import Stats, StreamOptions
+from ftlayer.restart import FixedDelay
 from ftlayer.runtime.messages import SourceFailed
 
 N = 20_000
@@ -196,13 +197,14 @@ def test_a_source_that_cannot_be_read_on_fails_the_slot(jobs: Any) -> None:
         yield from range(10)
         raise OSError("unplugged")
 
-    graph = jobs.graph([breaks, numbers(0, 10)], lambda n: [n])
+    graph = jobs.graph([breaks, numbers(0, 10)], lambda n: [n], restart=FixedDelay(attempts=2, delay="10ms"))
     slots = jobs.slots(graph)
     with pytest.raises(AssertionError):
         slots.until(lambda: False)
     failed = slots.failures[0]
     assert failed.operator == "source"
     assert "unplugged" in failed.reason
+    assert len([message for _, message in slots.said if isinstance(message, SourceFailed)]) == 2
 
 
 def test_a_slot_ends_when_its_coordinator_is_gone_and_its_function_hangs(jobs: Any) -> None:
