@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import random
 import re
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, zip_longest
@@ -35,6 +37,27 @@ os.environ["PYTHONSAFEPATH"] = "1"
 SHORT_RUN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_RUN)
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", SHORT_RUN)
+
+
+def _spark_home() -> tempfile.TemporaryDirectory[str]:
+    """Make a home of Spark that links its programs and jars, and has no archive of its Python code.
+
+    Workers find that code first in the archive, which holds sources only: each process, and a query starts several,
+    would compile them again, for most of a second. On a machine under load one then misses the ten seconds that
+    Spark gives it. Without the archive they import it from where pip has put it.
+    """
+    home = tempfile.TemporaryDirectory(prefix="ftlayer-spark-home-")
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    for name in ("bin", "sbin", "jars"):
+        (Path(home.name) / name).symlink_to(Path(spec.origin).with_name(name))
+    return home
+
+
+if "SPARK_HOME" not in os.environ:  # It is in processes that another test process has started.
+    SPARK_HOME = _spark_home()  # Deleted when this process ends.
+    os.environ["SPARK_HOME"] = SPARK_HOME.name
 
 
 def _java() -> tuple[str, str]:
@@ -213,11 +236,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @contextlib.contextmanager
 def _daemon(directory: Path, name: str, *arguments: str, ready: str) -> Iterator[tuple[int, re.Match[str]]]:
     """Run a daemon of Spark's; yields its process id and the line that said it was ready."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
     env = os.environ | {
-        "SPARK_HOME": str(home),
         "SPARK_DAEMON_MEMORY": "256m",
         "SPARK_DAEMON_JAVA_OPTS": SHORT_RUN,
         "SPARK_WORKER_DIR": str(directory / "work"),
@@ -226,7 +245,7 @@ def _daemon(directory: Path, name: str, *arguments: str, ready: str) -> Iterator
     log = directory / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [home / "bin" / "spark-class", *arguments], stdout=output, stderr=output, env=env
+            [f"{os.environ['SPARK_HOME']}/bin/spark-class", *arguments], stdout=output, stderr=output, env=env
         )
     try:
         deadline = time.monotonic() + DAEMON_START_S
