@@ -24,7 +24,8 @@ class StateMigration:
 
     Attributes:
         operator: uid of the operator.
-        state: its name now; the state of ``reduce`` and ``aggregate`` is called ``"aggregate"``.
+        state: its name now, which `open` asks for or the checkpoint has; the state of ``reduce`` and ``aggregate`` is
+            called ``"aggregate"``.
         version: of what the program writes now, 2 or more: greater each time the type of the values changes. A state
             without a migration has version 1.
         migrate: ``migrate(value, version)`` returns the value for one that was written with that earlier version; it

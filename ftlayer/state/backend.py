@@ -164,7 +164,13 @@ class LayeredBackend:
         return found
 
     def opened(self) -> None:
-        """All functions are open; IncompatibleCheckpointError for a declared state that is gone."""
+        """All functions are open; IncompatibleCheckpointError for a declared state that is gone.
+
+        `ConfigError` for a migration of a state that there is not.
+        """
+        for uid, keyed in self._states.items():
+            # Before a state is missed whose new name is misspelled.
+            self.migrations.check_declared(uid, keyed.declarations)
         for states in self._all_states():
             states.opened()
 

@@ -42,6 +42,16 @@ class StateDeclarations:
         """All functions are open: what they ask for from now on is not declared."""
         self._opened = True
 
+    @property
+    def declared(self) -> frozenset[str]:
+        """The states that functions have asked for until `opened`."""
+        return frozenset(self._declared)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The states that the checkpoint holds."""
+        return frozenset(self._restored)
+
     def is_restored(self, name: str) -> bool:
         """Whether the checkpoint holds it."""
         return name in self._restored

@@ -8,9 +8,11 @@ from typing import Any
 
 from ftlayer.checkpoint.migration import FIRST_VERSION, StateMigration
 from ftlayer.checkpoint.snapshots import TableInfo
-from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.checks import check_named
+from ftlayer.errors import ConfigError, IncompatibleCheckpointError
 from ftlayer.functions.keyed import Key
 from ftlayer.functions.ttl import holds_stamped, plain_name
+from ftlayer.state.declarations import StateDeclarations
 from ftlayer.state.keyed import LIST, MAP, TIMERS
 
 
@@ -28,6 +30,24 @@ class Migrations:
         """Return the version of what the program writes into a table."""
         found = self._by_name.get((operator, plain_name(table)))
         return FIRST_VERSION if found is None else found.version
+
+    def check_declared(self, operator: str, declarations: StateDeclarations) -> None:
+        """Raise `ConfigError` for a migration of a state that an operator, all of whose functions are open, has not.
+
+        Which ones it has, `open` says. Nothing is known of an operator that asks for none there.
+        """
+        declared = set(map(plain_name, declarations.declared))
+        if not declared:
+            return
+        known = declared | set(map(plain_name, declarations.held))
+        for named, state in self._by_name:
+            if named == operator and state not in known:
+                try:
+                    check_named(state, known, f"migrations: operator {operator!r} has no state")
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"{error}. If it is asked for with a record only, ask for it in `open` too"
+                    ) from None
 
     def is_left_behind(self, operator: str, table: str) -> bool:
         """Whether a restore is to leave a state behind. With a time to live it has another name than without."""

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore
-from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.errors import ConfigError, IncompatibleCheckpointError
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.groups import KeyGroups
@@ -96,6 +97,39 @@ def test_a_declared_state_that_was_renamed_is_refused_before_the_first_record(st
     assert "ask for it in `open`" in str(refused.value)
     assert "allow_unclaimed_state=['op/sum']" in str(refused.value)
     Subtask(storage, ("total",), keyed=written, allow_unclaimed_state=["op/sum"]).end(2)
+
+
+def twice(value: Any, version: int) -> Any:
+    return value * 2
+
+
+def test_a_migration_of_a_state_that_there_is_not_is_refused_with_those_there_are(storage: Any) -> None:
+    misspelled = [StateMigration("op", "totl", 2, twice)]
+    with pytest.raises(
+        ConfigError, match=r"operator 'op' has no state 'totl': did you mean 'total'\?.*in `open`"
+    ):
+        Subtask(storage, ("total", "last"), migrations=misspelled)
+    first = Subtask(storage, ("total", "last"))
+    first.put("total")
+    written = first.end()
+    far = [StateMigration("op", "x", renamed_from="total")]
+    with pytest.raises(ConfigError, match=r"has no state 'y'; there are last, total"):
+        Subtask(storage, ("total", "last"), keyed=written, migrations=[StateMigration("op", "y", 2, twice)])
+    Subtask(storage, ("x", "last"), keyed=written, migrations=far).end(2)
+    Subtask(storage, ("total (ttl)",), migrations=[StateMigration("op", "total", 2, twice)]).end()
+
+
+def test_a_migration_of_a_state_that_is_asked_for_with_records_is_taken(storage: Any) -> None:
+    migrations = [StateMigration("op", "seldom", 2, twice)]
+    first = Subtask(storage, migrations=migrations)
+    first.put("often")
+    written = first.end()
+    # Nothing is known of what an operator has that declares nothing: not here, and not when it is restored.
+    second = Subtask(storage, keyed=written, migrations=migrations)
+    second.put("seldom")
+    written = second.end(2)
+    # It is in the checkpoint, so it is a state that there is.
+    Subtask(storage, ("often",), keyed=written, migrations=migrations).end(3)
 
 
 def test_a_declared_state_that_is_gone_is_refused_also_where_none_is_new(storage: Any) -> None:
