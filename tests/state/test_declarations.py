@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier
@@ -19,7 +19,6 @@ from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.opening import open_backend
-from tests.state.conftest import MemoryStorage
 
 GROUPS = 4
 KEYS = {"op": pa.schema([("k", pa.int64())])}
@@ -216,12 +215,12 @@ records = st.lists(st.tuples(st.integers(0, 9), st.sampled_from(NAMES)), max_siz
 runs = st.lists(st.tuples(st.integers(1, 3), records), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs, runs, programs, runs)
 def test_a_restore_ends_for_a_declared_state_that_is_gone_and_for_no_other_reason(
-    before: tuple[str, ...], first: Any, after: tuple[str, ...], second: Any
+    make_storage: Any, before: tuple[str, ...], first: Any, after: tuple[str, ...], second: Any
 ) -> None:
-    storage = MemoryStorage()
+    storage = make_storage()
     job = Job(before, (), 0)
     for parallelism, handled in first:
         job.run(storage, parallelism, handled)  # its own checkpoints never refuse a program
