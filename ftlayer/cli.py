@@ -88,7 +88,7 @@ app.add_typer(dead, name="dead")
 app.add_typer(cli_checkpoints.app, name="checkpoints")
 
 
-class State(StrEnum):
+class RecordState(StrEnum):
     """What ``inspect --list`` can name."""
 
     PENDING = "pending"
@@ -234,7 +234,8 @@ def serve(
 def inspect(
     path: Annotated[Path, typer.Argument(help="Directory of a vertex's store.")],
     list_state: Annotated[
-        State | None, typer.Option("--list", help="List the records in this state, not just their number.")
+        RecordState | None,
+        typer.Option("--list", help="List the records in this state, not just their number."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
 ) -> None:

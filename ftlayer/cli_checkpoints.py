@@ -89,7 +89,7 @@ def show(path: One, as_json: Json = False, key_file: KeyFile = None) -> None:
 @app.command()
 def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None:
     """Read everything that the checkpoints at or below PATH refer to. Exit code 1: something is damaged."""
-    from ftlayer.checkpoint.storage.deleting import Crew
+    from ftlayer.checkpoint.storage.deleting import StoragePool
     from ftlayer.checkpoint.storage.loading import (
         find_checkpoints,
         load_checkpoint,
@@ -104,7 +104,7 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None
         # Else a mistyped path would go unnoticed.
         raise ConfigError(not_there(located(path)))
     results: list[Facts] = []
-    crew = Crew()
+    crew = StoragePool()
     for location in found:
         try:
             verify_checkpoint(load_checkpoint(location, key), key, crew)

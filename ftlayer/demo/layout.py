@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftlayer.demo.ledger import DeadLetter
+from ftlayer.demo.ledger import DeadLine
 
 MAX_ATTEMPTS = 3
 BACKOFF = ("200ms", "500ms")
@@ -100,18 +100,18 @@ class RunDirectory:
         """Yield the rows in the topology's sink, file by file, as columns."""
         return _columns(self.output)
 
-    def dead_letters(self) -> Iterator[DeadLetter]:
+    def dead_letters(self) -> Iterator[DeadLine]:
         """Yield the dead letters that the driver wrote down."""
         with self.dead.open(encoding="utf-8") as file:
             for line in file:
                 values = json.loads(line)
-                yield DeadLetter(values["line"], values["reason"], values["attempts"])
+                yield DeadLine(values["line"], values["reason"], values["attempts"])
 
-    def rejected_lines(self) -> Iterator[DeadLetter]:
+    def rejected_lines(self) -> Iterator[DeadLine]:
         """Yield the lines that the topology with checkpoints put aside."""
         for columns in _columns(self.rejected):
             for line, reason in zip(columns["line"], columns["reason"], strict=True):
-                yield DeadLetter(line, reason, 1)
+                yield DeadLine(line, reason, 1)
 
 
 def _columns(directory: Path) -> Iterator[Columns]:

@@ -39,7 +39,7 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class DeadLetter:
+class DeadLine:
     """A dead letter of the run: the line it was, why, and how many attempts it had."""
 
     line: str
@@ -112,7 +112,7 @@ def recount(files: Iterable[tuple[str, list[str]]]) -> Expected:
 def settle_query(
     expected: Expected,
     sink: Iterable[tuple[int, Columns]],
-    dead_letters: Iterable[DeadLetter],
+    dead_letters: Iterable[DeadLine],
     *,
     max_attempts: int,
 ) -> Ledger:
@@ -143,7 +143,7 @@ def settle_query(
 def settle_tracked(
     expected: Expected,
     sink: Iterable[Columns],
-    dead_letters: Iterable[DeadLetter],
+    dead_letters: Iterable[DeadLine],
     *,
     max_attempts: int,
     has_failed: Callable[[str], bool],
@@ -163,9 +163,7 @@ def settle_tracked(
     return _settle(expected, sink, dead_letters, max_attempts, sort)
 
 
-def settle_checkpointed(
-    expected: Expected, sink: Iterable[Columns], rejected: Iterable[DeadLetter]
-) -> Ledger:
+def settle_checkpointed(expected: Expected, sink: Iterable[Columns], rejected: Iterable[DeadLine]) -> Ledger:
     """Hold what a topology in barrier mode has written against what is expected: each line once, and exact counts.
 
     The sink has a column ``count`` too: which occurrence of its word a row is.
@@ -192,7 +190,7 @@ Sort = Callable[[str, bool], str]
 def _settle(
     expected: Expected,
     sink: Iterable[Columns],
-    dead_letters: Iterable[DeadLetter],
+    dead_letters: Iterable[DeadLine],
     max_attempts: int,
     sort: Sort,
 ) -> Ledger:
@@ -204,7 +202,7 @@ def _settle(
         ):
             found.setdefault(line, []).append((row[0], row[1], row[2]))
             ledger.rows_out += 1
-    dead: dict[str, list[DeadLetter]] = {}
+    dead: dict[str, list[DeadLine]] = {}
     for letter in dead_letters:
         dead.setdefault(letter.line, []).append(letter)
     for line in expected.file_of:
@@ -219,7 +217,7 @@ def _settle_line(
     expected: Expected,
     line: str,
     rows: list[Row],
-    letters: list[DeadLetter],
+    letters: list[DeadLine],
     max_attempts: int,
     sort: Sort,
 ) -> None:

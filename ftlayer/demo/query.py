@@ -31,7 +31,7 @@ def parse(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Enrich:
+class EnrichRecord:
     """Adds what the service says of a word."""
 
     service: Service
@@ -69,7 +69,7 @@ def _start(spark: SparkSession, layer: FTLayer, directory: RunDirectory, tell: T
     return (
         layer.source(lines, name="lines")
         .flat_map(parse, WORDS_SCHEMA)
-        .map(Enrich(Service(str(directory.service))), ENRICHED_SCHEMA, name="enrich")
+        .map(EnrichRecord(Service(str(directory.service))), ENRICHED_SCHEMA, name="enrich")
         .key_by("word")
         .sink(write, checkpoint=str(directory.checkpoint))
         .trigger(availableNow=True)

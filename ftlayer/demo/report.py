@@ -25,7 +25,7 @@ Checkpoints = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """What came of a run. ``checkpoints`` are those of its last driver."""
 
     kind: Kind
@@ -35,7 +35,7 @@ class Outcome:
     checkpoints: Checkpoints
 
 
-def print_outcome(console: Console, outcome: Outcome) -> None:
+def print_outcome(console: Console, outcome: RunOutcome) -> None:
     """Print the ledger and what it says, and the list of checkpoints."""
     if outcome.kind is Kind.CHECKPOINTED:
         console.print(_checkpoint_table(outcome.checkpoints))
@@ -139,7 +139,7 @@ def print_next(console: Console, kind: Kind, directory: RunDirectory, *, kept: b
         )
 
 
-def as_json(outcome: Outcome, directory: Path | None) -> dict[str, Any]:
+def as_json(outcome: RunOutcome, directory: Path | None) -> dict[str, Any]:
     """Return ledger and figures as plain values."""
     ledger, tally = outcome.ledger, outcome.tally
     values: dict[str, Any] = {

@@ -15,7 +15,7 @@ from ftlayer.demo.functions import Service
 from ftlayer.demo.kills import KillPlan
 from ftlayer.demo.layout import MAX_ATTEMPTS, RunDirectory
 from ftlayer.demo.ledger import Ledger, recount, settle_checkpointed, settle_query, settle_tracked
-from ftlayer.demo.report import Checkpoints, Outcome, as_json, print_next, print_outcome
+from ftlayer.demo.report import Checkpoints, RunOutcome, as_json, print_next, print_outcome
 from ftlayer.demo.screen import Screen
 from ftlayer.demo.supervisor import Supervisor
 from ftlayer.demo.tally import BatchTally, Tally, TopologyTally
@@ -73,7 +73,7 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     return EXIT_BALANCED if outcome.ledger.balanced else EXIT_UNBALANCED
 
 
-def _run(options: DemoOptions, kind: Kind, directory: RunDirectory, console: Console) -> Outcome:
+def _run(options: DemoOptions, kind: Kind, directory: RunDirectory, console: Console) -> RunOutcome:
     prepared = prepare(options.pattern, directory.input, max_lines=options.lines, batches=options.batches)
     total = prepared.batches if kind is Kind.QUERY else prepared.lines
     kills = KillPlan.of(kind, options.kill, total)
@@ -94,7 +94,7 @@ def _run(options: DemoOptions, kind: Kind, directory: RunDirectory, console: Con
     checkpoints: Checkpoints = []
     if kind is Kind.CHECKPOINTED:
         checkpoints = json.loads(directory.checkpoint_list.read_text("utf-8"))
-    return Outcome(kind, ledger, tally, seconds, checkpoints)
+    return RunOutcome(kind, ledger, tally, seconds, checkpoints)
 
 
 def _settle(kind: Kind, directory: RunDirectory, *, killed: bool) -> Ledger:

@@ -20,7 +20,7 @@ NOT_ITS_OWN = {"site-packages", "test", "tests", "lib2to3", "idlelib", "__pycach
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedInput:
     """What the query reads: ``lines`` records out of ``sources`` files, in ``batches`` micro-batches."""
 
     title: str
@@ -29,7 +29,7 @@ class Prepared:
     batches: int
 
 
-def prepare(pattern: str | None, directory: Path, *, max_lines: int, batches: int) -> Prepared:
+def prepare(pattern: str | None, directory: Path, *, max_lines: int, batches: int) -> PreparedInput:
     """Write the lines of the files that match ``pattern`` (None: Python's own sources) into ``directory``.
 
     Blank lines are left out. Raises `ConfigError` when there are no files, or too few lines for two batches.
@@ -49,7 +49,7 @@ def prepare(pattern: str | None, directory: Path, *, max_lines: int, batches: in
         partial.write_text(text, "utf-8", newline="\n")
         partial.rename(directory / f"part-{number:04}.txt")
     title = "the sources of Python's standard library" if pattern is None else pattern
-    return Prepared(title, len(paths), len(lines), -(-files // FILES_A_BATCH))
+    return PreparedInput(title, len(paths), len(lines), -(-files // FILES_A_BATCH))
 
 
 def prepared_files(directory: Path) -> Iterator[tuple[str, list[str]]]:

@@ -23,7 +23,7 @@ TIMEOUT = "2m"
 
 
 @dataclass(frozen=True)
-class Enrich:
+class EnrichWord:
     """Adds what the service says of a word."""
 
     service: Service
@@ -45,7 +45,7 @@ def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], No
         (
             read_lines(env, directory)
             .flat_map(words_of, WORDS_SCHEMA, uid="parse")
-            .map(Enrich(Service(str(directory.service))), ENRICHED_SCHEMA, uid="enrich")
+            .map(EnrichWord(Service(str(directory.service))), ENRICHED_SCHEMA, uid="enrich")
             .key_by("word")
             .sink(FileSink(str(directory.output)), every="250ms", uid="sink")
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ftlayer.demo.choices import Kind, Victim
 from ftlayer.demo.layout import MAX_ATTEMPTS
-from ftlayer.demo.text import Prepared
+from ftlayer.demo.text import PreparedInput
 
 _THROUGH = {
     Kind.QUERY: "an ordinary PySpark streaming query on two cores, in {batches} micro-batches: parse → enrich → key_by "
@@ -37,7 +37,7 @@ _PHRASES = {
 }
 
 
-def explanation(kind: Kind, prepared: Prepared, victims: Sequence[Victim]) -> str:
+def explanation(kind: Kind, prepared: PreparedInput, victims: Sequence[Victim]) -> str:
     """Say what is about to happen."""
     through = _THROUGH[kind].format(batches=prepared.batches)
     lines = [

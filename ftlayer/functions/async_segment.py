@@ -15,8 +15,8 @@ from ftlayer.functions.conversion import Form, records_in_form, schema_text, tex
 from ftlayer.functions.current import for_calls
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.fitting import convert
-from ftlayer.functions.outcome import I64, Outcome
-from ftlayer.functions.pacing import Pace
+from ftlayer.functions.outcome import I64, SegmentOutcome
+from ftlayer.functions.pacing import RateLimiter
 from ftlayer.functions.steps import MapAsync
 
 _NONE = object()
@@ -34,7 +34,7 @@ class AsyncSegment:
     and connection pools may live in it.
     """
 
-    def __init__(self, step: MapAsync, form: Form, pace: Pace | None = None) -> None:
+    def __init__(self, step: MapAsync, form: Form, pace: RateLimiter | None = None) -> None:
         """``pace`` says when a call may be made; None: at once."""
         self._step = step
         self._pace = pace
@@ -46,7 +46,7 @@ class AsyncSegment:
         """How many calls have come to their end. Another thread may look."""
         return self._progress
 
-    def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> Outcome:
+    def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Call the function for each row; ``parents`` is what each comes from. Times make no difference.
 
         `MemoryError`, and what is no `Exception` (`SystemExit`), is raised when the calls under way have ended.
@@ -61,7 +61,7 @@ class AsyncSegment:
     def _count(self) -> None:
         self._progress += 1
 
-    def _outcome(self, calls: _Calls, parents: I64) -> Outcome:
+    def _outcome(self, calls: _Calls, parents: I64) -> SegmentOutcome:
         step, failures = self._step, calls.failures
         good = [place for place, result in enumerate(calls.results) if result is not _NONE]
         came = parents[good]
@@ -75,7 +75,7 @@ class AsyncSegment:
 
         results = [calls.results[place] for place in good]
         batch, counts = convert(results, [1] * len(results), step.schema, self._form, misfit)
-        return Outcome(batch, np.repeat(came, counts), failures)
+        return SegmentOutcome(batch, np.repeat(came, counts), failures)
 
 
 class _Calls:
@@ -93,7 +93,7 @@ class _Calls:
         records: Sequence[Any],
         parents: I64,
         count: Callable[[], None],
-        pace: Pace | None,
+        pace: RateLimiter | None,
     ) -> None:
         self.results: list[Any] = [_NONE] * len(records)
         self.failures: list[RowFailure] = []

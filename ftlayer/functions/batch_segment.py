@@ -11,7 +11,7 @@ import pyarrow as pa
 from ftlayer.functions.conversion import check_whole, concat
 from ftlayer.functions.current import current_tries
 from ftlayer.functions.failures import RowFailure, failure_of
-from ftlayer.functions.outcome import I64, Outcome
+from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.steps import MapBatches
 from ftlayer.records.tries import attempts_of, first_failed_of
 
@@ -31,16 +31,16 @@ class BatchSegment:
     def __init__(self, step: MapBatches) -> None:
         self._step = step
 
-    def run(self, rows: pa.RecordBatch, parents: I64, times: I64 | None = None) -> Outcome:
+    def run(self, rows: pa.RecordBatch, parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Run rows through the function; ``parents`` is what each comes from. Times make no difference."""
         failures: list[RowFailure] = []
         done: list[tuple[pa.RecordBatch, I64]] = []
         self._run(rows, parents, done, failures)
         if len(done) == 1:
-            return Outcome(*done[0], failures)
+            return SegmentOutcome(*done[0], failures)
         whole = concat([result for result, _ in done], self._step.schema)
         origins: I64 = np.concatenate([part for _, part in done]) if done else np.zeros(0, np.int64)
-        return Outcome(whole, origins, failures)
+        return SegmentOutcome(whole, origins, failures)
 
     def _run(
         self,

@@ -18,7 +18,7 @@ from ftlayer.functions.conversion import DICTS
 from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import MAX_REASON, MAX_TRACEBACK, RowFailure, failure_of
 from ftlayer.functions.outcome import I64, failed_rows, without_rows
-from ftlayer.functions.pacing import Pace
+from ftlayer.functions.pacing import RateLimiter
 from ftlayer.functions.record_segment import CHUNK_ROWS, RecordSegment
 from ftlayer.functions.segments import run_segments, segments_of
 from ftlayer.functions.steps import FunctionStep, MapBatches
@@ -57,7 +57,9 @@ class Chain:
     It waits between the records of functions with a rate limit.
     """
 
-    def __init__(self, functions: Sequence[FunctionStep], pace: Callable[[float], Pace] = Pace) -> None:
+    def __init__(
+        self, functions: Sequence[FunctionStep], pace: Callable[[float], RateLimiter] = RateLimiter
+    ) -> None:
         """``pace`` makes what waits, of a rate."""
         paces = {
             step.uid: pace(step.rate_limit)

@@ -13,7 +13,7 @@ from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.keyed import Key, Timers
-from ftlayer.functions.outcome import I64, Outcome
+from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.prepared import Processing
 from ftlayer.functions.preparing import PreparedOperator, ProcessOperator
 from ftlayer.functions.process import LAST_WATERMARK_MS
@@ -43,7 +43,7 @@ class Firing:
         self._step = operator.step
         self._on_timer: Callable[[int, Any], Any] = operator.function.on_timer
 
-    def event(self, watermark_ms: int) -> Iterator[tuple[Outcome, I64]]:
+    def event(self, watermark_ms: int) -> Iterator[tuple[SegmentOutcome, I64]]:
         """Fire what the watermark has reached, in the order of time.
 
         Timers that are set meanwhile fire too, if they are due. Gives outcomes, each with the times that its
@@ -61,7 +61,7 @@ class Firing:
                     self._step.uid,
                 )
 
-    def processing(self, now_ms: int) -> Iterator[tuple[Outcome, I64]]:
+    def processing(self, now_ms: int) -> Iterator[tuple[SegmentOutcome, I64]]:
         """Fire what the clock has reached, as `event` does, though not many more than there are at the beginning."""
         left = self.timers.processing_count
         due = partial(self.timers.due_processing, now_ms)
@@ -71,7 +71,7 @@ class Firing:
 
     def _fire(
         self, due: Callable[[], tuple[int, list[Key]] | None], enough: int, *, timed: bool
-    ) -> tuple[Outcome, I64] | None:
+    ) -> tuple[SegmentOutcome, I64] | None:
         context = self._step.context
         calls: list[int] = []
         rows: list[Any] = []
@@ -93,7 +93,7 @@ class Firing:
         own = take_side_outputs(self._step, VALUES, np.arange(len(times), dtype=np.int64), outcome.failures)
         for failure in outcome.failures:
             raise _failed(failure)
-        return Outcome(outcome.batch, outcome.parents, [], [*own, *outcome.side]), times
+        return SegmentOutcome(outcome.batch, outcome.parents, [], [*own, *outcome.side]), times
 
     def _call(self, time_ms: int) -> list[Any]:
         try:

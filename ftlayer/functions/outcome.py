@@ -24,7 +24,7 @@ class SideOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SegmentOutcome:
     """The rows that came out, the input row of each (int64[n]), and what failed."""
 
     batch: pa.RecordBatch

@@ -18,7 +18,7 @@ def monotonic_ms() -> float:
     return time.monotonic_ns() / 1_000_000
 
 
-class Pace:
+class RateLimiter:
     """Lets ``rate`` calls a second go. A forked child begins with an empty bucket of its own."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Pace:
         self._bucket = TokenBucket(self._rate, self._now_ms())
 
 
-def paced(step: RecordStep, pace: Pace) -> RecordStep:
+def paced(step: RecordStep, pace: RateLimiter) -> RecordStep:
     """Return the step with a wait before each call."""
     function = step.function
 

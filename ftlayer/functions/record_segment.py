@@ -20,7 +20,7 @@ from ftlayer.functions.conversion import (
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.fitting import convert
 from ftlayer.functions.fused import Fused, fuse, is_one_to_one
-from ftlayer.functions.outcome import I64, Outcome
+from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.prepared import PreparedStep, Processing
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.side_outputs import take_side_outputs
@@ -78,7 +78,7 @@ class RecordSegment:
     def _checked_loop(self) -> Fused:
         return fuse(self._steps, self._form, checked=True)
 
-    def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> Outcome:
+    def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Run rows, or records that are Python objects already, through the functions.
 
         ``parents`` is what each row comes from, and ``times``, by that number, its event time (ms).
@@ -107,7 +107,7 @@ class _Run:
         self._pieces: list[tuple[pa.RecordBatch, I64]] = []
         segment.count_in(self._counts)
 
-    def over(self, rows: pa.RecordBatch | list[Any]) -> Outcome:
+    def over(self, rows: pa.RecordBatch | list[Any]) -> SegmentOutcome:
         if isinstance(rows, list):
             self._segment._loop(rows, self._out, self._counts, self._fail, self._times)
         else:
@@ -127,7 +127,7 @@ class _Run:
         else:
             batch = concat([batch for batch, _ in self._pieces], self._segment._schema)
             parents = np.concatenate([parents for _, parents in self._pieces])
-        return Outcome(batch, parents, self._failures, side)
+        return SegmentOutcome(batch, parents, self._failures, side)
 
     def _take(self, chunk: pa.RecordBatch) -> None:
         segment = self._segment

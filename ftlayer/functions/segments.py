@@ -13,8 +13,8 @@ from ftlayer.functions.batch_segment import BatchSegment
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.fused import MAX_FUSED
-from ftlayer.functions.outcome import I64, Outcome, SideOutput, failed_rows, without_rows
-from ftlayer.functions.pacing import Pace, paced
+from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows, without_rows
+from ftlayer.functions.pacing import RateLimiter, paced
 from ftlayer.functions.prepared import PreparedStep
 from ftlayer.functions.record_segment import RecordSegment
 from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
@@ -25,14 +25,14 @@ BatchStep = MapBatches | MapAsync
 """Functions that take a batch at a time, or many of its records."""
 
 
-NO_PACES: Mapping[str, Pace] = {}
+NO_PACES: Mapping[str, RateLimiter] = {}
 
 
 def segments_of(
     steps: Sequence[PreparedStep | BatchStep],
     form: Form,
     made_by: str = "",
-    paces: Mapping[str, Pace] = NO_PACES,
+    paces: Mapping[str, RateLimiter] = NO_PACES,
 ) -> list[Segment]:
     """Group neighbouring per-record functions, so that records become Python objects once for all of them.
 
@@ -52,24 +52,24 @@ def segments_of(
     return segments
 
 
-def _alone(step: BatchStep, form: Form, paces: Mapping[str, Pace]) -> Segment:
+def _alone(step: BatchStep, form: Form, paces: Mapping[str, RateLimiter]) -> Segment:
     if isinstance(step, MapBatches):
         return BatchSegment(step)
     return AsyncSegment(step, form, paces.get(step.uid))
 
 
-def _paced(step: PreparedStep, paces: Mapping[str, Pace]) -> PreparedStep:
+def _paced(step: PreparedStep, paces: Mapping[str, RateLimiter]) -> PreparedStep:
     pace = paces.get(step.uid)
     return step if pace is None or not isinstance(step, RecordStep) else paced(step, pace)
 
 
 def run_segments(
     segments: Sequence[Segment], rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None
-) -> Outcome:
+) -> SegmentOutcome:
     """Run rows (Python objects, if a `RecordSegment` is the first) through all segments.
 
     What came of an input row that failed in one of them goes no further, but what came out already is still there:
-    `Outcome.failures` names the row.
+    `SegmentOutcome.failures` names the row.
     """
     failures: list[RowFailure] = []
     side: list[SideOutput] = []
@@ -80,4 +80,4 @@ def run_segments(
         rows, parents = outcome.batch, outcome.parents
         failures += outcome.failures
         side += outcome.side
-    return Outcome(rows, parents, failures, side)
+    return SegmentOutcome(rows, parents, failures, side)

@@ -21,7 +21,7 @@ from ftlayer.functions.current import UNTRACKED, running
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.firing import Firing
 from ftlayer.functions.keyed import Backend
-from ftlayer.functions.outcome import I64, Outcome, SideOutput, failed_rows
+from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows
 from ftlayer.functions.preparing import ChainOperator, prepare
 from ftlayer.functions.process import uses_timers
 from ftlayer.functions.record_segment import RecordSegment
@@ -33,7 +33,7 @@ MAIN = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputRows:
     """Records of one output, and the input row that each comes from: int64[n].
 
     ``times`` are their event times (int64[n], ms since 1970) where they have others than those rows.
@@ -54,7 +54,7 @@ class TopologyResult:
         failures: one for each input row that failed, ascending. Such a row is no parent in any output.
     """
 
-    outputs: dict[str, Output]
+    outputs: dict[str, OutputRows]
     failures: list[RowFailure]
 
 
@@ -190,17 +190,17 @@ class TopologyChain:
         kept = {tag: output for tag, output in outputs.items() if tag == MAIN or output.batch.num_rows}
         return TopologyResult(kept, [first[row] for row in sorted(first)])
 
-    def _outputs(self, outcome: Outcome) -> dict[str, Output]:
-        outputs = {MAIN: Output(outcome.batch, outcome.parents)}
-        return outputs | {side.tag: Output(side.batch, side.parents) for side in outcome.side}
+    def _outputs(self, outcome: SegmentOutcome) -> dict[str, OutputRows]:
+        outputs = {MAIN: OutputRows(outcome.batch, outcome.parents)}
+        return outputs | {side.tag: OutputRows(side.batch, side.parents) for side in outcome.side}
 
-    def _run_behind(self, segments: Sequence[Segment], outputs: dict[str, Output]) -> list[RowFailure]:
+    def _run_behind(self, segments: Sequence[Segment], outputs: dict[str, OutputRows]) -> list[RowFailure]:
         """Run what a function gave that gives times too; its rows stand in for the batch's meanwhile."""
         batch, times = taken_off(outputs[MAIN].batch)
         rows = outputs[MAIN].parents
         outcome = run_segments(segments, batch, np.arange(batch.num_rows, dtype=np.int64), times)
         for tag, output in self._outputs(outcome).items():
-            outputs[tag] = Output(output.batch, rows[output.parents], times[output.parents])
+            outputs[tag] = OutputRows(output.batch, rows[output.parents], times[output.parents])
         return [replace(failure, row=int(rows[failure.row])) for failure in outcome.failures]
 
     def fire_event_timers(self, watermark_ms: int, now_wall_ms: int) -> dict[str, TimerOutput]:
@@ -220,7 +220,7 @@ class TopologyChain:
 
     def _fire(
         self,
-        due: Callable[[Firing], Iterator[tuple[Outcome, I64]]],
+        due: Callable[[Firing], Iterator[tuple[SegmentOutcome, I64]]],
         now_wall_ms: int,
         watermark_ms: int | None,
     ) -> dict[str, TimerOutput]:
@@ -252,13 +252,13 @@ class TopologyChain:
             process.step.context.leave()
 
 
-def _without(output: Output, failed: I64) -> Output:
+def _without(output: OutputRows, failed: I64) -> OutputRows:
     """Leave out what comes from the input rows ``failed``."""
     keep = ~np.isin(output.parents, failed)
     if keep.all():
         return output
     times = None if output.times is None else output.times[keep]
-    return Output(output.batch.filter(pa.array(keep)), output.parents[keep], times)
+    return OutputRows(output.batch.filter(pa.array(keep)), output.parents[keep], times)
 
 
 def _per_record(segments: Sequence[Segment]) -> list[RecordSegment]:

@@ -35,7 +35,7 @@ from ftlayer.layer.failing import Failing
 from ftlayer.layer.reports import check_report, keep_report, kept_report
 from ftlayer.layer.retry import cause_of
 from ftlayer.layer.seals import SealWriter, said
-from ftlayer.layer.state import State
+from ftlayer.layer.state import ShardState
 from ftlayer.layer.streams import Stream
 from ftlayer.layer.tracking import Tracking
 from ftlayer.store import batches
@@ -43,15 +43,17 @@ from ftlayer.store.batches import BatchHead, StoredEmit, StoredFailure
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.payloads import take_rows
 from ftlayer.store.queries import QueryRecord, get_query, put_query
-from ftlayer.store.rows import I64, U64, Rows
-from ftlayer.store.segments import Kind
+from ftlayer.store.rows import I64, U64, StoredBatch
+from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import delete_entry, get_bounds, log_entries, put_bounds
 
 
 class Batches:
     """The protocol of a query's micro-batches."""
 
-    def __init__(self, state: State, tracking: Tracking, failing: Failing, deliveries: Deliveries) -> None:
+    def __init__(
+        self, state: ShardState, tracking: Tracking, failing: Failing, deliveries: Deliveries
+    ) -> None:
         self._state = state
         self._tracking = tracking
         self._failing = failing
@@ -133,7 +135,7 @@ class Batches:
         self._commit_delivered(txn, head, now)
         for emit in head.emitted:
             if emit.segment >= 0:
-                self._state.segments.change_kind(txn, emit.segment, Kind.TRACKED)
+                self._state.segments.change_kind(txn, emit.segment, SegmentKind.TRACKED)
                 stream = self._state.stream(emit.stream)
                 roots, values, ids = emitted_ids(emit)
                 self._tracking.register(stream, emit.segment, roots, values, now, ids)
@@ -166,7 +168,12 @@ class Batches:
             stream.offered = max(stream.offered, end)
 
     def _fail_rows(
-        self, txn: WriteTransaction, stream: Stream, rows: Rows, failures: dict[int, StoredFailure], now: Now
+        self,
+        txn: WriteTransaction,
+        stream: Stream,
+        rows: StoredBatch,
+        failures: dict[int, StoredFailure],
+        now: Now,
     ) -> int:
         failed = 0
         for row, root in enumerate(rows.info.roots.tolist() if failures else ()):
@@ -177,7 +184,7 @@ class Batches:
         return failed
 
     def _track_rows(
-        self, txn: WriteTransaction, stream: Stream, rows: Rows, emit: StoredEmit, now: Now
+        self, txn: WriteTransaction, stream: Stream, rows: StoredBatch, emit: StoredEmit, now: Now
     ) -> int:
         """Give the rows that were handed on a segment of their own, and register them."""
         roots, values, ids = emitted_ids(emit)
@@ -188,8 +195,8 @@ class Batches:
         )
         if len(which):
             sequence = self._state.new_segment()
-            taken = Rows(rows.info.take(which), take_rows(rows.payload, which))
-            self._state.segments.append(txn, sequence, stream.number, Kind.TRACKED, taken)
+            taken = StoredBatch(rows.info.take(which), take_rows(rows.payload, which))
+            self._state.segments.append(txn, sequence, stream.number, SegmentKind.TRACKED, taken)
             found = order[places[which]]
             ids = None if ids is None else ids.take(found)
             self._tracking.register(stream, sequence, taken.info.roots, values[found], now, ids)

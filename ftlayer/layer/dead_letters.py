@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ftlayer.clock import Now
 from ftlayer.layer.calls import Changed, Cursor, GetCursor, Purge, PutCursor, Requeue
-from ftlayer.layer.state import State
+from ftlayer.layer.state import ShardState
 from ftlayer.layer.streams import Stream
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
@@ -17,7 +17,7 @@ from ftlayer.store.streams import get_cursor, put_cursor, put_died_ms
 class DeadLetters:
     """`Requeue`, `Purge`, `PutCursor` and `GetCursor`. Keys that are not there are passed over: somebody was faster."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardState) -> None:
         self._state = state
 
     def requeue(self, txn: WriteTransaction, call: Requeue, now: Now) -> Changed:

@@ -18,14 +18,14 @@ from ftlayer.layer.calls import (
     RecordBatches,
     StreamOptions,
 )
-from ftlayer.layer.replay import Replay, records_of
-from ftlayer.layer.state import State, check_stream_name
+from ftlayer.layer.replay import Replays, records_of
+from ftlayer.layer.state import ShardState, check_stream_name
 from ftlayer.layer.streams import Stream
 from ftlayer.layer.tracking import check_intake, check_payload
 from ftlayer.records.ids import random_root_ids
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import Rows, first_attempts
-from ftlayer.store.segments import Kind
+from ftlayer.store.rows import StoredBatch, first_attempts
+from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import (
     LogEntry,
     get_bounds,
@@ -39,7 +39,7 @@ from ftlayer.store.streams import (
 class Deliveries:
     """The rules of the delivery log."""
 
-    def __init__(self, state: State, replay: Replay) -> None:
+    def __init__(self, state: ShardState, replay: Replays) -> None:
         self._state = state
         self._replay = replay
 
@@ -54,7 +54,7 @@ class Deliveries:
         if rows == 0:
             return Accepted(0), None
         roots = random_root_ids(rows, shard=state.options.shard, shards=state.options.shards)
-        self._append(txn, stream, Rows(first_attempts(roots, None), call.payload))
+        self._append(txn, stream, StoredBatch(first_attempts(roots, None), call.payload))
         group = state.group
         group.add_rows(stream.name, rows)
 
@@ -101,7 +101,7 @@ class Deliveries:
         parts = self.rows_between(txn, stream, max(call.start, bounds.floor), call.end)
         return RecordBatches(tuple(records_of(rows) for rows in parts))
 
-    def rows_between(self, txn: ReadTransaction, stream: Stream, start: int, end: int) -> list[Rows]:
+    def rows_between(self, txn: ReadTransaction, stream: Stream, start: int, end: int) -> list[StoredBatch]:
         """Return the log's rows of [start, end) in order, those of a segment together."""
         parts = []
         for entry in log_entries(txn, stream.number, start, end):
@@ -109,7 +109,7 @@ class Deliveries:
             parts.append(self._state.segments.rows(txn, entry.segment, which))
         return parts
 
-    def _take_due(self, txn: WriteTransaction, stream: Stream, limit: int, now: Now) -> list[Rows]:
+    def _take_due(self, txn: WriteTransaction, stream: Stream, limit: int, now: Now) -> list[StoredBatch]:
         state = self._state
         taken = []
         for due in self._replay.due_rows(txn, stream, limit):
@@ -119,11 +119,11 @@ class Deliveries:
         limit -= sum(len(rows) for rows in taken)
         return taken + self._replay.waiting_rows(txn, stream, limit, now)
 
-    def _append(self, txn: WriteTransaction, stream: Stream, rows: Rows) -> None:
+    def _append(self, txn: WriteTransaction, stream: Stream, rows: StoredBatch) -> None:
         """Give rows the next offsets."""
         state = self._state
         sequence = state.new_segment()
-        state.segments.append(txn, sequence, stream.number, Kind.LOG, rows)
+        state.segments.append(txn, sequence, stream.number, SegmentKind.LOG, rows)
         bounds = get_bounds(txn, stream.number)
         put_entry(txn, stream.number, LogEntry(bounds.next, sequence, len(rows)))
         put_bounds(txn, stream.number, replace(bounds, next=bounds.next + len(rows)))

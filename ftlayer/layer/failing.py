@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from ftlayer.clock import Now
 from ftlayer.layer.live import by_segment
 from ftlayer.layer.retry import MAX_TRACEBACK, Cause, cut, extended, held, next_attempt
-from ftlayer.layer.state import State
+from ftlayer.layer.state import ShardState
 from ftlayer.layer.streams import Stream
 from ftlayer.records.failure_columns import split_traceback
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import WriteTransaction
-from ftlayer.store.rows import U64, Rows
+from ftlayer.store.rows import U64, StoredBatch
 from ftlayer.store.streams import put_asked_pause_ms
 from ftlayer.store.texts import SHARED_FROM
 
@@ -21,7 +21,7 @@ from ftlayer.store.texts import SHARED_FROM
 class Failing:
     """Moves failed rows, in the transaction in which they leave their segment."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardState) -> None:
         self._state = state
 
     def move_tracked(
@@ -59,7 +59,7 @@ class Failing:
         return [held(cause) for cause in causes]
 
     def move(
-        self, txn: WriteTransaction, stream: Stream, rows: Rows, row: int, cause: Cause, now: Now
+        self, txn: WriteTransaction, stream: Stream, rows: StoredBatch, row: int, cause: Cause, now: Now
     ) -> bytes | None:
         """Store one failed row by itself; return its key if it waits, None if it is dead."""
         info = rows.info

@@ -51,8 +51,8 @@ from ftlayer.layer.opening import Opening
 from ftlayer.layer.options import LayerOptions
 from ftlayer.layer.recall import recall
 from ftlayer.layer.recovery import recover
-from ftlayer.layer.replay import Replay
-from ftlayer.layer.state import Group, State
+from ftlayer.layer.replay import Replays
+from ftlayer.layer.state import Group, ShardState
 from ftlayer.layer.status import Status
 from ftlayer.layer.tracking import Tracking
 from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
@@ -76,7 +76,7 @@ _FORGET_CLIENTS_EVERY_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """The reply to a call, valid once the transaction is committed and ``after`` was called."""
 
     reply: Reply
@@ -91,13 +91,13 @@ class FTLayerCore:
 
     def __init__(self, store: KeyValueStore, options: LayerOptions, now: Now) -> None:
         self._store = store
-        self._state = state = State(options, store.incarnation)
+        self._state = state = ShardState(options, store.incarnation)
         with store.read() as txn:
             recover(state, txn)
             self._dedupe = Dedupe(txn, store.incarnation, now.mono_ms)
         failing = Failing(state)
         self._tracking = Tracking(state, failing)
-        self._replay = Replay(state, self._tracking)
+        self._replay = Replays(state, self._tracking)
         self._deliveries = Deliveries(state, self._replay)
         self._opening = Opening(state)
         self._batches = Batches(state, self._tracking, failing, self._deliveries)
@@ -121,7 +121,7 @@ class FTLayerCore:
 
     def apply(
         self, txn: WriteTransaction | None, call: MutatingCall, envelope: Envelope | None, now: Now
-    ) -> Outcome:
+    ) -> CallOutcome:
         """Stage a call's changes in ``txn``; see the module for what the shell must keep to.
 
         ``envelope`` None: the call is executed however often it comes. ``txn`` may be None for `Xor` and
@@ -141,7 +141,7 @@ class FTLayerCore:
             seen = self._dedupe.reply_to(envelope, group.replies)
             if seen is not None:
                 self._state.counters.deduplicated_calls += 1
-                return Outcome(seen, _nothing)
+                return CallOutcome(seen, _nothing)
         self._tracking.advance(now)
         reply, register = self._execute(txn, call, now)
         group.texts.write(txn)
@@ -161,9 +161,11 @@ class FTLayerCore:
             if envelope is not None and isinstance(call, _DURABLE):
                 self._dedupe.keep_durable(envelope, reply, now.mono_ms)
 
-        return Outcome(reply, after)
+        return CallOutcome(reply, after)
 
-    def _apply_in_memory(self, call: calls.Xor | calls.Touch, envelope: Envelope | None, now: Now) -> Outcome:
+    def _apply_in_memory(
+        self, call: calls.Xor | calls.Touch, envelope: Envelope | None, now: Now
+    ) -> CallOutcome:
         """Run a call that no transaction has a part in: it has its effect at once."""
         self._check_usable()
         self._state.check_incarnation(call.incarnation)
@@ -171,7 +173,7 @@ class FTLayerCore:
             seen = self._dedupe.reply_to(envelope, self._state.group.replies)
             if seen is not None:
                 self._state.counters.deduplicated_calls += 1
-                return Outcome(seen, _nothing)
+                return CallOutcome(seen, _nothing)
         self._tracking.advance(now)
         reply: Reply
         if isinstance(call, calls.Xor):
@@ -180,7 +182,7 @@ class FTLayerCore:
             reply = self._tracking.touch(call, now)
         if envelope is not None:
             self._dedupe.keep_passing(envelope, reply, now.mono_ms)
-        return Outcome(reply, _nothing)
+        return CallOutcome(reply, _nothing)
 
     def read(self, txn: ReadTransaction, call: ReadingCall, now: Now) -> Reply:
         """Answer a call that changes nothing.

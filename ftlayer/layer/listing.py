@@ -8,12 +8,12 @@ import numpy as np
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList
-from ftlayer.layer.state import State
+from ftlayer.layer.state import ShardState
 from ftlayer.layer.streams import Stream
 from ftlayer.store import failed, texts
 from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction
-from ftlayer.store.rows import Rows
+from ftlayer.store.rows import StoredBatch
 from ftlayer.store.segments import Mask
 from ftlayer.store.streams import get_bounds, log_entries
 
@@ -26,7 +26,7 @@ _IN_SEGMENT, _IN_TABLE = b"s", b"w"
 class Listing:
     """`ListRecords`. Every record is in one state; rows due after a restart are listed as waiting."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardState) -> None:
         self._state = state
 
     def records(self, txn: ReadTransaction, call: ListRecords) -> RecordList:
@@ -142,7 +142,7 @@ class Listing:
                     )
 
 
-def _info(key: bytes, stream: str, state: str, rows: Rows, row: int) -> RecordInfo:
+def _info(key: bytes, stream: str, state: str, rows: StoredBatch, row: int) -> RecordInfo:
     info = rows.info
     history = info.history(row)
     _, reason, operator = history[-1] if history else (0, "", "")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ftlayer.errors import MalformedRequestError, StaleOwnerError
 from ftlayer.layer.calls import OpenQuery, OpenStream, QueryOpened, StreamOpened, StreamOptions
 from ftlayer.layer.retry import check_timeout
-from ftlayer.layer.state import MAX_STREAM_BYTES, State, check_stream_name
+from ftlayer.layer.state import MAX_STREAM_BYTES, ShardState, check_stream_name
 from ftlayer.layer.streams import Stream
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.queries import QueryRecord, all_queries, get_query, put_query
@@ -17,7 +17,7 @@ from ftlayer.store.streams import all_positions, next_stream_number
 class Opening:
     """`OpenStream` and `OpenQuery`."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardState) -> None:
         self._state = state
 
     def stream(self, txn: WriteTransaction, call: OpenStream) -> StreamOpened:

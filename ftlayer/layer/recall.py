@@ -7,10 +7,10 @@ import numpy as np
 from ftlayer.clock import Now
 from ftlayer.layer.calls import Recall, Recalled
 from ftlayer.layer.live import by_segment
-from ftlayer.layer.state import State
+from ftlayer.layer.state import ShardState
 
 
-def recall(state: State, call: Recall, now: Now) -> Recalled:
+def recall(state: ShardState, call: Recall, now: Now) -> Recalled:
     """Make the pending rows of streams due, in memory only: after a restart they are due anyway.
 
     They are before what is due already, the oldest first.

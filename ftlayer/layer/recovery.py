@@ -8,16 +8,16 @@ from __future__ import annotations
 import numpy as np
 
 from ftlayer.errors import StoreDamagedError
-from ftlayer.layer.state import State
+from ftlayer.layer.state import ShardState
 from ftlayer.layer.streams import Stream, stream_of_record
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction
-from ftlayer.store.segments import Kind
+from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, get_died_ms
 
 
-def recover(state: State, txn: ReadTransaction) -> None:
+def recover(state: ShardState, txn: ReadTransaction) -> None:
     """Fill an empty state."""
     state.owners.recover(txn)
     for name, record in all_streams(txn):
@@ -36,7 +36,7 @@ def recover(state: State, txn: ReadTransaction) -> None:
         stream.died_ms = max(stream.died_ms, failed.time_of(key))
     for sequence, head in state.segments.heads(txn):
         state.next_segment = sequence + 1
-        if head.kind is not Kind.TRACKED:
+        if head.kind is not SegmentKind.TRACKED:
             continue
         stream = _stream(state, head.stream)
         done = state.segments.done(txn, sequence, len(head))
@@ -46,7 +46,7 @@ def recover(state: State, txn: ReadTransaction) -> None:
         state.counters.recovered += len(pending)
 
 
-def _stream(state: State, number: int) -> Stream:
+def _stream(state: ShardState, number: int) -> Stream:
     stream = state.numbers.get(number)
     if stream is None:
         raise StoreDamagedError(f"the store has records of stream {number} and no such stream")

@@ -11,15 +11,15 @@ import numpy as np
 from ftlayer.clock import Now
 from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import RecordBatches, Records, TakeReplays
-from ftlayer.layer.state import State
+from ftlayer.layer.state import ShardState
 from ftlayer.layer.streams import Stream
 from ftlayer.layer.tracking import Tracking
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import concat
-from ftlayer.store.rows import I64, RowInfo, Rows
-from ftlayer.store.segments import Kind
+from ftlayer.store.rows import I64, RowInfo, StoredBatch
+from ftlayer.store.segments import SegmentKind
 
 # Bytes of waiting records that one call moves: it has to answer with them in one message.
 _BYTES_PER_CALL = 32 << 20
@@ -35,13 +35,13 @@ class DueRows:
 
     segment: int
     which: I64
-    rows: Rows
+    rows: StoredBatch
 
 
-class Replay:
+class Replays:
     """Finds what is due and gives it fresh roots."""
 
-    def __init__(self, state: State, tracking: Tracking) -> None:
+    def __init__(self, state: ShardState, tracking: Tracking) -> None:
         self._state = state
         self._tracking = tracking
 
@@ -67,7 +67,7 @@ class Replay:
         limit -= sum(len(rows) for rows in taken)
         for rows in self.waiting_rows(txn, stream, limit, now):
             sequence = state.new_segment()
-            state.segments.append(txn, sequence, stream.number, Kind.TRACKED, rows)
+            state.segments.append(txn, sequence, stream.number, SegmentKind.TRACKED, rows)
             self._tracking.register_replays(stream, sequence, rows.info.roots, now)
             taken.append(rows)
         for rows in taken:
@@ -86,7 +86,7 @@ class Replay:
             state.counters.replayed += len(rows)
             yield DueRows(segment, which, rows.with_roots(state.fresh_roots(len(rows))))
 
-    def waiting_rows(self, txn: WriteTransaction, stream: Stream, limit: int, now: Now) -> list[Rows]:
+    def waiting_rows(self, txn: WriteTransaction, stream: Stream, limit: int, now: Now) -> list[StoredBatch]:
         """Take up to ``limit`` due records out of the table of waiting ones, a batch for each kind of
         payload.
         """
@@ -147,7 +147,7 @@ class Replay:
         too_late = now.wall_ms + stream.longest_pause_ms + 1
         yield from failed.scan(txn, FailedTable.WAITING, stream.number, too_late)
 
-    def _put_together(self, txn: WriteTransaction, records: list[FailedRecord]) -> Rows:
+    def _put_together(self, txn: WriteTransaction, records: list[FailedRecord]) -> StoredBatch:
         state = self._state
         timed_out = [record.root for record in records if state.timed_out.pop(record.root, None)]
         if timed_out:
@@ -162,10 +162,10 @@ class Replay:
             histories=tuple(record.history for record in records),
         )
         state.counters.replayed += len(records)
-        return Rows(info, concat([state.payloads.read(txn, r.digest, r.body) for r in records]))
+        return StoredBatch(info, concat([state.payloads.read(txn, r.digest, r.body) for r in records]))
 
 
-def records_of(rows: Rows) -> Records:
+def records_of(rows: StoredBatch) -> Records:
     """Return rows as a reply has them."""
     info = rows.info
     first_failed = None

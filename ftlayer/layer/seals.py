@@ -13,21 +13,21 @@ from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.layer.calls import EmittedRows, Failure, Reseal, Seal, SealedRows
 from ftlayer.layer.event_ids import check_event_ids, plain_event_ids
 from ftlayer.layer.retry import MAX_OPERATOR, MAX_REASON, MAX_TRACEBACK, cause_of, cut, next_attempt
-from ftlayer.layer.state import State, check_array
+from ftlayer.layer.state import ShardState, check_array
 from ftlayer.layer.tracking import check_payload, failed_roots
 from ftlayer.store import batches
 from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit, StoredFailure
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.queries import QueryRecord
-from ftlayer.store.rows import Rows, first_attempts, pack
-from ftlayer.store.segments import Kind
+from ftlayer.store.rows import StoredBatch, first_attempts, pack
+from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import get_bounds, log_entries
 
 
 class SealWriter:
     """Stores the content of `Seal` and `Reseal`."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: ShardState) -> None:
         self._state = state
 
     def extend(
@@ -61,7 +61,7 @@ class SealWriter:
         for number, rows in enumerate(call.failed, start=head.parts + 1):
             stored = tuple(stored_failure(failure) for failure in rows.failures)
             info = first_attempts(np.ascontiguousarray(rows.roots), rows.key_hashes)
-            part = BatchPart(rows.stream, Rows(info, rows.payload), stored)
+            part = BatchPart(rows.stream, StoredBatch(info, rows.payload), stored)
             batches.put_part(txn, query.number, batch, number, part, self._state.payloads)
         head = replace(
             head,
@@ -92,7 +92,9 @@ class SealWriter:
                 segment = self._state.new_segment()
                 info = first_attempts(np.ascontiguousarray(rows.roots), None)
                 number = self._state.stream(rows.stream).number
-                self._state.segments.append(txn, segment, number, Kind.SEALED, Rows(info, rows.payload))
+                self._state.segments.append(
+                    txn, segment, number, SegmentKind.SEALED, StoredBatch(info, rows.payload)
+                )
             ids = plain_event_ids(rows.ids) if self._state.exact else None
             stored.append(StoredEmit(rows.stream, segment, rows.roots.tobytes(), rows.values.tobytes(), ids))
         return tuple(stored)

@@ -80,7 +80,7 @@ class Group:
         self.rows[stream] = self.rows.get(stream, 0) + rows
 
 
-class State:
+class ShardState:
     """Memory of a shard, and the typed tables of its store."""
 
     def __init__(self, options: LayerOptions, incarnation: int) -> None:

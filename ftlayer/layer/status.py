@@ -7,8 +7,8 @@ from dataclasses import asdict
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.layer.calls import QueryStatus, QueryStatusCall, StatsReply, StreamStatus, StreamStatusCall
-from ftlayer.layer.replay import Replay
-from ftlayer.layer.state import State
+from ftlayer.layer.replay import Replays
+from ftlayer.layer.state import ShardState
 from ftlayer.layer.streams import Stream
 from ftlayer.store import batches
 from ftlayer.store.kv import KeyValueStore, ReadTransaction
@@ -19,7 +19,7 @@ from ftlayer.store.streams import get_bounds
 class Status:
     """`QueryStatusCall`, `StreamStatusCall` and `Stats`."""
 
-    def __init__(self, state: State, store: KeyValueStore, replay: Replay) -> None:
+    def __init__(self, state: ShardState, store: KeyValueStore, replay: Replays) -> None:
         self._state = state
         self._store = store
         self._replay = replay

@@ -27,11 +27,11 @@ from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.layer.failing import Failing
 from ftlayer.layer.live import MAX_ROWS, by_segment, locate, locations_of
 from ftlayer.layer.retry import Cause, cause_of
-from ftlayer.layer.state import State, check_array
+from ftlayer.layer.state import ShardState, check_array
 from ftlayer.layer.streams import Stream
 from ftlayer.store.kv import WriteTransaction
-from ftlayer.store.rows import I32, I64, U64, Rows, first_attempts
-from ftlayer.store.segments import Kind
+from ftlayer.store.rows import I32, I64, U64, StoredBatch, first_attempts
+from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import get_position, put_position
 from ftlayer.timeouts import NEVER
 
@@ -46,7 +46,7 @@ NONE_FAILED: Mapping[int, Cause] = {}
 class Tracking:
     """The rules of pending roots."""
 
-    def __init__(self, state: State, failing: Failing) -> None:
+    def __init__(self, state: ShardState, failing: Failing) -> None:
         self._state = state
         self._failing = failing
         self._expired: deque[Roots] = deque()
@@ -76,7 +76,9 @@ class Tracking:
         state.circuits.let_out(stream, call.roots, now.mono_ms)
         sequence = state.new_segment()
         info = first_attempts(np.ascontiguousarray(call.roots), call.key_hashes)
-        state.segments.append(txn, sequence, stream.number, Kind.TRACKED, Rows(info, call.payload))
+        state.segments.append(
+            txn, sequence, stream.number, SegmentKind.TRACKED, StoredBatch(info, call.payload)
+        )
         group = state.group
         group.add_rows(stream.name, rows)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ftlayer.errors import ConfigError
 from ftlayer.partitioning.channels import check_channels
-from ftlayer.partitioning.partitioners import Outgoing
+from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.records.ids import I32Array
 from ftlayer.records.keyhash import partition_of
 from ftlayer.records.selector import KeySelector
@@ -42,7 +42,7 @@ class HashByKeyGroup:
     selector: KeySelector
     max_parallelism: int
 
-    def select(self, rows: Outgoing, channels: int) -> I32Array:
+    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         """Return the subtask of each row's key group.
 
         Raises ConfigError or UnhashableKeyError from the selector, and ConfigError for more channels than groups.
@@ -55,6 +55,6 @@ class HashByKeyGroup:
         groups = key_groups(self.selector.hash(rows.payload), self.max_parallelism)
         return subtasks_of(groups, channels, self.max_parallelism)
 
-    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Nothing is stored: nothing is replayed record by record."""
         return None

@@ -21,7 +21,7 @@ from ftlayer.records.selector import KeySelector
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingRows:
     """Rows that are about to leave a subtask by one edge.
 
     Attributes:
@@ -40,13 +40,13 @@ class Outgoing:
 class Partitioner(Protocol):
     """Decides which channels receive the rows that leave a subtask."""
 
-    def select(self, rows: Outgoing, channels: int) -> I32Array:
+    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         """Return a selection: int32[n], see `ftlayer.partitioning.channels`.
 
         Raises ConfigError if there is no channel, and what each partitioner says of its own.
         """
 
-    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Return what has to be stored with each row for the replay twin: int32[n], or None for nothing.
 
         It goes into a column of `ftlayer.layer.calls.Persist.key_hashes`.
@@ -57,7 +57,7 @@ class Partitioner(Protocol):
 class Forward:
     """Subtask i sends to channel i. The edge must have as many channels as senders."""
 
-    def select(self, rows: Outgoing, channels: int) -> I32Array:
+    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         """Return the subtask's index for all rows; InvalidTopologyError if there is no such channel."""
         check_channels(channels)
         if not 0 <= rows.subtask < channels:
@@ -67,7 +67,7 @@ class Forward:
             )
         return np.full(len(rows.record_ids), rows.subtask, np.int32)
 
-    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Store the channel: nothing else of a record says which subtask read it."""
         return self.select(rows, channels)
 
@@ -78,13 +78,13 @@ class Rebalance:
 
     start: int = 0
 
-    def select(self, rows: Outgoing, channels: int) -> I32Array:
+    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         """Return consecutive channels, going on where the subtask's last batch ended."""
         check_channels(channels)
         first = (self.start + rows.subtask + rows.first_ordinal) % channels
         return ((np.arange(len(rows.record_ids)) + first) % channels).astype(np.int32)
 
-    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Store nothing: any channel is as good as the first."""
         return None
 
@@ -99,11 +99,11 @@ class Shuffle:
         if not 0 <= self.seed < 2**64:
             raise ConfigError(f"the seed of a shuffle lies in 0..2**64-1, not {self.seed}")
 
-    def select(self, rows: Outgoing, channels: int) -> I32Array:
+    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         """Return channels that are spread evenly and are the same whenever the records have the same ids."""
         return spread(rows.record_ids, channels, self.seed)
 
-    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Store nothing: any channel is as good as the first."""
         return None
 
@@ -114,12 +114,12 @@ class HashByKey:
 
     selector: KeySelector
 
-    def select(self, rows: Outgoing, channels: int) -> I32Array:
+    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         """Return the positive remainder of the key's hash."""
         check_channels(channels)
         return partition_of(self.selector.hash(rows.payload), channels)
 
-    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Store the key's hash, which serves any number of channels."""
         return self.selector.hash(rows.payload)
 
@@ -128,12 +128,12 @@ class HashByKey:
 class Broadcast:
     """A copy of each record to every channel."""
 
-    def select(self, rows: Outgoing, channels: int) -> I32Array:
+    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         """Return `ALL_CHANNELS` for all rows."""
         check_channels(channels)
         return np.full(len(rows.record_ids), ALL_CHANNELS, np.int32)
 
-    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Store nothing."""
         return None
 
@@ -142,12 +142,12 @@ class Broadcast:
 class Global:
     """Every record to channel 0."""
 
-    def select(self, rows: Outgoing, channels: int) -> I32Array:
+    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         """Return 0 for all rows."""
         check_channels(channels)
         return np.zeros(len(rows.record_ids), np.int32)
 
-    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Store nothing."""
         return None
 
@@ -169,7 +169,7 @@ class Custom:
     selector: KeySelector
     function: Callable[[Any, int], int]
 
-    def select(self, rows: Outgoing, channels: int) -> I32Array:
+    def select(self, rows: OutgoingRows, channels: int) -> I32Array:
         """Return what the function returns for each row; ConfigError if that is no channel of the edge."""
         check_channels(channels)
         return self._chosen(self._keys(rows.payload), channels)
@@ -212,6 +212,6 @@ class Custom:
                 )
         return np.array(chosen, np.int32)
 
-    def routing(self, rows: Outgoing, channels: int) -> I32Array | None:
+    def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Store the channel: the function can be asked only where the payload can be read."""
         return self.select(rows, channels)

@@ -7,7 +7,7 @@ from typing import cast
 
 from ftlayer.errors import FTLayerError
 from ftlayer.layer.calls import MutatingCall
-from ftlayer.layer.layer import Outcome
+from ftlayer.layer.layer import CallOutcome
 from ftlayer.service.rules import REFUSALS, Rules, Waiting, internal_fault, shard_closed
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ def write_changes(group: list[Waiting], rules: Rules) -> None:
     If it is lost, so is memory (`Rules.lost`). A fault in the rules is the answer to the call that met it; the
     others are for the rules that come next, and their clients send them again.
     """
-    applied: list[tuple[Waiting, Outcome]] = []
+    applied: list[tuple[Waiting, CallOutcome]] = []
     refused: list[tuple[Waiting, FTLayerError]] = []
     left = group.copy()
     try:

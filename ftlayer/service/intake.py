@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ftlayer.errors import FTLayerError, IntakeTimeoutError, StoreFullError
 from ftlayer.layer.calls import Ingest, Persist, Reply, Reseal, Seal
-from ftlayer.layer.layer import FTLayerCore, Outcome
+from ftlayer.layer.layer import CallOutcome, FTLayerCore
 from ftlayer.service.rules import REFUSALS, Rules, Waiting, internal_fault, shard_closed
 from ftlayer.store.kv import WriteTransaction
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class _Group:
     """The calls of one transaction; ``current`` is the one the rules are at."""
 
-    applied: list[tuple[Waiting, Outcome]] = field(default_factory=list)
+    applied: list[tuple[Waiting, CallOutcome]] = field(default_factory=list)
     refused: list[tuple[Waiting, Reply | FTLayerError]] = field(default_factory=list)
     current: Waiting | None = None
     size: int = 0

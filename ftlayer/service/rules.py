@@ -18,7 +18,7 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.layer.calls import Call, Envelope, ReadingCall, Reply, Touch, Xor
-from ftlayer.layer.layer import FTLayerCore, Outcome
+from ftlayer.layer.layer import CallOutcome, FTLayerCore
 from ftlayer.store.kv import KeyValueStore
 
 Answer = Callable[[Reply | FTLayerError], None]
@@ -153,7 +153,7 @@ class Rules:
             self._changes_memory = changes_memory
             yield layer
 
-    def confirm(self, outcomes: Iterable[Outcome]) -> None:
+    def confirm(self, outcomes: Iterable[CallOutcome]) -> None:
         """Tell that the transaction was committed."""
         with self._lock:
             for outcome in outcomes:

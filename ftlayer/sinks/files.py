@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from ftlayer.checkpoint.storage.deleting import Crew, raise_together
-from ftlayer.checkpoint.storage.files import Entry, Files, Output, open_files
+from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
+from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus, open_files
 from ftlayer.checkpoint.storage.layout import join, last_name, normal, parent
 from ftlayer.errors import ConfigError, UncommittableError
 from ftlayer.sinks.batch_log import BatchLog, WrittenFile, all_logged
@@ -154,7 +154,7 @@ class FileSink(DataSourceStreamArrowWriter):
         return open_files(self._path)
 
 
-def _written_ms(entry: Entry) -> int | None:
+def _written_ms(entry: FileStatus) -> int | None:
     """Return when a file in progress was written, as its storage says, or its name; None: unknown."""
     if entry.modified_ms:
         return entry.modified_ms
@@ -167,7 +167,7 @@ def _written_ms(entry: Entry) -> int | None:
 class _Stream(io.RawIOBase):
     """A new file, for Arrow to write into."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: FileOutput) -> None:
         super().__init__()
         self.output = output
         self.size = 0
@@ -224,7 +224,7 @@ def _name(files: Files, written: list[WrittenFile]) -> None:
                 "(FileSink.clean with a checkpoint that was kept, say), and its rows are lost"
             )
 
-    crew = Crew()
+    crew = StoragePool()
     try:
         crew.map(name, written)
     finally:
@@ -239,7 +239,7 @@ def _delete(files: Files, written: Iterable[WrittenFile]) -> None:
 def _delete_paths(files: Files, paths: list[str]) -> None:
     if not paths:
         return
-    crew = Crew()
+    crew = StoragePool()
     try:
         errors = crew.delete(files, paths)
     finally:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.errors import CheckpointMismatchError
-from ftlayer.spark.drained import BatchLog
+from ftlayer.spark.drained import LogEnds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,11 +104,11 @@ class CheckpointDirectory:
         """The last batch in Spark's offset log, -1 if there is none; it is there before the batch runs."""
         return self._last("offsets")
 
-    def log(self) -> BatchLog:
+    def log(self) -> LogEnds:
         """Return the ends of both logs."""
         # In this order: a batch that is planned in between does not look committed.
         committed = self.last_commit
-        return BatchLog(self.last_planned, committed)
+        return LogEnds(self.last_planned, committed)
 
     def _last(self, log: str) -> int:
         folder = self._child(log)

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Tally:
+class FailureTally:
     """What a run of a batch came to: rows in, and failures that are worth a retry, by operator."""
 
     rows_in: int
@@ -53,7 +53,7 @@ class QueryCircuits:
         self._pause = pause
         self._lock = threading.Lock()
 
-    def passes(self, tally: Tally) -> bool:
+    def passes(self, tally: FailureTally) -> bool:
         """Take what a run came to; False: too many failed, it is to be run again after `wait`."""
         with self._lock:
             now = self._clock()
@@ -93,7 +93,7 @@ class QueryCircuits:
             may_try = [breaker.may_try(now) for breaker in self._breakers.values()]
             return all(may_try)
 
-    def _failed(self, name: str, tally: Tally) -> int:
+    def _failed(self, name: str, tally: FailureTally) -> int:
         if name == WHOLE_QUERY:
             return sum(count for operator, count in tally.failed.items() if operator not in self._breakers)
         return tally.failed.get(name, 0)
@@ -120,7 +120,7 @@ class QueryCircuits:
 
 @dataclass(frozen=True)
 class QueryGate:
-    """`ftlayer.spark.protocol.Gate` of one run of a query: it waits no longer than the run may go on.
+    """`ftlayer.spark.protocol.BatchGate` of one run of a query: it waits no longer than the run may go on.
 
     ``report`` tells the vertex where the breakers are, for its metrics; what it raises fails the batch, as any call of
     the vertex does.
@@ -131,19 +131,19 @@ class QueryGate:
     report: Callable[[dict[str, CircuitStatus]], None]
 
     def wait(self) -> None:
-        """See `Gate.wait`."""
+        """See `BatchGate.wait`."""
         self.circuits.wait(self.interrupted)
         # For each batch: a vertex that has been started anew does not know.
         self.report(self.circuits.status())
 
-    def passes(self, tally: Tally) -> bool:
-        """See `Gate.passes`."""
+    def passes(self, tally: FailureTally) -> bool:
+        """See `BatchGate.passes`."""
         passed = self.circuits.passes(tally)
         self.report(self.circuits.status())
         return passed
 
     def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
-        """See `Gate.sink_passes`."""
+        """See `BatchGate.sink_passes`."""
         passed = self.circuits.sink_passes(records, rejected)
         self.report(self.circuits.status())
         return passed

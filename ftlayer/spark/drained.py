@@ -12,7 +12,7 @@ from ftlayer.layer.calls import QueryStatus
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLog:
+class LogEnds:
     """The ends of the two logs in Spark's checkpoint: the last batch planned, the last one committed (-1: none)."""
 
     planned: int
@@ -30,7 +30,7 @@ class Drain:
         """Whether Spark has come to the end of the source since."""
         return self._last is not None
 
-    def source_ended(self, log: BatchLog) -> None:
+    def source_ended(self, log: LogEnds) -> None:
         """Spark has asked the source for more, and it had none: all that it had is in the batches planned by now.
 
         Spark says so by a run that ends by itself, or by `processAllAvailable` of one that goes on.
@@ -38,7 +38,7 @@ class Drain:
         if self._last is None:
             self._last = log.planned
 
-    def reached(self, log: BatchLog, records: QueryStatus) -> bool:
+    def reached(self, log: LogEnds, records: QueryStatus) -> bool:
         """Whether those batches are committed, and no record of the query waits, is in delivery or pending.
 
         Rows that the source has got since do not count.

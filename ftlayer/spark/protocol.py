@@ -36,7 +36,7 @@ from ftlayer.layer.calls import (
     Sealed,
     SealedRows,
 )
-from ftlayer.spark.circuits import Tally
+from ftlayer.spark.circuits import FailureTally
 
 STEPS = ("begin", "begun", "run", "sealed", "written", "committed", "reported")
 """What a watcher is told of, in order; faults are injected at each of them."""
@@ -46,7 +46,7 @@ REJECTED = "rejected"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BatchOutcome:
     """What running a batch came to, in the form that a seal takes."""
 
     delivered: dict[str, tuple[int, int]]
@@ -95,11 +95,11 @@ class Runner(Protocol[R]):
         """Run the batch. ``sealed`` is what an earlier run's seal said; its failed rows are left out."""
         ...
 
-    def tally(self, result: R) -> Tally:
+    def tally(self, result: R) -> FailureTally:
         """Count what the run came to."""
         ...
 
-    def outcome(self, result: R, sealed: BatchBegun | None) -> Outcome:
+    def outcome(self, result: R, sealed: BatchBegun | None) -> BatchOutcome:
         """Return what the run came to; its report has the failures of ``sealed`` too."""
         ...
 
@@ -107,7 +107,7 @@ class Runner(Protocol[R]):
         """Call the sink with the good rows. Nothing: it has taken them; otherwise these records are rejected."""
         ...
 
-    def reject(self, result: R, rejected: tuple[Failure, ...], sealed: BatchBegun | None) -> Outcome:
+    def reject(self, result: R, rejected: tuple[Failure, ...], sealed: BatchBegun | None) -> BatchOutcome:
         """Let what the sink rejects fail, from now on; the outcome says so.
 
         That has to be sealed before the sink is called again, with the rest.
@@ -123,20 +123,20 @@ class Runner(Protocol[R]):
         ...
 
 
-class Gate(Protocol):
+class BatchGate(Protocol):
     """Says whether a batch may be run, and whether what it came to may be sealed."""
 
     def wait(self) -> None:
         """Wait until a batch may be run."""
 
-    def passes(self, tally: Tally) -> bool:
+    def passes(self, tally: FailureTally) -> bool:
         """Take what a run came to; False: it is given up, and run again behind `wait`."""
 
     def sink_passes(self, records: int, rejected: tuple[Failure, ...]) -> bool:
         """Take what the sink rejects of so many records; False: they do not fail, it is called again behind `wait`."""
 
 
-class Batches(Generic[R]):
+class BatchProtocol(Generic[R]):
     """Takes micro-batches through the protocol, for one query in one epoch."""
 
     def __init__(
@@ -146,7 +146,7 @@ class Batches(Generic[R]):
         call: Callable[[Call], object],
         runner: Runner[R],
         watch: Callable[[str, int], None] = lambda step, batch: None,
-        gate: Gate | None = None,
+        gate: BatchGate | None = None,
     ) -> None:
         """``gate`` holds batches in which too many records fail; None: there is none."""
         self._gate = gate
@@ -225,7 +225,7 @@ class Batches(Generic[R]):
         self._gate.wait()
         return False
 
-    def _seal(self, batch: int, outcome: Outcome, sealed: BatchBegun | None) -> Sealed:
+    def _seal(self, batch: int, outcome: BatchOutcome, sealed: BatchBegun | None) -> Sealed:
         if sealed is not None:
             return self._reseal(batch, outcome)
         reply = self._call(
@@ -244,7 +244,7 @@ class Batches(Generic[R]):
         assert isinstance(reply, Sealed)
         return reply
 
-    def _reseal(self, batch: int, outcome: Outcome) -> Sealed:
+    def _reseal(self, batch: int, outcome: BatchOutcome) -> Sealed:
         reply = self._call(
             Reseal(
                 self._query,
@@ -261,7 +261,9 @@ class Batches(Generic[R]):
         return reply
 
 
-def _report(batch: int, begun: BatchBegun, outcome: Outcome, reply: Sealed, rejected: int) -> BatchReport:
+def _report(
+    batch: int, begun: BatchBegun, outcome: BatchOutcome, reply: Sealed, rejected: int
+) -> BatchReport:
     failed = outcome.failures + rejected
     return BatchReport(
         batch=batch,

@@ -24,7 +24,7 @@ from ftlayer.notebook import html_table
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy
 from ftlayer.spark.circuits import QueryCircuits
-from ftlayer.spark.drained import BatchLog, Drain
+from ftlayer.spark.drained import Drain, LogEnds
 from ftlayer.spark.letter_queries import LetterQuery
 from ftlayer.spark.protocol import BatchReport
 
@@ -57,7 +57,7 @@ class TrackedQuery:
         name: str,
         start: Callable[[TrackedQuery], StreamingQuery],
         status: Callable[[], QueryStatus],
-        log: Callable[[], BatchLog],
+        log: Callable[[], LogEnds],
         strategy: RestartStrategy,
         *,
         bounded: bool,

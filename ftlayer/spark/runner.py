@@ -28,13 +28,13 @@ from ftlayer.layer.calls import (
 )
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
-from ftlayer.spark.circuits import Tally
+from ftlayer.spark.circuits import FailureTally
 from ftlayer.spark.delivery_source import arrow_schema
 from ftlayer.spark.pages import U64
-from ftlayer.spark.protocol import Outcome
+from ftlayer.spark.protocol import BatchOutcome
 from ftlayer.spark.rejected import unknown_row
 from ftlayer.spark.sealed_rows import rows_to_skip
-from ftlayer.spark.sinks import Sink
+from ftlayer.spark.sinks import BatchSink
 from ftlayer.spark.stage_run import QueryPlan, RunOptions, StagesResult, run_stages, split_root
 from ftlayer.spark.stage_task import FT, RootGiver, Skip
 from ftlayer.spark.verdict import Verdict, sealed_rows
@@ -64,7 +64,7 @@ class SparkRunner:
         self,
         frame: DataFrame,
         plan: QueryPlan,
-        sink: Sink,
+        sink: BatchSink,
         source: SourceOfQuery,
         opened: QueryOpened,
         incarnation: Callable[[], int],
@@ -102,12 +102,12 @@ class SparkRunner:
                 raise
             return run_stages(frame, self._plan, RunOptions(giver, skip, isolate=True, again=again))
 
-    def tally(self, result: StagesResult) -> Tally:
+    def tally(self, result: StagesResult) -> FailureTally:
         """Count the verdict's failures that may pass another time."""
         failures = result.verdict.failures.values()
-        return Tally(result.verdict.rows_in, Counter(f.operator for f in failures if not f.fatal))
+        return FailureTally(result.verdict.rows_in, Counter(f.operator for f in failures if not f.fatal))
 
-    def outcome(self, result: StagesResult, sealed: BatchBegun | None) -> Outcome:
+    def outcome(self, result: StagesResult, sealed: BatchBegun | None) -> BatchOutcome:
         """Put the verdict into the form of a seal, with the source rows that the vertex is to take over."""
         verdict = result.verdict
         delivered = {self._source.stream: verdict.delivered} if verdict.delivered is not None else {}
@@ -126,7 +126,7 @@ class SparkRunner:
 
     def reject(
         self, result: StagesResult, rejected: tuple[Failure, ...], sealed: BatchBegun | None
-    ) -> Outcome:
+    ) -> BatchOutcome:
         """Let records fail, with all their rows: the sink gets the others when it is called again."""
         verdict = result.verdict
         for failure in rejected:
@@ -145,14 +145,14 @@ class SparkRunner:
 
     def _failed(
         self, result: StagesResult, failures: dict[int, Failure], sealed: BatchBegun | None
-    ) -> Outcome:
+    ) -> BatchOutcome:
         """Return ``failures`` in the form of a seal; records that are not in the batch are left out."""
         verdict = result.verdict
         known = set(verdict.delivered_roots.tolist())
         redelivered = tuple(f for root, f in failures.items() if root in known)
         others = {root: f for root, f in failures.items() if root not in known}
         carried = set(verdict.carriers["id"].tolist()) if self._plan.carrier else set()
-        return Outcome(
+        return BatchOutcome(
             delivered={},
             failed=() if self._plan.carrier else tuple(self._failed_rows(result, others)),
             redelivered=redelivered,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ftlayer.spark.stage_run import StagesResult
 
 
-class Sink(Protocol):
+class BatchSink(Protocol):
     """Takes the good rows of a batch. May be called again with the same batch id after a crash."""
 
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
@@ -36,7 +36,7 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class FunctionSink:
+class BatchFunctionSink:
     """A user's function of (DataFrame, batch id), as ``foreachBatch`` takes it.
 
     ``tagged``: it gets the column `ROW_TAG`, and may raise `RowsRejected`.
@@ -75,7 +75,7 @@ class EmitSink:
 
 
 @dataclass(frozen=True)
-class WriterSink:
+class BatchWriterSink:
     """A Python Data Source's stream writer (plain or Arrow), driven from here.
 
     Tasks call ``write`` and hand their commit message back through Spark; the driver calls ``commit``

@@ -20,10 +20,10 @@ from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySourc
 from ftlayer.spark.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.plain import plain_rows
 from ftlayer.spark.plan_checks import all_nullable, check_functions, with_source_ft
-from ftlayer.spark.protocol import Batches
+from ftlayer.spark.protocol import BatchProtocol
 from ftlayer.spark.query import TrackedQuery
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
-from ftlayer.spark.sinks import EmitSink, FunctionSink, Sink, WriterSink, stream_writer
+from ftlayer.spark.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, stream_writer
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.steps import plan_stages
 from ftlayer.spark.tracked import stream_of_source
@@ -47,7 +47,7 @@ class TrackedWriter:
         self._trigger: dict[str, Any] = {}
         self._options: dict[str, str] = {}
         self._restart: RestartStrategy | None = None
-        self._sink: Sink | None = None
+        self._sink: BatchSink | None = None
         self._plain: Callable[[DataFrame], Any] | None = None
         self._carrier = ""
         self._rejects = False
@@ -62,7 +62,7 @@ class TrackedWriter:
         """Hand the rows to a function of (DataFrame, batch id); ``tagged``: with the column ``_ft_row``."""
         check_function(function, "sink: function(rows, batch id)", takes=2)
         operator = getattr(function, "__name__", "sink")
-        self._sink = FunctionSink(function, operator, tagged, self._stream.source.rules)
+        self._sink = BatchFunctionSink(function, operator, tagged, self._stream.source.rules)
         self._rejects = tagged
 
         def plain(rows: DataFrame) -> Any:
@@ -83,7 +83,7 @@ class TrackedWriter:
         spark = self._stream.source.frame.sparkSession
         writer = stream_writer(spark, source, self._stream.schema, options)
         format_name = source if isinstance(source, str) else source.name()  # type: ignore[attr-defined]
-        self._sink = WriterSink(writer, format_name, bisect, self._stream.source.rules)
+        self._sink = BatchWriterSink(writer, format_name, bisect, self._stream.source.rules)
         self._rejects = bisect
         self._plain = lambda rows: rows.writeStream.format(format_name).options(**options)
         return self
@@ -276,7 +276,9 @@ class TrackedWriter:
             )
             try:
                 gate = None if circuits is None else QueryGate(circuits, lambda: handle.interrupted, tell)
-                batches = Batches(mark.query, opened.epoch, layer.client.call, runner, self._watch, gate)
+                batches = BatchProtocol(
+                    mark.query, opened.epoch, layer.client.call, runner, self._watch, gate
+                )
                 report = batches.process(batch)
             except Exception as error:
                 handle.note_failure(error)
@@ -325,7 +327,7 @@ class TrackedWriter:
             rejects=self._rejects,
         )
 
-    def _sink_or_raise(self) -> Sink:
+    def _sink_or_raise(self) -> BatchSink:
         assert self._sink is not None
         return self._sink
 

@@ -23,7 +23,7 @@ from ftlayer.state.frozen import FrozenState, StateView, StateWriter, StoreView
 from ftlayer.state.groups import KeyGroups
 from ftlayer.state.keyed import TIMERS, OperatorTables
 from ftlayer.state.layers import Layer, LayeredTable, Sharing, Store
-from ftlayer.state.lineage import Lineage, Written
+from ftlayer.state.lineage import PieceLineage, Written
 from ftlayer.state.memory import FrontGauge, StateMemory, max_kept
 from ftlayer.state.merging import Merger
 from ftlayer.state.migrating import Migrations
@@ -102,10 +102,10 @@ class LayeredBackend:
         self._freezes = 0
         self._memory: StateMemory | None = None if spilling is None else StateMemory(memory.MAX_BYTES)
         self._gauges: list[FrontGauge] = []
-        self._lineage: Lineage | None = None
+        self._lineage: PieceLineage | None = None
         self._changelog = changelog
         if config.incremental and changelog is None:
-            self._lineage = Lineage(config.max_space_amplification, max_kept(config))
+            self._lineage = PieceLineage(config.max_space_amplification, max_kept(config))
         self._materializing = False
         self._log_from_ms = 0
         self._snapshots = 0
@@ -241,7 +241,7 @@ class LayeredBackend:
         return self._frozen(write, operators, reads_base=True)
 
     def _planned(
-        self, lineage: Lineage, barrier: Barrier, view: StateView, operators: tuple[OperatorState, ...]
+        self, lineage: PieceLineage, barrier: Barrier, view: StateView, operators: tuple[OperatorState, ...]
     ) -> FrozenState:
         checkpoint = barrier.checkpoint
         plan = lineage.plan(self._freezes, checkpoint, full=barrier.full)

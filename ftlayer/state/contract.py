@@ -11,7 +11,7 @@ import pyarrow as pa
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState
 from ftlayer.checkpoint.storage.contract import PieceWriter
-from ftlayer.functions.keyed import KeyedState, Timers
+from ftlayer.functions.keyed import KeyedState, OperatorStates, Timers
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,6 @@ class Frozen(Protocol):
 
     def release(self) -> None:
         """Give up what is kept for it, whether it was written or not; called exactly once, in the task's thread."""
-
-
-class OperatorStates(Protocol):
-    """State of one subtask of an operator that belongs to no key. The same object at every call for a name."""
-
-    def list(self, name: str, *, union: bool = False) -> list[Any]:
-        """Return a list; another parallelism deals its items out, or (``union``) gives all items to all."""
-
-    def broadcast(self, name: str) -> dict[Any, Any]:
-        """Return a mapping that every subtask has to fill alike."""
 
 
 class CheckpointedBackend(Protocol):

@@ -43,7 +43,7 @@ class Plan:
     moved: frozenset[str] = frozenset()
 
 
-class Lineage:
+class PieceLineage:
     """Belongs to the task's thread, save `wrote` and `distrust`."""
 
     def __init__(self, max_space_amplification: float, max_kept: int) -> None:

@@ -149,9 +149,9 @@ class LmdbStores:
 
     # ------------------------------------------------------------ what `Spilling` asks for
 
-    def store(self, info: TableInfo, groups: KeyGroups) -> LmdbStore:
+    def store(self, info: TableInfo, groups: KeyGroups) -> LmdbStateStore:
         """Return the store of a new table."""
-        return LmdbStore(self, info, groups)
+        return LmdbStateStore(self, info, groups)
 
     def move(self, tables: Sequence[Spilled]) -> int:
         """Move a slice of the largest base, or sort a bit for that; returns its bytes in memory."""
@@ -266,7 +266,7 @@ class LmdbStores:
             self._directory = None
 
 
-class LmdbStore:
+class LmdbStateStore:
     """What of one table is in the environment: `ftlayer.state.layers.Store`."""
 
     def __init__(self, stores: LmdbStores, info: TableInfo, groups: KeyGroups) -> None:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class SubtaskOperatorStates:
-    """The operator state of one operator in one subtask: `ftlayer.state.contract.OperatorStates`."""
+    """The operator state of one operator in one subtask: `ftlayer.functions.keyed.OperatorStates`."""
 
     def __init__(self, uid: str) -> None:
         self._uid = uid

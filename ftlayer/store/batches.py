@@ -13,7 +13,7 @@ from ftlayer.errors import StoreDamagedError
 from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads
-from ftlayer.store.rows import Rows, decode_info, encode_info, pack, unpack
+from ftlayer.store.rows import StoredBatch, decode_info, encode_info, pack, unpack
 
 _FORMAT = 4
 # Format 3 has failures that say nothing of their next attempt, which format 4 leaves out too.
@@ -72,7 +72,7 @@ class BatchPart:
     """Failed rows of a rewindable source, one failure a row."""
 
     stream: str
-    rows: Rows
+    rows: StoredBatch
     failures: tuple[StoredFailure, ...]
 
 
@@ -145,7 +145,7 @@ def parts(
         try:
             _, stream, failures, info, digest, body = unpack(value)
             payload = payloads.read(txn, digest, body)
-            yield BatchPart(stream, Rows(decode_info(info), payload), _failures(failures))
+            yield BatchPart(stream, StoredBatch(decode_info(info), payload), _failures(failures))
         except (ValueError, TypeError) as error:
             raise StoreDamagedError(f"part {part} of sealed batch {batch} cannot be read: {error}") from error
 

@@ -41,7 +41,7 @@ _MAX_READERS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class StoreHeader:
     """The store's own record of itself."""
 
     format_version: int
@@ -56,7 +56,7 @@ class Opened:
     path: Path
     environment: lmdb.Environment
     databases: dict[str, lmdb._Database]
-    header: Header
+    header: StoreHeader
     data_file: int
     lock: DirectoryLock | None
 
@@ -165,9 +165,9 @@ def _open_environment(
     )
 
 
-def _begin_incarnation(environment: lmdb.Environment, path: Path, max_bytes: int) -> Header:
+def _begin_incarnation(environment: lmdb.Environment, path: Path, max_bytes: int) -> StoreHeader:
     old = _read_header(environment, path)
-    header = Header(FORMAT_VERSION, 1, max_bytes)
+    header = StoreHeader(FORMAT_VERSION, 1, max_bytes)
     if old is not None:
         header = replace(header, incarnation=old.incarnation + 1)
     database = environment.open_db(_HEADER_TABLE.encode())
@@ -186,7 +186,7 @@ def _open_databases(
         raise StoreDamagedError(f"{path} is damaged: one of its tables is missing") from error
 
 
-def _read_header(environment: lmdb.Environment, path: Path) -> Header | None:
+def _read_header(environment: lmdb.Environment, path: Path) -> StoreHeader | None:
     """Return the store's header, None for a file without any entry."""
     if not environment.stat()["entries"]:
         return None
@@ -202,13 +202,13 @@ def _read_header(environment: lmdb.Environment, path: Path) -> Header | None:
     return None if data is None else _decode_header(data, path)
 
 
-def _encode_header(header: Header) -> bytes:
+def _encode_header(header: StoreHeader) -> bytes:
     data = _HEADER_START.pack(_MAGIC, header.format_version)
     data += _HEADER_REST.pack(header.incarnation, header.max_bytes)
     return data + zlib.crc32(data).to_bytes(4, "little")
 
 
-def _decode_header(data: bytes, path: Path) -> Header:
+def _decode_header(data: bytes, path: Path) -> StoreHeader:
     damaged = StoreDamagedError(f"{path} is damaged: its header fails its checksum")
     if len(data) < _HEADER_START.size:
         raise damaged
@@ -221,4 +221,4 @@ def _decode_header(data: bytes, path: Path) -> Header:
         raise damaged
     if len(data) != _HEADER_START.size + _HEADER_REST.size + 4:
         raise damaged
-    return Header(version, *_HEADER_REST.unpack_from(data, _HEADER_START.size))
+    return StoreHeader(version, *_HEADER_REST.unpack_from(data, _HEADER_START.size))

@@ -61,7 +61,7 @@ class RowInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class StoredBatch:
     """Rows with their payload."""
 
     info: RowInfo
@@ -70,9 +70,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.info)
 
-    def with_roots(self, roots: U64) -> Rows:
+    def with_roots(self, roots: U64) -> StoredBatch:
         """Return the same rows under other root ids."""
-        return Rows(replace(self.info, roots=roots), self.payload)
+        return StoredBatch(replace(self.info, roots=roots), self.payload)
 
 
 def first_attempts(roots: U64, key_hashes: I32 | None) -> RowInfo:

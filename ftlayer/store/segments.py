@@ -17,14 +17,14 @@ import numpy.typing as npt
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads, take_rows
-from ftlayer.store.rows import I64, RowInfo, Rows, decode_info, encode_info, pack, unpack
+from ftlayer.store.rows import I64, RowInfo, StoredBatch, decode_info, encode_info, pack, unpack
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 _HEAD, _BODY = b"\0", b"\1"
 
 
-class Kind(IntEnum):
+class SegmentKind(IntEnum):
     """What a segment's rows are there for."""
 
     TRACKED = 0  # each row that is not done is pending, or is to be replayed after a restart
@@ -36,7 +36,7 @@ class Kind(IntEnum):
 class Head:
     """A segment without its payload."""
 
-    kind: Kind
+    kind: SegmentKind
     stream: int
     digest: bytes
     info: RowInfo
@@ -51,14 +51,16 @@ class Segments:
     def __init__(self, payloads: Payloads) -> None:
         self._payloads = payloads
 
-    def append(self, txn: WriteTransaction, sequence: int, stream: int, kind: Kind, rows: Rows) -> None:
+    def append(
+        self, txn: WriteTransaction, sequence: int, stream: int, kind: SegmentKind, rows: StoredBatch
+    ) -> None:
         """Store rows as segment ``sequence``, which must be above all others."""
         digest, body = self._payloads.write(txn, rows.payload)
         head = pack([int(kind), stream, digest, encode_info(rows.info)])
         txn.put("segments", _key(sequence) + _HEAD, head, append=True)
         txn.put("segments", _key(sequence) + _BODY, body, append=True)
 
-    def change_kind(self, txn: WriteTransaction, sequence: int, kind: Kind) -> Head:
+    def change_kind(self, txn: WriteTransaction, sequence: int, kind: SegmentKind) -> Head:
         """Make a segment's rows serve another purpose; return its new head."""
         head = replace(self.head(txn, sequence), kind=kind)
         packed = pack([int(kind), head.stream, head.digest, encode_info(head.info)])
@@ -72,7 +74,7 @@ class Segments:
             raise StoreDamagedError(f"segment {sequence} is missing from the store")
         return _decode_head(value)
 
-    def rows(self, txn: ReadTransaction, sequence: int, which: I64 | None = None) -> Rows:
+    def rows(self, txn: ReadTransaction, sequence: int, which: I64 | None = None) -> StoredBatch:
         """Return a segment's rows, or ``which`` (int64[m]) of them."""
         head = self.head(txn, sequence)
         body = txn.get("segments", _key(sequence) + _BODY)
@@ -82,8 +84,8 @@ class Segments:
         if payload.num_rows != len(head):
             raise StoreDamagedError(f"segment {sequence} has {len(head)} ids for {payload.num_rows} rows")
         if which is None:
-            return Rows(head.info, payload)
-        return Rows(head.info.take(which), take_rows(payload, which))
+            return StoredBatch(head.info, payload)
+        return StoredBatch(head.info.take(which), take_rows(payload, which))
 
     def delete(self, txn: WriteTransaction, sequence: int) -> None:
         """Remove a segment and its bitmap."""
@@ -128,6 +130,6 @@ def _key(sequence: int) -> bytes:
 def _decode_head(value: bytes | memoryview) -> Head:
     try:
         kind, stream, digest, info = unpack(value)
-        return Head(Kind(kind), stream, digest, decode_info(info))
+        return Head(SegmentKind(kind), stream, digest, decode_info(info))
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"a segment's head cannot be read: {error}") from error

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from ftlayer.demo.choices import Engine, Kill, Kind, Mode, Victim, doomed, kind_of
 from ftlayer.demo.run import DemoOptions, run_demo
-from ftlayer.demo.text import Prepared
+from ftlayer.demo.text import PreparedInput
 from ftlayer.demo.wording import ACCOUNTS, explanation, faults
 from ftlayer.errors import ConfigError
 
@@ -58,7 +58,7 @@ def test_each_kind_loses_what_it_has() -> None:
 
 
 def test_the_user_is_told_what_will_be_killed() -> None:
-    prepared = Prepared("some text", 3, 1_000, 20)
+    prepared = PreparedInput("some text", 3, 1_000, 20)
     for kind in Kind:
         assert "SIGKILL" not in explanation(kind, prepared, [])
         assert "killed with SIGKILL" in explanation(kind, prepared, [Victim.DRIVER])

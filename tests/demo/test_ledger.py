@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ftlayer.demo.ledger import (
     FAULTS,
-    DeadLetter,
+    DeadLine,
     Expected,
     Ledger,
     recount,
@@ -42,7 +42,7 @@ class Run:
         for line, rows in expected.rows.items():
             batch = int(expected.file_of[line][-1])
             self.sink[batch] += [(line, *row) for row in rows]
-        self.dead = [DeadLetter(line, reason, 3) for line, reason in expected.reasons.items()]
+        self.dead = [DeadLine(line, reason, 3) for line, reason in expected.reasons.items()]
 
     def settle(self) -> Ledger:
         batches = [
@@ -133,11 +133,11 @@ def die_twice(run: Run) -> None:
 
 
 def die_for_another_reason(run: Run) -> None:
-    run.dead[0] = DeadLetter(run.dead[0].line, "ConnectionError: no answer", 3)
+    run.dead[0] = DeadLine(run.dead[0].line, "ConnectionError: no answer", 3)
 
 
 def die_too_early(run: Run) -> None:
-    run.dead[0] = DeadLetter(run.dead[0].line, run.dead[0].reason, 2)
+    run.dead[0] = DeadLine(run.dead[0].line, run.dead[0].reason, 2)
 
 
 def write_a_bad_line(run: Run) -> None:
@@ -150,7 +150,7 @@ def write_a_dead_letter(run: Run) -> None:
 
 def let_a_good_line_die(run: Run) -> None:
     run.remove("a.py:4")
-    run.dead.append(DeadLetter("a.py:4", "ConnectionError: no answer", 3))
+    run.dead.append(DeadLine("a.py:4", "ConnectionError: no answer", 3))
 
 
 def invent_a_line(run: Run) -> None:
@@ -226,7 +226,7 @@ class TopologyRun(Run):
         )
 
     def settle_checkpointed(self, columns: dict[str, list[Any]] | None = None) -> Ledger:
-        rejected = [DeadLetter(letter.line, letter.reason, 1) for letter in self.dead]
+        rejected = [DeadLine(letter.line, letter.reason, 1) for letter in self.dead]
         return settle_checkpointed(self.expected, [columns or self.columns()], rejected)
 
 

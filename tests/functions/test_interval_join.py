@@ -17,7 +17,7 @@ from ftlayer.functions.topology import MAIN, TopologyChain
 from ftlayer.functions.windows.assigners import Fixed
 from ftlayer.functions.windows.contents import Collected
 from ftlayer.functions.windows.function import window_function
-from ftlayer.runtime.task.pipeline import Pipeline
+from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend
 from ftlayer.stream.barrier_builder import as_co_process
 from ftlayer.stream.operators import Join
@@ -156,7 +156,7 @@ def test_what_is_behind_a_join_sees_its_times_and_not_the_column() -> None:
 
 
 def test_times_of_pairs_reach_the_end_of_a_pipeline() -> None:
-    pipeline = Pipeline(
+    pipeline = OperatorChain(
         [as_co_process(join(-100, 100)), Map("m", lambda pair: pair, PAIR)], [LEFT, RIGHT], HeapBackend()
     )
     pipeline.open(0)

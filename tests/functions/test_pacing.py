@@ -11,7 +11,7 @@ import pytest
 
 from ftlayer.errors import PermanentFailure
 from ftlayer.functions.chain import Chain
-from ftlayer.functions.pacing import Pace
+from ftlayer.functions.pacing import RateLimiter
 from ftlayer.functions.steps import Filter, FlatMap, FunctionStep, Map, MapAsync
 from ftlayer.spark.isolate import run_isolated
 
@@ -40,8 +40,8 @@ class Clock:
         self.sleepers -= 1
         self.sleep(seconds)
 
-    def pace(self, rate: float) -> Pace:
-        return Pace(rate, lambda: self.now_ms, self.sleep, self.sleep_async)
+    def pace(self, rate: float) -> RateLimiter:
+        return RateLimiter(rate, lambda: self.now_ms, self.sleep, self.sleep_async)
 
     def seen(self, record: dict[str, int]) -> None:
         self.calls.append((record["v"], self.now_ms))
@@ -118,7 +118,7 @@ def test_the_wait_is_no_part_of_the_time_that_a_call_may_take() -> None:
         clock.sleep(seconds)
 
     step = replace(functions_of(clock, 1)[3], timeout_ms=1)
-    chain = Chain([step], lambda rate: Pace(rate, lambda: clock.now_ms, sleep_async=sleep))  # type: ignore[list-item]
+    chain = Chain([step], lambda rate: RateLimiter(rate, lambda: clock.now_ms, sleep_async=sleep))  # type: ignore[list-item]
     assert not chain.run(ints(2)).failures
     assert clock.now_ms == 2_000
 

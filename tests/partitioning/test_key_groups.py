@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
 from ftlayer.partitioning.key_groups import HashByKeyGroup, groups_of, key_groups, subtasks_of
-from ftlayer.partitioning.partitioners import Outgoing
+from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.records.selector import KeySelector
 
 
@@ -32,7 +32,7 @@ def test_a_group_is_the_positive_remainder(hashes: list[int], most: int) -> None
 def test_rows_go_where_their_group_lives() -> None:
     payload = pa.record_batch({"key": [f"k{i}" for i in range(1_000)]})
     partitioner = HashByKeyGroup(KeySelector(("key",)), 128)
-    rows = Outgoing(payload, np.zeros(1_000, np.uint64))
+    rows = OutgoingRows(payload, np.zeros(1_000, np.uint64))
     groups = key_groups(partitioner.selector.hash(payload), 128)
     for channels in (1, 2, 3, 128):
         chosen = partitioner.select(rows, channels).tolist()
@@ -42,6 +42,6 @@ def test_rows_go_where_their_group_lives() -> None:
 
 
 def test_more_subtasks_than_groups_are_refused() -> None:
-    rows = Outgoing(pa.record_batch({"key": [1]}), np.zeros(1, np.uint64))
+    rows = OutgoingRows(pa.record_batch({"key": [1]}), np.zeros(1, np.uint64))
     with pytest.raises(ConfigError, match="max_parallelism"):
         HashByKeyGroup(KeySelector(("key",)), 2).select(rows, 3)

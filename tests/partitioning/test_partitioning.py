@@ -18,7 +18,7 @@ from ftlayer.partitioning.partitioners import (
     Forward,
     Global,
     HashByKey,
-    Outgoing,
+    OutgoingRows,
     Partitioner,
     Rebalance,
     Shuffle,
@@ -60,12 +60,12 @@ def payload(words: list[str | None]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(words, pa.string()), pa.array(numbers, pa.int64())], ["word", "number"])
 
 
-def outgoing(words: list[str | None], subtask: int = 0, first_ordinal: int = 0) -> Outgoing:
+def outgoing(words: list[str | None], subtask: int = 0, first_ordinal: int = 0) -> OutgoingRows:
     roots = root_ids(b"0123456789abcdef", first_ordinal, len(words))
-    return Outgoing(payload(words), initial_record_ids(roots), subtask, first_ordinal)
+    return OutgoingRows(payload(words), initial_record_ids(roots), subtask, first_ordinal)
 
 
-def replayed(rows: Outgoing, routing: I32Array | None) -> StoredRows:
+def replayed(rows: OutgoingRows, routing: I32Array | None) -> StoredRows:
     """The vertex gives replays new roots, and has of the rows what was stored with them."""
     return StoredRows(root_ids(b"fedcba9876543210", 0, len(rows.record_ids)), routing)
 
@@ -119,7 +119,7 @@ def test_a_selection_does_not_depend_on_how_rows_are_batched(
     whole = partitioner.select(rows, channels).tolist()
     parts: list[int] = []
     for start, stop in ((0, cut), (cut, len(values))):
-        part = Outgoing(
+        part = OutgoingRows(
             rows.payload.slice(min(start, len(values)), max(stop - start, 0)),
             rows.record_ids[start:stop],
             first_ordinal=start,

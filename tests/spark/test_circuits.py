@@ -15,10 +15,10 @@ from ftlayer.errors import QueryError
 from ftlayer.layer import calls
 from ftlayer.layer.calls import BatchBegun, BatchState, Failure, Sealed
 from ftlayer.spark import circuits
-from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate, Tally
-from ftlayer.spark.protocol import Batches, Outcome
+from ftlayer.spark.circuits import SINK, WHOLE_QUERY, FailureTally, QueryCircuits, QueryGate
+from ftlayer.spark.protocol import BatchOutcome, BatchProtocol
 
-NOTHING = Outcome({}, (), (), (), (), 0, 0, None)  # type: ignore[arg-type]
+NOTHING = BatchOutcome({}, (), (), (), (), 0, 0, None)  # type: ignore[arg-type]
 
 
 class Clock:
@@ -37,7 +37,7 @@ class Clock:
 class Runner:
     """Runs that come to what was said, one after the other; the last one again and again."""
 
-    def __init__(self, clock: Clock, tallies: list[Tally]) -> None:
+    def __init__(self, clock: Clock, tallies: list[FailureTally]) -> None:
         self.clock, self.tallies = clock, tallies
         self.ran: list[int] = []
         self.rejects: list[int] = []
@@ -47,32 +47,32 @@ class Runner:
         self.open = 0
         self.written = 0
 
-    def run(self, batch: int, sealed: Any) -> Tally:
+    def run(self, batch: int, sealed: Any) -> FailureTally:
         self.ran.append(self.clock.ms)
         self.open += 1
         return self.tallies[min(len(self.ran), len(self.tallies)) - 1]
 
-    def tally(self, result: Tally) -> Tally:
+    def tally(self, result: FailureTally) -> FailureTally:
         return result
 
-    def outcome(self, result: Tally, sealed: Any) -> Outcome:
+    def outcome(self, result: FailureTally, sealed: Any) -> BatchOutcome:
         return replace(NOTHING, rows_in=result.rows_in)
 
-    def write(self, batch: int, result: Tally) -> tuple[Failure, ...]:
+    def write(self, batch: int, result: FailureTally) -> tuple[Failure, ...]:
         self.written += 1
         self.called.append(self.clock.ms)
         left = self.rejects[0] if self.rejects else 0
         del self.rejects[:1]
         return tuple(Failure(root, "down", "sink") for root in range(left))
 
-    def reject(self, result: Tally, rejected: tuple[Failure, ...], sealed: Any) -> Outcome:
+    def reject(self, result: FailureTally, rejected: tuple[Failure, ...], sealed: Any) -> BatchOutcome:
         self.failed += len(rejected)
         return replace(NOTHING, redelivered=rejected)
 
     def report(self, batch: int, *rest: Any) -> None:
         pass
 
-    def release(self, result: Tally) -> None:
+    def release(self, result: FailureTally) -> None:
         self.open -= 1
 
 
@@ -88,11 +88,11 @@ def process(runner: Runner, gate: QueryGate | None) -> tuple[Any, list[str]]:
                 return Sealed(0, 0)
         return None
 
-    return Batches("q", 1, call, runner, gate=gate).process(0), said  # type: ignore[arg-type]
+    return BatchProtocol("q", 1, call, runner, gate=gate).process(0), said  # type: ignore[arg-type]
 
 
-def of(failed: Mapping[str, int], rows: int = 100) -> Tally:
-    return Tally(rows, failed)
+def of(failed: Mapping[str, int], rows: int = 100) -> FailureTally:
+    return FailureTally(rows, failed)
 
 
 @settings(deadline=None)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.layer.calls import QueryStatus
-from ftlayer.spark.drained import BatchLog, Drain
+from ftlayer.spark.drained import Drain, LogEnds
 
 IDLE = QueryStatus(0, 0, 0, 0, 3, -1)
 few = st.integers(0, 2)
@@ -37,28 +37,28 @@ def test_drained_means_that_all_the_source_had_is_committed_and_nothing_waits(
         elif event == "commit" and committed < planned:
             committed += 1
         elif event == "source's end" and (ends[-1] if ends else 0) == rows:
-            drain.source_ended(BatchLog(planned, committed))
+            drain.source_ended(LogEnds(planned, committed))
         through = committed >= 0 and ends[committed] >= had
-        reached = drain.reached(BatchLog(planned, committed), IDLE)
+        reached = drain.reached(LogEnds(planned, committed), IDLE)
         assert not reached or through
         if drain.source_read and planned == committed:
             assert reached
     busy = QueryStatus(waiting, deliverable, delivered, pending, 0, -1)
     if waiting or deliverable or delivered or pending:
-        assert not drain.reached(BatchLog(planned, committed), busy)
+        assert not drain.reached(LogEnds(planned, committed), busy)
 
 
 def test_rows_that_come_later_need_not_be_through() -> None:
     drain = Drain()
-    assert not drain.reached(BatchLog(4, 4), IDLE)
-    drain.source_ended(BatchLog(4, 4))
-    assert drain.reached(BatchLog(5, 4), IDLE)
-    drain.source_ended(BatchLog(5, 4))
-    assert drain.reached(BatchLog(5, 4), IDLE)
-    assert not drain.reached(BatchLog(5, 3), IDLE)
+    assert not drain.reached(LogEnds(4, 4), IDLE)
+    drain.source_ended(LogEnds(4, 4))
+    assert drain.reached(LogEnds(5, 4), IDLE)
+    drain.source_ended(LogEnds(5, 4))
+    assert drain.reached(LogEnds(5, 4), IDLE)
+    assert not drain.reached(LogEnds(5, 3), IDLE)
 
 
 def test_a_source_that_never_had_a_row_is_drained() -> None:
     drain = Drain()
-    drain.source_ended(BatchLog(-1, -1))
-    assert drain.reached(BatchLog(-1, -1), IDLE)
+    drain.source_ended(LogEnds(-1, -1))
+    assert drain.reached(LogEnds(-1, -1), IDLE)

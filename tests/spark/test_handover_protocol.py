@@ -19,7 +19,7 @@ from ftlayer.functions.steps import Map
 from ftlayer.layer import calls
 from ftlayer.layer.calls import Envelope
 from ftlayer.spark.carrier import make_carriers
-from ftlayer.spark.protocol import STEPS, Batches, BatchReport
+from ftlayer.spark.protocol import STEPS, BatchProtocol, BatchReport
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.steps import plan_stages
@@ -128,7 +128,7 @@ class Handover:
 
         try:
             with patch("ftlayer.spark.stage_run._with", lambda schema, *more: schema):
-                report = Batches(
+                report = BatchProtocol(
                     "down",
                     self.opened.epoch,
                     lambda call: self.vertex.call(call, f"down-{self.lives}"),

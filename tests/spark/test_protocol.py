@@ -32,9 +32,9 @@ from ftlayer.functions.steps import FlatMap, Map
 from ftlayer.layer import calls
 from ftlayer.layer.calls import BatchState
 from ftlayer.spark.delivery_source import delivered_rows
-from ftlayer.spark.protocol import REJECTED, STEPS, Batches, BatchReport
+from ftlayer.spark.protocol import REJECTED, STEPS, BatchProtocol, BatchReport
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
-from ftlayer.spark.sinks import FunctionSink
+from ftlayer.spark.sinks import BatchFunctionSink
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.stage_task import FT
 from ftlayer.spark.steps import Repartition, plan_stages
@@ -93,7 +93,7 @@ class Sinks:
         self.die_half_way = False
 
     def write(self, batch: int, result: Any, incarnation: int) -> Any:
-        return FunctionSink(self.take, "sinks", tagged=True).write(batch, result, incarnation)
+        return BatchFunctionSink(self.take, "sinks", tagged=True).write(batch, result, incarnation)
 
     def take(self, frame: Any, batch: int) -> None:
         tagged = list(frame.toLocalIterator())
@@ -233,7 +233,7 @@ class Query:
         self.sinks.die_half_way = crash == "sink"
         try:
             with patch("ftlayer.spark.stage_run._with", lambda schema, *more: schema):
-                report = Batches("q", self.opened.epoch, self.call, runner, watch).process(batch)
+                report = BatchProtocol("q", self.opened.epoch, self.call, runner, watch).process(batch)
         except CrashError:
             self.opened = None
             return None
@@ -512,5 +512,5 @@ def test_what_a_run_holds_is_released_however_it_ends() -> None:
 
     runner: Any = Runner()
     with pytest.raises(CrashError):
-        Batches("q", 1, lambda call: calls.BatchBegun(BatchState.NEW), runner).process(0)
+        BatchProtocol("q", 1, lambda call: calls.BatchBegun(BatchState.NEW), runner).process(0)
     assert runner.released == 1

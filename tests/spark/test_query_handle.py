@@ -12,14 +12,14 @@ from pyspark.errors import StreamingQueryException
 from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError
 from ftlayer.layer.calls import QueryStatus
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
-from ftlayer.spark.drained import BatchLog
+from ftlayer.spark.drained import LogEnds
 from ftlayer.spark.query import TrackedQuery
 
 IDLE = QueryStatus(0, 0, 0, 0, 0, -1)
 WAIT_S = 600
 
 
-EMPTY_LOG = BatchLog(-1, -1)
+EMPTY_LOG = LogEnds(-1, -1)
 
 
 class FakeRun:
@@ -87,7 +87,7 @@ def handle_of(
     strategy: RestartStrategy | None = None,
     status: Callable[[], QueryStatus] = lambda: IDLE,
     *,
-    log: Callable[[], BatchLog] = lambda: EMPTY_LOG,
+    log: Callable[[], LogEnds] = lambda: EMPTY_LOG,
     bounded: bool = False,
     letter_queries: Callable[[], list[Any]] = list,
     needed_by: Callable[[str], str] = lambda text: "",
@@ -167,7 +167,7 @@ def test_a_drain_of_a_source_that_raises_on_every_run_is_none() -> None:
 def test_a_drain_looks_at_sparks_log_too() -> None:
     """The run that drains was ended from outside, in the middle of a batch."""
     starter = Starter()
-    handle = handle_of(starter, log=lambda: BatchLog(7, 6))
+    handle = handle_of(starter, log=lambda: LogEnds(7, 6))
     drained: list[bool] = []
     drainer = threading.Thread(target=lambda: drained.append(handle.drain(WAIT_S)))
     drainer.start()

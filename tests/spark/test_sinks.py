@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StructType
 from ftlayer.errors import ConfigError, PermanentFailure, RowsRejected
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.spark.rejected import rejections
-from ftlayer.spark.sinks import FunctionSink, WriterSink, WriteTask
+from ftlayer.spark.sinks import BatchFunctionSink, BatchWriterSink, WriteTask
 
 SCHEMA = StructType().add("v", LongType())
 
@@ -44,7 +44,7 @@ def test_errors_become_failures_of_the_records_that_rows_name() -> None:
 def test_rejecting_takes_rows_and_their_names() -> None:
     with pytest.raises(ConfigError, match="without a row"):
         rejections(RowsRejected({}), "s")
-    sink = FunctionSink(raising(RowsRejected({1: "no"})), "s")
+    sink = BatchFunctionSink(raising(RowsRejected({1: "no"})), "s")
     result: Any = SimpleNamespace(good_rows=lambda: None)
     with pytest.raises(ConfigError, match="tagged=True"):
         sink.write(0, result, 1)
@@ -121,7 +121,7 @@ def test_what_was_written_beside_rejected_rows_is_aborted_and_the_rest_committed
         return kit.FakeFrame([[part] for part in kept])
 
     result: Any = SimpleNamespace(tagged_rows=rows, schema=SCHEMA)
-    sink = WriterSink(writer, "table", bisect=True)
+    sink = BatchWriterSink(writer, "table", bisect=True)
     failures = sink.write(0, result, 1)
     assert {failure.root: failure.reason for failure in failures} == {
         7: "ValueError: 10 is round",

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import StatePiece
-from ftlayer.state.lineage import Lineage, Written
+from ftlayer.state.lineage import PieceLineage, Written
 
 
 def part(path: str, length: int = 10) -> StatePiece:
     return StatePiece("entries", Piece(b"", length, None, path, 0, Scope.SHARED), 1, 1)
 
 
-def completed(written: Written, wasteful: tuple[str, ...] = (), amplification: float = 2.0) -> Lineage:
+def completed(written: Written, wasteful: tuple[str, ...] = (), amplification: float = 2.0) -> PieceLineage:
     """Return a lineage whose checkpoint 1 holds the freeze 1."""
-    lineage = Lineage(amplification, 1_000)
+    lineage = PieceLineage(amplification, 1_000)
     assert lineage.plan(1, 1).base is None
     lineage.wrote(1, written, wasteful)
     lineage.completed(1)

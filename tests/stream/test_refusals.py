@@ -15,7 +15,7 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, InvalidTopologyError, UnhashableKeyError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import Filter, Map, Process, Reduce
-from ftlayer.partitioning.partitioners import Custom, Forward, Outgoing, Rebalance
+from ftlayer.partitioning.partitioners import Custom, Forward, OutgoingRows, Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.checks import check_graph
@@ -283,10 +283,10 @@ def test_parallelism_is_a_number_of_subtasks(wrong: Any, env: GraphBuilder, orde
 class Odd:
     """A partitioner of somebody else's."""
 
-    def select(self, rows: Outgoing, channels: int) -> Any:
+    def select(self, rows: OutgoingRows, channels: int) -> Any:
         return np.zeros(len(rows.record_ids), np.int32)
 
-    def routing(self, rows: Outgoing, channels: int) -> Any:
+    def routing(self, rows: OutgoingRows, channels: int) -> Any:
         return None
 
 

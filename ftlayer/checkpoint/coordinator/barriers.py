@@ -6,7 +6,7 @@ from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode
 
 
-class Barriers:
+class BarrierFactory:
     """Makes them."""
 
     def __init__(self, config: CheckpointConfig, highest: int) -> None:

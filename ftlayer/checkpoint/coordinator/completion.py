@@ -12,8 +12,8 @@ from ftlayer.checkpoint.coordinator.decisions import (
     Publish,
 )
 from ftlayer.checkpoint.coordinator.failures import AbortReason
-from ftlayer.checkpoint.coordinator.in_flight import InFlight
-from ftlayer.checkpoint.coordinator.pending import JobFacts, PendingCheckpoint, Stage
+from ftlayer.checkpoint.coordinator.in_flight import PendingCheckpoints
+from ftlayer.checkpoint.coordinator.pending import CheckpointStage, JobFacts, PendingCheckpoint
 from ftlayer.checkpoint.coordinator.schedule import Schedule
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.clock import Now
@@ -26,7 +26,7 @@ class Completion:
     def __init__(
         self,
         facts: JobFacts,
-        flight: InFlight,
+        flight: PendingCheckpoints,
         store: CompletedStore,
         schedule: Schedule,
         out: list[Decision],
@@ -54,12 +54,12 @@ class Completion:
         if self._commits_again:
             return
         for pending in self._flight.all:
-            if self._current is not None or pending.stage is not Stage.WRITTEN:
+            if self._current is not None or pending.stage is not CheckpointStage.WRITTEN:
                 continue
             if self._store.lacks_base(pending.parts.values()):
                 self._flight.abort(pending, AbortReason.BASE_GONE, now)
                 continue
-            self._current, pending.stage = pending, Stage.PUBLISHING
+            self._current, pending.stage = pending, CheckpointStage.PUBLISHING
             # "The latest" goes by this time, whatever the clock of this driver says, or that of the one before.
             self._completed_ms = max(now.wall_ms, self._completed_ms + 1)
             whole = pending.assembled(self._facts, self._completed_ms)
@@ -67,14 +67,14 @@ class Completion:
 
     def published(self, checkpoint: Checkpoint, now: Now) -> None:
         """The metadata is written."""
-        pending = self._answered(checkpoint.checkpoint, Stage.PUBLISHING)
+        pending = self._answered(checkpoint.checkpoint, CheckpointStage.PUBLISHING)
         self._flight.published(pending.number)
         if not pending.commits:
             self._complete(pending, checkpoint, now)
             return
         self._subsume_earlier(pending, now)
         self._store.add(checkpoint, full=pending.barrier.full)
-        pending.stage, pending.checkpoint = Stage.COMMITTING, checkpoint
+        pending.stage, pending.checkpoint = CheckpointStage.COMMITTING, checkpoint
         if self._end is not None:
             # Nothing is committed for a job that is over: the job that restores the checkpoint does that.
             self._complete(pending, checkpoint, now)
@@ -86,19 +86,19 @@ class Completion:
 
     def publish_failed(self, checkpoint: int, reason: str, now: Now) -> None:
         """The metadata could not be written."""
-        pending = self._answered(checkpoint, Stage.PUBLISHING)
+        pending = self._answered(checkpoint, CheckpointStage.PUBLISHING)
         self._current = None
         self._flight.abort(pending, AbortReason.STORAGE, now, reason)
 
     def committed(self, checkpoint: int, now: Now) -> None:
         """The sinks are committed."""
-        pending = self._answered(checkpoint, Stage.COMMITTING)
+        pending = self._answered(checkpoint, CheckpointStage.COMMITTING)
         assert pending.checkpoint is not None
         self._sinks_committed(pending, pending.checkpoint, now)
 
     def commit_failed(self, checkpoint: int, reason: str, now: Now) -> None:
         """The sinks are not committed, or not all of them. It is complete all the same, and restored from."""
-        pending = self._answered(checkpoint, Stage.COMMITTING)
+        pending = self._answered(checkpoint, CheckpointStage.COMMITTING)
         assert pending.checkpoint is not None
         text = f"checkpoint {checkpoint} is complete, but its sinks could not be committed: {reason}"
         if pending.is_savepoint:
@@ -161,7 +161,7 @@ class Completion:
         self._flight.complete(pending, checkpoint, now, error)
         self._schedule.completed(now.mono_ms)
 
-    def _answered(self, checkpoint: int, stage: Stage) -> PendingCheckpoint:
+    def _answered(self, checkpoint: int, stage: CheckpointStage) -> PendingCheckpoint:
         pending = self._current
         if pending is None or pending.number != checkpoint or pending.stage is not stage:
             raise ValueError(f"checkpoint {checkpoint} is not one that waits for this answer")

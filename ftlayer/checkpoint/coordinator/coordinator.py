@@ -17,19 +17,19 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import Enum, auto
 
-from ftlayer.checkpoint.coordinator.barriers import Barriers
+from ftlayer.checkpoint.coordinator.barriers import BarrierFactory
 from ftlayer.checkpoint.coordinator.completed import CompletedStore
 from ftlayer.checkpoint.coordinator.completion import Completion
 from ftlayer.checkpoint.coordinator.decisions import (
     Answer,
     Decision,
-    EndTasks,
     FailJob,
+    FinishTasks,
     JobEnd,
     RestoreFrom,
 )
 from ftlayer.checkpoint.coordinator.failures import AbortReason
-from ftlayer.checkpoint.coordinator.in_flight import InFlight
+from ftlayer.checkpoint.coordinator.in_flight import PendingCheckpoints
 from ftlayer.checkpoint.coordinator.pending import JobFacts, Subtask
 from ftlayer.checkpoint.coordinator.schedule import Schedule
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
@@ -46,7 +46,7 @@ class _Phase(Enum):
     DOWN = auto()  # starts or restarts
     RUNNING = auto()
     FAILING = auto()  # from `FailJob` to `restarting`
-    ENDING = auto()  # from `EndTasks` on
+    ENDING = auto()  # from `FinishTasks` on
     CLOSED = auto()  # is being cancelled
     OVER = auto()
 
@@ -69,9 +69,9 @@ class CheckpointCoordinator:
         self._out: list[Decision] = []
         self._store = CompletedStore(config, known, claimed=claimed)
         highest = max([highest, *(each.checkpoint for each in known)])
-        self._barriers = Barriers(config, highest)
+        self._barriers = BarrierFactory(config, highest)
         self._schedule = Schedule(config)
-        self._flight = InFlight(config, facts, self._out)
+        self._flight = PendingCheckpoints(config, facts, self._out)
         self._completion = Completion(facts, self._flight, self._store, self._schedule, self._out)
         self._phase = _Phase.DOWN
         self._asked: list[int] = []
@@ -83,7 +83,7 @@ class CheckpointCoordinator:
     def restarting(self, number: int, now: Now, sources: Collection[Subtask] | None = None) -> list[Decision]:
         """Tasks are to be restored (at the start too): `RestoreFrom` with this number answers, now or later.
 
-        `EndTasks` answers where there is nothing left to be done, and nothing does once the job is cancelled or over.
+        `FinishTasks` answers where there is nothing left to do, and nothing does once the job is cancelled or over.
 
         Everything under way is given up, and nothing begins before `running`. ``sources``: the subtasks of sources
         that begin again, None for all: what they said of their end and backlog is forgotten.
@@ -258,7 +258,7 @@ class CheckpointCoordinator:
             self._answer_restarts()
         if self._completion.last_done and not self._flight.all and self._phase is _Phase.RUNNING:
             self._phase = _Phase.ENDING
-            self._out.append(EndTasks(drain=self._all_ended))
+            self._out.append(FinishTasks(drain=self._all_ended))
         out = list(self._out)
         self._out.clear()
         return out
@@ -284,7 +284,7 @@ class CheckpointCoordinator:
         if self._completion.last_done:
             # Everything is committed: there is nothing to be restored for.
             self._phase = _Phase.ENDING
-            self._out.append(EndTasks(drain=False))
+            self._out.append(FinishTasks(drain=False))
         else:
             self._out.extend(RestoreFrom(number, self._store.latest) for number in self._asked)
         self._asked.clear()

@@ -102,7 +102,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class EndTasks:
+class FinishTasks:
     """Everything is committed, and the job ends.
 
     ``drain``: all sources have ended, their streams may end. Otherwise it was stopped with a savepoint (or lost a
@@ -123,5 +123,5 @@ Decision = (
     | FailJob
     | RestoreFrom
     | Answer
-    | EndTasks
+    | FinishTasks
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.coordinator.decisions import Answer, Decision, DiscardParts, NotifyAborted, Trigger
 from ftlayer.checkpoint.coordinator.failures import AbortReason, FailureCounter
-from ftlayer.checkpoint.coordinator.pending import JobFacts, PendingCheckpoint, Stage
+from ftlayer.checkpoint.coordinator.pending import CheckpointStage, JobFacts, PendingCheckpoint
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats, Statistics
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
@@ -16,7 +16,7 @@ _REMEMBERED = 1_000
 # Of so many checkpoints that were given up, parts that come late are removed.
 
 
-class InFlight:
+class PendingCheckpoints:
     """Holds them by their ids, in order. Decisions are added to ``out``.
 
     Attributes:
@@ -49,7 +49,7 @@ class InFlight:
         times = [
             pending.triggered_ms + self._config.timeout_ms
             for pending in self.all
-            if pending.stage is Stage.WRITING
+            if pending.stage is CheckpointStage.WRITING
         ]
         return min(times, default=None)
 
@@ -117,7 +117,7 @@ class InFlight:
         """Give up what takes too long."""
         for pending in self.all:
             late = now.mono_ms - pending.triggered_ms >= self._config.timeout_ms
-            if late and pending.stage is Stage.WRITING:
+            if late and pending.stage is CheckpointStage.WRITING:
                 self.abort(pending, AbortReason.EXPIRED, now)
 
     def restored(self) -> None:

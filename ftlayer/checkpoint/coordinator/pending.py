@@ -12,7 +12,7 @@ Subtask = tuple[str, int]
 """Uid of a chain, and the number of one of its subtasks."""
 
 
-class Stage(Enum):
+class CheckpointStage(Enum):
     """How far a checkpoint is: subtasks write, all have, the metadata is written, sinks are committed."""
 
     WRITING = auto()
@@ -64,7 +64,7 @@ class PendingCheckpoint:
     stops: bool = False
     requests: list[int] = field(default_factory=list)
     parts: dict[Subtask, SubtaskSnapshot] = field(default_factory=dict)
-    stage: Stage = Stage.WRITING
+    stage: CheckpointStage = CheckpointStage.WRITING
     checkpoint: Checkpoint | None = None
 
     @property
@@ -90,7 +90,7 @@ class PendingCheckpoint:
     @property
     def can_be_aborted(self) -> bool:
         """Whether its metadata is not written yet, nor being written."""
-        return self.stage in (Stage.WRITING, Stage.WRITTEN)
+        return self.stage in (CheckpointStage.WRITING, CheckpointStage.WRITTEN)
 
     def acked(self, part: SubtaskSnapshot) -> None:
         """Take a part; one that is there already, or was not asked for, is ignored."""
@@ -99,7 +99,7 @@ class PendingCheckpoint:
             self.waiting.discard(subtask)
             self.parts[subtask] = part
             if not self.waiting:
-                self.stage = Stage.WRITTEN
+                self.stage = CheckpointStage.WRITTEN
 
     def assembled(self, facts: JobFacts, completed_ms: int) -> Checkpoint:
         """Return the whole. ``completed_ms``: wall clock."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
-from ftlayer.checkpoint.handlers.contract import Block, Decision, GiveUp, TakeSnapshot, Unblock
+from ftlayer.checkpoint.handlers.contract import BlockChannel, Decision, GiveUp, TakeSnapshot, Unblock
 from ftlayer.checkpoint.handlers.reasons import GIVEN_UP_BEFORE, SUBSUMED
 from ftlayer.errors import CheckpointError
 
 
 @dataclass(slots=True)
-class Progress:
+class AlignmentProgress:
     """The checkpoint that is under way.
 
     Attributes:
@@ -57,7 +57,7 @@ class AlignedHandler:
     def __init__(self, channels: int) -> None:
         """``channels`` is their number, 1 at least."""
         self._open = set(range(channels))
-        self._current: Progress | None = None
+        self._current: AlignmentProgress | None = None
         # Checkpoints up to this one need nothing more; of later ones, those that the coordinator gave up.
         self._over = 0
         self._aborted: set[int] = set()
@@ -76,7 +76,7 @@ class AlignedHandler:
         decisions += self._through(current, channel, now_ms)
         if self._current is current and not current.captures:
             current.blocked.append(channel)
-            decisions.append(Block(channel))
+            decisions.append(BlockChannel(channel))
         return decisions
 
     def cancelled(self, channel: int, checkpoint: int, now_ms: int) -> list[Decision]:
@@ -113,12 +113,12 @@ class AlignedHandler:
 
     # ------------------------------------------------------------ the checkpoint under way
 
-    def _begin(self, barrier: Barrier, now_ms: int) -> Progress:
+    def _begin(self, barrier: Barrier, now_ms: int) -> AlignmentProgress:
         self._forget(barrier.checkpoint - 1)
-        self._current = Progress(barrier, now_ms, set(self._open))
+        self._current = AlignmentProgress(barrier, now_ms, set(self._open))
         return self._current
 
-    def _through(self, current: Progress, channel: int, now_ms: int) -> list[Decision]:
+    def _through(self, current: AlignmentProgress, channel: int, now_ms: int) -> list[Decision]:
         """Wait for ``channel`` no longer; the last one completes the checkpoint."""
         current.missing.discard(channel)
         if current.missing:
@@ -132,10 +132,10 @@ class AlignedHandler:
             return []
         return self._give_up(current, SUBSUMED)
 
-    def _give_up(self, current: Progress, reason: str) -> list[Decision]:
+    def _give_up(self, current: AlignmentProgress, reason: str) -> list[Decision]:
         return [*self._drop(current), GiveUp(current.checkpoint, reason)]
 
-    def _drop(self, current: Progress) -> list[Decision]:
+    def _drop(self, current: AlignmentProgress) -> list[Decision]:
         """Be done with what is under way, well or not; return what its channels need."""
         self._current = None
         self._forget(current.checkpoint)

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import replace
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
-from ftlayer.checkpoint.handlers.aligned import AlignedHandler, Progress
+from ftlayer.checkpoint.handlers.aligned import AlignedHandler, AlignmentProgress
 from ftlayer.checkpoint.handlers.contract import AllBarriers, Decision, GiveUp, StopCapture, Unblock
 from ftlayer.checkpoint.handlers.reasons import SUBSUMED
 
@@ -123,7 +123,7 @@ class AlternatingHandler(AlignedHandler):
         earlier = {barrier.checkpoint for barrier in self._live() if barrier.checkpoint < checkpoint}
         return decisions + [GiveUp(overtaken, SUBSUMED) for overtaken in sorted(earlier)]
 
-    def _through(self, current: Progress, channel: int, now_ms: int) -> list[Decision]:
+    def _through(self, current: AlignmentProgress, channel: int, now_ms: int) -> list[Decision]:
         """As without captures; with them, what is captured of the channel is complete."""
         if not current.captures:
             return super()._through(current, channel, now_ms)
@@ -136,7 +136,7 @@ class AlternatingHandler(AlignedHandler):
             decisions.append(AllBarriers(current.checkpoint, current.alignment_ms(now_ms)))
         return decisions
 
-    def _drop(self, current: Progress) -> list[Decision]:
+    def _drop(self, current: AlignmentProgress) -> list[Decision]:
         """As without captures; those that are open are stopped."""
         still = sorted(current.missing) if current.captures else []
         stops = [StopCapture(current.checkpoint, channel) for channel in still]

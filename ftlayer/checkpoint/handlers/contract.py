@@ -14,7 +14,7 @@ from ftlayer.checkpoint.barrier import Barrier
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockChannel:
     """Hand nothing more of this channel to the task."""
 
     channel: int
@@ -70,7 +70,7 @@ class GiveUp:
     reason: str
 
 
-Decision = Block | Unblock | TakeSnapshot | StopCapture | AllBarriers | GiveUp
+Decision = BlockChannel | Unblock | TakeSnapshot | StopCapture | AllBarriers | GiveUp
 
 
 class BarrierHandler(Protocol):

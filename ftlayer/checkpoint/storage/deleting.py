@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Crew:
+class StoragePool:
     """A few threads for what waits for the storage."""
 
     def __init__(self) -> None:

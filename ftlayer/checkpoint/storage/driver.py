@@ -9,7 +9,7 @@ from dataclasses import replace
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
-from ftlayer.checkpoint.storage.deleting import Crew, raise_together
+from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
 from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.keys import packed_key
 from ftlayer.checkpoint.storage.layout import (
@@ -53,7 +53,7 @@ class DriverStorageBase:
         self._config = config
         self._key = key
         self._signer = Signer(key)
-        self._crew = Crew()
+        self._crew = StoragePool()
         self._own = None if config.directory is None else job_directory(config.directory, job)
         self._undecided: dict[int, tuple[Files, str]] = {}
 

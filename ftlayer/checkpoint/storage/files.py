@@ -31,7 +31,7 @@ _WAYS_OUT = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileStatus:
     """A file: path relative to the directory, bytes, when it was changed (ms since 1970; 0: unknown)."""
 
     path: str
@@ -39,7 +39,7 @@ class Entry:
     modified_ms: int
 
 
-class Output(Protocol):
+class FileOutput(Protocol):
     """A new file that is written from its beginning on. Not for several threads at once."""
 
     def write(self, data: bytes) -> None:
@@ -66,9 +66,9 @@ class Files(Protocol):
 
     url: str
     appends: bool
-    """Whether `Output.sync` leaves a file open."""
+    """Whether `FileOutput.sync` leaves a file open."""
 
-    def create(self, path: str) -> Output:
+    def create(self, path: str) -> FileOutput:
         """Begin a new file, making its directory."""
 
     def publish(self, path: str, data: bytes) -> None:
@@ -86,7 +86,7 @@ class Files(Protocol):
     def size(self, path: str) -> int | None:
         """Return a file's size; None: there is none."""
 
-    def walk(self, path: str = "") -> list[Entry]:
+    def walk(self, path: str = "") -> list[FileStatus]:
         """Return all files below a directory; none if it is missing."""
 
     def move(self, path: str, target: str) -> bool:

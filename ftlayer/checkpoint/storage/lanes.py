@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
 
-from ftlayer.checkpoint.storage.files import Files, Output
+from ftlayer.checkpoint.storage.files import FileOutput, Files
 from ftlayer.errors import CheckpointStorageError
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class PieceFile:
 
     # ---------------------------------------------------------------- the local copy: never a reason to fail
 
-    def _create_copy(self, copies: Files) -> Output | None:
+    def _create_copy(self, copies: Files) -> FileOutput | None:
         try:
             return copies.create(self.path)
         except CheckpointStorageError as error:
@@ -175,7 +175,7 @@ class PieceFile:
             _no_copy(error)
 
 
-class Lane:
+class FileLane:
     """One file at a time. For several threads at once.
 
     A file that was begun for checkpoint c gets pieces for checkpoints up to c + ``span``, and says in its name that

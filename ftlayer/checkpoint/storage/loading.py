@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.deleting import NAMED, Crew
+from ftlayer.checkpoint.storage.deleting import NAMED, StoragePool
 from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.keys import key_of
 from ftlayer.checkpoint.storage.layout import (
@@ -71,7 +71,7 @@ def find_checkpoints(url: str) -> list[str]:
     return [location for _, _, location in sorted(found, reverse=True)]
 
 
-def verify_checkpoint(checkpoint: Checkpoint, key: bytes | None, crew: Crew) -> None:
+def verify_checkpoint(checkpoint: Checkpoint, key: bytes | None, crew: StoragePool) -> None:
     """Read all pieces; `CheckpointDamagedError` names those that are missing or do not fit.
 
     ``key``: as for `load_checkpoint`; with a checkpoint in driver memory it has to be given.
@@ -97,7 +97,7 @@ def verify_checkpoint(checkpoint: Checkpoint, key: bytes | None, crew: Crew) -> 
         raise CheckpointDamagedError(f"{name} is damaged: {named}{more}") from damages[0]
 
 
-def check_present(files: Files, checkpoint: Checkpoint, crew: Crew) -> None:
+def check_present(files: Files, checkpoint: Checkpoint, crew: StoragePool) -> None:
     """Raise `CheckpointStorageError` unless all files that it refers to are there in their full length."""
     ends: dict[str, int] = {}
     for piece in _distinct(checkpoint):

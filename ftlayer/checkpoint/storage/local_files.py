@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from io import BufferedWriter, FileIO
 from pathlib import Path
 
-from ftlayer.checkpoint.storage.files import CHUNK_BYTES, Entry, reading, storage_errors
+from ftlayer.checkpoint.storage.files import CHUNK_BYTES, FileStatus, reading, storage_errors
 from ftlayer.checkpoint.storage.layout import new_unique, normal
 from ftlayer.config import MIB
 
@@ -26,8 +26,8 @@ _TRIES = 3
 """A directory may be removed, as empty, between the moments when it is made and when a file is made in it."""
 
 
-class LocalOutput:
-    """A file that is written. See `ftlayer.checkpoint.storage.files.Output`."""
+class LocalFileOutput:
+    """A file that is written. See `ftlayer.checkpoint.storage.files.FileOutput`."""
 
     def __init__(self, url: str, path: str, file: BufferedWriter) -> None:
         self._url = url
@@ -98,10 +98,10 @@ class LocalFiles:
         self.url = normal(url)
         self._root = Path(self.url)
 
-    def create(self, path: str) -> LocalOutput:
+    def create(self, path: str) -> LocalFileOutput:
         """See `Files.create`."""
         with storage_errors(self.url, path, "written"):
-            return LocalOutput(self.url, path, self._open_new(self._root / path))
+            return LocalFileOutput(self.url, path, self._open_new(self._root / path))
 
     def publish(self, path: str, data: bytes) -> None:
         """See `Files.publish`."""
@@ -151,9 +151,9 @@ class LocalFiles:
             except FileNotFoundError:
                 return None
 
-    def walk(self, path: str = "") -> list[Entry]:
+    def walk(self, path: str = "") -> list[FileStatus]:
         """See `Files.walk`."""
-        found: list[Entry] = []
+        found: list[FileStatus] = []
         with storage_errors(self.url, path, "read"):
             for directory, _, names in os.walk(self._root / path, onerror=_unless_missing):
                 for name in names:
@@ -162,7 +162,7 @@ class LocalFiles:
                     with contextlib.suppress(FileNotFoundError):
                         stat = file.stat()
                         relative = file.relative_to(self._root).as_posix()
-                        found.append(Entry(relative, stat.st_size, stat.st_mtime_ns // 1_000_000))
+                        found.append(FileStatus(relative, stat.st_size, stat.st_mtime_ns // 1_000_000))
         return found
 
     def move(self, path: str, target: str) -> bool:

@@ -9,7 +9,7 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.checkpoint.storage.signing import Signer
-from ftlayer.checkpoint.storage.slot import Seat, SlotStorageBase
+from ftlayer.checkpoint.storage.slot import SlotStorageBase, WriterName
 from ftlayer.checkpoint.storage.writer import given_up
 from ftlayer.errors import CheckpointStorageError, ConfigError
 
@@ -56,7 +56,7 @@ class MemoryWriter:
 class MemorySlotStorage(SlotStorageBase):
     """Without a directory; savepoints go to files all the same."""
 
-    def __init__(self, config: CheckpointConfig, seat: Seat, key: bytes) -> None:
+    def __init__(self, config: CheckpointConfig, seat: WriterName, key: bytes) -> None:
         super().__init__(config, seat, key, "")
 
     def log_writer(self) -> PieceWriter:

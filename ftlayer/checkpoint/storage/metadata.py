@@ -26,7 +26,7 @@ HEADER_BYTES = _HEADER.size
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class MetadataHeader:
     """What a listing needs to know. Not checked by the checksum yet."""
 
     version: int
@@ -41,12 +41,12 @@ def encode(checkpoint: Checkpoint, signer: Signer) -> bytes:
     return header + signer.metadata(header + body) + body
 
 
-def read_header(data: bytes) -> Header | None:
+def read_header(data: bytes) -> MetadataHeader | None:
     """Return what the first `HEADER_BYTES` say; None: this is no metadata file, or is cut off."""
     if len(data) < HEADER_BYTES:
         return None
     magic, version, checkpoint, completed_ms = _HEADER.unpack_from(data)
-    return Header(version, checkpoint, completed_ms) if magic == MAGIC else None
+    return MetadataHeader(version, checkpoint, completed_ms) if magic == MAGIC else None
 
 
 def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:

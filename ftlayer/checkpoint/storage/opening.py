@@ -14,7 +14,7 @@ from ftlayer.checkpoint.storage.layout import new_savepoint as new_savepoint
 from ftlayer.checkpoint.storage.layout import pieces_directory as pieces_directory
 from ftlayer.checkpoint.storage.loading import load_checkpoint as load_checkpoint
 from ftlayer.checkpoint.storage.memory import MemorySlotStorage
-from ftlayer.checkpoint.storage.slot import FileSlotStorage, Seat
+from ftlayer.checkpoint.storage.slot import FileSlotStorage, WriterName
 from ftlayer.errors import ConfigError
 
 
@@ -46,7 +46,7 @@ def slot_storage(
 
     Raises `ConfigError` for a URL that fsspec does not know, or a relative path.
     """
-    seat = Seat(slot, epoch, instance)
+    seat = WriterName(slot, epoch, instance)
     if config.directory is None:
         return MemorySlotStorage(config, seat, key)
     if is_local(config.directory) and normal(config.directory) != config.directory:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
-from ftlayer.checkpoint.storage.files import CHUNK_BYTES, Entry, reading, storage_errors
+from ftlayer.checkpoint.storage.files import CHUNK_BYTES, FileStatus, reading, storage_errors
 from ftlayer.checkpoint.storage.layout import new_unique, normal, parent, scheme_of
 from ftlayer.errors import CheckpointStorageError, ConfigError
 
@@ -21,8 +21,8 @@ RENAMING = frozenset({"hdfs", "arrow_hdfs", "webhdfs", "sftp", "ssh", "smb", "ft
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created", "modificationTime")
 
 
-class RemoteOutput:
-    """A file that is written. See `ftlayer.checkpoint.storage.files.Output`."""
+class RemoteFileOutput:
+    """A file that is written. See `ftlayer.checkpoint.storage.files.FileOutput`."""
 
     def __init__(self, files: RemoteFiles, path: str, file: Any) -> None:
         self._files = files
@@ -87,10 +87,10 @@ class RemoteFiles:
             ) from error
         self._root: str = root.rstrip("/")
 
-    def create(self, path: str) -> RemoteOutput:
+    def create(self, path: str) -> RemoteFileOutput:
         """See `Files.create`."""
         with storage_errors(self.url, path, "written"):
-            return RemoteOutput(self, path, self._open_new(self._at(path)))
+            return RemoteFileOutput(self, path, self._open_new(self._at(path)))
 
     def publish(self, path: str, data: bytes) -> None:
         """See `Files.publish`."""
@@ -135,7 +135,7 @@ class RemoteFiles:
             except FileNotFoundError:
                 return None
 
-    def walk(self, path: str = "") -> list[Entry]:
+    def walk(self, path: str = "") -> list[FileStatus]:
         """See `Files.walk`."""
         with storage_errors(self.url, path, "read"):
             try:
@@ -144,7 +144,7 @@ class RemoteFiles:
             except FileNotFoundError:
                 return []
             return [
-                Entry(name[len(self._root) + 1 :], int(info["size"] or 0), _modified_ms(info))
+                FileStatus(name[len(self._root) + 1 :], int(info["size"] or 0), _modified_ms(info))
                 for name, info in found.items()
             ]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Checkpoint
-from ftlayer.checkpoint.storage.deleting import Crew, raise_together
+from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
 from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.layout import (
     KEY,
@@ -52,7 +52,7 @@ def delete_checkpoint(url: str, key: bytes | None = None) -> str:
                     f"{location} is kept, as it cannot be known which files {other} shares with it; delete that one "
                     f"first: {error}"
                 ) from error
-    files, crew = open_files(base), Crew()
+    files, crew = open_files(base), StoragePool()
     try:
         errors = delete_directory(files, last_name(location), crew)
         used = {path for one in others for path in paths_of(all_pieces(one))}
@@ -74,7 +74,7 @@ def dispose_savepoint(url: str) -> str:
     Raises `ConfigError` for a checkpoint, `CheckpointStorageError` if there is none or something cannot be removed.
     """
     location = _checked(url, is_savepoint=True)
-    crew = Crew()
+    crew = StoragePool()
     try:
         raise_together(delete_savepoint(open_files(location), crew), location)
     finally:
@@ -82,7 +82,7 @@ def dispose_savepoint(url: str) -> str:
     return location
 
 
-def discard_checkpoint(checkpoint: Checkpoint, keep: Iterable[Checkpoint], crew: Crew) -> None:
+def discard_checkpoint(checkpoint: Checkpoint, keep: Iterable[Checkpoint], crew: StoragePool) -> None:
     """Remove a checkpoint of a run that is over, or a savepoint; errors as `DriverStorage.discard`."""
     location = checkpoint.location
     if checkpoint.kind == SnapshotKind.SAVEPOINT:
@@ -98,7 +98,7 @@ def discard_checkpoint(checkpoint: Checkpoint, keep: Iterable[Checkpoint], crew:
     raise_together(errors, location)
 
 
-def delete_directory(files: Files, name: str, crew: Crew) -> list[CheckpointStorageError]:
+def delete_directory(files: Files, name: str, crew: StoragePool) -> list[CheckpointStorageError]:
     """Remove a checkpoint's own directory; returns what could not be removed."""
     errors = crew.delete(files, (join(name, METADATA),))
     try:
@@ -109,7 +109,7 @@ def delete_directory(files: Files, name: str, crew: Crew) -> list[CheckpointStor
     return errors
 
 
-def delete_savepoint(files: Files, crew: Crew) -> list[CheckpointStorageError]:
+def delete_savepoint(files: Files, crew: StoragePool) -> list[CheckpointStorageError]:
     """Remove a savepoint's directory, as far as the files in it are a savepoint's."""
     errors = crew.delete(files, (METADATA,))
     try:

@@ -18,7 +18,7 @@ from ftlayer.checkpoint.storage.amplification import Amplification
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.checkpoint.storage.files import Files, open_files
 from ftlayer.checkpoint.storage.keys import key_of
-from ftlayer.checkpoint.storage.lanes import Lane
+from ftlayer.checkpoint.storage.lanes import FileLane
 from ftlayer.checkpoint.storage.layout import (
     NEVER,
     SHARED,
@@ -52,7 +52,7 @@ MOST_GIVEN_UP = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WriterName:
     """Who writes: part of every file's name."""
 
     slot: int
@@ -67,7 +67,7 @@ class Seat:
 class SlotStorageBase:
     """What driver memory and directories have in common: savepoints, reading, and when writers end."""
 
-    def __init__(self, config: CheckpointConfig, seat: Seat, key: bytes, location: str) -> None:
+    def __init__(self, config: CheckpointConfig, seat: WriterName, key: bytes, location: str) -> None:
         self.location = location
         self._config = config
         self._seat = seat
@@ -175,7 +175,7 @@ class SlotStorageBase:
 
     def _savepoint_writer(self, barrier: Barrier) -> PieceWriter:
         files = open_files(barrier.location)
-        lane = Lane(files, None, lambda _first, _last: self._seat.file_name())
+        lane = FileLane(files, None, lambda _first, _last: self._seat.file_name())
         return FileWriter(
             lambda: barrier.checkpoint,
             lane,
@@ -206,7 +206,7 @@ class SlotStorageBase:
 class FileSlotStorage(SlotStorageBase):
     """Below ``config.directory``."""
 
-    def __init__(self, config: CheckpointConfig, job: str, run: str, seat: Seat, key: bytes) -> None:
+    def __init__(self, config: CheckpointConfig, job: str, run: str, seat: WriterName, key: bytes) -> None:
         assert config.directory is not None
         super().__init__(config, seat, key, run_directory(config.directory, job, run))
         self._files = open_files(self.location)
@@ -214,12 +214,12 @@ class FileSlotStorage(SlotStorageBase):
         self._copy_files = None if self._copies is None else self._copies.files
         self._sizes: dict[str, int] = {}
         self._amplification = Amplification(self._size_of, config.max_space_amplification)
-        self._across: Lane | None = None
+        self._across: FileLane | None = None
         if config.file_merging_across and self._files.appends:
             self._across = self._shared_lane(
                 span=ACROSS_SPAN, reach=ACROSS_SPAN, max_bytes=config.max_file_size
             )
-        self._log_lane = Lane(
+        self._log_lane = FileLane(
             self._files,
             self._copy_files,
             self._log_path,
@@ -251,7 +251,7 @@ class FileSlotStorage(SlotStorageBase):
 
     def _checkpoint_writer(self, barrier: Barrier) -> PieceWriter:
         number = barrier.checkpoint
-        exclusive = Lane(
+        exclusive = FileLane(
             self._files,
             self._copy_files,
             lambda _first, _last: join(checkpoint_name(number), self._seat.file_name()),
@@ -267,11 +267,11 @@ class FileSlotStorage(SlotStorageBase):
             own=(exclusive,) if shared is self._across else (exclusive, shared),
         )
 
-    def _shared_lane(self, span: int = 0, reach: int = 0, max_bytes: int | None = None) -> Lane:
+    def _shared_lane(self, span: int = 0, reach: int = 0, max_bytes: int | None = None) -> FileLane:
         def name(first: int, last: int) -> str:
             return join(SHARED, self._seat.file_name(first, last))
 
-        return Lane(self._files, self._copy_files, name, span=span, reach=reach, max_bytes=max_bytes)
+        return FileLane(self._files, self._copy_files, name, span=span, reach=reach, max_bytes=max_bytes)
 
     def _size_of(self, path: str) -> int | None:
         size = self._sizes.get(path)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.storage.lanes import Lane, PieceFile
+from ftlayer.checkpoint.storage.lanes import FileLane, PieceFile
 from ftlayer.checkpoint.storage.layout import SHARED
 from ftlayer.checkpoint.storage.signing import Hasher, Signer
 from ftlayer.config import MIB
@@ -29,13 +29,13 @@ class FileWriter:
     def __init__(
         self,
         checkpoint: Callable[[], int],
-        exclusive: Lane,
-        shared: Lane,
+        exclusive: FileLane,
+        shared: FileLane,
         signer: Signer,
         threshold: int,
         wasteful: Wasteful,
         *,
-        own: tuple[Lane, ...],
+        own: tuple[FileLane, ...],
     ) -> None:
         self._checkpoint = checkpoint
         self._lanes = {Scope.EXCLUSIVE: exclusive, Scope.SHARED: shared}
@@ -44,8 +44,8 @@ class FileWriter:
         self._wasteful = wasteful
         self._own = own
         self._lock = threading.Lock()
-        self._touched: dict[PieceFile, Lane] = {}
-        self._written: dict[PieceFile, Lane] = {}
+        self._touched: dict[PieceFile, FileLane] = {}
+        self._written: dict[PieceFile, FileLane] = {}
         self._is_discarded = False
         self._error: CheckpointStorageError | None = None
 

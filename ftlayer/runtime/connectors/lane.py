@@ -111,7 +111,7 @@ class _Filling:
         return rows
 
 
-class Lane:
+class PartitionLane:
     """Rows of one split after another. `pump` belongs to the lane's thread, all else to the loop's.
 
     ``wake`` is called, from the lane's thread, when there is something to `take`, a `due_ms`, or an end.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from ftlayer.errors import SourceError
 from ftlayer.functions.conversion import text_of
-from ftlayer.runtime.connectors.lane import BatchLimits, Lane, SplitProgress
+from ftlayer.runtime.connectors.lane import BatchLimits, PartitionLane, SplitProgress
 from ftlayer.runtime.connectors.offset_reader import read_split
 from ftlayer.runtime.connectors.positions import (
     PositionChain,
@@ -94,7 +94,7 @@ class IterableReader:
         self._chain = PositionChain(positions)
         maker = RowMaker(source.uid, source.schema)
         mine = range(subtask, len(self._partitions), parallelism)
-        self._lanes = [(index, Lane(maker, limits, clock, wake)) for index in mine]
+        self._lanes = [(index, PartitionLane(maker, limits, clock, wake)) for index in mine]
         self._next = 0
 
     def start(self) -> None:
@@ -144,7 +144,7 @@ class IterableReader:
         """See `SourceReader.abandon`."""
         self.stop()
 
-    def _read(self, index: int, lane: Lane) -> None:
+    def _read(self, index: int, lane: PartitionLane) -> None:
         key = partition_key(index)
         last = self._chain.last(key)
         rows = 0 if last is None else unpack_rows(self._source.uid, last)
@@ -173,7 +173,7 @@ class SplitReader:
         self._reader = source.connector.reader
         self._key = key
         self._chain = PositionChain(positions)
-        self._lane = Lane(SparkRowMaker(source.uid, source.schema), limits, clock, wake)
+        self._lane = PartitionLane(SparkRowMaker(source.uid, source.schema), limits, clock, wake)
         self._todo: queue.SimpleQueue[tuple[AssignSplits, Split] | None] = queue.SimpleQueue()
         self._known: tuple[int, set[int]] = (-1, set())
 
@@ -263,12 +263,12 @@ class SplitReader:
         return split.rows, False
 
 
-def _start_thread(name: str, lane: Lane, work: Callable[[], None]) -> None:
+def _start_thread(name: str, lane: PartitionLane, work: Callable[[], None]) -> None:
     # Daemons: an iterator that blocks must not keep the process.
     threading.Thread(target=lane.run, args=(work,), name=f"ftlayer-{name}", daemon=True).start()
 
 
-def _take(source: str, lane: Lane, mono_ms: int) -> SourceRows | None:
+def _take(source: str, lane: PartitionLane, mono_ms: int) -> SourceRows | None:
     try:
         return lane.take(mono_ms)
     except SourceError:

@@ -21,8 +21,8 @@ from ftlayer.checkpoint.coordinator.decisions import (
     Decision,
     Discard,
     DiscardParts,
-    EndTasks,
     FailJob,
+    FinishTasks,
     JobEnd,
     NotifyAborted,
     NotifyCompleted,
@@ -351,7 +351,7 @@ class JobCheckpoints:
                 self._restores.restore(number, checkpoint)
             case Answer():
                 self._requests.answer(decision)
-            case EndTasks(drain):
+            case FinishTasks(drain):
                 self._happened(EndTasksRequested(drain))
 
     def _publish(self, checkpoint: Checkpoint, location: str) -> None:

@@ -13,7 +13,7 @@ from typing import cast
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.handlers.contract import (
     AllBarriers,
-    Block,
+    BlockChannel,
     Decision,
     GiveUp,
     StopCapture,
@@ -209,7 +209,7 @@ class Barriers:
         inbox = mine.seat.inbox
         for decision in decisions:
             match decision:
-                case Block(number):
+                case BlockChannel(number):
                     inbox.block(mine.channels[number])
                 case Unblock(number):
                     inbox.unblock(mine.channels[number])

@@ -11,7 +11,7 @@ from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import InFlight, Restore
 from ftlayer.errors import IncompatibleCheckpointError
 from ftlayer.partitioning.key_groups import HashByKeyGroup
-from ftlayer.partitioning.partitioners import Outgoing
+from ftlayer.partitioning.partitioners import OutgoingRows
 from ftlayer.runtime.elements import Batch
 from ftlayer.runtime.slot.capture import read_batches
 from ftlayer.runtime.slot.outputs import RemoteOutput
@@ -68,7 +68,7 @@ def _kept(graph: JobGraph, batch: Batch, edge: JobEdge, subtask: int, keep: str)
             f"records in flight from {edge.source!r} to {edge.target!r} were to be dealt out by key, and the "
             "stream between the two is not partitioned by key; restore at the parallelism of the checkpoint"
         )
-    rows = Outgoing(batch.payload, np.empty(0, np.uint64))
+    rows = OutgoingRows(batch.payload, np.empty(0, np.uint64))
     mine = edge.partitioner.select(rows, graph.vertex(edge.target).parallelism) == subtask
     times = None if batch.times is None else batch.times[mine]
     return Batch(batch.payload.filter(pa.array(mine)), None, times)

@@ -20,13 +20,13 @@ from ftlayer.runtime.task.checkpointed_chain import CheckpointedChainTask
 from ftlayer.runtime.task.checkpointed_source import CheckpointedSourceTask
 from ftlayer.runtime.task.contract import CommittingSinkBody, InputTask, SinkBody, Task
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.iteration import CheckpointedHeadTask, HeadTask, LoopGate
 from ftlayer.runtime.task.join import JoinTask
 from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.runtime.task.linked import LinkedSourceTask, LinkedTask
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
-from ftlayer.runtime.task.pipeline import Pipeline
+from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.runtime.task.replay_task import ReplayTask
 from ftlayer.runtime.task.shared_backend import SharedBackend
 from ftlayer.runtime.task.source_task import SourceTask
@@ -120,7 +120,7 @@ def build_task(
 def _input_task(graph: JobGraph, uid: str, subtask: int, handler: Handler, open_sink: OpenSink) -> InputTask:
     vertex = graph.vertex(uid)
     edges = graph.edges_into(uid)
-    gate = Gate.of(graph, uid, subtask)
+    gate = StatusWatermarkValve.of(graph, uid, subtask)
     emitter = Emitter(graph, uid, subtask, handler)
     first, last = vertex.operators[0], vertex.operators[-1]
     if isinstance(first, Join):
@@ -129,7 +129,7 @@ def _input_task(graph: JobGraph, uid: str, subtask: int, handler: Handler, open_
         )
     sink = last if isinstance(last, Sink) else None
     functions = [op for op in vertex.operators if not isinstance(op, NoFunction)]
-    pipeline = Pipeline(functions, _inputs(first, edges), HeapBackend())
+    pipeline = OperatorChain(functions, _inputs(first, edges), HeapBackend())
     outlet: Outlet
     if sink is not None:
         outlet = SinkOutlet(handler, open_sink(sink, subtask, vertex.parallelism))
@@ -170,7 +170,7 @@ def _checkpointed_task(
         if open_backend is None:
             raise ValueError(f"chain {uid!r} keeps state, and there is no open_backend")
         backend = SharedBackend(open_backend(uid, subtask, keys))
-    pipeline = Pipeline(functions, inputs, HeapBackend() if backend is None else backend.backend)
+    pipeline = OperatorChain(functions, inputs, HeapBackend() if backend is None else backend.backend)
     outlet: Outlet = ChannelOutlet(handler, Emitter(graph, uid, subtask, handler), None)
     committing: CommittingSinkBody | None = None
     if isinstance(last, Sink):
@@ -183,7 +183,7 @@ def _checkpointed_task(
         head = CheckpointedHeadTask(uid, subtask, edges, loop, pipeline, handler, outlet, backend, committing)
         head.attach(graph, loop)
         return head
-    gate = Gate.of(graph, uid, subtask)
+    gate = StatusWatermarkValve.of(graph, uid, subtask)
     return CheckpointedChainTask(uid, subtask, edges, gate, pipeline, handler, outlet, backend, committing)
 
 

@@ -9,10 +9,10 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.actions import Action, TaskEnded
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.alarm import Alarm
-from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.lineages import known_of, replayed
 from ftlayer.runtime.task.outlet import Outlet
-from ftlayer.runtime.task.pipeline import Pipeline
+from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.runtime.task.reports import reports
 from ftlayer.stream.job_graph import Channel, JobEdge
 
@@ -29,8 +29,8 @@ class ChainTask:
         uid: str,
         subtask: int,
         edges: tuple[JobEdge, ...],
-        gate: Gate,
-        pipeline: Pipeline,
+        gate: StatusWatermarkValve,
+        pipeline: OperatorChain,
         handler: Handler,
         outlet: Outlet,
     ) -> None:

@@ -15,9 +15,9 @@ from ftlayer.runtime.actions import Action, HoldInput
 from ftlayer.runtime.elements import Batch, Element
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.contract import CommittingSinkBody
-from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.outlet import Outlet
-from ftlayer.runtime.task.pipeline import Pipeline
+from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.runtime.task.shared_backend import SharedBackend
 from ftlayer.state.contract import BackendSnapshot, Frozen
 from ftlayer.stream.job_graph import Channel, JobEdge
@@ -44,8 +44,8 @@ class CheckpointedChainTask(ChainTask):
         uid: str,
         subtask: int,
         edges: tuple[JobEdge, ...],
-        gate: Gate,
-        pipeline: Pipeline,
+        gate: StatusWatermarkValve,
+        pipeline: OperatorChain,
         handler: Handler,
         outlet: Outlet,
         backend: SharedBackend | None,

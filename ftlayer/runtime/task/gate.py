@@ -25,7 +25,7 @@ class _Claim:
     ended: bool = False
 
 
-class Gate:
+class StatusWatermarkValve:
     """The input channels of one subtask, over all its inputs.
 
     Attributes:

@@ -16,7 +16,7 @@ from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.checkpointed_chain import RETRY_MS, ChainSnapshot, CheckpointedChainTask
-from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.stream.job_graph import Channel, JobGraph
 from ftlayer.stream.operators import IterationHead
 
@@ -27,7 +27,7 @@ counts as one look: the time in which it could not have seen a record come back 
 logger = logging.getLogger(__name__)
 
 
-class LoopGate(Gate):
+class LoopGate(StatusWatermarkValve):
     """The ordinary inputs of a head, which say nothing of their end before `let_go`.
 
     `MAX_TIME_MS` is the watermark behind the last record, and some may still be on their way round.

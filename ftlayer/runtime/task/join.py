@@ -24,7 +24,7 @@ from ftlayer.runtime.actions import Action, TaskEnded
 from ftlayer.runtime.elements import Batch, Element, EndOfStream, Lineage, Watermark
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.join_buffer import (
     JoinBuffer,
     JoinRows,
@@ -67,7 +67,7 @@ class JoinTask:
         subtask: int,
         operator: Join,
         edges: tuple[JobEdge, ...],
-        gate: Gate,
+        gate: StatusWatermarkValve,
         handler: Handler,
         emitter: Emitter,
         hold_ms: int,

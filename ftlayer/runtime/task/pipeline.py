@@ -56,7 +56,7 @@ class Passed:
 
 
 @dataclass(slots=True)
-class Stage:
+class ChainStage:
     """Operators that live in one event time.
 
     Attributes:
@@ -70,7 +70,7 @@ class Stage:
     watermark_ms: int = MIN_TIME_MS
 
 
-class Pipeline:
+class OperatorChain:
     """The stages of a chain in one subtask. `progress` and `row` may be looked at by another thread."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Pipeline:
     ) -> None:
         """``inputs`` are the schemas of what the first operator takes. Raises what `TopologyChain` raises."""
         cuts = [place for place, operator in enumerate(operators) if isinstance(operator, AssignWatermarks)]
-        self.stages: list[Stage] = []
+        self.stages: list[ChainStage] = []
         self._running: tuple[TopologyChain, I64Array] | None = None
         for start, end in zip([0, *cuts], [*cuts, len(operators)], strict=True):
             first = operators[start] if start < end else None
@@ -89,7 +89,7 @@ class Pipeline:
             if generator is None and start == end and cuts:
                 continue  # the chain begins with an AssignWatermarks
             functions = [op for op in operators[start:end] if not isinstance(op, AssignWatermarks)]
-            self.stages.append(Stage(generator, TopologyChain(functions, inputs, backend)))
+            self.stages.append(ChainStage(generator, TopologyChain(functions, inputs, backend)))
             if start < end:
                 inputs = [operators[end - 1].schema]
 
@@ -165,7 +165,7 @@ class Pipeline:
         return passed
 
     def _through(
-        self, stage: Stage, passed: Passed, fresh: bool, input: int, now: Now, known: Known | None
+        self, stage: ChainStage, passed: Passed, fresh: bool, input: int, now: Now, known: Known | None
     ) -> None:
         rows = passed.outputs[MAIN]
         if stage.generator is not None:

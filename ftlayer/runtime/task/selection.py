@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.children import Children
-from ftlayer.partitioning.partitioners import Broadcast, Outgoing, Partitioner
+from ftlayer.partitioning.partitioners import Broadcast, OutgoingRows, Partitioner
 from ftlayer.partitioning.replay import ReplayEverywhere, ReplayPartitioner, StoredRows, replay_twin
 from ftlayer.records.ids import I32Array, I64Array
 from ftlayer.records.kernels import native
@@ -89,8 +89,8 @@ class OutEdge:
             if len(rows):
                 yield Send(channel, whole if len(rows) == whole.num_rows else taken(whole, rows))
 
-    def _outgoing(self, payload: pa.RecordBatch, children: Children) -> Outgoing:
-        return Outgoing(payload, children.names(self.edge.number), self._subtask, self._sent)
+    def _outgoing(self, payload: pa.RecordBatch, children: Children) -> OutgoingRows:
+        return OutgoingRows(payload, children.names(self.edge.number), self._subtask, self._sent)
 
     @property
     def _partitioner(self) -> Partitioner:

@@ -14,8 +14,8 @@ from ftlayer.checkpoint.coordinator.decisions import (
     Decision,
     Discard,
     DiscardParts,
-    EndTasks,
     FailJob,
+    FinishTasks,
     JobEnd,
     NotifyAborted,
     NotifyCompleted,
@@ -695,7 +695,7 @@ def test_stop_with_savepoint(desk: Make) -> None:
     decided = it.call("committed", 3)
     assert ids(decided, Discard) == [1]
     assert of(decided, Answer)[0].checkpoint.location == "/save"
-    assert decided[-1] == EndTasks(drain=False)
+    assert decided[-1] == FinishTasks(drain=False)
     assert it.call("over", JobEnd.FINISHED) == []
 
 
@@ -716,8 +716,8 @@ def test_nothing_is_restored_behind_the_last_checkpoint(desk: Make) -> None:
     (publish,) = it.ack_all(1, committables=True)
     it.publish(publish.checkpoint)
     assert it.call("restarting", 2) == []
-    assert it.call("committed", 1)[-1] == EndTasks(drain=False)
-    assert it.call("restarting", 3) == [EndTasks(drain=False)]
+    assert it.call("committed", 1)[-1] == FinishTasks(drain=False)
+    assert it.call("restarting", 3) == [FinishTasks(drain=False)]
 
 
 # ---------------------------------------------------------------- the end
@@ -729,7 +729,7 @@ def test_the_final_checkpoint(desk: Make, interval: str | None) -> None:
     assert it.call("data_ended", ("source", 0)) == []
     (barrier,) = triggered(it.call("data_ended", ("source", 1)))
     assert barrier == Barrier(1, it.now.wall_ms, Alignment.ALIGNED, final=True)
-    assert it.complete(1) == [NotifyCompleted(1), EndTasks(drain=True)]
+    assert it.complete(1) == [NotifyCompleted(1), FinishTasks(drain=True)]
     assert it.wait(60_000) == []
 
 
@@ -742,7 +742,7 @@ def test_the_final_checkpoint_waits_for_the_one_under_way(desk: Make) -> None:
     assert triggered(it.complete(1))[0].final
     decided = it.complete(2)
     assert of(decided, Answer)[0].request == 4
-    assert decided[-1] == EndTasks(drain=True)
+    assert decided[-1] == FinishTasks(drain=True)
 
 
 def test_the_final_checkpoint_is_taken_again(desk: Make) -> None:
@@ -752,7 +752,7 @@ def test_the_final_checkpoint_is_taken_again(desk: Make) -> None:
     it.call("declined", 1, ("count", 0), "disk full")
     assert it.wait(999) == []
     assert triggered(it.wait(1))[0] == Barrier(2, it.now.wall_ms, final=True)
-    assert it.complete(2)[-1] == EndTasks(drain=True)
+    assert it.complete(2)[-1] == FinishTasks(drain=True)
 
 
 def test_after_a_restart_the_sources_end_again(desk: Make) -> None:
@@ -780,7 +780,7 @@ def test_savepoints_under_way_end_before_the_tasks_do(desk: Make) -> None:
         it.call("data_ended", ("source", subtask))
     assert it.complete(2) == [NotifyCompleted(2)]
     assert "end" in str(of(it.call("savepoint", 2, location="/more"), Answer)[0].error)
-    assert [type(each) for each in it.complete(1)] == [Answer, EndTasks]
+    assert [type(each) for each in it.complete(1)] == [Answer, FinishTasks]
 
 
 @pytest.mark.parametrize(

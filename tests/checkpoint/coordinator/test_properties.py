@@ -23,8 +23,8 @@ from ftlayer.checkpoint.coordinator.decisions import (
     Decision,
     Discard,
     DiscardParts,
-    EndTasks,
     FailJob,
+    FinishTasks,
     JobEnd,
     NotifyAborted,
     NotifyCompleted,
@@ -164,7 +164,7 @@ class Coordinated(RuleBasedStateMachine):
                 assert (answer is None) != (error is None)
                 assert answer is None or answer.checkpoint in self.published
                 self.open_requests.discard(request)
-            case EndTasks(drain):
+            case FinishTasks(drain):
                 last = [number for number in self.notified if self.barriers[number].final]
                 assert last
                 assert not self.in_flight

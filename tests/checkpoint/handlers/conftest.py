@@ -10,7 +10,7 @@ from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.checkpoint.handlers.contract import (
     AllBarriers,
     BarrierHandler,
-    Block,
+    BlockChannel,
     Decision,
     GiveUp,
     StopCapture,
@@ -24,7 +24,7 @@ TIMEOUT_MS = 100
 def said(decision: Decision) -> str:
     """Return a decision as tests write it."""
     match decision:
-        case Block(channel):
+        case BlockChannel(channel):
             return f"block {channel}"
         case Unblock(channel):
             return f"unblock {channel}"

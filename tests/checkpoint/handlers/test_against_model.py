@@ -13,7 +13,7 @@ from ftlayer.checkpoint.barrier import Alignment, Barrier, CancelMarker, Snapsho
 from ftlayer.checkpoint.handlers.contract import (
     AllBarriers,
     BarrierHandler,
-    Block,
+    BlockChannel,
     Decision,
     GiveUp,
     StopCapture,
@@ -210,7 +210,7 @@ class Owner(RuleBasedStateMachine):
     def carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case Block(channel):
+                case BlockChannel(channel):
                     assert not self.lanes[channel].blocked
                     self.lanes[channel].blocked = True
                 case Unblock(channel):

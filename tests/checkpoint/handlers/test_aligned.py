@@ -6,7 +6,7 @@ import pytest
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.handlers.aligned import AlignedHandler
-from ftlayer.checkpoint.handlers.contract import Block, TakeSnapshot, Unblock
+from ftlayer.checkpoint.handlers.contract import BlockChannel, TakeSnapshot, Unblock
 from ftlayer.checkpoint.handlers.tracking import TrackingHandler
 from ftlayer.errors import CheckpointError
 
@@ -147,7 +147,7 @@ def test_many_channels(channels: int) -> None:
     for checkpoint in (1, 2):
         barrier = Barrier(checkpoint, 0)
         for channel in range(channels - 1):
-            assert handler.barrier(channel, barrier, 0) == [Block(channel)]
+            assert handler.barrier(channel, barrier, 0) == [BlockChannel(channel)]
         snapshot, *rest = handler.barrier(channels - 1, barrier, 0)
         assert isinstance(snapshot, TakeSnapshot)
         assert rest == [Unblock(channel) for channel in range(channels - 1)]

@@ -14,7 +14,7 @@ from ftlayer.checkpoint.barrier import Alignment, Barrier, CancelMarker, Snapsho
 from ftlayer.checkpoint.handlers.contract import (
     AllBarriers,
     BarrierHandler,
-    Block,
+    BlockChannel,
     Decision,
     GiveUp,
     StopCapture,
@@ -90,7 +90,7 @@ class Task:
     def carry_out(self, decisions: list[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case Block(number):
+                case BlockChannel(number):
                     self.queues[number].blocked = True
                 case Unblock(number):
                     self.queues[number].blocked = False

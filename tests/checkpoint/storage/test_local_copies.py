@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.pieces import Scope
-from ftlayer.checkpoint.storage.local_files import LocalOutput
+from ftlayer.checkpoint.storage.local_files import LocalFileOutput
 from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
 
@@ -135,16 +135,16 @@ def test_what_dead_runs_have_left_goes_at_the_start(copied: Any, made: Any, tmp_
 def test_a_full_local_disk_in_the_middle_of_a_piece(
     copied: Any, made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_well = LocalOutput.write
-    written: list[LocalOutput] = []
+    write_well = LocalFileOutput.write
+    written: list[LocalFileOutput] = []
 
-    def write_badly(output: LocalOutput, data: bytes) -> None:
+    def write_badly(output: LocalFileOutput, data: bytes) -> None:
         written.append(output)
         if "/copies/" in output._url and written.count(output) > 1:
             raise CheckpointStorageError(os.strerror(errno.ENOSPC))
         write_well(output, data)
 
-    monkeypatch.setattr(LocalOutput, "write", write_badly)
+    monkeypatch.setattr(LocalFileOutput, "write", write_badly)
     slot = copied.slot()
     writer = slot.writer(made.barrier(1))
     piece = writer.write([LARGE] * 20)

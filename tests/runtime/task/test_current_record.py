@@ -22,7 +22,7 @@ from ftlayer.layer.options import LayerOptions
 from ftlayer.records.tries import pack_tries
 from ftlayer.runtime.elements import Lineage
 from ftlayer.runtime.task.lineages import KnownOf, known_of
-from ftlayer.runtime.task.pipeline import Pipeline
+from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend
 from ftlayer.store import MemoryStore
 from ftlayer.stream.operators import AssignWatermarks
@@ -60,7 +60,7 @@ def test_functions_of_a_chain_see_the_attempt_of_their_record() -> None:
         AssignWatermarks("times", "n", 0, None, N),
         Map("plain", plain, N),
     ]
-    pipeline = Pipeline(operators, [N], HeapBackend())
+    pipeline = OperatorChain(operators, [N], HeapBackend())
     pipeline.open(0)
     lineage = Lineage(
         u64(1, 2, 3, 4), u64(5, 6, 7, 8), np.array([0, 1, 3, 4], np.int32), None, tried(4, 2, 9, 1)

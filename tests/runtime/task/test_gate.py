@@ -5,14 +5,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
-from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.stream.job_graph import Channel
 
 A, B, REPLAY = Channel(0, 0, 0), Channel(0, 1, 0), Channel(7, 0, 0)
 
 
 def test_the_slowest_channel_holds_the_watermark():
-    gate = Gate([A, B])
+    gate = StatusWatermarkValve([A, B])
     gate.watermark(A, 10)
     assert gate.time_ms == MIN_TIME_MS
     gate.watermark(B, 4)
@@ -20,7 +20,7 @@ def test_the_slowest_channel_holds_the_watermark():
 
 
 def test_an_idle_channel_does_not_hold_it_until_its_next_watermark():
-    gate = Gate([A, B])
+    gate = StatusWatermarkValve([A, B])
     gate.become_idle(B)
     gate.watermark(A, 10)
     assert gate.time_ms == 10
@@ -32,7 +32,7 @@ def test_an_idle_channel_does_not_hold_it_until_its_next_watermark():
 
 
 def test_all_idle_is_idle_and_moves_nothing():
-    gate = Gate([A, B])
+    gate = StatusWatermarkValve([A, B])
     gate.watermark(A, 5)
     gate.become_idle(A)
     assert not gate.idle
@@ -42,7 +42,7 @@ def test_all_idle_is_idle_and_moves_nothing():
 
 
 def test_an_end_beside_an_idle_channel_does_not_make_everything_late():
-    gate = Gate([A, B])
+    gate = StatusWatermarkValve([A, B])
     gate.watermark(A, 5)
     gate.watermark(B, 5)
     gate.become_idle(B)
@@ -55,7 +55,7 @@ def test_an_end_beside_an_idle_channel_does_not_make_everything_late():
 
 
 def test_replay_channels_have_no_say_but_in_the_end():
-    gate = Gate([A, REPLAY], replays={7})
+    gate = StatusWatermarkValve([A, REPLAY], replays={7})
     gate.watermark(REPLAY, 1)
     gate.become_idle(REPLAY)
     gate.watermark(A, 9)
@@ -69,7 +69,7 @@ def test_replay_channels_have_no_say_but_in_the_end():
 
 
 def test_a_replaced_sender_begins_afresh():
-    gate = Gate([A, REPLAY], replays={7})
+    gate = StatusWatermarkValve([A, REPLAY], replays={7})
     gate.watermark(A, 9)
     gate.end(REPLAY)
     gate.end(A)
@@ -85,12 +85,12 @@ def test_a_replaced_sender_begins_afresh():
 
 
 def test_a_task_of_replays_alone_has_no_more_sources():
-    gate = Gate([REPLAY], replays={7})
+    gate = StatusWatermarkValve([REPLAY], replays={7})
     assert gate.sources_ended
     assert not gate.ended
 
 
-def news(gate: Gate) -> list:
+def news(gate: StatusWatermarkValve) -> list:
     found = []
     while (mark := gate.news()) is not None:
         found.append(mark)
@@ -98,7 +98,7 @@ def news(gate: Gate) -> list:
 
 
 def test_news_are_told_once_and_the_end_of_idleness_is_a_watermark():
-    gate = Gate([A, B])
+    gate = StatusWatermarkValve([A, B])
     assert news(gate) == []
     gate.watermark(A, 5)
     gate.watermark(B, 7)
@@ -122,7 +122,7 @@ def test_news_are_told_once_and_the_end_of_idleness_is_a_watermark():
 
 
 def test_a_channel_with_no_more_to_say_does_not_speak_for_an_idle_one():
-    gate = Gate([A, B])
+    gate = StatusWatermarkValve([A, B])
     gate.watermark(A, 5)
     gate.become_idle(B)
     gate.watermark(A, MAX_TIME_MS)
@@ -142,7 +142,7 @@ class GateAgainstHistory(RuleBasedStateMachine):
     def begin(self, timed: int, replays: int) -> None:
         self.timed = [Channel(edge, edge, 0) for edge in range(timed)]
         self.replayed = [Channel(9, sender, 0) for sender in range(replays)]
-        self.gate = Gate([*self.timed, *self.replayed], replays={9})
+        self.gate = StatusWatermarkValve([*self.timed, *self.replayed], replays={9})
         self.said: dict[Channel, list[object]] = {channel: [] for channel in [*self.timed, *self.replayed]}
         self.best = MIN_TIME_MS
 

@@ -18,7 +18,7 @@ from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, Wak
 from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.task import join, join_buffer
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.runtime.task.gate import Gate
+from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.join import JoinTask
 from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.stream.operators import FunctionSink, IterableSource, Join, Sink, Source
@@ -55,7 +55,7 @@ def task_of(
         0,
         graph.vertex("join").operators[0],
         graph.edges_into("join"),
-        Gate.of(graph, "join", 0),
+        StatusWatermarkValve.of(graph, "join", 0),
         handler,
         Emitter(graph, "join", 0, handler),
         HOLD_MS,

@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from ftlayer.errors import QueryError
 from ftlayer.layer.calls import QueryStatus
 from ftlayer.restart import ExponentialDelay
-from ftlayer.spark.drained import BatchLog
+from ftlayer.spark.drained import LogEnds
 from ftlayer.spark.query import TrackedQuery
 
 
@@ -37,7 +37,7 @@ def test_a_query_whose_jvm_has_ended_is_not_started_again(monkeypatch: pytest.Mo
         "q",
         start,
         lambda: QueryStatus(0, 0, 0, 0, 0, -1),
-        lambda: BatchLog(-1, -1),
+        lambda: LogEnds(-1, -1),
         ExponentialDelay(),
         bounded=True,
     )

@@ -15,7 +15,7 @@ from ftlayer.checkpoint.barrier import Alignment
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Restore, SubtaskRestore
 from ftlayer.errors import FTLayerError, IncompatibleCheckpointError
-from ftlayer.partitioning.partitioners import Outgoing, Rebalance
+from ftlayer.partitioning.partitioners import OutgoingRows, Rebalance
 from ftlayer.runtime.elements import Batch
 from ftlayer.runtime.slot.capture import CapturedChannel, read_batches
 from ftlayer.runtime.slot.wire import ElementCodec
@@ -99,7 +99,7 @@ def ints(rows: SourceRows) -> list[int]:
 def subtask_of(graph: Any, number: int, parallelism: int) -> int:
     edge = graph.edges[0]
     rows = pa.record_batch([pa.array([number], pa.int64()), pa.array([""])], schema=edge.schema)
-    return int(edge.partitioner.select(Outgoing(rows, np.zeros(1, np.uint64)), parallelism)[0])
+    return int(edge.partitioner.select(OutgoingRows(rows, np.zeros(1, np.uint64)), parallelism)[0])
 
 
 def read_numbers(state: ChannelState, places: Places, world: Any) -> list[int]:
