@@ -92,7 +92,7 @@ class WindowedStream:
         With ``result(key, window, reduced)`` what that returns, of ``schema``. Where sessions merge,
         ``function(reduced, reduced)`` is called. ``volatile_state`` as in `KeyedStream.reduce`.
         """
-        _check("reduce", function=function, result=result)
+        _check("reduce", function=(function, 2), result=(result, 3))
         if schema is not None and result is None:
             raise ConfigError(
                 "reduce: a schema, and no result to make records of it; leave it out, or give one"
@@ -129,7 +129,7 @@ class WindowedStream:
         With ``result(key, window, aggregate)`` what that returns; either is a record of ``schema``. Sessions need
         ``merge(aggregate, other)``, which makes one of two. ``volatile_state`` as in `KeyedStream.reduce`.
         """
-        _check("aggregate", create=create, add=add, result=result, merge=merge)
+        _check("aggregate", create=(create, 0), add=(add, 2), result=(result, 3), merge=(merge, 2))
         if merge is None and isinstance(self.windows, Session):
             raise ConfigError(
                 "aggregate: a record may join two sessions into one, and so their aggregates; "
@@ -156,7 +156,7 @@ class WindowedStream:
         All records of a window are kept until it is over, in the order in which they came. ``volatile_state`` as in
         `KeyedStream.reduce`.
         """
-        _check("process", function=function)
+        _check("process", function=(function, 3))
         return self._add(
             Collected(function), schema, volatile_state, uid, parallelism, retry_on, dead_on, max_failing
         )
@@ -187,8 +187,9 @@ class WindowedStream:
         )
 
 
-def _check(method: str, **functions: object) -> None:
+def _check(method: str, **functions: tuple[object, int]) -> None:
+    """Check functions, each with how many arguments it is called with."""
     optional = ("result", "merge")
-    for name, function in functions.items():
+    for name, (function, takes) in functions.items():
         if function is not None or name not in optional:
-            check_function(function, f"{method}: {name}")
+            check_function(function, f"{method}: {name}", takes=takes)

@@ -60,7 +60,7 @@ def every_operator(stream: DataStream, **rules: Any) -> list[Any]:
         lambda: keyed.process(Plain(), **state),
         lambda: timed.window(tumbling("1s")).reduce(max, **state),
         lambda: timed.window(tumbling("1s")).aggregate(int, max, "n int", **state),
-        lambda: timed.window(tumbling("1s")).process(one, "n int", **state),
+        lambda: timed.window(tumbling("1s")).process(lambda key, window, records: records, "n int", **state),
         lambda: timed.join(timed, lower=0, upper=1, function=max, schema="n int", **state),
         lambda: stream.sink(print, **rules),
     ]

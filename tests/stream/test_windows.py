@@ -88,6 +88,14 @@ def test_schemas(keyed: KeyedStream) -> None:
         (lambda k: k.window(tumbling("1s")).allowed_lateness("-1s"), "allowed_lateness"),
         (lambda k: k.window(tumbling("1s")).late_to("so late"), "late_to"),
         (lambda k: k.window(tumbling("1s")).reduce(5), "reduce: function: expected a function, got a int"),
+        (
+            lambda k: k.window(tumbling("1s")).reduce(lambda one: one),
+            "reduce: function: expected a function of 2 arguments",
+        ),
+        (
+            lambda k: k.window(tumbling("1s")).process(lambda key, records: records, "n int"),
+            "process: function: expected a function of 3 arguments",
+        ),
         (lambda k: k.window(tumbling("1s")).reduce(nothing, "n int"), "no result"),
         (lambda k: k.window(tumbling("1s")).aggregate(nothing, None, "n int"), "aggregate: add"),
         (lambda k: k.window(tumbling("1s")).aggregate(int, nothing, "n int", result=3), "aggregate: result"),
