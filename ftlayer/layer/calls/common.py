@@ -77,6 +77,7 @@ class StreamOptions:
             check_int(pause, f"backoff_ms[{place}]", least=0, most=LONGEST_MS)
         check_number(self.jitter, "jitter", least=0, most=1)
         check_int(self.max_pending, "max_pending", least=1, most=LONGEST_MS)
+        check_instance(self.circuits, "circuits", tuple)
         for circuit in self.circuits:
             check_instance(circuit, "circuits", StreamCircuit)
 
