@@ -21,7 +21,7 @@ from ftlayer.functions.outcome import I64, failed_rows, without_rows
 from ftlayer.functions.pacing import RateLimiter
 from ftlayer.functions.record_segment import CHUNK_ROWS, RecordSegment
 from ftlayer.functions.segments import run_segments, segments_of
-from ftlayer.functions.steps import FunctionStep, MapBatches
+from ftlayer.functions.steps import FunctionStep, MapAsync, MapBatches
 
 __all__ = [
     "CHUNK_ROWS",
@@ -33,6 +33,26 @@ __all__ = [
     "RowFailure",
     "failure_of",
 ]
+
+
+CALLED_ROWS = 65_536
+"""Where calls overlap, so many rows go through a chain at once at most …"""
+
+CALLED_BYTES = 8 << 20
+"""… and about so many bytes of them."""
+
+
+def rows_at_once(functions: Sequence[FunctionStep], batch: pa.RecordBatch) -> int:
+    """Return how many rows of ``batch`` go through a chain at once.
+
+    The slowest call of those that are made together is waited for: with an asynchronous function they are as many as
+    the batch has, within bounds. A function of batches gets no more than `CHUNK_ROWS`, whatever is beside it.
+    """
+    kinds = {type(step) for step in functions}
+    if MapAsync not in kinds or MapBatches in kinds:
+        return CHUNK_ROWS
+    a_row: int = max(batch.nbytes // max(batch.num_rows, 1), 1)
+    return max(CHUNK_ROWS, min(CALLED_ROWS, CALLED_BYTES // a_row))
 
 
 @dataclass(frozen=True)
@@ -66,6 +86,7 @@ class Chain:
             for step in functions
             if not isinstance(step, MapBatches) and step.rate_limit is not None
         }
+        self._functions = tuple(functions)
         self._segments = segments_of(functions, DICTS, paces=paces)
 
     def run(self, batch: pa.RecordBatch, known: Known = UNTRACKED) -> ChainResult:
@@ -78,8 +99,9 @@ class Chain:
         """
         done = ChainResult([], [])
         with running(known, self._row):
-            for start in range(0, batch.num_rows, CHUNK_ROWS):
-                chunk = batch.slice(start, CHUNK_ROWS)
+            rows = rows_at_once(self._functions, batch)
+            for start in range(0, batch.num_rows, rows):
+                chunk = batch.slice(start, rows)
                 parents: I64 = np.arange(start, start + chunk.num_rows, dtype=np.int64)
                 outcome = run_segments(self._segments, chunk, parents)
                 done.failures.extend(outcome.failures)
@@ -93,8 +115,9 @@ class Chain:
 
     def run_untracked(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Run ``batch`` without tracking; raise the first failure as a `QueryError`."""
-        for start in range(0, batch.num_rows, CHUNK_ROWS):
-            result = self.run(batch.slice(start, CHUNK_ROWS))
+        at_once = rows_at_once(self._functions, batch)
+        for start in range(0, batch.num_rows, at_once):
+            result = self.run(batch.slice(start, at_once))
             if result.failures:
                 first = result.failures[0]
                 raise QueryError(f"{first.operator!r} failed: {first.reason}\n{first.traceback}")

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import QueryError
-from ftlayer.functions.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure
+from ftlayer.functions.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure, rows_at_once
 from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.handler.persister import FTPersister
@@ -111,8 +111,10 @@ class StageTask:
         page = _Page(self, partition, 0)
         ordinal = 0
         for batch in batches:
-            for start in range(0, batch.num_rows, CHUNK_ROWS):
-                rows = batch.slice(start, CHUNK_ROWS)
+            # What may end its process is run again in parts of this many rows.
+            at_once = CHUNK_ROWS if self.isolate else rows_at_once(self.functions, batch)
+            for start in range(0, batch.num_rows, at_once):
+                rows = batch.slice(start, at_once)
                 page.add(rows, ordinal)
                 ordinal += rows.num_rows
                 if page.bytes >= PAGE_BYTES:

@@ -161,6 +161,7 @@ class TrackedStream:
         *,
         in_flight: int = 200,
         timeout: str | int = "5s",
+        ordered: bool = True,
         name: str = "",
         retry_on: Errors | None = None,
         dead_on: Errors | None = None,
@@ -169,8 +170,11 @@ class TrackedStream:
     ) -> TrackedStream:
         """Like `map`, by an async function: for HTTP and database look-ups.
 
-        Up to ``in_flight`` calls of a task are under way at a time, each for ``timeout`` at most.
+        Up to ``in_flight`` calls of a task are under way at a time, each for ``timeout`` at most. A task goes on when
+        all calls for an Arrow batch have ended. ``ordered`` False: rows may come in another order than their records;
+        they never do as yet, since nothing leaves a task before its batch is through.
         """
+        check_bool(ordered, "map_async: ordered")
         uid = self._uid("map_async", function, name)
         struct = struct_of(schema, uid)
         rules = self._rules(retry_on, dead_on, uid)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 import pyarrow as pa
 
 from ftlayer.checks import (
+    check_bool,
     check_choice,
     check_function,
     check_int,
@@ -175,6 +176,7 @@ class DataStream:
         *,
         in_flight: int = 200,
         timeout: str | int = "5s",
+        ordered: bool = True,
         uid: str | None = None,
         parallelism: int | None = None,
         retry_on: Errors | None = None,
@@ -185,8 +187,10 @@ class DataStream:
         """One record in, one out, by an async function: for HTTP and database look-ups.
 
         Up to ``in_flight`` calls of a subtask are under way at a time, each for ``timeout`` at most. A batch goes on
-        when all its calls have ended, in the order that it came in; the slot waits for them.
+        when all its calls have ended; the slot waits for them. ``ordered`` False: records may leave a batch in another
+        order than they came in; they never do as yet.
         """
+        check_bool(ordered, "map_async: ordered")
         to = self._output(schema, "map_async")
         rules = rules_of(retry_on, dead_on, "map_async", max_failing)
         limit_ms = duration_ms(timeout, "map_async: timeout")

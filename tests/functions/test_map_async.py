@@ -13,13 +13,21 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.errors import ConfigError, PermanentFailure, RetryLater
-from ftlayer.functions.chain import Chain, ChainResult
+from ftlayer.functions.chain import (
+    CALLED_BYTES,
+    CALLED_ROWS,
+    CHUNK_ROWS,
+    Chain,
+    ChainResult,
+    rows_at_once,
+)
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.current import Tries, current_record
 from ftlayer.functions.segments import segments_of
-from ftlayer.functions.steps import Filter, Map, MapAsync
+from ftlayer.functions.steps import Filter, Map, MapAsync, MapBatches
 from ftlayer.records.tries import pack_tries
 from ftlayer.spark.isolate import run_isolated
+from ftlayer.stream.builder import GraphBuilder
 
 V = pa.schema([("v", pa.int64())])
 WAIT_S = 600
@@ -219,3 +227,55 @@ def test_bounds_and_functions_are_checked_where_they_are_given() -> None:
     for in_flight in (0, -1, True, 2.5, 10**6):
         with pytest.raises(ConfigError, match="in_flight"):
             step(same, in_flight=in_flight)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- a slow call
+
+
+class Chatty:
+    """The first record's call waits until that of the last one has begun."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+        self.begun: asyncio.Event | None = None
+
+    async def __call__(self, record: dict[str, int]) -> dict[str, int]:
+        if self.begun is None:
+            self.begun = asyncio.Event()
+        if record["v"] == self.last:
+            self.begun.set()
+        if record["v"] == 0:
+            await self.begun.wait()
+        return record
+
+
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_slow_call_holds_up_no_other_of_its_arrow_batch(tracked: bool) -> None:
+    rows = 3 * CHUNK_ROWS
+    chain = Chain([Map("first", dict, V), step(Chatty(rows - 1), in_flight=2), Map("then", dict, V)])
+    if tracked:
+        found = chain.run(ints(list(range(rows))))
+        assert found.failures == []
+        assert values_out(found) == list(range(rows))
+    else:
+        parts = chain.run_untracked(ints(list(range(rows))))
+        assert [value for part in parts for value in part.column("v").to_pylist()] == list(range(rows))
+
+
+def test_what_goes_through_at_once_is_bounded() -> None:
+    look_up, batches = step(Calls()), MapBatches("pandas", lambda batch: batch, V, "arrow", False)
+    many = ints(list(range(100_000)))
+    large = pa.record_batch({"v": pa.array(["x" * 4_096] * 20_000)})
+    assert rows_at_once([Map("plain", dict, V)], many) == CHUNK_ROWS
+    assert rows_at_once([look_up], many) == CALLED_ROWS
+    assert rows_at_once([look_up], large) == CALLED_BYTES // (large.nbytes // 20_000)
+    assert rows_at_once([look_up], pa.record_batch({"v": pa.array(["x" * (1 << 20)])})) == CHUNK_ROWS
+    # A function of batches is promised a thousand rows at most.
+    assert rows_at_once([look_up, batches], many) == CHUNK_ROWS
+
+
+def test_ordered_is_true_or_false() -> None:
+    stream = GraphBuilder("job").source([1], "n bigint")
+    stream.map_async(Calls(), "n bigint", ordered=False).sink(print)
+    with pytest.raises(ConfigError, match="map_async: ordered"):
+        stream.map_async(Calls(), "n bigint", ordered="no")

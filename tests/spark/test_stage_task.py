@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, QueryError, RetryLater
 from ftlayer.functions.chain import CHUNK_ROWS
-from ftlayer.functions.steps import Filter, FlatMap, Map
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync
 from ftlayer.records.ids import shard_bits
 from ftlayer.spark import stage_task
 from ftlayer.spark.carrier import make_carriers, read_carriers
@@ -411,7 +412,10 @@ def test_a_page_is_cut_at_its_size_and_nothing_is_lost_or_doubled(kit: SimpleNam
         return record
 
     task = first([Map("m", fail, schema)], keep_source=True)
-    with patch.object(stage_task, "CHUNK_ROWS", 10), patch.object(stage_task, "PAGE_BYTES", 5_000):
+    with (
+        patch.object(stage_task, "rows_at_once", lambda *_: 10),
+        patch.object(stage_task, "PAGE_BYTES", 5_000),
+    ):
         pages = run(kit, task, kit.source_rows(rows, schema))
     assert len(pages) > 5
     assert [v for page in pages for v in page.column("v")] == [v for v in range(300) if v % 10]
@@ -429,7 +433,10 @@ def test_rows_that_all_fail_are_cut_into_pages_too(kit: SimpleNamespace) -> None
 
     schema = pa.schema([("text", pa.string())])
     rows = [{"text": "x" * 1_000}] * 100
-    with patch.object(stage_task, "CHUNK_ROWS", 10), patch.object(stage_task, "PAGE_BYTES", 20_000):
+    with (
+        patch.object(stage_task, "rows_at_once", lambda *_: 10),
+        patch.object(stage_task, "PAGE_BYTES", 20_000),
+    ):
         pages = run(kit, first([Map("m", fail, schema)]), kit.source_rows(rows, schema))
     assert len(pages) == 5
     assert sum(len(page.failed) for page in pages) == 100
@@ -470,3 +477,23 @@ def test_a_task_can_be_pickled_and_asks_spark_for_its_partition(kit: SimpleNames
     frame = kit.FakeFrame([[], [rows]]).mapInArrow(task, "")
     pages = kit.read_pages(frame.partitions[1])
     assert pages[0].roots == run(kit, first([PASS]), rows, partition=1)[0].roots
+
+
+def test_calls_of_a_whole_arrow_batch_overlap(kit: SimpleNamespace) -> None:
+    """The first call waits for one of a row that is more than a chunk behind it."""
+    rows = 2 * CHUNK_ROWS + 1
+    begun: list[asyncio.Event] = []
+
+    async def look_up(record: dict[str, int]) -> dict[str, int]:
+        if not begun:
+            begun.append(asyncio.Event())
+        if record["v"] == rows - 1:
+            begun[0].set()
+        if record["v"] == 0:
+            await begun[0].wait()
+        return record
+
+    task = first([MapAsync("look_up", look_up, V, 2, 60_000)])
+    pages = run(kit, task, kit.source_rows(vs(range(rows)), V))
+    assert [page.head.failures for page in pages] == [()]
+    assert pages[0].head.rows_out == rows
