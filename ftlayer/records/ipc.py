@@ -5,9 +5,11 @@ makes what is claimed, and checks nothing of it. So these are refused here:
 
 - compressed buffers, and dictionaries that grow (deltas);
 - columns, at any depth, that claim more than `ROWS_PER_BYTE` rows for a byte of their message;
+- string and binary views that show more than `VIEWED_PER_BYTE` bytes for a byte of their message, since rows may share
+  what they show; views within other types than structs, lists, maps and dictionaries; run-end encoded columns;
 - schemas of more than `MAX_SCHEMA_BYTES`, and those whose parts, counted one by one, are more than the schema.
 
-What passes is at most some ten times as large in memory as it was in bytes. Arrow has verified a header (that its
+What passes is at most some sixteen times as large in memory as it was in bytes. Arrow has verified a header (that its
 offsets stay within it) before it is looked at here.
 """
 
@@ -20,6 +22,8 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.records.views import check_view_types, check_views
+
 UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError, struct.error, IndexError)
 """What reading bytes that are no such stream or batch can raise."""
 
@@ -28,6 +32,9 @@ ROWS_PER_BYTE = 8
 
 FREE_ROWS = 65_536
 """So many rows may a column of nulls have, however short its message is."""
+
+VIEWED_PER_BYTE = 16
+"""Rows of views may share text, as those of a constant do."""
 
 MAX_SCHEMA_BYTES = 4 << 20
 
@@ -74,7 +81,7 @@ def read_one_batch(data: bytes | pa.Buffer) -> pa.RecordBatch:
         return read_batch(batch, schema)
     _check_claims(batch)
     with pa.ipc.open_stream(buffer) as reader:
-        return _validated(reader.read_next_batch())
+        return _validated(reader.read_next_batch(), buffer.size)
 
 
 def read_batch(message: pa.ipc.Message | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
@@ -84,7 +91,8 @@ def read_batch(message: pa.ipc.Message | pa.Buffer, schema: pa.Schema) -> pa.Rec
     if message.type != "record batch":
         raise ValueError(f"expected a record batch, got a message of type {message.type}")
     _check_claims(message)
-    return _validated(pa.ipc.read_record_batch(message, schema))
+    body = message.body
+    return _validated(pa.ipc.read_record_batch(message, schema), 0 if body is None else body.size)
 
 
 def check_names(fields: Iterable[pa.Field]) -> None:
@@ -96,7 +104,10 @@ def check_names(fields: Iterable[pa.Field]) -> None:
         check_names(field.type.field(index) for index in range(field.type.num_fields))
 
 
-def _validated(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _validated(batch: pa.RecordBatch, size: int) -> pa.RecordBatch:
+    batch.validate()
+    # Before all that views show is looked at.
+    check_views(batch, VIEWED_PER_BYTE * size)
     batch.validate(full=True)
     return batch
 
@@ -128,6 +139,7 @@ def _read_schema(header: bytes) -> tuple[pa.Schema, int]:
     dictionaries = _check_schema(header)
     schema = pa.ipc.read_schema(pa.py_buffer(_PREFIX.pack(_CONTINUATION, len(header)) + header))
     check_names(schema)
+    check_view_types(schema)
     return schema, dictionaries
 
 

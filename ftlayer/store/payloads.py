@@ -11,6 +11,7 @@ import hashlib
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.records.views import with_views, without_views
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import I64
 
@@ -74,15 +75,23 @@ class Payloads:
 
 def take_rows(payload: pa.RecordBatch, rows: I64) -> pa.RecordBatch:
     """Return ``rows`` (int64[m]) of a record batch, in that order; without a copy where they stand
-    together.
+    together. Rows of string or binary views are copied: a slice is written with all the text of its batch.
     """
-    if len(rows) and len(rows) == rows[-1] - rows[0] + 1 and (rows[1:] > rows[:-1]).all():
-        return payload.slice(int(rows[0]), len(rows))
+    together = len(rows) > 0 and len(rows) == rows[-1] - rows[0] + 1 and bool((rows[1:] > rows[:-1]).all())
+    if together and len(rows) == payload.num_rows:
+        return payload
+    first, end = (int(rows.min()), int(rows.max()) + 1) if len(rows) else (0, 0)
+    part = payload.slice(first, end - first)
+    plain = without_views(part)
+    if plain is not part:
+        return with_views(_taken(plain, rows - first), payload.schema)
+    return part if together else _taken(part, rows - first)
+
+
+def _taken(payload: pa.RecordBatch, rows: I64) -> pa.RecordBatch:
     try:
         return payload.take(pa.array(rows))
-    except (
-        pa.ArrowNotImplementedError
-    ):  # some types (views) have no kernel for `take`, but can be put together
+    except pa.ArrowNotImplementedError:  # some types have no kernel for `take`, but can be put together
         return concat([payload.slice(row, 1) for row in rows.tolist()] or [payload.slice(0, 0)])
 
 
