@@ -84,7 +84,7 @@ def limit_of(given: str | int | None, where: str) -> Limit | None:
 
 @dataclass(frozen=True, slots=True)
 class CircuitStatus:
-    """What a breaker says of itself.
+    """The state of a breaker, for users.
 
     Attributes:
         state: where it is.

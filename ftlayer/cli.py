@@ -89,7 +89,7 @@ app.add_typer(cli_checkpoints.app, name="checkpoints")
 
 
 class RecordState(StrEnum):
-    """What ``inspect --list`` can name."""
+    """The values of ``inspect --list``."""
 
     PENDING = "pending"
     WAITING = "waiting"

@@ -45,7 +45,7 @@ class FTStatus(StrEnum):
 @known_options
 @dataclass(frozen=True)
 class VertexOptions:
-    """What a vertex keeps and how.
+    """How a vertex stores records, and where.
 
     Attributes:
         path: the store's directory; made (mode 0700) if it is missing, its parent is not.

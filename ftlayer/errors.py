@@ -295,7 +295,7 @@ class QueryError(FTLayerError):
 
 
 class RecomputedResultError(QueryError):
-    """What was handed to the sink is not what was sealed: Spark recomputed it differently."""
+    """The rows that were handed to the sink are not those that were sealed: Spark recomputed it differently."""
 
     code = "RECOMPUTED"
     recoverable = True
@@ -414,7 +414,7 @@ class CheckpointStorageError(CheckpointError):
 
 
 class CheckpointDamagedError(CheckpointError):
-    """What was read is not what was written: a file is missing, cut off, changed, or signed with another key."""
+    """Data that was read is not what was written: a file is missing, cut off, changed, or signed with another key."""
 
     code = "CHECKPOINT_DAMAGED"
     recoverable = True
@@ -456,7 +456,7 @@ class SinkError(FTLayerError):
 
 
 class UncommittableError(SinkError):
-    """What a checkpoint or a batch holds for a sink can never be committed: it is gone, damaged, or another sink's."""
+    """What a checkpoint or batch holds for a sink can never be committed: it is gone, damaged, or another sink's."""
 
     code = "UNCOMMITTABLE"
     recoverable = False

@@ -1,4 +1,4 @@
-"""What the machine must have: a Java that Spark runs on."""
+"""The machine's requirement: a Java that Spark runs on."""
 
 from __future__ import annotations
 

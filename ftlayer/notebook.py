@@ -1,4 +1,4 @@
-"""What ftlayer shows to a person who looks on: in a notebook one line that changes and small tables; short notes."""
+"""Displays for people: in a notebook one line that changes and small tables; short notes."""
 
 from __future__ import annotations
 

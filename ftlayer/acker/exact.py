@@ -224,7 +224,7 @@ class ExactTracker:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a root waits for: its registration, if not ``registered``, and the ids ``owed``. ``value`` is its XOR.
+    """A root waits for this: its registration, if not ``registered``, and the ids ``owed``. ``value`` is its XOR.
 
     ``ids_known`` False: some of its events came without their ids, so ``owed`` does not say it all.
     """

@@ -1,4 +1,4 @@
-"""What every tracker of pending roots can do."""
+"""The interface of trackers of pending roots."""
 
 from __future__ import annotations
 

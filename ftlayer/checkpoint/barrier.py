@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Alignment(StrEnum):
-    """What a barrier asks of the tasks that it reaches.
+    """The demands of a barrier on the tasks that it reaches.
 
     ALIGNED blocks each channel from its barrier on until the barrier has come on all; AT_LEAST_ONCE waits for all
     and blocks none; UNALIGNED does not wait, and has overtaken records.

@@ -1,4 +1,4 @@
-"""What has become of a state since a checkpoint was taken: its type is another one, or its name."""
+"""Changes of a state since a checkpoint was taken: its type is another one, or its name."""
 
 from __future__ import annotations
 

@@ -29,14 +29,14 @@ MAX_PARALLELISM_LIMIT = 1 << 15
 
 
 class CheckpointingMode(StrEnum):
-    """What a restored state reflects of each record."""
+    """How often a restored state reflects each record."""
 
     EXACTLY_ONCE = "exactly-once"
     AT_LEAST_ONCE = "at-least-once"
 
 
 class Retention(StrEnum):
-    """What becomes of the last checkpoints when a job is over (`ExternalizedCheckpointRetention` in Flink).
+    """Whether the last checkpoints stay when a job is over (`ExternalizedCheckpointRetention` in Flink).
 
     A job that came to its end well needs none: they are deleted in every case.
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: values that travel from slots to the coordinator and lie in the metadata.
+"""The parts of a checkpoint: values that travel from slots to the coordinator and lie in the metadata.
 
 All of them are plain (`ftlayer.service.codec.dataclass_codec` packs them). Keyed and operator state is filed
 under the uid of its *operator*, so that it is found again when chains are cut otherwise.
@@ -67,7 +67,7 @@ class KeyedSnapshot:
 
 
 class Redistribution(StrEnum):
-    """What another parallelism does to operator state: SPLIT deals items out, UNION and BROADCAST give all to all."""
+    """Operator state at another parallelism: SPLIT deals items out, UNION and BROADCAST give all to all."""
 
     SPLIT = "split"
     UNION = "union"
@@ -93,7 +93,7 @@ class OperatorState:
 
 @dataclass(frozen=True, slots=True)
 class Committable:
-    """What a sink has written, for ``checkpoint``, and not committed. ``message`` is sealed."""
+    """Output that a sink has written for ``checkpoint`` and not committed. ``message`` is sealed."""
 
     sink: str
     message: bytes
@@ -247,7 +247,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskRestore:
-    """What one subtask of a new deployment begins with.
+    """The state that one subtask of a new deployment begins with.
 
     Attributes:
         keyed: snapshots that hold some of the subtask's key groups; entries of other groups and of operators that
@@ -269,7 +269,7 @@ class SubtaskRestore:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """What a slot restores. ``location``: the directory that pieces' paths are relative to; "" none."""
+    """The state that a slot restores. ``location``: the directory that pieces' paths are relative to; "" none."""
 
     checkpoint: int
     location: str

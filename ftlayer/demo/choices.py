@@ -1,4 +1,4 @@
-"""What the demo can be: two modes on two engines, three kinds in all, and what each of them can survive."""
+"""The kinds of demo: two modes on two engines, three kinds in all, and the losses that each can survive."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from ftlayer.errors import ConfigError
 
 
 class Mode(StrEnum):
-    """What ``--mode`` can name."""
+    """The values of ``--mode``."""
 
     ACKER = "acker"
     BARRIER = "barrier"
 
 
 class Engine(StrEnum):
-    """What ``--engine`` can name."""
+    """The values of ``--engine``."""
 
     MICROBATCH = "microbatch"
     CONTINUOUS = "continuous"
 
 
 class Kind(StrEnum):
-    """What runs: a wrapped query, a tracked topology, or one with checkpoints."""
+    """The program that runs: a wrapped query, a tracked topology, or one with checkpoints."""
 
     QUERY = "query"
     TRACKED = "tracked"
@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 
 class Kill(StrEnum):
-    """What ``--kill`` can name."""
+    """The values of ``--kill``."""
 
     NONE = "none"
     SLOT = "slot"
@@ -40,7 +40,7 @@ class Kill(StrEnum):
 
 
 class Victim(StrEnum):
-    """What can be killed."""
+    """Processes that can be killed."""
 
     SLOT = "slot"
     VERTEX = "vertex"

@@ -1,4 +1,4 @@
-"""What the demo's driver tells the screen: one line of JSON an event."""
+"""Events from the demo's driver to its screen: one line of JSON each."""
 
 from __future__ import annotations
 

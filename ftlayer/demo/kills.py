@@ -9,7 +9,7 @@ from ftlayer.demo.choices import Kill, Kind, Victim, doomed
 
 @dataclass
 class KillPlan:
-    """What is still to be killed, and at which progress: (victim, batch or line) in order."""
+    """Kills that are still to come, and at which progress: (victim, batch or line) in order."""
 
     left: list[tuple[Victim, int]]
 

@@ -49,7 +49,7 @@ class RunDirectory:
 
     @property
     def checkpoint_list(self) -> Path:
-        """What the last driver's checkpoints took, as JSON."""
+        """The statistics of the last driver's checkpoints, as JSON."""
         return self.root / "checkpoints.json"
 
     @property
@@ -74,7 +74,7 @@ class RunDirectory:
 
     @property
     def log(self) -> Path:
-        """What driver and Spark print."""
+        """The output of driver and Spark."""
         return self.root / "driver.log"
 
     @property

@@ -25,7 +25,7 @@ Columns = Mapping[str, list[Any]]
 
 @dataclass
 class Expected:
-    """What must come of the input: the rows of each good line, the reason of each that cannot be parsed.
+    """The expected results of the input: the rows of each good line, the reason of each that cannot be parsed.
 
     ``file_of`` names the input file of a line: the query reads the lines of one file in one batch.
     """
@@ -49,7 +49,7 @@ class DeadLine:
 
 @dataclass
 class Ledger:
-    """What became of ``records_in`` lines. Each is in exactly one of the counts up to ``lost``.
+    """The results of ``records_in`` lines. Each is in exactly one of the counts up to ``lost``.
 
     ``repeated`` lines are done, and have rows in the sink more than once, as a replay may leave them.
 

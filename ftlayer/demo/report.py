@@ -26,7 +26,7 @@ Checkpoints = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What came of a run. ``checkpoints`` are those of its last driver."""
+    """The results of a run. ``checkpoints`` are those of its last driver."""
 
     kind: Kind
     ledger: Ledger

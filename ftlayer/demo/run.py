@@ -29,7 +29,7 @@ EXIT_UNBALANCED = 3
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What the command line says. ``directory`` None: a temporary one, removed at the end unless ``keep``."""
+    """The options of the command line. ``directory`` None: a temporary one, removed at the end unless ``keep``."""
 
     pattern: str | None = None
     kill: Kill = Kill.ALL

@@ -1,4 +1,4 @@
-"""What a user of the demo sees while it runs: a live table in a terminal, plain lines elsewhere."""
+"""The screen of the demo: a live table in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Killed:
 
 @dataclass(frozen=True)
 class BackAgain:
-    """What was killed runs again, ``seconds`` after the kill."""
+    """The process that was killed runs again, ``seconds`` after the kill."""
 
     victim: Victim
     seconds: float
@@ -57,7 +57,7 @@ Happening = Event | Killed | BackAgain | WentOn
 
 @dataclass
 class _Outage:
-    """What is not there. ``slot`` is its number if it is one; ``files`` were committed by the time it was back."""
+    """A missing process. ``slot`` is its number if it is one; ``files`` were committed by the time it was back."""
 
     victim: Victim
     pid: int

@@ -26,7 +26,7 @@ class Recovery:
 
 @dataclass
 class Tally(ABC):
-    """What the screen shows, and the kills. ``seen`` lines have been read, ``waiting`` of them wait for a replay."""
+    """The screen's figures, and the kills. ``seen`` lines have been read, ``waiting`` of them wait for a replay."""
 
     seen: int = 0
     waiting: int = 0
@@ -149,7 +149,7 @@ class BatchTally(Tally):
 
 @dataclass
 class TopologyTally(Tally):
-    """What a topology has told: of some figures the latest value, of `TOTALS` the sum over all drivers."""
+    """The figures of a topology: of some the latest value, of `TOTALS` the sum over all drivers."""
 
     _latest: dict[str, int] = field(default_factory=dict)
     _earlier: dict[str, int] = field(default_factory=dict)

@@ -21,7 +21,7 @@ NOT_ITS_OWN = {"site-packages", "test", "tests", "lib2to3", "idlelib", "__pycach
 
 @dataclass(frozen=True)
 class PreparedInput:
-    """What the query reads: ``lines`` records out of ``sources`` files, in ``batches`` micro-batches."""
+    """The query's input: ``lines`` records out of ``sources`` files, in ``batches`` micro-batches."""
 
     title: str
     sources: int

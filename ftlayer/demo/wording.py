@@ -1,4 +1,4 @@
-"""What the demo says of each kind of run: what is going to happen, and what the ledger's counts mean."""
+"""Texts of the demo for each kind of run: its course, and the meaning of the ledger's counts."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ FAULTS = {
     "misplaced": "in the sink instead of {aside}, the other way round, or both",
     "unknown": "never in the input",
 }
-"""What must be 0, and what it would mean."""
+"""Counts that must be 0, and what others would mean."""
 
 MISCOUNTED = "words whose occurrences are not numbered 1, 2, 3, … without gaps"
 

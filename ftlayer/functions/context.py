@@ -1,4 +1,4 @@
-"""What a process function sees beside its record."""
+"""The context of a process function: state, timers, times and outputs beside its record."""
 
 from __future__ import annotations
 

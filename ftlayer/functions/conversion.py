@@ -17,7 +17,7 @@ from ftlayer.functions.steps import Record
 
 
 class Form(Protocol):
-    """What a record is to a user's function."""
+    """The form in which a user's function gets a record."""
 
     def read(self, batch: pa.RecordBatch) -> Sequence[Any]:
         """Return the rows as records; one of `UNREADABLE` if Python cannot hold a value of them."""
@@ -36,7 +36,7 @@ class Form(Protocol):
 
 
 NO_RECORDS = (str, bytes, dict)
-"""What can be iterated over, and is hardly meant as many records."""
+"""Types that can be iterated over, and are hardly meant as many records."""
 
 _EPOCH = datetime(1970, 1, 1)
 _UTC = string_to_tzinfo("UTC")

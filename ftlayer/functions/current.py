@@ -23,7 +23,7 @@ from ftlayer.records.tries import FIRST_TRY, attempts_of, first_failed_of, tries
 
 @dataclass(frozen=True, slots=True)
 class CurrentRecord:
-    """What is known of a record beside its columns.
+    """Facts about a record beside its columns.
 
     Attributes:
         attempt: which run of it this is, from 1. A loss of a slot, an executor or the vertex counts for none.
@@ -37,7 +37,7 @@ class CurrentRecord:
 
 
 class Known(Protocol):
-    """What is known of n records: `Tries`, or the RecordIds of a batch in a topology."""
+    """Facts about n records: `Tries`, or the RecordIds of a batch in a topology."""
 
     def record(self, row: int) -> CurrentRecord:
         """Return what is known of one of them."""

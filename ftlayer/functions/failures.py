@@ -1,4 +1,4 @@
-"""What failed, for which record, and why, in words of bounded length."""
+"""Failures: which operator, which record, and why, in words of bounded length."""
 
 from __future__ import annotations
 

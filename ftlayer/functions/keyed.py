@@ -1,4 +1,4 @@
-"""What a function with keys needs of a state backend (`ftlayer.state`), operator by operator.
+"""The interface of a state backend for functions with keys (`ftlayer.state`), operator by operator.
 
 Every table is named, and its entries belong to one key each. Keys are hashable Python values: that of the key's
 column, or a tuple of several.

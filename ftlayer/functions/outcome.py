@@ -1,4 +1,4 @@
-"""What comes out of a segment of a chain."""
+"""The results of a segment of a chain."""
 
 from __future__ import annotations
 

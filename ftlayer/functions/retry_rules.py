@@ -11,14 +11,14 @@ from ftlayer.circuit import Limit, limit_of
 from ftlayer.errors import ConfigError, PermanentFailure, RetryLater
 
 Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Exception], bool]
-"""What a user gives: an exception class, several of them, or a function of the exception that says yes or no."""
+"""A rule as users give it: an exception class, several of them, or a function of the exception that says yes or no."""
 
 _Test: TypeAlias = tuple[type[BaseException], ...] | Callable[[Exception], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a record that failed.
+    """The decision on a record that failed.
 
     Attributes:
         fatal: it is a dead letter at once.
@@ -38,7 +38,7 @@ RETRY = Decision()
 
 @dataclass(frozen=True)
 class RetryRule:
-    """What one level (the layer, a source, an operator) says. A rule without both says nothing."""
+    """The rules of one level (the layer, a source, an operator). A rule without both says nothing."""
 
     retry_on: _Test | None = None
     dead_on: _Test | None = None

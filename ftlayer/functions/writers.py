@@ -1,4 +1,4 @@
-"""What it takes to call the stream writer of a Python Data Source: rows as Spark hands them, and a message back."""
+"""Calling the stream writer of a Python Data Source: rows as Spark hands them, and a message back."""
 
 from __future__ import annotations
 

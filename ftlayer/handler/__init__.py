@@ -1,1 +1,1 @@
-"""What sits in a task and talks to the vertex, behind one interface: `FTHandler` and `NonFTHandler`."""
+"""The part of a task that talks to the vertex, behind one interface: `FTHandler` and `NonFTHandler`."""

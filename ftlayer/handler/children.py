@@ -19,7 +19,7 @@ from ftlayer.records.kernels import native
 from ftlayer.records.tries import tries_or_first
 
 NOTHING_OWED: U64Array = np.zeros(0, np.uint64)
-"""What is owed with fault tolerance off."""
+"""Nothing is owed with fault tolerance off."""
 
 _Numbers = TypeVar("_Numbers", U64Array, I64Array)
 

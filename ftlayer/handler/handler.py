@@ -11,7 +11,7 @@ from ftlayer.handler.xor import FTXorHandler, NonFTXorHandler, XorHandler
 
 
 class Handler(Protocol):
-    """What one task has of fault tolerance. Its parts know of each other; no two tasks share a handler.
+    """The fault tolerance of one task. Its parts know of each other; no two tasks share a handler.
 
     Attributes:
         tracking: whether records have RecordIds and are acknowledged.

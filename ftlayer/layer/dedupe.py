@@ -60,7 +60,7 @@ _KINDS = tuple(_DURABLE)
 
 @dataclass(slots=True)
 class _Client:
-    """What is known of one client; ``unseen`` are inclusive ranges of sequences below ``highest``."""
+    """One client's sequence; ``unseen`` are inclusive ranges of sequences below ``highest``."""
 
     used_ms: int
     highest: int = 0

@@ -1,4 +1,4 @@
-"""What a batch reports of records that other queries handed on: kept from its seal until the next batch begins.
+"""A batch's report on records that other queries handed on: kept from its seal until the next batch begins.
 
 The query sends the events itself, behind its commit: their roots may be another shard's. They are kept because a crash
 in between must not lose them, and a run of the batch again could say something else.

@@ -1,4 +1,4 @@
-"""What a seal says, checked and stored."""
+"""Seals, checked and stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all rules of a shard work on."""
+"""The memory that all rules of a shard work on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MAX_STREAM_BYTES = 256
 
 @dataclass(slots=True)
 class Group:
-    """What calls of an open transaction did that is not in memory yet.
+    """Effects of the calls of an open transaction that are not in memory yet.
 
     It is dropped with its transaction. ``unconfirmed`` counts calls whose ``after`` did not run;
     ``irrevocable`` says that one of them changed memory already, so that a lost transaction leaves memory

@@ -1,4 +1,4 @@
-"""What is kept in memory of each stream."""
+"""A stream as it is kept in memory."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Global:
 
 
 REFUSED = -1
-"""What `Custom.route` gives in place of a channel for a row for which the function raised."""
+"""`Custom.route` gives this in place of a channel for a row for which the function raised."""
 
 
 @dataclass(frozen=True)

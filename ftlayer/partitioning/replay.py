@@ -30,7 +30,7 @@ from ftlayer.records.keyhash import partition_of
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """What a twin may know of n stored records.
+    """The part of n stored records that a twin may know.
 
     Attributes:
         record_ids: uint64[n], their ids in this replay.

@@ -111,7 +111,7 @@ def initial_record_ids(roots: U64Array) -> U64Array:
 
 @dataclass(frozen=True)
 class RootSeed:
-    """What names the records of one partition of one batch of a source.
+    """The name of the records of one partition of one batch of a source.
 
     Attributes:
         query: the query or job.

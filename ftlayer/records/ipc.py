@@ -25,7 +25,7 @@ import pyarrow as pa
 from ftlayer.records.views import check_view_types, check_views
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError, struct.error, IndexError)
-"""What reading bytes that are no such stream or batch can raise."""
+"""Errors of reading bytes that are no such stream or batch."""
 
 ROWS_PER_BYTE = 8
 """A column of booleans has that many; what claims more is made of nothing."""

@@ -1,1 +1,1 @@
-"""What runs a JobGraph on Spark: slots, their tasks and channels, and the coordinator."""
+"""The runtime of a JobGraph on Spark: slots, their tasks and channels, and the coordinator."""

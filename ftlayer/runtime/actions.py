@@ -1,4 +1,4 @@
-"""What a task wants done: its decisions, carried out by the slot in their order."""
+"""A task's decisions, carried out by the slot in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the coordinator's Flight server and the slots' have in common: who gets in, and how others are refused."""
+"""Authentication of the coordinator's Flight server and the slots'."""
 
 from __future__ import annotations
 

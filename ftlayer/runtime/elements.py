@@ -1,4 +1,4 @@
-"""What travels on a channel: record batches, and marks between them. Plain values."""
+"""The elements of a channel: record batches, and marks between them. Plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot and the coordinator tell each other, one frozen dataclass a message.
+"""Messages between a slot and the coordinator, one frozen dataclass each.
 
 They travel as msgpack on one stream for each slot. When the stream breaks, the slot is lost to the coordinator
 and the coordinator to the slot. ``instance`` names one process that runs a slot; ``epoch`` counts the changes

@@ -1,4 +1,4 @@
-"""What a slot is started with: travels in the closure of its Spark job, and nowhere else."""
+"""The order that a slot is started with: travels in the closure of its Spark job, and nowhere else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Door:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """What a slot has to know of checkpoints.
+    """A slot's settings for checkpoints.
 
     Attributes:
         config: as the user gave it.

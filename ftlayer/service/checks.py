@@ -1,4 +1,4 @@
-"""What makes a decoded call malformed, beyond its types: ids of 0, lengths that differ, empty names.
+"""Checks of decoded calls beyond their types: ids of 0, lengths that differ, empty names.
 
 Runs before the rules see a call, so that they may trust their input. Whether a well-formed call makes
 sense *now* is theirs to say.

@@ -1,4 +1,4 @@
-"""What a driver and its vertex process tell each other: one line each way."""
+"""Messages between a driver and its vertex process: one line each way."""
 
 from __future__ import annotations
 

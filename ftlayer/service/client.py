@@ -27,7 +27,7 @@ PART_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class VertexHealth:
-    """What a vertex says of itself. ``exact``: it keeps every id, and answers `Explain`."""
+    """A vertex's description of itself. ``exact``: it keeps every id, and answers `Explain`."""
 
     protocol: int
     incarnation: int

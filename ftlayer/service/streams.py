@@ -21,7 +21,7 @@ from pyarrow import flight
 from ftlayer.errors import MalformedRequestError
 
 NO_COLUMNS = pa.schema([])
-"""What a client begins a stream with."""
+"""The first message of a client's stream."""
 
 _END = pa.py_buffer(b"\0")
 """The frame behind the last one. Every other frame has a head, and so at least two bytes."""

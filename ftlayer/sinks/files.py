@@ -37,7 +37,7 @@ DAY_S = 86_400.0
 
 @dataclass(frozen=True)
 class FileMessage(WriterCommitMessage):
-    """What one `FileSink.write` has written; ``file`` None: there were no rows. ``query``: see `streaming_query`."""
+    """The result of one `FileSink.write`; ``file`` None: there were no rows. ``query``: see `streaming_query`."""
 
     file: WrittenFile | None
     rows: int

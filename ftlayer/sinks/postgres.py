@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class PostgresMessage(WriterCommitMessage):
-    """What one `PostgresSink.write` has staged under ``id``. ``query``: see `streaming_query`."""
+    """The rows that one `PostgresSink.write` has staged under ``id``. ``query``: see `streaming_query`."""
 
     id: str
     rows: int

@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class CheckpointMark:
-    """What the mark says: the query's name in the vertex, and its source's name."""
+    """The content of the mark: the query's name in the vertex, and its source's name."""
 
     query: str
     source: str

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FailureTally:
-    """What a run of a batch came to: rows in, and failures that are worth a retry, by operator."""
+    """The result of a run of a batch: rows in, and failures that are worth a retry, by operator."""
 
     rows_in: int
     failed: Mapping[str, int]

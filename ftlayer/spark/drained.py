@@ -20,7 +20,7 @@ class LogEnds:
 
 
 class Drain:
-    """What has been seen since somebody asked for a drain, or began to wait for one."""
+    """The progress of a drain since it was asked for, or waited for."""
 
     def __init__(self) -> None:
         self._last: int | None = None

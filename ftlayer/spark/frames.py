@@ -1,4 +1,4 @@
-"""What the vertex holds, as DataFrames: records that are pending, waiting, on their way, or dead."""
+"""The vertex's records as DataFrames: records that are pending, waiting, on their way, or dead."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 NO_FIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What a conversion raises for a value that a column cannot hold."""
+"""Errors of converting a value that a column cannot hold."""
 
 
 def stream_of_ingest(name: str) -> str:

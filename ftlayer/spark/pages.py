@@ -55,7 +55,7 @@ class FailedRow:
 
 @dataclass(frozen=True, slots=True)
 class PageHead:
-    """What the driver is told of a page.
+    """A page's summary for the driver.
 
     ``delivered`` is (lowest offset, highest
     offset + 1) of the rows that came from the vertex, ``delivered_roots`` their roots, and beside them their

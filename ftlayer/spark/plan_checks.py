@@ -1,4 +1,4 @@
-"""What is refused when a query is wrapped, before anything runs: each with its name and a way out."""
+"""Checks of a query when it is wrapped, before anything runs: each error has the name and a way out."""
 
 from __future__ import annotations
 

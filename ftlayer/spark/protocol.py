@@ -39,15 +39,15 @@ from ftlayer.layer.calls import (
 from ftlayer.spark.circuits import FailureTally
 
 STEPS = ("begin", "begun", "run", "sealed", "written", "committed", "reported")
-"""What a watcher is told of, in order; faults are injected at each of them."""
+"""The steps that a watcher is told of, in order; faults are injected at each of them."""
 
 REJECTED = "rejected"
-"""What it is told besides, before "written": the sink has rejected rows, and these are sealed as failed."""
+"""A further step, before "written": the sink has rejected rows, and these are sealed as failed."""
 
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """What running a batch came to, in the form that a seal takes."""
+    """The result of running a batch, in the form that a seal takes."""
 
     delivered: dict[str, tuple[int, int]]
     failed: tuple[SealedRows, ...]
@@ -89,7 +89,7 @@ R = TypeVar("R")
 
 
 class Runner(Protocol[R]):
-    """What the protocol has done for it: run a batch, hand its rows to the sink."""
+    """The protocol's side effects: run a batch, hand its rows to the sink."""
 
     def run(self, batch: int, sealed: BatchBegun | None) -> R:
         """Run the batch. ``sealed`` is what an earlier run's seal said; its failed rows are left out."""

@@ -198,7 +198,7 @@ class TrackedQuery:
 
     @property
     def recent_batches(self) -> list[BatchReport]:
-        """What became of the last batches, oldest first."""
+        """The reports of the last batches, oldest first."""
         return list(self._reports)
 
     def circuits(self) -> dict[str, CircuitStatus]:

@@ -1,4 +1,4 @@
-"""What stands for a row's content, wherever it lies."""
+"""Digests that stand for a row's content, wherever it lies."""
 
 from __future__ import annotations
 

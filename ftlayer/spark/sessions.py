@@ -1,4 +1,4 @@
-"""What kind of Spark session a program has."""
+"""The kinds of Spark sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage does in a Python worker: rows in, pages out. Runs inside ``mapInArrow``.
+"""A stage in a Python worker: rows in, pages out. Runs inside ``mapInArrow``.
 
 Everything a task needs is in its (picklable) `StageTask`; it talks to no other process. So what the driver reads
 from the pages is exactly what Spark's winning task attempts produced.

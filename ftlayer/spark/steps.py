@@ -1,4 +1,4 @@
-"""What a user asked for, in order: the recorded steps of a wrapped query, and the stages they run as.
+"""The recorded steps of a wrapped query, and the stages they run as.
 
 A *stage* is one pass over the rows in Spark's Python workers: consecutive functions chained into one
 ``mapInArrow``. Before it stand the steps that Spark itself runs on DataFrames (repartition, transform).

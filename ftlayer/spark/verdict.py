@@ -16,7 +16,7 @@ from ftlayer.spark.pages import U64, PageHead, ipc_to_rows, to_roots
 
 @dataclass
 class Verdict:
-    """What the heads of a batch's pages add up to.
+    """The sum of the heads of a batch's pages.
 
     Attributes:
         rows_in: source rows of the batch, delivered ones included.

@@ -1,4 +1,4 @@
-"""What Spark's Python workers on this machine run with: the interpreter and the modules of this program."""
+"""The environment of Spark's Python workers on this machine: the interpreter and the modules of this program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task needs of a state backend that takes part in checkpoints."""
+"""The interface of a state backend that takes part in checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ftlayer.functions.keyed import KeyedState, OperatorStates, Timers
 
 @dataclass(frozen=True, slots=True)
 class BackendSnapshot:
-    """What `Frozen.write` wrote."""
+    """The result of `Frozen.write`."""
 
     keyed: KeyedSnapshot | None
     operators: tuple[OperatorState, ...]
@@ -85,7 +85,7 @@ class CheckpointedBackend(Protocol):
 
 @dataclass(frozen=True)
 class BackendSpec:
-    """What a backend is opened for.
+    """The subtask that a backend is opened for.
 
     Attributes:
         first_group, end_group: its key groups, of ``max_parallelism``.

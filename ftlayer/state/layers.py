@@ -23,7 +23,7 @@ class _Absent:
 
 
 NOTHING: Any = _Absent()
-"""What a layer answers for a key that it knows nothing of."""
+"""A layer's answer for a key that is not in it."""
 
 DELETED: Any = _Absent()
 """In place of the value of a key that was deleted; below it there may be an older value."""
@@ -45,7 +45,7 @@ class Sharing:
 
 
 class Store(Protocol):
-    """What lies below the base of one table."""
+    """The store below the base of one table."""
 
     def get(self, key: Key) -> Any:
         """Return the value, which has no other owner; NOTHING if there is none."""
@@ -55,7 +55,7 @@ class Store(Protocol):
 
 
 class Layer:
-    """What was touched between two freezes. Nothing in it changes any more.
+    """The entries that were touched between two freezes. Nothing in it changes any more.
 
     Attributes:
         values: of the keys that were set or read.

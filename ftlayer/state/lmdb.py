@@ -267,7 +267,7 @@ class LmdbStores:
 
 
 class LmdbStateStore:
-    """What of one table is in the environment: `ftlayer.state.layers.Store`."""
+    """The part of one table that is in the environment: `ftlayer.state.layers.Store`."""
 
     def __init__(self, stores: LmdbStores, info: TableInfo, groups: KeyGroups) -> None:
         self._stores = stores

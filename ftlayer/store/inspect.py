@@ -13,7 +13,7 @@ from ftlayer.store.lmdb_store import LmdbStore
 
 @dataclass(frozen=True, slots=True)
 class TableReport:
-    """What one table holds: the number of its entries, and the bytes of their values."""
+    """One table: the number of its entries, and the bytes of their values."""
 
     entries: int
     value_bytes: int
@@ -21,7 +21,7 @@ class TableReport:
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """What a store holds.
+    """A store.
 
     ``incarnation`` is that of its last vertex; ``holder`` the process id of the one that is live, None
     when it is not open, 0 when the holder's id cannot be read. ``used_bytes`` counts pages, so it

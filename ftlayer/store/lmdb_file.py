@@ -59,7 +59,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What the newest of the two meta pages says."""
+    """The newest of the two meta pages."""
 
     page_size: int
     free: Tree

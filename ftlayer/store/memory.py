@@ -37,7 +37,7 @@ class _Table:
 
 
 class _Changes:
-    """What a write transaction did to one table so far: None marks a deleted key."""
+    """The changes of a write transaction to one table so far: None marks a deleted key."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes | None] = {}

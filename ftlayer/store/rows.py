@@ -30,7 +30,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class RowInfo:
-    """What is known of n rows beside their payload.
+    """Facts about n rows beside their payload.
 
     ``roots`` and ``origins`` are uint64[n], ``attempts`` int32[n] (1 on the first run), ``key_hashes``
     int32[n] or int32[n, selectors]. ``histories`` has one history a row, or is empty when no row ever failed.

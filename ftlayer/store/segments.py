@@ -25,7 +25,7 @@ _HEAD, _BODY = b"\0", b"\1"
 
 
 class SegmentKind(IntEnum):
-    """What a segment's rows are there for."""
+    """The purpose of a segment's rows."""
 
     TRACKED = 0  # each row that is not done is pending, or is to be replayed after a restart
     LOG = 1  # rows of a stream's delivery log

@@ -20,7 +20,7 @@ _DIGEST_BYTES = 16
 
 
 class TextChanges:
-    """What the calls of one transaction hold and release, written down in one go by `write`."""
+    """References that the calls of one transaction hold and release, written down in one go by `write`."""
 
     def __init__(self) -> None:
         self._changes: dict[bytes, int] = {}

@@ -1,4 +1,4 @@
-"""What the streams write a graph into, operator by operator."""
+"""The builder that streams write a graph into, operator by operator."""
 
 from __future__ import annotations
 

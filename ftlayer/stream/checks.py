@@ -1,4 +1,4 @@
-"""What is refused before anything runs: each graph that could not be run or tracked, by the names of its operators."""
+"""Checks before anything runs: a graph that could not be run or tracked is refused by the names of its operators."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from ftlayer.stream.names import check_job_name, check_name
 from ftlayer.stream.operators import AssignWatermarks, CoProcess, Join, Operator, Sink, Source
 
 RESERVED_NAMES = ("source_record_id", "record_id", "key_hash", "attempt", "origin")
-"""What ftlayer itself knows of a record; a user's column is called something else."""
+"""Names of ftlayer's own columns; a user's column is called something else."""
 
 RESERVED_PREFIX = "_ft"
 """Of `ftlayer.functions.chain.ROW_TAG`, and of the column that a wrapped query tracks by."""

@@ -1,4 +1,4 @@
-"""What a user gives as a source or a sink, as the connectors that a graph knows. pyspark is imported when asked."""
+"""Sources and sinks as users give them, made the connectors that a graph knows. pyspark is imported when asked."""
 
 from __future__ import annotations
 

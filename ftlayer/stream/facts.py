@@ -1,4 +1,4 @@
-"""What the rules of a graph ask of an operator: its inputs, outputs, keys, state and timers."""
+"""Facts about an operator for the rules of a graph: its inputs, outputs, keys, state and timers."""
 
 from __future__ import annotations
 

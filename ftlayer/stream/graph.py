@@ -33,7 +33,7 @@ class StreamNode:
 
     @property
     def name(self) -> str:
-        """What the operator does, in a few words."""
+        """The operator's task, in a few words."""
         return display_name(self.operator)
 
 

@@ -66,7 +66,7 @@ class Channel:
 
 @dataclass(frozen=True)
 class JobGraph:
-    """What runs. Subtask i of a chain runs in slot i; a `Replay` has one subtask (see `slot_of`).
+    """The graph that runs. Subtask i of a chain runs in slot i; a `Replay` has one subtask (see `slot_of`).
 
     ``options`` has the retry options of each stream that records are persisted under. ``max_parallelism`` is the
     number of key groups in barrier mode (the graph is not tracked then), 0 without checkpoints.

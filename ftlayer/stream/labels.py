@@ -1,4 +1,4 @@
-"""What both the text and the pictures of a graph say of its parts."""
+"""Labels of a graph's parts, in its text and its pictures."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _Place = tuple[str, int]
 
 
 class CompletedStore:
-    """What the job may be restored from, the oldest first. Savepoints among them are never discarded."""
+    """Checkpoints that the job may be restored from, the oldest first. Savepoints among them are never discarded."""
 
     def __init__(self, config: CheckpointConfig, known: Sequence[Checkpoint], *, claimed: bool) -> None:
         """``known`` are there from the beginning; they are discarded like the job's own ones if ``claimed``."""
@@ -47,7 +47,7 @@ class CompletedStore:
 
     @property
     def latest(self) -> Checkpoint | None:
-        """What to restore from."""
+        """The checkpoint to restore from."""
         return self._checkpoints[-1] if self._checkpoints else None
 
     @property

@@ -225,7 +225,7 @@ class CheckpointCoordinator:
 
     @property
     def completed(self) -> tuple[Checkpoint, ...]:
-        """What the job may be restored from, the oldest first: what `Discard` has to leave whole."""
+        """The checkpoints that the job may be restored from, the oldest first: `Discard` has to leave them whole."""
         return self._store.checkpoints
 
     @property
@@ -239,7 +239,7 @@ class CheckpointCoordinator:
         return self._flight.counts
 
     def history(self, now: Now) -> tuple[CheckpointStats, ...]:
-        """What is under way, and the last 100 that are not; the latest first."""
+        """Checkpoints under way, and the last 100 others; the latest first."""
         return self._flight.history(now)
 
     # ------------------------------------------------------------ going on

@@ -1,4 +1,4 @@
-"""What the coordinator decides. Frozen values; its owner carries them out in their order."""
+"""The coordinator's decisions. Frozen values; its owner carries them out in their order."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class RestoreFrom:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a user's request: a completed checkpoint, or why there is none."""
+    """The answer to a user's request: a completed checkpoint, or why there is none."""
 
     request: int
     checkpoint: Checkpoint | None = None

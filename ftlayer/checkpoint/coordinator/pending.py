@@ -23,7 +23,7 @@ class CheckpointStage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What every checkpoint of an execution has in common.
+    """Facts that all checkpoints of an execution have in common.
 
     Attributes:
         job: name of the topology.
@@ -46,7 +46,7 @@ class JobFacts:
 
 @dataclass(eq=False)
 class PendingCheckpoint:
-    """What is known of a checkpoint under way.
+    """A checkpoint under way.
 
     Attributes:
         barrier: what was triggered.

@@ -1,4 +1,4 @@
-"""What checkpoints took: a history for people and metrics, values that never change."""
+"""How long checkpoints took and how large they were: a history for people and metrics, values that never change."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ class AlternatingHandler(AlignedHandler):
         return [*stops, *super()._drop(current)]
 
     def _taken(self, channel: int, checkpoint: int) -> None:
-        """What waits in ``channel`` up to ``checkpoint`` waits no more."""
+        """Barriers that wait in ``channel`` up to ``checkpoint`` wait no more."""
         barriers = self._waiting.get(channel)
         while barriers and barriers[0].checkpoint <= checkpoint:
             barriers.popleft()

@@ -1,4 +1,4 @@
-"""What a barrier handler is told, and what it decides.
+"""The events of a barrier handler, and its decisions.
 
 One handler serves one task with n input channels, which it knows by numbers from 0 to n-1. Its owner hands elements
 of a channel to the task in their order, leaves blocked channels alone, and carries decisions out in their order,

@@ -1,4 +1,4 @@
-"""What slots and the driver need of the storage of checkpoints."""
+"""The interfaces of the storage of checkpoints, for slots and for the driver."""
 
 from __future__ import annotations
 

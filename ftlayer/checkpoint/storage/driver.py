@@ -47,7 +47,7 @@ from ftlayer.errors import CheckpointStorageError
 
 
 class DriverStorageBase:
-    """What driver memory and directories have in common: savepoints, and whatever is named by its URL."""
+    """The part that driver memory and directories share: savepoints, and all that is named by its URL."""
 
     def __init__(self, config: CheckpointConfig, job: str, key: bytes) -> None:
         self._config = config

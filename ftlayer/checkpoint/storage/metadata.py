@@ -27,7 +27,7 @@ HEADER_BYTES = _HEADER.size
 
 @dataclass(frozen=True, slots=True)
 class MetadataHeader:
-    """What a listing needs to know. Not checked by the checksum yet."""
+    """The part that a listing needs. Not checked by the checksum yet."""
 
     version: int
     checkpoint: int
@@ -81,7 +81,7 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
 
 
 def _check_paths(checkpoint: Checkpoint, location: str) -> None:
-    """What the metadata names is read, and deleted: it has to lie where pieces lie."""
+    """Files that the metadata names are read and deleted: they have to lie where pieces lie."""
     for subtask in checkpoint.subtasks:
         for piece in subtask.pieces():
             if piece.inline is None and not _is_ours(piece.path, checkpoint.kind):

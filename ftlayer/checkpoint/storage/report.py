@@ -1,4 +1,4 @@
-"""What can be said of a checkpoint, as plain values for people and programs."""
+"""A report on a checkpoint, as plain values for people and programs."""
 
 from __future__ import annotations
 

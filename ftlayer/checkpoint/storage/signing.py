@@ -15,7 +15,7 @@ _MOST_KEY_BYTES = hashlib.blake2b.MAX_KEY_SIZE
 
 
 class Hasher(Protocol):
-    """What `hashlib` gives."""
+    """A hash object of `hashlib`."""
 
     def update(self, data: bytes, /) -> None:
         """Go on with ``data``."""

@@ -65,7 +65,7 @@ class WriterName:
 
 
 class SlotStorageBase:
-    """What driver memory and directories have in common: savepoints, reading, and when writers end."""
+    """The part that driver memory and directories share: savepoints, reading, and when writers end."""
 
     def __init__(self, config: CheckpointConfig, seat: WriterName, key: bytes, location: str) -> None:
         self.location = location

@@ -1,4 +1,4 @@
-"""What a window holds of its records, and what it emits."""
+"""The contents of windows: a reduced or aggregated value, or all records."""
 
 from __future__ import annotations
 

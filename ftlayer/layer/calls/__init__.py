@@ -1,4 +1,4 @@
-"""What can be asked of the vertex: one frozen dataclass a call, one a reply.
+"""The calls of the vertex: one frozen dataclass a call, one a reply.
 
 These are the contract between the rules (`ftlayer.layer`), the service that carries them and its
 clients. A call that changes the vertex travels in an envelope with (client, sequence); see

@@ -89,7 +89,7 @@ class BeginBatch:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a batch tells of records that other queries handed on: events, each for one incarnation.
+    """A batch's report on records that other queries handed on: events, each for one incarnation.
 
     All are kept as events with ``hold``: the query that hands records on may not have committed yet.
     """
@@ -211,7 +211,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class QueryStatusCall:
-    """What is still to do for a query?"""
+    """How much is still to do for a query?"""
 
     query: str
 

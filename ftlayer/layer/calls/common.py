@@ -1,4 +1,4 @@
-"""What calls of every subject are made of: envelope, options of a stream, ids, records."""
+"""Parts of calls of every subject: envelope, options of a stream, ids, records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads a source beside the slot's loop: threads that run the user's blocking iterators."""
+"""Readers of sources beside the slot's loop: threads that run the user's blocking iterators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source gives, as record batches of its schema: strictly, or as Spark would take it."""
+"""Records of a source as record batches of its schema: strictly, or as Spark would take it."""
 
 from __future__ import annotations
 

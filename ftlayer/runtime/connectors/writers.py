@@ -1,4 +1,4 @@
-"""What a Python Data Source's stream writer is checked for before it is used."""
+"""Checks of a Python Data Source's stream writer before it is used."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class JobCheckpoints:
         return self._rules.counts
 
     def history(self) -> tuple[CheckpointStats, ...]:
-        """What is under way, and the last 100 that are not; the latest first."""
+        """Checkpoints under way, and the last 100 others; the latest first."""
         return self._rules.history(_now())
 
     # ------------------------------------------------------------ the job's events

@@ -1,4 +1,4 @@
-"""What happens to a coordinator, and what it decides. Frozen values; the shell (`job.py`) carries them out."""
+"""The events of a coordinator, and its decisions. Frozen values; the shell (`job.py`) carries them out."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TaskCounts:
-    """What Spark says of task slots.
+    """Spark's figures on task slots.
 
     Attributes:
         total: how many there are, of all executors.
@@ -170,7 +170,7 @@ class RestartRequested:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReady:
-    """What the slots of `PrepareRestore` begin with: checkpoint ``checkpoint`` (0: with nothing), a `Restore` a slot.
+    """The slots of `PrepareRestore` begin with this: checkpoint ``checkpoint`` (0: with nothing), a `Restore` a slot.
 
     It stands: whatever it holds of sinks is committed. ``undecided``: the latest of those that may turn out to exist,
     0 for none; nothing that it may hold of sinks is to be aborted.
@@ -285,7 +285,7 @@ class SlotUp:
 
 @dataclass(frozen=True, slots=True)
 class SlotDown:
-    """What the slot was to read and has not reported as done, it will not report."""
+    """The slot will not report the splits that it has not reported as done."""
 
     slot: int
 

@@ -1,4 +1,4 @@
-"""What the coordinator's rules have in common, whichever mode a job runs in. No I/O, no threads, no clock.
+"""The coordinator's rules that both modes share. No I/O, no threads, no clock.
 
 Slots are submitted, say Hello, are heard of, are lost, and end; the job drains, fails, and comes to its end. What a
 loss leads to, and when tasks start, is `ftlayer.runtime.coordinator.core`'s and `barrier_core`'s.

@@ -1,4 +1,4 @@
-"""What a job says of itself."""
+"""The status of a job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job asks of the vertex, by a thread of its own: a vertex that is down holds up nothing else."""
+"""A job's calls of the vertex, by a thread of its own: a vertex that is down holds up nothing else."""
 
 from __future__ import annotations
 

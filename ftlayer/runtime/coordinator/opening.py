@@ -1,4 +1,4 @@
-"""What a job's checkpoints are made of, at its start: the key, the storage, and what it is restored from."""
+"""A job's checkpoints at its start: the key, the storage, and the checkpoint to restore."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Planners:
                 planner.slot_up(slot)
 
     def slot_down(self, slot: int) -> None:
-        """What the slot was reading waits for its next instance."""
+        """Splits that the slot was reading wait for its next instance."""
         for uid, planner in self._planners.items():
             if slot < self._parallelism[uid]:
                 planner.slot_down(slot)

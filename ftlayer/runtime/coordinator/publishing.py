@@ -1,4 +1,4 @@
-"""What checkpoints take that may block: storage and sinks. All of it is done in one thread, in the order asked for."""
+"""The work of checkpoints that may block: storage and sinks. It is done in one thread, in the order asked for."""
 
 from __future__ import annotations
 

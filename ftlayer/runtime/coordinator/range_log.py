@@ -1,4 +1,4 @@
-"""What the driver remembers of a reader source's ranges, so that a checkpoint can be restored exactly.
+"""The driver's memory of a reader source's ranges, so that a checkpoint can be restored exactly.
 
 A reader may plan the same range otherwise when it is asked again, and a checkpoint's positions count rows of single
 splits. So a checkpoint holds the splits themselves of every range that it has begun and not ended. That may be more
@@ -23,7 +23,7 @@ Positions = Mapping[str, SplitPosition]
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a checkpoint holds of a source beside its positions.
+    """The part of a checkpoint that a source has beside its positions.
 
     Attributes:
         at: the offset at which the first range begins that it has read nothing of.

@@ -1,4 +1,4 @@
-"""What a user is told when slots do not start, or are lost."""
+"""Messages to users when slots do not start, or are lost."""
 
 from __future__ import annotations
 

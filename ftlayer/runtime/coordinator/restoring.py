@@ -1,4 +1,4 @@
-"""What each slot begins with when a checkpoint is restored, at whatever parallelism."""
+"""The state that each slot begins with when a checkpoint is restored, at any parallelism."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ftlayer.stream.job_graph import JobGraph, JobVertex
 
 @dataclass(frozen=True)
 class Assignment:
-    """What is restored.
+    """The checkpoint that is restored.
 
     Attributes:
         by_slot: for every slot, with every subtask in it.

@@ -1,4 +1,4 @@
-"""What the coordinator knows of one slot."""
+"""One slot as the coordinator knows it."""
 
 from __future__ import annotations
 

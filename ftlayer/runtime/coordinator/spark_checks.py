@@ -1,4 +1,4 @@
-"""What a session has to be like for slots, checked before anything runs: one clear error each."""
+"""A session's fitness for slots, checked before anything runs: one clear error each."""
 
 from __future__ import annotations
 

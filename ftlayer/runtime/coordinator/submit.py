@@ -134,7 +134,7 @@ class SlotSubmitter:
 
 
 class SlotRunner:
-    """What Spark runs in a slot's task: ``run(order)``, with the order pickled once for all slots.
+    """The function that Spark runs in a slot's task: ``run(order)``, with the order pickled once for all slots.
 
     ``order`` is a cloudpickled `SlotOrder` of slot 0.
     """

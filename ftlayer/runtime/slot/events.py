@@ -1,4 +1,4 @@
-"""What reaches a slot's loop through its mailbox."""
+"""The events that reach a slot's loop through its mailbox."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def _run_instance(slot: _Slot) -> bool:
 
 
 class _Slot:
-    """What one instance of a slot consists of."""
+    """The parts of one instance of a slot."""
 
     def __init__(self, order: SlotOrder) -> None:
         self._order = order

@@ -1,4 +1,4 @@
-"""What the rules of a slot need of the world, and what they tell it of what they do."""
+"""The ports of a slot's rules: calls that they make, and observers that they tell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a slot can tell a task, and what a task is made of. Every method returns the task's decisions, in order."""
+"""The interfaces of tasks. Every method returns the task's decisions, in order."""
 
 from __future__ import annotations
 

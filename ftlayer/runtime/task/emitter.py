@@ -25,7 +25,7 @@ from ftlayer.stream.operators import Replay
 
 @dataclass(frozen=True, slots=True)
 class Emission:
-    """What `Emitter` emitted.
+    """The result of an `Emitter`.
 
     Attributes:
         sends: the batches.
@@ -49,7 +49,7 @@ class PairEmission:
 
 @dataclass(frozen=True, slots=True)
 class RootEmission:
-    """What goes into `Persist`, and the batches to send once it is accepted.
+    """The content of a `Persist`, and the batches to send once it is accepted.
 
     Attributes:
         sends: the batches.

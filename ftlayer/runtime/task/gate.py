@@ -18,7 +18,7 @@ from ftlayer.stream.operators import Replay
 
 @dataclass(slots=True)
 class _Claim:
-    """What a channel said last."""
+    """The last word of a channel."""
 
     time_ms: int = MIN_TIME_MS
     idle: bool = False

@@ -1,4 +1,4 @@
-"""What a batch of one side of a join has found in the other side's buffer."""
+"""The rows that a batch of one side of a join has found in the other side's buffer."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ftlayer.stream.operators import Join
 
 @dataclass(frozen=True)
 class Paired:
-    """What became of pairs.
+    """The results of pairs.
 
     Attributes:
         payload: the results of the pairs whose two records are both unharmed, in the order of the pairs.

@@ -46,7 +46,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Passed:
-    """What came out of a chain by tag (`MAIN` is always there), and what failed.
+    """The results of a chain by tag (`MAIN` is always there), and what failed.
 
     A row that failed is no parent of what came out.
     """

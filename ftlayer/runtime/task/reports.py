@@ -1,4 +1,4 @@
-"""What a task has to tell the vertex, as actions."""
+"""A task's reports to the vertex, as actions."""
 
 from __future__ import annotations
 

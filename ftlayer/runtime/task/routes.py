@@ -24,7 +24,7 @@ from ftlayer.stream.operators import Replay
 
 @dataclass(frozen=True)
 class Routes:
-    """What the functions said of n rows.
+    """The functions' answers for n rows.
 
     Attributes:
         selections: int32[n] by number of the edge: the channel, `REFUSED` where the function raised.

@@ -1,4 +1,4 @@
-"""What timers put out, as new roots: persisted first, sent once the vertex has accepted them."""
+"""Results of timers, as new roots: persisted first, sent once the vertex has accepted them."""
 
 from __future__ import annotations
 
