@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import re
+import types
 import typing
 from collections.abc import Callable, Collection, Iterable
 from enum import StrEnum
@@ -128,13 +129,18 @@ def member(value: object, option: str, kind: type[Choice]) -> Choice:
     return kind(typing.cast("str", value))
 
 
-def check_function(value: object, option: str, *, takes: int | None = None) -> None:
+def check_function(
+    value: object, option: str, *, takes: int | None = None, may_yield: bool = False, is_async: bool = False
+) -> None:
     """Raise `ConfigError` unless ``value`` can be called, with so many arguments by position if ``takes`` says so.
 
-    Of a function that does not tell its arguments, as many of C do not, it is believed.
+    Of a function that does not tell its arguments, as many of C do not, it is believed. ``may_yield`` as in
+    `check_runs`, which is left out with ``is_async``.
     """
     if not callable(value):
         raise ConfigError(f"{option}: expected a function, got a {type(value).__name__}")
+    if not is_async:
+        check_runs(value, option, may_yield=may_yield)
     if takes is None:
         return
     try:
@@ -157,6 +163,77 @@ def check_instance(value: object, option: str, kind: type) -> None:
         raise ConfigError(f"{option}: expected an instance, got the class; write {value.__name__}(…)")
     if not isinstance(value, kind):
         raise ConfigError(f"{option}: expected a {kind.__name__}, got {shown(value)}")
+
+
+# ---------------------------------------------------------------- functions whose call runs nothing of them
+
+
+def check_runs(function: object, option: str, *, may_yield: bool = False) -> None:
+    """Raise `ConfigError` for an async function, and for a generator function unless it ``may_yield``.
+
+    A call of one returns at once, and has run nothing of it: what it was to do would be taken for done. What is
+    behind a decorator is not seen here, but by `check_ran`.
+    """
+    code = _innermost(function)
+    name = getattr(code, "__name__", type(code).__name__)
+    if is_async_function(function) or inspect.isasyncgenfunction(code):
+        kind = "async generator function" if inspect.isasyncgenfunction(code) else "async function"
+        raise ConfigError(
+            f"{option}: expected a plain function, got the {kind} {name}, which is not awaited here: have a plain one "
+            "call asyncio.run(…), or await it in a map_async before"
+        )
+    if inspect.isgeneratorfunction(code) and not may_yield:
+        raise ConfigError(
+            f"{option}: expected a function that returns, got the generator function {name}, of which a call runs "
+            "nothing: take the yield out"
+        )
+
+
+def check_ran(returned: object, what: str) -> None:
+    """Raise `TypeError` if ``what`` returned a coroutine or another awaitable, or a generator: it has not run."""
+    if not isinstance(returned, _GENERATORS) and not hasattr(type(returned), "__await__"):
+        return
+    if isinstance(returned, types.CoroutineType):
+        # Else Python warns of it, some time later.
+        returned.close()
+    raise TypeError(
+        f"{what} returned a {type(returned).__name__}, so it has not run: it is to be a plain function, without yield; "
+        "for an async one call asyncio.run(…) in it, or use map_async before"
+    )
+
+
+def check_methods(value: object, names: Iterable[str], what: str, *, may_yield: Collection[str] = ()) -> None:
+    """Check these methods of a user's object, as far as it has them, by `check_runs`."""
+    for name in names:
+        method = getattr(value, name, None)
+        check_runs(method, f"{what}: {type(value).__name__}.{name}", may_yield=name in may_yield)
+
+
+def is_async_function(function: object) -> bool:
+    """Whether a call of ``function`` returns a coroutine; partials, bound methods and objects are looked through."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_innermost(function))
+
+
+_GENERATORS = (types.GeneratorType, types.AsyncGeneratorType)
+
+
+def _innermost(function: object) -> object:
+    """Return the function behind partials, bound methods and objects with a ``__call__`` in Python."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif inspect.isfunction(function) or isinstance(function, type):
+            return function
+        else:
+            # That of an object of C is one of C too, and has one, and so on.
+            call = getattr(type(function), "__call__", None)  # noqa: B004 - what it is, not whether it is there
+            if not (
+                inspect.isfunction(call) or inspect.ismethod(call) or isinstance(call, functools.partial)
+            ):
+                return function
+            function = call
 
 
 # ---------------------------------------------------------------- names of options

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from ftlayer.checks import Duration, check_int, check_number, duration_ms, known_options, shown
+from ftlayer.checks import Duration, check_int, check_methods, check_number, duration_ms, known_options, shown
 from ftlayer.errors import ConfigError
 
 
@@ -27,6 +27,7 @@ def check_strategy(value: object, option: str) -> None:
             f"{option}: expected a restart strategy (NoRestart(), FixedDelay(…), ExponentialDelay(…), FailureRate(…), "
             f"or an object with on_failure(now_ms)), got {shown(value)}"
         )
+    check_methods(value, ("on_failure",), option)
 
 
 @dataclass

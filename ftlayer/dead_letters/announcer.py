@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ftlayer.checks import check_ran
 from ftlayer.dead_letters.letter import DeadLetter, letter_of, letters_behind
 from ftlayer.errors import FTLayerError
 from ftlayer.layer.calls import Cursor, GetCursor, PutCursor
@@ -72,7 +73,7 @@ class StreamTeller:
         letters = letters_behind(self.client, self.stream, self._position, PAGE)
         try:
             for info in letters:
-                self.tell(letter_of(info))
+                check_ran(self.tell(letter_of(info)), "on_dead")
                 self._position = info.key
         finally:
             if self._position != self._noted:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from operator import index
 from typing import Any
 
+from ftlayer.checks import check_runs
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.conversion import NO_RECORDS
 from ftlayer.functions.current import current_record
@@ -145,6 +146,7 @@ class Context:
 
         It lies where `value` of this name does.
         """
+        check_runs(function, f"state {name!r}: function")
         return ReducingHandle(self.value(name, NOTHING, ttl=ttl), function)
 
     def aggregating(
@@ -161,6 +163,8 @@ class Context:
         ``result(aggregate)`` is what its ``get`` returns, without it the aggregate. It lies where `value` of this
         name does.
         """
+        for what, function in (("create", create), ("add", add), ("result", result)):
+            check_runs(function, f"state {name!r}: {what}")
         return AggregatingHandle(self.value(name, NOTHING, ttl=ttl), create, add, result)
 
     def operator_list(self, name: str) -> Items:

@@ -43,6 +43,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ftlayer.checks import check_ran
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.prepared import NAN, PreparedStep, Processing, Reducing, unhashable
@@ -91,6 +92,7 @@ def fuse(steps: Sequence[PreparedStep], form: Form, *, checked: bool = False) ->
     names = {
         **body.names,
         "NAN": NAN,
+        "has_run": _has_run,
         "results": form.results,
         "results_of": results_of,
         "unhashable": unhashable,
@@ -98,6 +100,12 @@ def fuse(steps: Sequence[PreparedStep], form: Form, *, checked: bool = False) ->
     exec(compile("\n".join(lines), __file__, "exec"), names)
     loop: Fused = names["loop"]
     return loop
+
+
+def _has_run(answer: object) -> bool:
+    """Return True; TypeError for what a filter's function returns that has not run."""
+    check_ran(answer, "the function")
+    return True
 
 
 class _Body:
@@ -125,7 +133,8 @@ class _Body:
         result = f"r{number + 1}"
         match step:
             case Filter():
-                self._add(f"if f{number}({self._record}):")
+                # Of what is true without being True, some was returned by an async function.
+                self._add(f"if (x := f{number}({self._record})) is True or (x and has_run(x)):")
                 self._indent += "    "
                 return
             case FlatMap():

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ftlayer.checks import check_function
+from ftlayer.checks import check_function, check_ran
 from ftlayer.circuit import Limit, limit_of
 from ftlayer.errors import ConfigError, PermanentFailure, RetryLater
 
@@ -141,4 +141,8 @@ def _checked(given: object, option: str) -> type[BaseException]:
 
 
 def _matches(test: _Test, error: Exception) -> bool:
-    return isinstance(error, test) if isinstance(test, tuple) else bool(test(error))
+    if isinstance(test, tuple):
+        return isinstance(error, test)
+    answer = test(error)
+    check_ran(answer, "it")
+    return bool(answer)

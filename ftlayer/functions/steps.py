@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from ftlayer.checks import check_int
+from ftlayer.checks import check_int, is_async_function
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
@@ -86,8 +85,7 @@ class MapAsync:
     rate_limit: float | None = None
 
     def __post_init__(self) -> None:
-        called = getattr(self.function, "__call__", None)  # noqa: B004 - an object's method may be async
-        if not (inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(called)):
+        if not is_async_function(self.function):
             raise ConfigError(
                 f"map_async {self.uid!r}: expected an async function (async def), got "
                 f"{getattr(self.function, '__qualname__', repr(self.function))}; map takes plain ones"

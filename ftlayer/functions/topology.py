@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.checks import check_ran
 from ftlayer.errors import FTLayerError, JobError
 from ftlayer.functions.batch_segment import BatchSegment
 from ftlayer.functions.conversion import VALUES, concat
@@ -111,7 +112,7 @@ class TopologyChain:
         for process in self._processes:
             uid = process.step.uid
             try:
-                process.function.open(process.step.context)
+                check_ran(process.function.open(process.step.context), "it")
             except FTLayerError as error:
                 error.operator = error.operator or uid
                 raise

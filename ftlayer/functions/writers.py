@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+from ftlayer.checks import check_methods, check_ran
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -27,6 +29,16 @@ def call_write(writer: Any, batches: Iterable[pa.RecordBatch], schema: StructTyp
             "commit would not learn what was written"
         )
     return message
+
+
+def call_commit(writer: Any, messages: Sequence[Any], batch: int) -> None:
+    """Have ``writer`` commit; raises `TypeError` if it has not run (`check_ran`), and whatever it raises."""
+    check_ran(writer.commit(messages, batch), f"{type(writer).__name__}.commit")
+
+
+def check_writer(writer: Any, what: str) -> None:
+    """Raise `ConfigError` for a stream writer with a method that a call would not run (`check_runs`)."""
+    check_methods(writer, ("write", "commit", "abort"), what)
 
 
 def _rows_of(batches: Iterable[pa.RecordBatch], schema: StructType) -> Iterator[Any]:

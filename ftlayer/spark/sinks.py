@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.checks import check_ran
 from ftlayer.errors import ConfigError, RowsRejected, UnsupportedError
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.functions.bisect import settle
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.functions.writers import call_write
+from ftlayer.functions.writers import call_commit, call_write, check_writer
 from ftlayer.layer.calls import Failure
 from ftlayer.spark.rejected import rejections
 
@@ -50,7 +51,7 @@ class BatchFunctionSink:
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         """Call the function."""
         try:
-            self.function(result.tagged_rows() if self.tagged else result.good_rows(), batch)
+            returned = self.function(result.tagged_rows() if self.tagged else result.good_rows(), batch)
         except RowsRejected as rejected:
             if not self.tagged:
                 raise ConfigError(
@@ -58,6 +59,7 @@ class BatchFunctionSink:
                     f"sink(…, tagged=True), and name them by their column {ROW_TAG!r}"
                 ) from rejected
             return rejections(rejected, self.operator, self.rules)
+        check_ran(returned, f"sink {self.operator!r}")
         return ()
 
 
@@ -70,7 +72,7 @@ class EmitSink:
 
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         """Call the function with the rows and their carriers."""
-        self.function(result.emitted_rows(self.column, incarnation), batch)
+        check_ran(self.function(result.emitted_rows(self.column, incarnation), batch), "emit: the function")
         return ()
 
 
@@ -102,7 +104,7 @@ class BatchWriterSink:
                 messages += written
                 failures += rejected
             if not failures:
-                self.writer.commit(messages, batch)
+                call_commit(self.writer, messages, batch)
         except Exception:
             self.writer.abort(messages, batch)
             raise
@@ -162,7 +164,9 @@ def stream_writer(
     cls = data_source_class(spark, source) if isinstance(source, str) else source
     if not issubclass(cls, DataSource):
         raise ConfigError(f"write_stream: {cls!r} is not a pyspark.sql.datasource.DataSource")
-    return cls(CaseInsensitiveDict(options)).streamWriter(schema, False)
+    writer = cls(CaseInsensitiveDict(options)).streamWriter(schema, False)
+    check_writer(writer, "write_stream")
+    return writer
 
 
 def data_source_class(spark: SparkSession, name: str) -> type:

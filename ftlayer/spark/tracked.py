@@ -368,7 +368,7 @@ class TrackedStream:
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
         if not callable(function):
             raise InvalidTopologyError(f"{kind}: expected a function, got {type(function).__name__}")
-        check_function(function, kind, takes=1)
+        check_function(function, kind, takes=1, may_yield=kind == "flat_map", is_async=kind == "map_async")
         if name != "":
             check_text(name, f"{kind}: name")
         uid = name or getattr(function, "__name__", kind)

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.checks import check_function, check_known, check_text, known_options, shown
+from ftlayer.checks import check_function, check_known, check_ran, check_text, known_options, shown
 from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError
 from ftlayer.functions.batch_segment import ROW_TAG
@@ -33,6 +33,15 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from ftlayer.spark.tracked import TrackedStream
+
+
+def _ran(function: Callable[[DataFrame, int], Any], what: str) -> Callable[[DataFrame, int], None]:
+    """Return ``function``, failing where it has not run (`check_ran`)."""
+
+    def checked(rows: DataFrame, batch: int) -> None:
+        check_ran(function(rows, batch), what)
+
+    return checked
 
 
 class TrackedWriter:
@@ -70,7 +79,7 @@ class TrackedWriter:
 
             if tagged:
                 rows = rows.withColumn(ROW_TAG, functions.lit(None).cast("bigint"))
-            return rows.writeStream.foreachBatch(function)
+            return rows.writeStream.foreachBatch(_ran(function, f"sink {operator!r}"))
 
         self._plain = plain
         return self
@@ -98,9 +107,8 @@ class TrackedWriter:
         def emit_plain(rows: DataFrame) -> Any:
             from pyspark.sql import functions
 
-            return rows.withColumn(carrier, functions.lit(None).cast("binary")).writeStream.foreachBatch(
-                function
-            )
+            carried = rows.withColumn(carrier, functions.lit(None).cast("binary"))
+            return carried.writeStream.foreachBatch(_ran(function, "emit: the function"))
 
         self._plain = emit_plain
         return self

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from ftlayer.checks import check_methods, check_runs
 from ftlayer.errors import ConfigError
+from ftlayer.functions.writers import check_writer
 from ftlayer.stream.dataframes import known_type, partitioned, table_of, with_known_types
 from ftlayer.stream.operators import (
     FunctionSink,
@@ -76,10 +78,9 @@ def open_source(
         found = schema_of_first(given.partitions) if schema is None else None
         return OpenedSource(given, found, len(given.partitions), "as its first records have it")
     if isinstance(given, ReaderSource | PushSource):
-        return OpenedSource(given, None, _most_subtasks(given))
+        return _opened(given, None)
     if _is_reader(given):
-        connector = ReaderSource(given)
-        return OpenedSource(connector, None, _most_subtasks(connector))
+        return _opened(ReaderSource(given), None)
     return open_source(IterableSource((_partition(given, "source"),)), schema, options, parse)
 
 
@@ -90,6 +91,17 @@ def open_sink(
 
     Raises `ConfigError` for what cannot be a sink.
     """
+    connector = _sink_of(given, schema, options, every_ms, max_rows)
+    if isinstance(connector, WriterSink):
+        check_writer(connector.writer, "sink")
+    else:
+        check_runs(connector.function, "sink")
+    return connector
+
+
+def _sink_of(
+    given: Any, schema: pa.Schema, options: Options | None, every_ms: int, max_rows: int
+) -> SinkConnector:
     if _is_data_source(given):
         source = _instance(given, options)
         try:
@@ -111,6 +123,14 @@ def open_sink(
             f"got {_described(given)}"
         )
     return FunctionSink(given)
+
+
+def _opened(connector: ReaderSource | PushSource, schema: pa.Schema | None) -> OpenedSource:
+    if isinstance(connector, ReaderSource):
+        giving = ("read", "readBetweenOffsets")
+        asked = ("initialOffset", "latestOffset", "partitions", *giving, "commit", "stop")
+        check_methods(connector.reader, asked, "source", may_yield=giving)
+    return OpenedSource(connector, schema, _most_subtasks(connector))
 
 
 def _is_data_source(given: Any) -> bool:
@@ -158,8 +178,7 @@ def _open_data_source(
             reader = source.simpleStreamReader(struct)
         except NotImplementedError as error:
             raise ConfigError(f"source: {_described(given)} has no stream reader") from error
-    connector = ReaderSource(reader)
-    return OpenedSource(connector, schema, _most_subtasks(connector))
+    return _opened(ReaderSource(reader), schema)
 
 
 def _instance(given: Any, options: Options | None) -> DataSource:
@@ -235,6 +254,7 @@ def _partition(given: Any, what: str) -> Callable[[], Iterable[Any]]:
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | type):
         return _Items(given)
     if callable(given):
+        check_runs(given, what, may_yield=True)
         _check_no_arguments(given, what)
         return given  # type: ignore[no-any-return]
     raise ConfigError(

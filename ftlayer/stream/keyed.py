@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options, rate_per_second
+from ftlayer.checks import (
+    LONGEST_MS,
+    check_function,
+    check_methods,
+    duration_ms,
+    known_options,
+    rate_per_second,
+)
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Process, Reduce
@@ -200,6 +207,7 @@ class ConnectedStreams:
 
         left, right = self._left, self._right
         _check_instance(function, CoProcessFunction, "connect(…).process")
+        _check_methods(function, "connect(…).process")
         builder = left.builder
         to = builder.schema(schema, "process")
         sides = _sides(builder, side)
@@ -233,6 +241,7 @@ def add_process(
     from ftlayer.functions.process import ProcessFunction
 
     _check_instance(function, ProcessFunction, "process")
+    _check_methods(function, "process")
     builder = stream.builder
     to = stream.schema if schema is None else builder.schema(schema, "process")
     sides = _sides(builder, side)
@@ -249,6 +258,11 @@ def _sides(builder: GraphBuilder, side: Sides | None) -> tuple[tuple[str, pa.Sch
     return tuple(
         (tag, builder.schema(schema, f"side output {tag!r}")) for tag, schema in (side or {}).items()
     )
+
+
+def _check_methods(function: object, what: str) -> None:
+    emitting = ("process", "process_left", "process_right", "on_timer")
+    check_methods(function, ("open", *emitting, "close"), what, may_yield=emitting)
 
 
 def _check_instance(function: object, wanted: type, what: str) -> None:

@@ -119,7 +119,7 @@ class DataStream:
         rate_limit: float | None = None,
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
-        check_function(function, "flat_map", takes=1)
+        check_function(function, "flat_map", takes=1, may_yield=True)
         to = self._output(schema, "flat_map")
         rules = rules_of(retry_on, dead_on, "flat_map", max_failing)
         rate = rate_per_second(rate_limit, "flat_map: rate_limit")

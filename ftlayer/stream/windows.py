@@ -192,4 +192,4 @@ def _check(method: str, **functions: tuple[object, int]) -> None:
     optional = ("result", "merge")
     for name, (function, takes) in functions.items():
         if function is not None or name not in optional:
-            check_function(function, f"{method}: {name}", takes=takes)
+            check_function(function, f"{method}: {name}", takes=takes, may_yield=method == "process")

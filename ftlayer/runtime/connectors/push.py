@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.checks import shown
+from ftlayer.checks import check_ran, shown
 from ftlayer.config import MIB
 from ftlayer.errors import SourceError, SourceRowError
 from ftlayer.functions.conversion import concat, schema_text, text_of
@@ -180,6 +180,7 @@ class PushReader:
     def _run(self) -> None:
         try:
             stopper = self._start(self)
+            check_ran(stopper, "it")
         except BaseException as error:  # noqa: BLE001 - the loop raises it; a thread's end would not be seen
             self._fail(error)
             return

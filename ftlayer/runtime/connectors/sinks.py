@@ -10,13 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from ftlayer.checks import check_ran
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
 from ftlayer.functions.bisect import settle
 from ftlayer.functions.chain import RowFailure
 from ftlayer.functions.conversion import concat
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.functions.writers import call_write
+from ftlayer.functions.writers import call_commit, call_write
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
 from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
 from ftlayer.runtime.task.contract import Settled, SinkBody
@@ -64,7 +65,10 @@ class FunctionSinkBody:
 
     def write(self, batch: pa.RecordBatch, mono_ms: int) -> Settled:
         """See `SinkBody.write`."""
-        return Settled(batch.num_rows, settle(self._uid, batch, self._function, rules=self._rules))
+        return Settled(batch.num_rows, settle(self._uid, batch, self._call, rules=self._rules))
+
+    def _call(self, rows: pa.RecordBatch) -> None:
+        check_ran(self._function(rows), f"sink {self._uid!r}")
 
     def flush(self, mono_ms: int, *, force: bool) -> Settled:
         """See `SinkBody.flush`; nothing ever waits."""
@@ -179,7 +183,7 @@ class WriterSinkBody:
         message = None
         try:
             message = call_write(self._writer, [rows], self._spark_schema)
-            self._writer.commit([message], number)
+            call_commit(self._writer, [message], number)
         except Exception:
             self._abort(message, number)
             raise

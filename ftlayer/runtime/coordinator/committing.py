@@ -17,6 +17,7 @@ from ftlayer.errors import (
     UncommittableError,
 )
 from ftlayer.functions.conversion import text_of
+from ftlayer.functions.writers import call_commit
 from ftlayer.runtime.coordinator.range_log import reseal_captured
 from ftlayer.runtime.sealed import reseal, unseal
 from ftlayer.stream.job_graph import JobGraph
@@ -149,7 +150,7 @@ class Committer:
                 continue
             try:
                 messages = [at_home(unseal(committable.message, self._key)) for committable in committables]
-                self._writer(sink).commit(messages, checkpoint)
+                call_commit(self._writer(sink), messages, checkpoint)
             except UnauthorizedError as error:
                 raise CommitFailedError(
                     f"sink {sink!r}: a message in checkpoint {checkpoint} is not signed with the key of this job's "
