@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ftlayer import bundled_java
+from ftlayer.address import parse_address
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus, TopologyOptions
@@ -23,6 +26,7 @@ from ftlayer.errors import (
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.layer.calls import StreamCircuit, StreamOptions
 from ftlayer.runtime.coordinator import spark_checks
+from ftlayer.runtime.coordinator.job import Job
 from ftlayer.runtime.coordinator.spark_checks import (
     Place,
     TaskSlotsTaken,
@@ -188,6 +192,32 @@ def test_an_order_travels() -> None:
 def test_where_the_coordinator_listens(conf: dict[str, str], place: Place) -> None:
     assert place_of(FakeSession(**conf)) == place
     assert place.is_local == (place.advertised == "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("place", "scheme"),
+    [
+        (Place("127.0.0.1", "127.0.0.1", own_executors=True), "grpc+unix"),
+        # A standalone cluster on this machine, or Spark Connect: its workers may be another user's.
+        (Place("127.0.0.1", "127.0.0.1"), "grpc"),
+        (Place("0.0.0.0", "driver.example"), "grpc+tls"),
+    ],
+)
+def test_how_slots_reach_the_driver_and_each_other(place: Place, scheme: str) -> None:
+    env = an_environment(FakeSession())
+    server, order = env._open_door(Job("job"), env.job_graph(), place, None, None)
+    address = parse_address(order.coordinator.address, "address")
+    assert str(address).startswith(f"{scheme}://")
+    assert bool(order.sockets) == (scheme == "grpc+unix")
+    if order.sockets:
+        assert Path(address.path).parent == Path(order.sockets)
+        assert stat.S_IMODE(Path(order.sockets).stat().st_mode) == 0o700
+    else:
+        assert address.host == place.advertised
+    server.close()
+    assert server._closing is not None
+    server._closing.join()
+    assert not order.sockets or not Path(order.sockets).exists()
 
 
 # ---------------------------------------------------------------- what Spark says
