@@ -167,8 +167,12 @@ LONGEST = (
     "runtime/spark/test_barrier_kills.py",
     "runtime/spark/test_driver_killed.py",
     "runtime/spark/test_over_connect.py",
+    "docs/test_run_snippets.py",
     "spark/features/",
     "runtime/spark/",
+    "spark/faults/",
+    "spark/script/",
+    "runtime/slot/processes/",
     "runtime/simulation/",
 )
 """What takes longest comes first: a process takes a whole file, and the others should not wait for the last one."""

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 
 RECORDS = 2_000
 BATCH_ROWS = 1_000
-TIMEOUT_S = 0.6
+TIMEOUT_S = 1.5
 """A record times out between this and half as much again."""
 
 
@@ -52,8 +52,8 @@ def run(
 def test_a_slow_function_with_full_queues_before_it(
     environment: Any, connect: Any, logs_kit: ModuleType, tmp_path: Path
 ) -> None:
-    """Each record takes a third of the timeout at most, its batch three timeouts, and there are several."""
-    grown, came = run(environment, connect, logs_kit, tmp_path, BATCH_ROWS // 10, TIMEOUT_S / 3)
+    """Each record takes a tenth of the timeout at most, its batch two timeouts, and there are several."""
+    grown, came = run(environment, connect, logs_kit, tmp_path, BATCH_ROWS // 20, TIMEOUT_S / 10)
     assert came == Counter(range(RECORDS))
     assert grown["replayed"] == grown["timed_out"] == 0
 

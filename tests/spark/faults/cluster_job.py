@@ -19,7 +19,8 @@ from typing import Any
 
 WORD_SCHEMA = "line string, copy int, nonce string"
 FAILURES = 0.03
-SLOW_S = 25.0
+SLOW_S = 600.0
+"""The other attempt is ended as soon as the speculative one has succeeded."""
 CASES = ("speculation", "lost")
 
 Row = dict[str, Any]
@@ -97,7 +98,6 @@ def main(job: ClusterJob) -> None:
     for case in CASES:
         function = slow_at_first(directory) if case == "speculation" else answers_differently
         calls: list[tuple[int, list[tuple[Any, ...]]]] = []
-        started = time.monotonic()
         writer = (
             layer.source(
                 spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(directory / case)),
@@ -118,7 +118,6 @@ def main(job: ClusterJob) -> None:
             "restarts": query.restarts,
             "last_failure": query.last_failure,
             "status": asdict(query.ft_status()),
-            "seconds": time.monotonic() - started,
             "address": layer.address,
             "driver": spark.conf.get("spark.driver.host"),
             "killed": killer.killed,
