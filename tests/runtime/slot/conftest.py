@@ -143,7 +143,7 @@ class FakeTask:
     def go_on(self, now: Now) -> list[Action]:
         return []
 
-    def replays(self, records: tuple[Records, ...], now: Now) -> list[Action]:
+    def replays(self, records: tuple[Records, ...], now: Now, *, held: bool = False) -> list[Action]:
         return [action for batch in records for action in self._sends(batch.payload)]
 
     def _end(self) -> list[Action]:

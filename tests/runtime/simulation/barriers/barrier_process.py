@@ -38,7 +38,7 @@ class Instance(main._Slot):
         """What `_Slot.run` does up to its wait for `Deploy`."""
         order = self._order
         self._control.start(lambda message: self._mailbox.put(CoordinatorSaid(message)), self._lost)
-        server, _ = self._listen()
+        server = self._listen()
         self._links = SlotLinks(
             order.job,
             order.slot,
