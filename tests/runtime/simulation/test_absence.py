@@ -185,7 +185,10 @@ class Wires:
         self._call(calls.Fail(failures, self.cluster.vertex.incarnation), None)
 
     def take_replays(self, key: Any, ask: AskReplays) -> None:
-        self._call(calls.TakeReplays(ask.stream, ask.limit), lambda reply: ReplaysCame(key, reply.batches))
+        self._call(
+            calls.TakeReplays(ask.stream, ask.limit),
+            lambda reply: ReplaysCame(key, reply.batches, reply.held),
+        )
 
     def _call(self, call: Any, answer: Callable[[Any], Any] | None) -> None:
         self.owed += 1
