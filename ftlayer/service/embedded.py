@@ -21,6 +21,7 @@ from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import FTLayerError, StorePathError, VertexError, error_for_code
 from ftlayer.service.child import ChildOrder, ChildReport
 from ftlayer.service.client import VertexClient
+from ftlayer.service.directory import LOG_FILE, prepare_vertex
 from ftlayer.service.sockets import SocketDirectory
 
 # Compiling the kernels on a machine's first start takes most of it.
@@ -29,7 +30,6 @@ STOP_TIMEOUT_S = 30.0
 # A vertex that dies this often is not being killed from outside, it cannot run.
 MAX_RESTARTS = 30
 RESTARTS_WITHIN_S = 60.0
-LOG_FILE = "vertex.log"
 LOG_LINES = 15
 
 logger = logging.getLogger(__name__)
@@ -110,8 +110,8 @@ class EmbeddedVertex:
         with self._lock:
             if self._supervisor is not None:
                 raise VertexError("this embedded vertex was started before; make another")
+            prepare_vertex(self._path)
             try:
-                self._path.mkdir(mode=0o700, exist_ok=True)
                 (self._path / LOG_FILE).unlink(missing_ok=True)
             except OSError as error:
                 raise StorePathError(f"{self._path}: {error.strerror}") from error

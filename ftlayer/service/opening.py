@@ -7,14 +7,12 @@ from pathlib import Path
 
 from ftlayer.checks import duration_ms
 from ftlayer.config import VertexOptions
-from ftlayer.errors import StorePathError
 from ftlayer.layer.layer import FTLayerCore
 from ftlayer.layer.options import LayerOptions
+from ftlayer.service.directory import fix_shards, prepare_vertex
 from ftlayer.service.rules import ShardParts
-from ftlayer.service.vertex import Vertex, fix_shards
+from ftlayer.service.vertex import Vertex
 from ftlayer.store.lmdb_store import Durability, LmdbStore
-
-ROOT_MODE = 0o700
 
 
 def open_vertex(options: VertexOptions, on_fatal: Callable[[Exception], None]) -> Vertex:
@@ -24,11 +22,8 @@ def open_vertex(options: VertexOptions, on_fatal: Callable[[Exception], None]) -
     of shards than the store was made with.
     """
     path = Path(options.path)
-    try:
-        path.mkdir(mode=ROOT_MODE, exist_ok=True)
-        fix_shards(path, options.shards)
-    except OSError as error:
-        raise StorePathError(f"{path}: the store's directory cannot be used: {error.strerror}") from error
+    prepare_vertex(path)
+    fix_shards(path, options.shards)
     return Vertex(path, [_parts(options, path, shard) for shard in range(options.shards)], on_fatal)
 
 

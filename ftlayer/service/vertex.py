@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ftlayer.errors import ConfigError, FTLayerError, MalformedRequestError, StaleIncarnationError
+from ftlayer.errors import FTLayerError, MalformedRequestError, StaleIncarnationError
 from ftlayer.layer import calls
 from ftlayer.layer.calls import U64, Call, Envelope, Reply
 from ftlayer.layer.owners import owner_of
 from ftlayer.records.ids import shard_of
+from ftlayer.service.directory import ROUTES
 from ftlayer.service.gather import Gather, add_failed, add_stats, add_touched, add_xored
 from ftlayer.service.routing import Router
 from ftlayer.service.rules import Answer, ShardParts
@@ -40,7 +40,7 @@ class Vertex:
         self, path: Path, parts: Sequence[ShardParts], on_fatal: Callable[[Exception], None]
     ) -> None:
         """Open all shards; ``path`` is for the routing table. Raises what opening them raises."""
-        self._router = Router(path / "routes.json", len(parts))
+        self._router = Router(path / ROUTES, len(parts))
         self._routing = threading.Lock()
         self._shards: list[Shard] = []
         try:
@@ -272,25 +272,3 @@ class Vertex:
 
 def _key(shard: int, key: bytes) -> bytes:
     return shard.to_bytes(_KEY_PREFIX_BYTES, "big") + key
-
-
-def fix_shards(path: Path, shards: int) -> None:
-    """Write down the number of shards of a store that is new; `ConfigError` if it has another number.
-
-    The top bits of stored root ids name the shard, so the number cannot change.
-    """
-    file = path / "vertex.json"
-    if file.exists():
-        try:
-            stored = int(json.loads(file.read_text("utf-8"))["shards"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{file}: not a vertex's description ({error})") from error
-        if stored != shards:
-            raise ConfigError(
-                f"shards: the store in {path} was made with shards={stored}, not {shards}, and its root ids "
-                f"depend on that: open it with shards={stored}, or begin a new store"
-            )
-        return
-    temporary = file.with_suffix(".new")
-    temporary.write_text(json.dumps({"shards": shards}), "utf-8")
-    temporary.rename(file)

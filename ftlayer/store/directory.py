@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import weakref
+from collections.abc import Collection
 from pathlib import Path
 
 from ftlayer.errors import StoreLockedError, StorePathError
@@ -28,11 +29,8 @@ def prepare(path: Path) -> None:
         ) from error
     except FileExistsError:
         check_directory(path)
-        strangers = {entry.name for entry in path.iterdir()} - {DATA_FILE, _LMDB_LOCK_FILE, _LOCK_FILE}
-        if strangers and not (path / DATA_FILE).exists():
-            raise StorePathError(
-                f"{path} has other files in it ({min(strangers)}): name an empty or a new directory"
-            ) from None
+        if not (path / DATA_FILE).exists():
+            check_no_others(path, {DATA_FILE, _LMDB_LOCK_FILE, _LOCK_FILE})
     except OSError as error:
         raise _cannot_write(path, error) from error
     try:
@@ -48,6 +46,13 @@ def check_directory(path: Path) -> None:
         raise StorePathError(f"{path} does not exist")
     if not path.is_dir():
         raise StorePathError(f"{path} is not a directory: a store is one")
+
+
+def check_no_others(path: Path, own: Collection[str]) -> None:
+    """Raise `StorePathError` if the directory ``path`` has files in it other than those of a store, ``own``."""
+    others = sorted({entry.name for entry in path.iterdir()} - {*own})
+    if others:
+        raise StorePathError(f"{path} has other files in it ({others[0]}): name an empty or a new directory")
 
 
 class DirectoryLock:

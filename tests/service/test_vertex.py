@@ -12,12 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer.config import VertexOptions
 from ftlayer.errors import (
     ConfigError,
     MalformedRequestError,
     ProtocolError,
     StaleIncarnationError,
     StoreDamagedError,
+    StorePathError,
 )
 from ftlayer.layer.calls import (
     Accepted,
@@ -48,6 +50,7 @@ from ftlayer.layer.calls import (
 from ftlayer.layer.owners import owner_of
 from ftlayer.records.ids import random_root_ids
 from ftlayer.service.client import VertexClient
+from ftlayer.service.embedded import EmbeddedVertex
 from ftlayer.service.routing import Router
 
 SHARDS = 4
@@ -248,3 +251,27 @@ def test_routes_survive_and_are_checked(tmp_path: Path) -> None:
     path.write_text("[1, 2")
     with pytest.raises(StoreDamagedError, match="routes"):
         Router(path, 8)
+
+
+def test_a_directory_with_other_files_is_refused_and_left_as_it_is(
+    tmp_path: Path, serving: Callable[..., Any]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StorePathError, match=r"has other files in it \(notes\.txt\)"), serving(tmp_path):
+        pass
+    with pytest.raises(StorePathError, match=r"notes\.txt"):
+        EmbeddedVertex(VertexOptions(tmp_path)).start()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_new_volume_and_what_a_start_that_was_cut_short_has_left_are_taken(
+    tmp_path: Path, serving: Callable[..., Any]
+) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "vertex.log").write_text("began")
+    (tmp_path / "vertex.new").write_text("{")
+    with serving(tmp_path):
+        pass
+    (tmp_path / "notes.txt").write_text("beside a store")
+    with serving(tmp_path) as running:
+        assert running.vertex.shards == 1
