@@ -332,7 +332,8 @@ def requeue(
 
     with _connect(address, token_file, root_certs, client_pem) as client:
         chosen = _chosen(client, keys, everything)
-        typer.echo(f"requeued {_change(client, Requeue(chosen))} of {len(chosen)}")
+        count = _change(client, Requeue(chosen))
+    _print_changed("requeued", count, len(chosen), everything)
 
 
 @dead.command()
@@ -352,7 +353,8 @@ def purge(
         chosen = _chosen(client, keys, everything)
         if chosen and not yes:
             typer.confirm(f"Delete {len(chosen)} dead letters permanently?", abort=True)
-        typer.echo(f"purged {_change(client, Purge(chosen))} of {len(chosen)}")
+        count = _change(client, Purge(chosen))
+    _print_changed("purged", count, len(chosen), everything)
 
 
 def main() -> None:
@@ -434,7 +436,7 @@ def _chosen(client: VertexClient, keys: list[str] | None, everything: bool) -> t
     if bool(keys) == everything:
         raise ConfigError("name the dead letters by their keys, or say --all")
     if keys:
-        return _parsed(keys)
+        return tuple(dict.fromkeys(_parsed(keys)))
     return tuple(record.key for record in _dead_letters(client))
 
 
@@ -444,6 +446,22 @@ def _change(client: VertexClient, call: Any) -> int:
     reply = client.call(call)
     assert isinstance(reply, Changed)
     return reply.count
+
+
+def _print_changed(what: str, count: int, chosen: int, everything: bool) -> None:
+    """Say how many dead letters were changed; exit code 1 if keys that were named are of none.
+
+    With ``--all`` those that are missing were there a moment ago: somebody else has changed them meanwhile.
+    """
+    typer.echo(f"{what} {count} of {chosen}")
+    missing = chosen - count
+    if missing and not everything:
+        typer.echo(
+            f"ftlayer: {missing} of the keys {'is' if missing == 1 else 'are'} of no dead letter (now): "
+            "`ftlayer dead list` shows those there are",
+            err=True,
+        )
+        raise typer.Exit(EXIT_ERROR)
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def serve(
     vertex could not recover from. Streams that clients have open keep threads of this process busy, so end
     it with ``os._exit`` after this.
 
-    Raises `ConfigError` when the address cannot be listened on, `StoreError` for a store that cannot be opened.
+    Raises `ConfigError` when the address cannot be listened on or the certificates are none, `StoreError` for a store that cannot be opened.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = stop or threading.Event()
@@ -62,6 +62,7 @@ def serve(
         faults.append(error)
         stop.set()
 
+    _check_tls(options)
     _check_free(options)
     keep_freed_memory()
     poll_in_place()
@@ -126,6 +127,18 @@ def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:
     except (pa.ArrowException, OSError) as error:
         vertex.close()
         raise ConfigError(f"listen: cannot listen on {options.listen} ({error})") from error
+
+
+def _check_tls(options: ServeOptions) -> None:
+    """Look at the certificates before gRPC does, which says only that it cannot listen."""
+    if options.tls_cert is None or options.tls_key is None:
+        return
+    # Late: most vertices have none.
+    from ftlayer.service.tls import check_certificate, load_certificates
+
+    check_certificate(options.tls_cert, options.tls_key)
+    if options.tls_client_ca is not None:
+        load_certificates(options.tls_client_ca, "tls_client_ca")
 
 
 def _check_free(options: ServeOptions) -> None:

@@ -1,4 +1,7 @@
-"""Certificates made for a job: self-signed, so that the certificate itself is what clients trust."""
+"""Certificates: those made for a job, and checks of those that a user gives.
+
+A job's is self-signed, so that the certificate itself is what clients trust.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ftlayer.errors import ConfigError
@@ -55,6 +60,36 @@ def make_certificate(hosts: list[str]) -> Certificate:
         key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ),
+    )
+
+
+def check_certificate(cert: bytes, key: bytes) -> None:
+    """Raise `ConfigError` unless these are PEM of a certificate chain and of its private key; gRPC says nothing."""
+    chain = load_certificates(cert, "tls_cert")
+    try:
+        private = serialization.load_pem_private_key(key, None)
+    except TypeError:
+        raise ConfigError(
+            "tls_key: the key has a passphrase, and a server cannot ask for it: give it without one"
+        ) from None
+    except (ValueError, UnsupportedAlgorithm) as error:
+        # The error's text may quote the key.
+        raise ConfigError(f"tls_key: expected PEM of a private key ({type(error).__name__})") from None
+    if _public(private) != _public(chain[0]):
+        raise ConfigError("tls_key: it is not the key of the first certificate of tls_cert")
+
+
+def load_certificates(pem: bytes, option: str) -> list[x509.Certificate]:
+    """Return the certificates of a PEM text; `ConfigError` naming ``option`` if there are none."""
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError as error:
+        raise ConfigError(f"{option}: expected PEM of certificates ({error})") from None
+
+
+def _public(holder: x509.Certificate | PrivateKeyTypes) -> bytes:
+    return holder.public_key().public_bytes(
+        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     )
 
 

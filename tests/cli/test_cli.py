@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner
 
 from ftlayer.cli import app, parse_size
 from ftlayer.errors import ConfigError
 from ftlayer.layer import calls
 from ftlayer.service.client import VertexClient
+from ftlayer.service.tls import make_certificate
 
 TOKEN = "a-token-of-some-length"
 
@@ -172,6 +174,32 @@ def test_off_loopback_needs_tls(tmp_path: Path) -> None:
     assert (code, output) == (2, "ftlayer: --tls-cert, --tls-key: give both or none\n")
 
 
+def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
+    good, other = make_certificate(["127.0.0.1"]), make_certificate(["127.0.0.1"])
+    key = serialization.load_pem_private_key(good.key, None)
+    locked = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    files = {"none": b"no PEM", "cert": good.cert, "key": good.key, "other": other.key, "locked": locked}
+    for name, text in (files | {"token": TOKEN.encode()}).items():
+        (tmp_path / name).write_bytes(text)
+        (tmp_path / name).chmod(0o600)
+    for cert, private, ca, said in (
+        ("none", "key", "cert", "--tls-cert: expected PEM of certificates"),
+        ("cert", "none", "cert", "--tls-key: expected PEM of a private key"),
+        ("cert", "other", "cert", "--tls-key: it is not the key of the first certificate of --tls-cert"),
+        ("cert", "locked", "cert", "--tls-key: the key has a passphrase"),
+        ("cert", "key", "none", "--tls-client-ca: expected PEM of certificates"),
+    ):
+        options = {"token-file": "token", "tls-cert": cert, "tls-key": private, "tls-client-ca": ca}
+        places = [part for name, file in options.items() for part in (f"--{name}", tmp_path / file)]
+        code, output = ftlayer("serve", tmp_path / "store", "--listen", "127.0.0.1:0", *places)
+        assert (code, said in output) == (2, True), output
+    assert not (tmp_path / "store").exists()
+
+
 def test_inspect_says_what_is_wrong_with_a_path(tmp_path: Path) -> None:
     code, output = ftlayer("inspect", tmp_path)
     assert code == 1
@@ -198,7 +226,12 @@ def test_dead_letters_are_listed_shown_requeued_and_purged(served: Served) -> No
     assert "one" not in output
 
     assert served.dead("requeue", keys[0]) == (0, "requeued 1 of 1\n")
-    assert served.dead("requeue", keys[0]) == (0, "requeued 0 of 1\n")
+    code, output = served.dead("requeue", keys[0], keys[0])
+    assert code == 1
+    assert output.startswith("requeued 0 of 1\nftlayer: 1 of the keys is of no dead letter")
+    code, output = served.dead("purge", keys[0], "--yes")
+    assert code == 1
+    assert output.startswith("purged 0 of 1\nftlayer: 1 of the keys is of no dead letter")
     code, output = served.dead("purge", keys[1], answer="n\n")
     assert code == 1
     assert "2 listed" in served.dead("list")[1]
