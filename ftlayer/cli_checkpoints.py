@@ -57,10 +57,11 @@ KeyFile = Annotated[
 @app.command("list")
 def list_checkpoints(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None:
     """List the checkpoints and savepoints below PATH, the latest first."""
-    from ftlayer.checkpoint.storage.loading import find_checkpoints, load_checkpoint
+    from ftlayer.checkpoint.storage.loading import check_directory, find_checkpoints, load_checkpoint
     from ftlayer.checkpoint.storage.report import summary
 
     key = _key(key_file)
+    check_directory(path)
     rows: list[Facts] = []
     for location in find_checkpoints(path):
         try:
@@ -142,7 +143,16 @@ def dispose(path: One, yes: Yes = False) -> None:
 
 
 def _key(key_file: Path | None) -> bytes | None:
-    return None if key_file is None else read_secret(key_file, "--key-file")
+    if key_file is None:
+        return None
+    from ftlayer.checkpoint.options import MIN_KEY_BYTES
+
+    key = read_secret(key_file, "--key-file")
+    if len(key) < MIN_KEY_BYTES:
+        raise ConfigError(
+            f"--key-file: {key_file} has {len(key)} bytes, and CheckpointConfig.key {MIN_KEY_BYTES} or more"
+        )
+    return key
 
 
 # ---------------------------------------------------------------- tables

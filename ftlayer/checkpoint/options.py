@@ -26,6 +26,7 @@ from ftlayer.errors import ConfigError
 KIB = 1 << 10
 MAX_MEMORY_THRESHOLD = MIB
 MAX_PARALLELISM_LIMIT = 1 << 15
+MIN_KEY_BYTES = 16
 
 
 class CheckpointingMode(StrEnum):
@@ -148,7 +149,7 @@ class CheckpointConfig:
         for name, kind in (("mode", CheckpointingMode), ("retention", Retention)):
             object.__setattr__(self, name, member(getattr(self, name), name, kind))
         check_choice(self.backend, "backend", ("heap", "lmdb"))
-        check_bytes(self.key, "key", least=16)
+        check_bytes(self.key, "key", least=MIN_KEY_BYTES)
         self._check_names()
         self._check_combinations()
 

@@ -52,7 +52,8 @@ def serve(
     vertex could not recover from. Streams that clients have open keep threads of this process busy, so end
     it with ``os._exit`` after this.
 
-    Raises `ConfigError` when the address cannot be listened on or the certificates are none, `StoreError` for a store that cannot be opened.
+    Raises `ConfigError` when the address cannot be listened on or certificates and key are none, `StoreError`
+    for a store that cannot be opened.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     stop = stop or threading.Event()

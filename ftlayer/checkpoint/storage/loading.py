@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Checkpoint
@@ -12,6 +13,7 @@ from ftlayer.checkpoint.storage.keys import key_of
 from ftlayer.checkpoint.storage.layout import (
     METADATA,
     checkpoint_number,
+    is_local,
     join,
     last_name,
     normal,
@@ -21,7 +23,7 @@ from ftlayer.checkpoint.storage.layout import (
 from ftlayer.checkpoint.storage.metadata import HEADER_BYTES, decode, read_header
 from ftlayer.checkpoint.storage.reading import check_piece
 from ftlayer.checkpoint.storage.signing import Signer
-from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
+from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError
 
 
 def load_checkpoint(url: str, key: bytes | None = None) -> Checkpoint:
@@ -127,10 +129,25 @@ def _distinct(checkpoint: Checkpoint) -> list[Piece]:
     return list(dict.fromkeys(all_pieces(checkpoint)))
 
 
+def check_directory(url: str) -> None:
+    """Raise `ConfigError` for a directory of this machine that is not there; object stores know no empty ones."""
+    location = located(url)
+    if is_local(location) and not Path(location).is_dir():
+        raise ConfigError(_no_directory(location))
+
+
 def not_there(location: str) -> str:
     """Return what to say of a directory without metadata."""
+    if is_local(location) and not Path(location).is_dir():
+        return _no_directory(location)
     below = find_checkpoints(location)
     if not below:
         return f"{location}: there is no checkpoint or savepoint here, nor below"
     named = ", ".join(below[:NAMED])
     return f"{location} is no checkpoint itself; name one of those below it, the latest first: {named}"
+
+
+def _no_directory(location: str) -> str:
+    return (
+        f"{location} is a file, not a directory" if Path(location).exists() else f"{location} does not exist"
+    )

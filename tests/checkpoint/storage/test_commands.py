@@ -105,6 +105,16 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     assert "no checkpoint or savepoint here" in output
 
 
+def test_a_path_that_does_not_exist_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    none, file = tmp_path / "none", tmp_path / "file"
+    for command, exit_code in {"list": 2, "verify": 2, "show": 1, "delete": 1, "dispose": 1}.items():
+        sure = ["--yes"] if command in ("delete", "dispose") else []
+        assert ftlayer(command, none, *sure) == (exit_code, f"ftlayer: {none} does not exist\n")
+    file.write_text("")
+    for command in ("list", "verify"):
+        assert ftlayer(command, file) == (2, f"ftlayer: {file} is a file, not a directory\n")
+
+
 def test_a_checkpoint_is_shown(left: Left) -> None:
     code, output = ftlayer("show", left.two)
     assert code == 0
@@ -188,3 +198,10 @@ def test_a_jobs_own_key_is_asked_for(make_kit: Any, made: Any, tmp_path: Path) -
     (tmp_path / "key").chmod(0o600)
     assert ftlayer("show", location, "--key-file", tmp_path / "key")[0] == 0
     assert ftlayer("show", location, "--key-file", tmp_path / "none")[0] == 2
+    (tmp_path / "key").write_bytes(b"short")
+    code, output = ftlayer("verify", location, "--key-file", tmp_path / "key")
+    assert code == 2
+    assert (
+        output
+        == f"ftlayer: --key-file: {tmp_path / 'key'} has 5 bytes, and CheckpointConfig.key 16 or more\n"
+    )
