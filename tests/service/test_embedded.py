@@ -25,6 +25,7 @@ from ftlayer.service import embedded as embedded_module
 from ftlayer.service.client import VertexClient
 from ftlayer.service.embedded import EmbeddedVertex
 from ftlayer.service.serve import EXIT_FAULT, serve
+from ftlayer.service.tls import make_certificate
 from ftlayer.store.lmdb_store import LmdbStore
 
 TOKEN = "t" * 32
@@ -325,8 +326,9 @@ def test_serve_ends_at_a_signal_that_comes_while_it_begins_to_wait(tmp_path: Pat
 
 def test_serve_says_what_is_wrong_with_its_address(tmp_path: Path, running: Any) -> None:
     taken = f"127.0.0.1:{running.server.port}"
+    made = make_certificate(["192.0.2.7"])
     for listen in (taken, "127.0.0.1:1", "192.0.2.7:0", "no.such.host.example:0"):
-        certificate = {} if listen.startswith("127") else {"tls_cert": b"x", "tls_key": b"y"}
+        certificate = {} if listen.startswith("127") else {"tls_cert": made.cert, "tls_key": made.key}
         if listen.endswith(":1") and os.geteuid() == 0:
             continue  # root may listen there
         with pytest.raises(ConfigError, match="listen"):
