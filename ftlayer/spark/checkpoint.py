@@ -7,6 +7,7 @@ a new query: were names reused, batch 0 of a new checkpoint would pass for the o
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
 MARK = "ftlayer.json"
 FORMAT_VERSION = 1
+
+LOGS = ("offsets", "commits")
+TEMPORARY = re.compile(r"\.\d+\..*\.tmp")
+"""What Spark names a file of its logs until it is complete (`CheckpointFileManager`)."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class CheckpointDirectory:
     @property
     def used(self) -> bool:
         """Whether Spark has planned a batch with this checkpoint."""
-        return bool(self._files.exists(self._child("offsets")))
+        return self.last_planned >= 0
 
     @property
     def last_commit(self) -> int:
@@ -110,12 +115,28 @@ class CheckpointDirectory:
         committed = self.last_commit
         return LogEnds(self.last_planned, committed)
 
+    def remove_torn_offsets(self) -> None:
+        """Remove what a stop in the middle of the first batch's offsets left, before a run starts.
+
+        Spark (from 4.1) refuses a checkpoint without a planned batch whose logs are not empty, and its own temporary
+        files count: a query that is stopped, or killed, while it writes its first offsets could never start again.
+        """
+        if self.used:
+            return
+        for log in LOGS:
+            for path in self._content(log):
+                if TEMPORARY.fullmatch(path.getName()):
+                    self._files.delete(path, False)
+
     def _last(self, log: str) -> int:
+        names = [path.getName() for path in self._content(log)]
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def _content(self, log: str) -> list[Any]:
         folder = self._child(log)
         if not self._files.exists(folder):
-            return -1
-        names = [status.getPath().getName() for status in self._files.listStatus(folder)]
-        return max((int(name) for name in names if name.isdigit()), default=-1)
+            return []
+        return [status.getPath() for status in self._files.listStatus(folder)]
 
     def mark(self) -> CheckpointMark | None:
         """Return the mark, None if there is none."""

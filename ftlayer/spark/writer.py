@@ -183,6 +183,7 @@ class TrackedWriter:
         writer = self._plain(rows)
 
         def start(handle: TrackedQuery) -> StreamingQuery:
+            directory.remove_torn_offsets()
             return self._spark_start(writer, handle)
 
         def status() -> QueryStatus:
@@ -248,6 +249,7 @@ class TrackedWriter:
         """Start one run of the Spark query: a new epoch, which fences the run before."""
         layer = self._stream.layer
         run = uuid.uuid4().hex
+        directory.remove_torn_offsets()
         opened = layer.client.call(OpenQuery(mark.query, run, (stream,), layer.stream_options))
         assert isinstance(opened, QueryOpened)
         if directory.last_commit > opened.last_committed:

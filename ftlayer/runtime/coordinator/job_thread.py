@@ -226,6 +226,9 @@ class JobThread:
             before = self._core.state
             decisions = self._core.handle(event, moment_ms)
             is_other = self._core.state is not before
+        if isinstance(event, StatusKnown):
+            # A job that ends asks the vertex a last time: what it says of breakers is told too.
+            self._log_circuits(event.status)
         self._watch_circuits(moment_ms)
         if isinstance(event, DrainRequested):
             self._parts.planners.drain()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+import uuid
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from ftlayer.config import FTStatus
 from ftlayer.errors import FunctionLoadError, InvalidTopologyError, QueryError
 from ftlayer.restart import FixedDelay
 
@@ -166,6 +168,21 @@ def test_rows_that_the_source_has_and_the_query_has_not_finished_are_not_drained
     assert query.await_drained(600)
     assert sorted(kept.column("n")) == list(range(100))
     assert query.drain(600)
+
+
+@pytest.mark.parametrize("status", [FTStatus.ON, FTStatus.OFF])
+def test_a_stop_within_the_first_offsets_leaves_a_checkpoint_that_can_be_started(
+    connect: Any, numbers: Any, kept: Any, tools: Any, status: FTStatus
+) -> None:
+    """Spark refuses a checkpoint for its own temporary file, as long as no batch is planned."""
+    offsets = Path(tools.checkpoint) / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / f".0.{uuid.uuid4()}.tmp").write_text("v1\n{")
+    layer = connect(status=status)
+    query = layer.source(numbers, name="torn").sink(kept, checkpoint=tools.checkpoint)
+    tools.finish(query.trigger(availableNow=True).start())
+    assert sorted(kept.column("n")) == list(range(100))
+    assert (offsets / "0").exists()
 
 
 def test_a_drain_that_takes_too_long_leaves_the_rest_in_the_store(
