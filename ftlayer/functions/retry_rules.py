@@ -80,9 +80,10 @@ class RetryRules:
     def decide(self, error: BaseException) -> Decision:
         """Return what becomes of a record whose function raised ``error``.
 
-        `PermanentFailure` and `RetryLater` decide by themselves. A record whose rule raises is tried again.
+        `PermanentFailure` and `RetryLater` decide by themselves. So does a `ConfigError` (of a `RetryLater` that is
+        made wrongly, say): the function would make it again. A record whose rule raises is tried again.
         """
-        if isinstance(error, PermanentFailure):
+        if isinstance(error, PermanentFailure | ConfigError):
             return Decision(fatal=True)
         if isinstance(error, RetryLater):
             return Decision(after_ms=error.after_ms, uses_attempt=error.uses_attempt)

@@ -27,6 +27,7 @@ from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.drained import Drain, LogEnds
 from ftlayer.spark.letter_queries import LetterQuery
 from ftlayer.spark.protocol import BatchReport
+from ftlayer.spark.raised import words_of
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -211,7 +212,7 @@ class TrackedQuery:
 
     def _repr_html_(self) -> str:
         """Return what became of the last batches as HTML, for notebooks."""
-        ended = "" if self._error is None else f": {_short(self._error)}"
+        ended = "" if self._error is None else f": {words_of(self._error)}"
         state = "active" if self.isActive else f"ended{ended}"
         state += "".join(
             f", circuit {name or 'of the query'} {status.state}"
@@ -374,11 +375,11 @@ class TrackedQuery:
         if pause is None:
             self._error = final or error
             if not isinstance(self._error, FTLayerError):
-                self._error = QueryError(f"{self.name}: {_short(error)}")
+                self._error = QueryError(f"{self.name}: {words_of(error)}")
                 self._error.__cause__ = error
             return False
         self._restarts += 1
-        self._last_failure = _short(error)
+        self._last_failure = words_of(error)
         return not self._stopping.wait(pause / 1000)
 
     def _named(self, final: FTLayerError | None) -> FTLayerError | None:
@@ -436,10 +437,3 @@ def _spark_is_gone() -> bool:
 
     process = getattr(SparkContext._gateway, "proc", None)
     return process is not None and process.poll() is not None
-
-
-def _short(error: BaseException) -> str:
-    """Return the telling part of a Spark error: without the JVM's stack."""
-    text = str(error)
-    cut = text.find("\n\tat ")
-    return text[: cut if cut > 0 else 4_000][:4_000]

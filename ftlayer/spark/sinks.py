@@ -16,6 +16,7 @@ from ftlayer.functions.bisect import settle
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write, check_writer
 from ftlayer.layer.calls import Failure
+from ftlayer.spark.raised import error_of_sink
 from ftlayer.spark.rejected import rejections
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ class BatchSink(Protocol):
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         """Write the rows; returns when they are written, or with the records that it does not take.
 
-        If there are any, nothing of this call counts: it is called again without them.
+        If there are any, nothing of this call counts: it is called again without them. What a user's sink raises
+        goes up as the error that `error_of_sink` makes of it.
         """
         ...
 
@@ -47,6 +49,7 @@ class BatchFunctionSink:
     operator: str = "sink"
     tagged: bool = False
     rules: RetryRules = NO_RULES
+    query: str = "query"
 
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         """Call the function."""
@@ -59,6 +62,8 @@ class BatchFunctionSink:
                     f"sink(…, tagged=True), and name them by their column {ROW_TAG!r}"
                 ) from rejected
             return rejections(rejected, self.operator, self.rules)
+        except Exception as error:
+            raise error_of_sink(error, f"{self.query}: sink {self.operator!r}") from error
         check_ran(returned, f"sink {self.operator!r}")
         return ()
 
@@ -69,10 +74,15 @@ class EmitSink:
 
     function: Callable[[DataFrame, int], Any]
     column: str
+    query: str = "query"
 
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         """Call the function with the rows and their carriers."""
-        check_ran(self.function(result.emitted_rows(self.column, incarnation), batch), "emit: the function")
+        try:
+            returned = self.function(result.emitted_rows(self.column, incarnation), batch)
+        except Exception as error:
+            raise error_of_sink(error, f"{self.query}: the function of emit") from error
+        check_ran(returned, "emit: the function")
         return ()
 
 
@@ -89,6 +99,7 @@ class BatchWriterSink:
     operator: str = "writer"
     bisect: bool = False
     rules: RetryRules = NO_RULES
+    query: str = "query"
 
     def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
         """Write and commit the rows; if some are rejected, abort."""
@@ -105,9 +116,9 @@ class BatchWriterSink:
                 failures += rejected
             if not failures:
                 call_commit(self.writer, messages, batch)
-        except Exception:
+        except Exception as error:
             self.writer.abort(messages, batch)
-            raise
+            raise error_of_sink(error, f"{self.query}: writer {self.operator!r}") from error
         if failures:
             # Also what is good was found by halves, and may be of a record that has a bad row elsewhere.
             self.writer.abort(messages, batch)

@@ -71,7 +71,9 @@ class TrackedWriter:
         """Hand the rows to a function of (DataFrame, batch id); ``tagged``: with the column ``_ft_row``."""
         check_function(function, "sink: function(rows, batch id)", takes=2)
         operator = getattr(function, "__name__", "sink")
-        self._sink = BatchFunctionSink(function, operator, tagged, self._stream.source.rules)
+        self._sink = BatchFunctionSink(
+            function, operator, tagged, self._stream.source.rules, query=self._name
+        )
         self._rejects = tagged
 
         def plain(rows: DataFrame) -> Any:
@@ -92,7 +94,7 @@ class TrackedWriter:
         spark = self._stream.source.frame.sparkSession
         writer = stream_writer(spark, source, self._stream.schema, options)
         format_name = source if isinstance(source, str) else source.name()  # type: ignore[attr-defined]
-        self._sink = BatchWriterSink(writer, format_name, bisect, self._stream.source.rules)
+        self._sink = BatchWriterSink(writer, format_name, bisect, self._stream.source.rules, query=self._name)
         self._rejects = bisect
         self._plain = lambda rows: rows.writeStream.format(format_name).options(**options)
         return self
@@ -101,7 +103,7 @@ class TrackedWriter:
     def to_query(self, function: Callable[[DataFrame, int], Any], carrier: str) -> TrackedWriter:
         """Hand the rows, with their carriers, to a function that brings them to another query."""
         check_function(function, "emit: function(rows, batch id)", takes=2)
-        self._sink = EmitSink(function, carrier)
+        self._sink = EmitSink(function, carrier, query=self._name)
         self._carrier = carrier
 
         def emit_plain(rows: DataFrame) -> Any:

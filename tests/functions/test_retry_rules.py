@@ -56,6 +56,14 @@ def test_a_function_that_says_so_itself_is_not_asked_for() -> None:
     assert (str(again), again.after_ms, again.uses_attempt) == ("busy", 5, False)
 
 
+def test_a_retry_later_that_is_made_wrongly_uses_no_attempts_up() -> None:
+    """Its function makes it so again, at every attempt."""
+    with pytest.raises(ConfigError) as raised:
+        RetryLater("busy", after="120")
+    assert NO_RULES.decide(raised.value) == DEAD
+    assert rules_of(ValueError, None, "it").decide(raised.value) == DEAD
+
+
 @pytest.mark.parametrize("after", ["soon", 0, -1, "9000h", True])
 def test_a_pause_that_is_none_is_refused(after: Any) -> None:
     with pytest.raises(ConfigError, match="after"):

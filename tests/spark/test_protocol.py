@@ -49,8 +49,8 @@ POISON = 0
 Values = list[int]
 
 
-class CrashError(Exception):
-    """The query's process dies."""
+class CrashError(BaseException):
+    """The query's process dies: no code of its own may handle that."""
 
 
 class Functions:

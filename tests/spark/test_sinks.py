@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,11 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import LongType, StructType
 
-from ftlayer.errors import ConfigError, PermanentFailure, RowsRejected
+from ftlayer.errors import ConfigError, FTLayerError, PermanentFailure, QueryError, RetryLater, RowsRejected
 from ftlayer.functions.batch_segment import ROW_TAG
+from ftlayer.recovery import lasting
 from ftlayer.spark.rejected import rejections
-from ftlayer.spark.sinks import BatchFunctionSink, BatchWriterSink, WriteTask
+from ftlayer.spark.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, WriteTask
 
 SCHEMA = StructType().add("v", LongType())
 
@@ -48,6 +50,78 @@ def test_rejecting_takes_rows_and_their_names() -> None:
     result: Any = SimpleNamespace(good_rows=lambda: None)
     with pytest.raises(ConfigError, match="tagged=True"):
         sink.write(0, result, 1)
+
+
+class Uncommitting:
+    """A writer whose commit raises."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def commit(self, messages: Any, batch: int) -> None:
+        raise self._error
+
+    def abort(self, messages: Any, batch: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("sink_of", "name"),
+    [
+        (lambda error: BatchFunctionSink(raising(error), "to_table"), "query: sink 'to_table'"),
+        (lambda error: EmitSink(raising(error), "ft"), "query: the function of emit"),
+        (lambda error: BatchWriterSink(Uncommitting(error), "parquet"), "query: writer 'parquet'"),
+    ],
+)
+def test_what_a_sink_raises_names_it_and_the_class(
+    kit: SimpleNamespace, sink_of: Callable[[Exception], BatchSink], name: str
+) -> None:
+    rows = kit.FakeFrame([])
+    result: Any = SimpleNamespace(good_rows=lambda: rows, emitted_rows=lambda *_: rows, schema=SCHEMA)
+
+    def raised_by(error: Exception) -> FTLayerError:
+        with pytest.raises(FTLayerError) as raised:
+            sink_of(error).write(0, result, 1)
+        assert raised.value.__cause__ is error
+        return raised.value
+
+    error = raised_by(ValueError("no table"))
+    assert (str(error), type(error)) == (f"{name} raised ValueError: no table", QueryError)
+    assert lasting(error) is None
+    error = raised_by(RetryLater("later", after="30s"))
+    assert str(error).startswith(f"{name} raised RetryLater: later (")
+    assert "restart strategy" in str(error)
+    assert lasting(error) is None
+    error = raised_by(PermanentFailure("no way"))
+    assert (type(error), str(error)) == (PermanentFailure, f"{name} raised PermanentFailure: no way")
+
+
+def test_an_error_of_a_row_that_is_none_names_the_sink_and_ends_the_query() -> None:
+    def sink(rows: Any, batch: int) -> None:
+        raise RowsRejected({3: None})  # type: ignore[dict-item]
+
+    result: Any = SimpleNamespace(tagged_rows=lambda: None)
+    with pytest.raises(ConfigError) as raised:
+        BatchFunctionSink(sink, "to_table", tagged=True).write(0, result, 1)
+    assert lasting(raised.value) is raised.value
+    assert str(raised.value).startswith(
+        "query: sink 'to_table' raised ConfigError: RowsRejected: expected {row: error}"
+    )
+
+
+class NoSuchTenant(PermanentFailure):
+    """A failure of a user's own, which is not made of a text."""
+
+    def __init__(self, tenant: int, region: str) -> None:
+        super().__init__(f"no tenant {tenant} in {region}")
+
+
+def test_a_users_own_permanent_failure_of_a_sink_ends_the_query_as_one() -> None:
+    result: Any = SimpleNamespace(good_rows=lambda: None)
+    with pytest.raises(PermanentFailure) as raised:
+        BatchFunctionSink(raising(NoSuchTenant(7, "eu")), "to_table").write(0, result, 1)
+    assert type(raised.value) is PermanentFailure
+    assert str(raised.value) == "query: sink 'to_table' raised NoSuchTenant: no tenant 7 in eu"
 
 
 def test_the_exception_survives_pickling_and_says_what_it_is() -> None:

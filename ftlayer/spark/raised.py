@@ -1,0 +1,44 @@
+"""What a run of a query or its sink raised, in words for a user."""
+
+from __future__ import annotations
+
+from ftlayer.errors import FailException, FTLayerError, QueryError, RetryLater, error_for_code
+from ftlayer.functions.conversion import text_of
+from ftlayer.recovery import lasting
+
+_MAX_CHARS = 4_000
+
+_NO_PAUSE = (
+    "a RetryLater of a sink is an error as any other: the batch is tried again as the restart strategy says, whatever "
+    "`after` says. To have single records tried again, raise RowsRejected from a sink with tagged=True"
+)
+
+
+def words_of(error: BaseException) -> str:
+    """Return class and text of an error, and of Spark's the telling part of the text: without the JVM's stack.
+
+    The texts of ftlayer's own errors say what they are about, save those that a user's function raises.
+    """
+    text = text_of(error)
+    cut = text.find("\n\tat ")
+    text = text[: cut if cut > 0 else _MAX_CHARS][:_MAX_CHARS]
+    from_spark = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+    if from_spark or (isinstance(error, FTLayerError) and not isinstance(error, FailException)):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def error_of_sink(error: Exception, sink: str) -> FTLayerError:
+    """Return the error to raise from what a sink has raised: it names the sink and the class.
+
+    Where starting again cannot mend it, it is of the same class (for a user's own the nearest one of ftlayer's), else a
+    `QueryError`.
+    """
+    final = lasting(error)
+    raised = error if final is None else final
+    said = words_of(raised)
+    if not said.startswith(type(raised).__name__):
+        said = f"{type(raised).__name__}: {said}"
+    note = f" ({_NO_PAUSE})" if isinstance(error, RetryLater) else ""
+    kind = QueryError if final is None else error_for_code(final.code)
+    return kind(f"{sink} raised {said}{note}")
