@@ -44,6 +44,22 @@ def test_a_type_of_another_kind_is_refused(old: pa.DataType, new: pa.DataType) -
 
 
 @pytest.mark.parametrize(
+    "now",
+    [
+        pa.schema([("w", pa.int64())]),
+        pa.schema([("v", pa.bool_())]),
+        pa.schema([("v", pa.int64()), pa.field("w", pa.int64(), nullable=False)]),
+    ],
+    ids=["a column is gone", "another kind of type", "a column that may not be null"],
+)
+def test_a_refusal_says_how_the_records_that_wait_come_through(now: pa.Schema) -> None:
+    """They are no dead letters, and the vertex may be an embedded one: `ftlayer dead` reaches none of them."""
+    with pytest.raises(CodecError, match=r"query\.drain\(timeout\) returns True") as raised:
+        fit_rows(pa.record_batch({"v": [1]}), now)
+    assert "ftlayer dead" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
     ("old", "new", "values", "fitted"),
     [
         (pa.int32(), pa.int64(), [1, None], [1, None]),
