@@ -245,6 +245,38 @@ _ELSEWHERE = {
 }
 """Options that are looked for where they are not, and where they are."""
 
+_ATTEMPTS = ("max_attempts", "attempts")
+_PAUSES = ("backoff", "delay", "initial_delay")
+_PLACES = ("path", "directory", "checkpoint")
+_SYNONYMS = {
+    **dict.fromkeys(
+        ("max_retries", "retries", "num_retries", "retry_limit", "max_tries", "tries"), _ATTEMPTS
+    ),
+    **dict.fromkeys(("retry_delay", "retry_backoff", "retry_interval", "retry_wait"), _PAUSES),
+    **dict.fromkeys(("dir", "folder", "location", "checkpoint_dir", "checkpoint_location"), _PLACES),
+    **dict.fromkeys(("url", "uri", "endpoint", "host", "server"), ("address",)),
+    **dict.fromkeys(("secret", "password", "api_key"), ("token",)),
+    **dict.fromkeys(("dlq", "dead_letter_queue", "on_failure", "on_error"), ("on_dead",)),
+    **dict.fromkeys(("retry_if", "retry_for", "retry_exceptions"), ("retry_on",)),
+    **dict.fromkeys(("ttl", "expire_after", "expiry", "max_age"), ("time", "timeout")),
+    **dict.fromkeys(("qps", "rps", "max_rate", "rate", "throttle"), ("rate_limit",)),
+    **dict.fromkeys(("concurrency", "max_concurrency", "capacity", "workers"), ("in_flight", "parallelism")),
+    "attempts": ("max_attempts",),
+    "backoff": ("delay", "initial_delay"),
+    "delay": ("backoff", "initial_delay"),
+    "batch_size": ("batch_rows", "max_rows"),
+    "checkpoint_interval": ("interval",),
+    "checkpoint_timeout": ("timeout",),
+    "max_concurrent_checkpoints": ("max_concurrent",),
+    "min_pause_between_checkpoints": ("min_pause",),
+    "name": ("uid",),
+    "num_retained": ("retained",),
+    "state_backend": ("backend",),
+    "tolerable_failed_checkpoints": ("tolerable_failures",),
+    "uid": ("name",),
+}
+"""Words that other systems have for an option, and its names here: the first that is one where it was given."""
+
 
 def known_options(target: Target) -> Target:
     """Make a class's constructor, or a function, refuse arguments that it does not have by a `ConfigError`.
@@ -261,7 +293,12 @@ def check_known(given: Iterable[str], known: Collection[str], what: str) -> None
     """Raise `ConfigError` for the first name of ``given`` that ``what`` does not have, with the nearest it has."""
     for name in given:
         if name not in known:
-            where = _ELSEWHERE.get(name) or _nearest(name, known) or f"; there are {', '.join(known)}"
+            where = (
+                _ELSEWHERE.get(name)
+                or _meant(name, known)
+                or _nearest(name, known)
+                or f"; there are {', '.join(known)}"
+            )
             raise ConfigError(f"{what}: there is no option {name!r}{where}")
 
 
@@ -288,6 +325,12 @@ def _checked(function: Callable[..., Any], what: str) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def _meant(name: str, known: Collection[str]) -> str:
+    word = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    found = next((each for each in _SYNONYMS.get(word, ()) if each in known), "")
+    return f": did you mean {found!r}?" if found else ""
 
 
 def _nearest(name: object, known: Iterable[str]) -> str:

@@ -26,6 +26,9 @@ from ftlayer.layer.calls import StreamOptions
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.service.client import VertexClient
 from ftlayer.spark.facade import FTLayer
+from ftlayer.spark.tracked import TrackedStream
+from ftlayer.stream.keyed import KeyedStream
+from ftlayer.stream.streams import DataStream
 
 TOKEN = "t" * 32
 HUGE = 1 << 80
@@ -159,6 +162,40 @@ def test_an_option_of_the_vertex_is_known_to_embedded() -> None:
         FTLayer.embedded("x", durabilty="batch")
     with pytest.raises(ConfigError, match="did you mean 'max_attempts'"):
         FTLayer.embedded("x", max_attemps=3)
+
+
+@pytest.mark.parametrize(
+    ("taker", "word", "name"),
+    [
+        (FTLayer.embedded, "max_retries", "max_attempts"),
+        (FTLayer.embedded, "maxRetries", "max_attempts"),
+        (FTLayer.embedded, "retries", "max_attempts"),
+        (FTLayer.embedded, "retry_delay", "backoff"),
+        (FTLayer.embedded, "delay", "backoff"),
+        (FTLayer.embedded, "ttl", "timeout"),
+        (FTLayer.embedded, "dlq", "on_dead"),
+        (FTLayer.connect, "url", "address"),
+        (restart.FixedDelay, "max_retries", "attempts"),
+        (restart.FixedDelay, "backoff", "delay"),
+        (restart.ExponentialDelay, "delay", "initial_delay"),
+        (ftlayer.CheckpointConfig, "checkpoint_interval", "interval"),
+        (ftlayer.CheckpointConfig, "checkpointLocation", "directory"),
+        (ftlayer.StateTtl, "ttl", "time"),
+    ],
+)
+def test_a_word_of_other_systems_is_understood(taker: Callable[..., Any], word: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no option '{word}': did you mean '{name}'\?"):
+        given_to(taker, **{word: 1})
+
+
+def test_the_words_of_other_systems_lead_to_options_that_there_are() -> None:
+    """A name that has changed here leads nowhere there; operators are asked too, as far as they are checked."""
+    operators = (DataStream, KeyedStream, TrackedStream)
+    takers = [*TAKERS, *(getattr(one, name) for one in operators for name in vars(one) if name[0] != "_")]
+    functions = [taker for taker in takers if callable(taker)]
+    known = {name for taker in functions for name in inspect.signature(taker).parameters}
+    assert {name for names in checks._SYNONYMS.values() for name in names} <= known
+    assert not [word for word, names in checks._SYNONYMS.items() if word in names]
 
 
 def test_what_is_missing_is_said() -> None:

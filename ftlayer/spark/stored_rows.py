@@ -18,8 +18,8 @@ MAX_SHOWN = 100
 """Characters that a message shows of a value, and of what Arrow says about it."""
 
 _WAY_OUT = (
-    "read the source with its former schema until query.drain(timeout) returns True, and change it then (a stand-in will "
-    "do for a column that the source has no more: withColumn(name, lit(None).cast(its former type)))"
+    "read the source with its former schema until query.drain(timeout) returns True, and change it then (a stand-in "
+    "will do for a column that the source has no more: withColumn(name, lit(None).cast(its former type)))"
 )
 
 _BECOMES = {
