@@ -39,7 +39,8 @@ class CheckpointingMode(StrEnum):
 class Retention(StrEnum):
     """Whether the last checkpoints stay when a job is over (`ExternalizedCheckpointRetention` in Flink).
 
-    A job that came to its end well needs none: they are deleted in every case.
+    A job that came to its end well needs none: they are deleted in every case. An interrupt (Ctrl-C) deletes none, and
+    a job that fails before its own first checkpoint leaves what it was restored from, whatever is set.
     """
 
     RETAIN_ON_CANCELLATION = "retain-on-cancellation"
@@ -65,7 +66,7 @@ class CheckpointConfig:
         interval_during_backlog: in place of ``interval`` while a source works off a backlog; 0: none then.
         retained: completed checkpoints that are kept. With 2 or more, those that share files (``incremental``,
             ``changelog``) have one more beside them which shares none with the latest, and every tenth is a full one.
-        retention: `Retention`.
+        retention: `Retention`; None: with a ``directory`` RETAIN_ON_CANCELLATION, which is what Flink's default is not.
         unaligned: barriers overtake records, which go into the checkpoint.
         aligned_timeout: with ``unaligned``: begin aligned and become unaligned after this time; 0: at once.
         force_iterations: take checkpoints of topologies with iterations, though records on their way back are in
@@ -104,7 +105,7 @@ class CheckpointConfig:
     tolerable_failures: int = 0
     interval_during_backlog: Duration | None = None
     retained: int = 1
-    retention: Retention = Retention.NO_EXTERNALIZED_CHECKPOINTS
+    retention: Retention | None = None
     unaligned: bool = False
     aligned_timeout: Duration = 0
     force_iterations: bool = False
@@ -146,8 +147,9 @@ class CheckpointConfig:
                 check_bool(getattr(self, option.name), option.name)
         for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
             check_path(getattr(self, name), name)
-        for name, kind in (("mode", CheckpointingMode), ("retention", Retention)):
-            object.__setattr__(self, name, member(getattr(self, name), name, kind))
+        object.__setattr__(self, "mode", member(self.mode, "mode", CheckpointingMode))
+        if self.retention is not None:
+            object.__setattr__(self, "retention", member(self.retention, "retention", Retention))
         check_choice(self.backend, "backend", ("heap", "lmdb"))
         check_bytes(self.key, "key", least=MIN_KEY_BYTES)
         self._check_names()
@@ -209,12 +211,20 @@ class CheckpointConfig:
             )
         if backlog and interval is not None and backlog < interval:
             raise ConfigError("interval_during_backlog, interval: expected 0 or at least the interval")
-        if self.directory is None and self.retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS:
+        if self.directory is None and self.retention not in (None, Retention.NO_EXTERNALIZED_CHECKPOINTS):
             raise ConfigError(
                 "retention, directory: what lies in the driver's memory is gone with it; give a directory"
             )
         if self.changelog and self.directory is None:
             raise ConfigError("changelog, directory: a log that is written all the time needs a directory")
+
+    @property
+    def effective_retention(self) -> Retention:
+        """``retention``, or what it is if none is given: state that was asked to be on disk is not thrown away."""
+        if self.retention is not None:
+            return self.retention
+        lasting = self.directory is not None
+        return Retention.RETAIN_ON_CANCELLATION if lasting else Retention.NO_EXTERNALIZED_CHECKPOINTS
 
     @property
     def interval_ms(self) -> int | None:

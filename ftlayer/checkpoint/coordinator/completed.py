@@ -33,7 +33,9 @@ class CompletedStore:
     def __init__(self, config: CheckpointConfig, known: Sequence[Checkpoint], *, claimed: bool) -> None:
         """``known`` are there from the beginning; they are discarded like the job's own ones if ``claimed``."""
         self._retained = config.retained
-        self._retention = config.retention
+        self._retention = config.effective_retention
+        self._is_lasting = config.directory is not None
+        self._has_own = False
         self._checkpoints = sorted(known, key=lambda each: each.checkpoint)
         self._foreign = set() if claimed else {each.checkpoint for each in known}
         self._gone: deque[set[_Place]] = deque(maxlen=_REMEMBERED)
@@ -58,10 +60,14 @@ class CompletedStore:
         return self._since_full >= FULL_EVERY or self._spare() is None
 
     def add(self, checkpoint: Checkpoint, *, full: bool = False) -> None:
-        """Take a completed one. ``full``: it was written as one that shares nothing with those before."""
+        """Take one that the job has completed. ``full``: it was written to share nothing with those before."""
+        self._has_own = self._has_own or checkpoint.kind != SnapshotKind.SAVEPOINT
+        self._insert(checkpoint)
+        self._since_full = 1 if full else self._since_full + 1
+
+    def _insert(self, checkpoint: Checkpoint) -> None:
         self._checkpoints.append(checkpoint)
         self._checkpoints.sort(key=lambda each: each.checkpoint)
-        self._since_full = 1 if full else self._since_full + 1
 
     def subsume(self) -> list[Checkpoint]:
         """Forget what is more than is retained; returns what is to be discarded of it."""
@@ -82,17 +88,21 @@ class CompletedStore:
         dropped = self._forget([each for each in self._checkpoints if each.checkpoint > last])
         if checkpoint is not None and all(each.checkpoint != last for each in self._checkpoints):
             self._foreign.add(last)
-            self.add(checkpoint)
+            self._insert(checkpoint)
+            self._since_full += 1
         return dropped
 
     def over(self, end: JobEnd) -> list[Checkpoint]:
         """The job is over; returns what is to be discarded."""
         if end is JobEnd.FINISHED:
             keep = False
+        elif end is JobEnd.INTERRUPTED:
+            keep = self._is_lasting
         elif end is JobEnd.CANCELLED:
             keep = self._retention is Retention.RETAIN_ON_CANCELLATION
         else:
-            keep = self._retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS
+            # Before a checkpoint of its own, it may be the restore that was refused: what was restored is the way back.
+            keep = self._retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS or not self._has_own
         return [] if keep else self._forget(list(self._checkpoints))
 
     def lacks_base(self, parts: Iterable[SubtaskSnapshot]) -> bool:

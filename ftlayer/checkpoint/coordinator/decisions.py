@@ -11,10 +11,14 @@ from ftlayer.errors import CheckpointError
 
 
 class JobEnd(StrEnum):
-    """How a job came to its end: FINISHED with all its records done or with a savepoint, or not so well."""
+    """How a job came to its end: FINISHED with all its records done or with a savepoint, or not so well.
+
+    INTERRUPTED is a cancellation that says nothing of what is to become of its state: Ctrl-C.
+    """
 
     FINISHED = "finished"
     CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
     FAILED = "failed"
 
 

@@ -225,9 +225,14 @@ class JobCheckpoints:
             self._do(self._rules.cancel(_now()))
 
     def close(
-        self, state: JobState, take_events: Callable[[], None], close_by_s: float | None = None
+        self,
+        state: JobState,
+        take_events: Callable[[], None],
+        close_by_s: float | None = None,
+        *,
+        interrupted: bool = False,
     ) -> None:
-        """The job is over: remove what is not retained, and end the threads.
+        """The job is over: remove what is not retained (``interrupted``: see `JobEnd`), and end the threads.
 
         ``take_events`` calls what `later` was given meanwhile. What takes longer than until ``close_by_s``, of the
         monotone clock, is left to itself (None: `CLOSE_WAIT_S` a step). `when_done` has to follow.
@@ -244,10 +249,25 @@ class JobCheckpoints:
             if self.result is None and self._parts.config.directory is not None:
                 self._leave_all(take_events)
                 return
-        ends = {JobState.ENDED: JobEnd.FINISHED, JobState.CANCELLED: JobEnd.CANCELLED}
+        cancelled = JobEnd.INTERRUPTED if interrupted else JobEnd.CANCELLED
+        ends = {JobState.ENDED: JobEnd.FINISHED, JobState.CANCELLED: cancelled}
+        had = bool(self._rules.completed)
         self._do(self._rules.over(ends.get(state, JobEnd.FAILED), _now()))
+        if state is not JobState.ENDED and had and not self._rules.completed:
+            self._say_what_goes(state)
         self._close_storage(take_events)
         self._requests.refuse_all(f"the job is {state}")
+
+    def _say_what_goes(self, state: JobState) -> None:
+        config = self._parts.config
+        if config.directory is not None:
+            logger.warning(
+                "%r is %s, and its last checkpoint is removed, as retention=Retention.%s says: its next start begins "
+                "anew, and transactional sinks get again what they have got",
+                self._parts.graph.name,
+                state,
+                config.effective_retention.name,
+            )
 
     def _close_storage(self, take_events: Callable[[], None]) -> None:
         keep = self._rules.completed

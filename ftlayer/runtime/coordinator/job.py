@@ -195,6 +195,11 @@ class Job(JobThread):
         self._events.put(CancelRequested("the job was cancelled"))
         return self._over.wait(timeout)
 
+    def interrupt(self, timeout: float | None = 30.0) -> bool:
+        """As `cancel`, and the last checkpoints stay, whatever ``retention`` says: what Ctrl-C in ``execute`` does."""
+        self._interrupted = True
+        return self.cancel(timeout)
+
     def drain(self, timeout: float | None = None) -> bool:
         """End the sources, let everything that is pending come to its end, and end the job.
 

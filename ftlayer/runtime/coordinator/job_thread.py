@@ -113,6 +113,7 @@ class JobThread:
         self._over = threading.Event()
         self._changed = threading.Condition()  # told whenever the job's state may be another one
         self._close_by_s: float | None = None
+        self._interrupted = False
         self._verdict: Over | None = None
         self._meter = Meter()
         self._checkpoints: JobCheckpoints | None = None
@@ -368,7 +369,9 @@ class JobThread:
             stack.callback(parts.server.close)
             stack.callback(parts.planners.close)
             if self._checkpoints is not None and self._verdict is not None:
-                self._checkpoints.close(self._verdict.state, self._take_later, self._close_by_s)
+                self._checkpoints.close(
+                    self._verdict.state, self._take_later, self._close_by_s, interrupted=self._interrupted
+                )
 
     def _hand_back(self) -> None:
         """Say that the job's name and task slots are free, once nothing is done in its name any more."""

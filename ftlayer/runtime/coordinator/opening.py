@@ -78,6 +78,14 @@ def open_checkpoints(
     # What an earlier owner has published until now counts, and nothing of it that comes later.
     locations = storage.completed(graph.name)
     known = _known(graph, config, key, storage, locations, restore_from)
+    if restore_from == LATEST and not known and ownership is not None and ownership.epoch > 1:
+        logger.warning(
+            "restore_from='latest': topology %r has been started before with the checkpoints in %s, and there is none "
+            "of it now: it begins anew, without state, and transactional sinks get again what they have got. (A "
+            "cancelled or failed job leaves none if its retention says so; a savepoint is restored by its path.)",
+            graph.name,
+            config.directory,
+        )
     taken = [checkpoint_number(last_name(location)) or 0 for location in locations]
     rules = CheckpointCoordinator(
         config,

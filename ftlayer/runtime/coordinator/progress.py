@@ -86,7 +86,7 @@ def follow(job: Job, line: Line | None = None) -> Job:
             while not job.over(every_s):
                 line.show(job.status().line())
         except KeyboardInterrupt:
-            job.cancel()
+            job.interrupt()
             line.show(job.status().line())
             raise
         line.show(job.status().line())

@@ -795,9 +795,16 @@ def test_savepoints_under_way_end_before_the_tasks_do(desk: Make) -> None:
         (Retention.NO_EXTERNALIZED_CHECKPOINTS, JobEnd.FINISHED, False),
         (Retention.NO_EXTERNALIZED_CHECKPOINTS, JobEnd.CANCELLED, False),
         (Retention.NO_EXTERNALIZED_CHECKPOINTS, JobEnd.FAILED, False),
+        (None, JobEnd.FINISHED, False),
+        (None, JobEnd.CANCELLED, True),
+        (None, JobEnd.FAILED, True),
+        (Retention.DELETE_ON_CANCELLATION, JobEnd.INTERRUPTED, True),
+        (Retention.NO_EXTERNALIZED_CHECKPOINTS, JobEnd.INTERRUPTED, True),
     ],
 )
-def test_what_is_retained_in_the_end(desk: Make, retention: Retention, end: JobEnd, kept: bool) -> None:
+def test_what_is_retained_in_the_end(
+    desk: Make, retention: Retention | None, end: JobEnd, kept: bool
+) -> None:
     it = desk(retained=2, retention=retention, directory="/chk").begin()
     for _ in range(2):
         it.complete(it.trigger())
@@ -809,6 +816,23 @@ def test_what_is_retained_in_the_end(desk: Make, retention: Retention, end: JobE
     assert ids(decided, Discard) == ([] if kept else [1, 2])
     assert len(it.coordinator.completed) == (2 if kept else 0)
     assert it.wait(60_000) == []
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_a_job_that_fails_before_its_own_first_checkpoint_leaves_what_it_was_restored_from(
+    desk: Make, own: int
+) -> None:
+    old = desk(retained=2).begin()
+    for _ in range(2):
+        old.complete(old.trigger())
+    never = Retention.NO_EXTERNALIZED_CHECKPOINTS
+    it = desk({"known": old.coordinator.completed}, retained=3, retention=never, directory="/chk")
+    it.call("restarting", 1)
+    it.call("restored", old.coordinator.completed[-1])
+    it.call("running")
+    for _ in range(own):
+        it.complete(it.trigger())
+    assert ids(it.call("over", JobEnd.FAILED), Discard) == ([1, 2, 3] if own else [])
 
 
 @pytest.mark.parametrize("retention", [Retention.RETAIN_ON_CANCELLATION, Retention.DELETE_ON_CANCELLATION])

@@ -91,6 +91,7 @@ class Played:
         restore_from: str | None = None,
         restart: RestartStrategy | None = None,
         declined: SubtaskDeclined | None = None,
+        retention: Retention | None = None,
     ) -> None:
         source = Source("numbers", IterableSource((range(3).__iter__,)), ID)
         vertices = (JobVertex("numbers", (source, Sink("out", WriterSink(Writer(), 1, 1), ID)), 1),)
@@ -98,7 +99,7 @@ class Played:
         config = CheckpointConfig(
             interval=None if bounded else "1ms",
             directory=str(directory),
-            retention=Retention.RETAIN_ON_CANCELLATION,
+            retention=retention,
         )
         self.job = Job(run)
         checkpoints, plan = open_checkpoints(graph, config, run, restore_from)
@@ -447,3 +448,47 @@ def test_a_quick_end_frees_the_name_before_the_job_is_over(tmp_path: Path) -> No
     assert played.job.wait_until_running(WAIT_S)
     assert played.job.cancel(WAIT_S)
     played.over.assert_called_once_with()
+
+
+DELETE, NEVER = Retention.DELETE_ON_CANCELLATION, Retention.NO_EXTERNALIZED_CHECKPOINTS
+
+
+@pytest.mark.parametrize(
+    ("retention", "end", "left"),
+    [
+        (None, "cancel", True),
+        (None, "interrupt", True),
+        (DELETE, "interrupt", True),
+        (DELETE, "cancel", False),
+        (NEVER, "interrupt", True),
+        (NEVER, "cancel", False),
+        (NEVER, "fail", False),
+    ],
+)
+def test_a_checkpoint_that_goes_with_its_job_is_told_of_and_so_is_a_start_without_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, retention: Retention | None, end: str, left: bool
+) -> None:
+    MAY_COMMIT.set()
+    played = Played(tmp_path, retention=retention, run="first")
+    played.job.checkpoint(WAIT_S)
+    match end:
+        case "cancel":
+            assert played.job.cancel(WAIT_S)
+        case "interrupt":
+            assert played.job.interrupt()
+        case _:
+            played.fail(SlotFailed("broken"))
+            assert played.job.over(WAIT_S)
+    assert bool(list(tmp_path.rglob("_metadata"))) == left
+    assert ("and its last checkpoint is removed" in caplog.text) == (not left)
+    caplog.clear()
+    again = Played(tmp_path, retention=retention, run="second", restore_from=LATEST)
+    assert ("has been started before" in caplog.text) == (not left)
+    assert again.job.cancel(WAIT_S)
+
+
+def test_the_first_start_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    played = Played(tmp_path, restore_from=LATEST)
+    assert played.job.cancel(WAIT_S)
+    assert "started before" not in caplog.text
+    assert "removed" not in caplog.text

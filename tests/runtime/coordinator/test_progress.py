@@ -90,7 +90,7 @@ class FakeJob:
         )
         return replace(RUNNING, state=state)
 
-    def cancel(self) -> None:
+    def interrupt(self) -> None:
         self.cancelled = True
 
     def wait(self) -> None:

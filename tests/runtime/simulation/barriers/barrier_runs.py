@@ -272,8 +272,13 @@ class Run:
         assert not world.processes
         assert driver.verdict is not None
         left = {path for path in world.files() if path.split("/")[1] == driver.job.job}
-        if driver.verdict.state is not JobState.ENDED and self._is_retained(driver.verdict.state):
-            left -= world.referred_to(driver.job._checkpoints._rules.completed)
+        if driver.verdict.state is not JobState.ENDED:
+            kept = driver.job._checkpoints._rules.completed
+            # One that fails before its own first checkpoint leaves what it was restored from in any case.
+            assert (
+                not kept or self._is_retained(driver.verdict.state) or driver.verdict.state is JobState.FAILED
+            )
+            left -= world.referred_to(kept)
         assert not left, f"orphans: {left}"
         may_leave = any(writer.startswith(f"{world.lives}.") for writer in world.killed)
         if not may_leave and world.lives not in world.leaves_copies:
