@@ -249,23 +249,22 @@ class JobCheckpoints:
             if self.result is None and self._parts.config.directory is not None:
                 self._leave_all(take_events)
                 return
-        cancelled = JobEnd.INTERRUPTED if interrupted else JobEnd.CANCELLED
-        ends = {JobState.ENDED: JobEnd.FINISHED, JobState.CANCELLED: cancelled}
-        had = bool(self._rules.completed)
-        self._do(self._rules.over(ends.get(state, JobEnd.FAILED), _now()))
-        if state is not JobState.ENDED and had and not self._rules.completed:
-            self._say_what_goes(state)
+        decisions = self._rules.over(_end_of(state, interrupted), _now())
+        self._do(decisions)
+        if state is not JobState.ENDED and any(isinstance(decision, Discard) for decision in decisions):
+            # Behind the removal, which another driver's job is spared.
+            self._clean(lambda: self._say_what_is_gone(state))
         self._close_storage(take_events)
         self._requests.refuse_all(f"the job is {state}")
 
-    def _say_what_goes(self, state: JobState) -> None:
+    def _say_what_is_gone(self, state: JobState) -> None:
         config = self._parts.config
         if config.directory is not None:
             logger.warning(
-                "%r is %s, and its last checkpoint is removed, as retention=Retention.%s says: its next start begins "
+                "%r has %s, and its last checkpoint is removed, as retention=Retention.%s says: its next start begins "
                 "anew, and transactional sinks get again what they have got",
                 self._parts.graph.name,
-                state,
+                "been cancelled" if state is JobState.CANCELLED else state,
                 config.effective_retention.name,
             )
 
@@ -459,6 +458,15 @@ class JobCheckpoints:
                 left_s,
             )
         take_events()
+
+
+def _end_of(state: JobState, interrupted: bool) -> JobEnd:
+    if state is JobState.ENDED:
+        return JobEnd.FINISHED
+    if interrupted:
+        # Though it may have failed: at Ctrl-C, PySpark cancels all Spark jobs before it interrupts the program.
+        return JobEnd.INTERRUPTED
+    return JobEnd.CANCELLED if state is JobState.CANCELLED else JobEnd.FAILED
 
 
 def _said(error: Exception) -> str:

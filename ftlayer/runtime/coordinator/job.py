@@ -186,6 +186,7 @@ class Job(JobThread):
     def cancel(self, timeout: float | None = 30.0) -> bool:
         """End the job now; what is pending stays in the vertex for the next start of the same topology.
 
+        In barrier mode ``retention`` says whether the last checkpoints stay; with a ``directory`` they do by default.
         Waits up to ``timeout`` seconds (None: as long as it takes) and returns whether it is over. A commit of a sink
         that is under way is waited for no longer than four fifths of that. It goes on in this process, which starts
         no other job of this name meanwhile; a job that is restored from its checkpoint makes it again.

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
+from ftlayer.checkpoint.storage.layout import OWNERS
 from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.config import TopologyOptions
@@ -54,6 +55,7 @@ from ftlayer.stream.operators import IterableSource, Sink, Source, WriterSink
 
 WAIT_S = 600
 ID = pa.schema([("id", pa.int64())])
+DELETE, NEVER = Retention.DELETE_ON_CANCELLATION, Retention.NO_EXTERNALIZED_CHECKPOINTS
 COMMITS: list[int] = []
 MAY_COMMIT = threading.Event()
 COMMITTING = threading.Event()
@@ -106,7 +108,7 @@ class Played:
         self._key, self._starts, self._bounded = plan.key, starts, bounded
         self.triggered: list[int] = []
         self._declined = declined
-        self._deployed = threading.Event()
+        self.deployed = threading.Event()
         self.over = Mock()
         self.job.start(
             JobParts(
@@ -121,39 +123,40 @@ class Played:
                 checkpoints=checkpoints,
             )
         )
-        self._say(Hello(0, "a", "grpc://a", "host", 1))
+        self.say(Hello(0, "a", "grpc://a", "host", 1))
 
     def start_tasks(self) -> None:
         """Let the tasks begin that the job has told to."""
-        assert self._deployed.wait(WAIT_S)
-        self._say(TasksStarted())
+        assert self.deployed.wait(WAIT_S)
+        self.say(TasksStarted())
         if self._bounded:
-            self._say(DataEnded("numbers", 0))
+            self.say(DataEnded("numbers", 0))
 
     def fail(self, failed: SlotFailed) -> None:
         """Let the slot fail, and its Spark job end."""
-        self._say(failed)
+        self.say(failed)
         self.job.spark_job_ended(0, 1, None)
 
-    def _say(self, message: Any) -> None:
+    def say(self, message: Any) -> None:
+        """Let the instance say something."""
         self.job.slot_said(0, "a", message)
 
     def _told(self, instance: str, message: Any) -> None:
         match message:
             case Deploy():
-                self._deployed.set()
+                self.deployed.set()
                 if self._starts:
                     self.start_tasks()
             case TriggerCheckpoint(barrier):
                 self.triggered.append(barrier.checkpoint)
                 number = barrier.checkpoint
                 if self._declined is not None:
-                    self._say(self._declined)
+                    self.say(self._declined)
                     return
                 made = Committable("out", seal(WriterCommitMessage(), self._key), number)
-                self._say(SubtaskAcked(number, SubtaskSnapshot("numbers", 0, committables=(made,))))
+                self.say(SubtaskAcked(number, SubtaskSnapshot("numbers", 0, committables=(made,))))
             case EndTasks():
-                self._say(SlotEnded())
+                self.say(SlotEnded())
                 self.job.spark_job_ended(0, 1, None)
             case Cancel():
                 self.job.spark_job_ended(0, 1, None)
@@ -413,15 +416,18 @@ def test_all_checkpoints_that_cannot_be_read_are_named(tmp_path: Path, damaged: 
     assert f"{more}; restore_from takes any" in said
 
 
-def test_a_driver_that_another_one_takes_over_from_ends_and_commits_nothing_more(tmp_path: Path) -> None:
+def test_a_driver_that_another_one_takes_over_from_ends_and_commits_nothing_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     MAY_COMMIT.set()
-    first = Played(tmp_path)
+    first = Played(tmp_path, retention=NEVER)
     first.job.checkpoint(WAIT_S)
     second = Played(tmp_path, run="played-2", restore_from=LATEST, starts=False)
     with pytest.raises(StaleOwnerError, match=r"another driver \(run played-2 on .*this one ends"):
         first.job.wait(WAIT_S)
     assert first.job.state is JobState.FAILED
     # What the second one was restored from is still there, though nothing is retained of a job that has failed.
+    assert "is removed" not in caplog.text
     COMMITS.clear()
     second.start_tasks()
     taken = second.job.checkpoint(WAIT_S).checkpoint
@@ -450,9 +456,6 @@ def test_a_quick_end_frees_the_name_before_the_job_is_over(tmp_path: Path) -> No
     played.over.assert_called_once_with()
 
 
-DELETE, NEVER = Retention.DELETE_ON_CANCELLATION, Retention.NO_EXTERNALIZED_CHECKPOINTS
-
-
 @pytest.mark.parametrize(
     ("retention", "end", "left"),
     [
@@ -475,7 +478,7 @@ def test_a_checkpoint_that_goes_with_its_job_is_told_of_and_so_is_a_start_withou
         case "cancel":
             assert played.job.cancel(WAIT_S)
         case "interrupt":
-            assert played.job.interrupt()
+            assert played.job.interrupt(WAIT_S)
         case _:
             played.fail(SlotFailed("broken"))
             assert played.job.over(WAIT_S)
@@ -485,6 +488,60 @@ def test_a_checkpoint_that_goes_with_its_job_is_told_of_and_so_is_a_start_withou
     again = Played(tmp_path, retention=retention, run="second", restore_from=LATEST)
     assert ("has been started before" in caplog.text) == (not left)
     assert again.job.cancel(WAIT_S)
+
+
+def test_a_job_that_fails_while_it_is_interrupted_leaves_its_checkpoint(tmp_path: Path) -> None:
+    """PySpark cancels the session's Spark jobs before it raises what Ctrl-C is: slots may fail first."""
+    MAY_COMMIT.set()
+    played = Played(tmp_path, retention=NEVER)
+    played.job.checkpoint(WAIT_S)
+    played.say(SlotFailed("its Spark job was cancelled"))
+    until(lambda: played.job.state is JobState.STOPPING)
+    interrupting = threading.Thread(target=played.job.interrupt, args=(WAIT_S,))
+    interrupting.start()
+    until(lambda: played.job._interrupted)
+    # Only now is it over.
+    played.job.spark_job_ended(0, 1, None)
+    interrupting.join(WAIT_S)
+    assert played.job.state is JobState.FAILED
+    assert list(tmp_path.rglob("_metadata"))
+
+
+def test_a_restore_that_fails_leaves_what_it_was_made_from(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    MAY_COMMIT.set()
+    first = Played(tmp_path, retention=NEVER, run="first")
+    first.job.checkpoint(WAIT_S)
+    assert first.job.interrupt(WAIT_S)
+    before = kept(tmp_path)
+    caplog.clear()
+    for attempt in range(2):
+        again = Played(tmp_path, retention=NEVER, run=f"again-{attempt}", restore_from=LATEST, starts=False)
+        assert again.deployed.wait(WAIT_S)
+        again.fail(SlotFailed("its function has no state of that name"))
+        assert again.job.over(WAIT_S)
+        assert again.job.state is JobState.FAILED
+        assert kept(tmp_path) == before
+    assert caplog.text.count("is removed") == caplog.text.count("started before") == 0
+
+
+def test_of_a_savepoint_that_stays_nothing_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    MAY_COMMIT.set()
+    where = Played(tmp_path / "a").job.stop_with_savepoint(str(tmp_path / "s"), WAIT_S)
+    again = Played(tmp_path / "b", retention=DELETE, run="again", restore_from=where, starts=False)
+    assert again.job.cancel(WAIT_S)
+    assert kept(tmp_path / "s")
+    assert "is removed" not in caplog.text
+
+
+def kept(directory: Path) -> dict[Path, bytes]:
+    """Return the files of checkpoints and savepoints, and what they hold."""
+    return {
+        path: path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file() and path.parent.name != OWNERS
+    }
 
 
 def test_the_first_start_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,6 +22,8 @@ from barrier_standins import StandIns
 from barrier_topologies import Case, Extent
 from barrier_world import World
 
+from ftlayer.checkpoint.barrier import SnapshotKind
+from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CheckpointError, CommitFailedError, IncompatibleCheckpointError, JobError
@@ -240,10 +242,18 @@ class Run:
         self._begin(LATEST if latest is not None or self.base is None else self.base)
 
     def _is_retained(self, state: JobState) -> bool:
-        retention = self.world.setting.config.retention
+        retention = self.world.setting.config.effective_retention
         if state is JobState.CANCELLED:
             return retention is Retention.RETAIN_ON_CANCELLATION
         return retention is not Retention.NO_EXTERNALIZED_CHECKPOINTS
+
+    def _failed_without_own(self) -> bool:
+        driver = self.world.driver
+        own = any(
+            stats.kind == SnapshotKind.CHECKPOINT and stats.state is CheckpointState.COMPLETED
+            for stats in driver.job._checkpoints.history()
+        )
+        return driver.verdict is not None and driver.verdict.state is JobState.FAILED and not own
 
     def _begin(self, restore_from: str) -> None:
         self.expected, self.extent = {JobState.ENDED}, Extent.WHOLE
@@ -274,10 +284,9 @@ class Run:
         left = {path for path in world.files() if path.split("/")[1] == driver.job.job}
         if driver.verdict.state is not JobState.ENDED:
             kept = driver.job._checkpoints._rules.completed
-            # One that fails before its own first checkpoint leaves what it was restored from in any case.
-            assert (
-                not kept or self._is_retained(driver.verdict.state) or driver.verdict.state is JobState.FAILED
-            )
+            if not self._is_retained(driver.verdict.state):
+                # One that fails before its own first checkpoint leaves what it was restored from in any case.
+                assert not kept or self._failed_without_own(), kept
             left -= world.referred_to(kept)
         assert not left, f"orphans: {left}"
         may_leave = any(writer.startswith(f"{world.lives}.") for writer in world.killed)
