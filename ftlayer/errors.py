@@ -333,7 +333,7 @@ class SlotLostError(JobError):
 
 
 class SessionLostError(JobError):
-    """The Spark session that a topology runs in is gone: stopped, or its JVM or Connect server has ended."""
+    """The Spark session that a topology or a query runs in is gone: stopped, or its JVM or Connect server has ended."""
 
     code = "SESSION_LOST"
     recoverable = False

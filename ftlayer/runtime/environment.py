@@ -42,6 +42,7 @@ from ftlayer.runtime.order import CheckpointPlan, Door, SlotOrder
 from ftlayer.runtime.sealed import KEY_BYTES
 from ftlayer.service.client import VertexClient
 from ftlayer.service.sockets import SocketDirectory
+from ftlayer.spark.sessions import tells_of_its_end
 from ftlayer.spark.workers import prepare_workers
 from ftlayer.stream.builder import GraphBuilder
 from ftlayer.stream.connectors import Schema
@@ -210,6 +211,7 @@ class StreamEnvironment:
             InvalidTopologyError: the topology cannot be tracked, or cannot be sent to the slots; names the operator.
             ConfigError: the session cannot run slots, or a topology of this name runs already.
             JobStartError: there are too few task slots, or the driver cannot be reached.
+            SessionLostError: Spark's JVM, or its Connect server, ends meanwhile.
             VertexError: the vertex does not answer.
             CheckpointError: there is nothing to restore from there, it is damaged, or it does not fit the topology.
         """
@@ -233,7 +235,8 @@ class StreamEnvironment:
         taken = taken_task_slots()
         taken.take(graph.name, graph.slots)
         try:
-            return self._start(graph, stop_at_latest, restore_from)
+            with tells_of_its_end(self._spark):
+                return self._start(graph, stop_at_latest, restore_from)
         except BaseException:
             taken.give_back(graph.name)
             raise

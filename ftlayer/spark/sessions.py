@@ -1,9 +1,26 @@
-"""The kinds of Spark sessions."""
+"""The kinds of Spark sessions, and whether one lives, asked of its JVM or of its Connect server.
+
+What the Python side remembers of its session says nothing of that: a JVM that was killed leaves it as it was.
+"""
 
 from __future__ import annotations
 
+import logging
 import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
+
+from ftlayer.errors import FTLayerError, SessionLostError
+
+# A machine that is there refuses or accepts in milliseconds (s).
+CONNECT_TIMEOUT_S = 5.0
+# What Spark says to a client whose session the server does not know any more.
+_LOST_HANDLES = "INVALID_HANDLE.SESSION_"
+
+logger = logging.getLogger(__name__)
 
 _LOCAL = re.compile(r"local(\[.*\])?")
 
@@ -17,3 +34,78 @@ def is_local(spark: Any) -> bool:
     """Whether the session's executors are threads of its own JVM, or processes beside it."""
     master = str(spark.conf.get("spark.master", "local"))
     return _LOCAL.fullmatch(master) is not None or master.startswith("local-cluster")
+
+
+def how_it_ended(spark: Any, failure: BaseException | None = None) -> SessionLostError | None:
+    """Return how a session has ended; None if it lives, or that is unknown. May wait for seconds.
+
+    ``failure``: what a Spark job has failed with, if one has; it may say so.
+    """
+    return _connect_end(spark, failure) if is_connect(spark) else _classic_end(spark.sparkContext)
+
+
+@contextmanager
+def tells_of_its_end(spark: Any) -> Iterator[None]:
+    """Raise `SessionLostError` in place of what is raised inside because the session has ended.
+
+    Py4J's own error is a refused connection behind pages of its frames.
+    """
+    try:
+        yield
+    except FTLayerError:
+        raise
+    except Exception as error:
+        end = how_it_ended(spark, error)
+        if end is None:
+            raise
+        raise end from None
+
+
+def _classic_end(context: Any) -> SessionLostError | None:
+    from py4j.protocol import Py4JNetworkError
+
+    jvm_context = context._jsc
+    if jvm_context is None:
+        return SessionLostError(
+            "the Spark session was stopped; make another one and a new environment for it"
+        )
+    try:
+        stopped = bool(jvm_context.sc().isStopped())
+    except (Py4JNetworkError, OSError) as error:
+        logger.info("the JVM of the Spark session does not answer", exc_info=error)
+        return SessionLostError(
+            "the JVM of the Spark session is gone, and what ran in it, though this Python process lives on. "
+            "It was killed or has crashed: its own log, hs_err_pid*.log, and the kernel's (out of memory?) say why. "
+            "PySpark starts no second JVM in a process: start the program again"
+        )
+    if not stopped:
+        return None
+    return SessionLostError(
+        "the Spark session was stopped in its JVM; start the program again with a new one"
+    )
+
+
+def _connect_end(spark: Any, failure: BaseException | None) -> SessionLostError | None:
+    if spark.is_stopped:
+        return SessionLostError(
+            "the Spark session was stopped; make another one and a new environment for it"
+        )
+    condition = getattr(failure, "getCondition", lambda: None)()
+    if str(condition or "").startswith(_LOST_HANDLES):
+        return SessionLostError(
+            f"the Spark Connect server does not know the session any more ({condition}): it was started again, or has "
+            "ended the session. Make another session and a new environment for it"
+        )
+    endpoint = str(spark.client._builder.endpoint)
+    place = urlsplit(f"//{endpoint}")
+    try:
+        socket.create_connection((place.hostname or "", place.port or 0), CONNECT_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return SessionLostError(
+            f"the Spark Connect server {endpoint} is gone: nothing listens there any more. Sessions end with their "
+            "server: start it again, then make another session and a new environment for it"
+        )
+    except OSError as error:
+        # A network that is down for a while ends no session.
+        logger.warning("the Spark Connect server %s cannot be reached: %s", endpoint, error)
+    return None

@@ -23,6 +23,7 @@ from ftlayer.spark.plan_checks import all_nullable, check_functions, with_source
 from ftlayer.spark.protocol import BatchProtocol
 from ftlayer.spark.query import TrackedQuery
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
+from ftlayer.spark.sessions import tells_of_its_end
 from ftlayer.spark.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, stream_writer
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.steps import plan_stages
@@ -165,16 +166,18 @@ class TrackedWriter:
         """Start the query and its supervisor.
 
         Raises `ConfigError` if a query of this name runs already, `CheckpointMismatchError` if the checkpoint is not
-        this query's, `InvalidTopologyError` for a function that cannot be pickled, and whatever Spark or the vertex
-        raises at the start.
+        this query's, `InvalidTopologyError` for a function that cannot be pickled, `SessionLostError` if Spark's JVM
+        ends meanwhile, and whatever Spark or the vertex raises at the start.
         """
         check_functions(self._stream.steps)
-        if any(query.name == self._name for query in self._stream.source.frame.sparkSession.streams.active):
-            raise ConfigError(
-                f"name: a query {self._name!r} runs in this session already, and two queries of one source need "
-                "names of their own: give this one another with name=… of sink, write_stream or emit"
-            )
-        return self._start_tracked() if self._stream.layer.enabled else self._start_plain()
+        spark = self._stream.source.frame.sparkSession
+        with tells_of_its_end(spark):
+            if any(query.name == self._name for query in spark.streams.active):
+                raise ConfigError(
+                    f"name: a query {self._name!r} runs in this session already, and two queries of one source need "
+                    "names of their own: give this one another with name=… of sink, write_stream or emit"
+                )
+            return self._start_tracked() if self._stream.layer.enabled else self._start_plain()
 
     def _start_plain(self) -> TrackedQuery:
         source = self._stream.source

@@ -15,9 +15,9 @@ from ftlayer.checks import shown
 from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, UnsupportedError
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
 from ftlayer.machine import ensure_java
-from ftlayer.runtime.coordinator.session import how_it_ended, task_slots
+from ftlayer.runtime.coordinator.session import task_slots
 from ftlayer.runtime.order import SlotOrder
-from ftlayer.spark.sessions import is_connect, is_local
+from ftlayer.spark.sessions import how_it_ended, is_connect, is_local
 from ftlayer.stream.names import display_name
 
 # Executors of a cluster that was just asked for come one by one.

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from ftlayer.errors import SessionLostError
 from ftlayer.runtime.coordinator.events import TaskCounts
-from ftlayer.runtime.coordinator.session import count_tasks, how_it_ended
+from ftlayer.runtime.coordinator.session import count_tasks
 from ftlayer.runtime.slot.worker import Worker
-from ftlayer.spark.sessions import is_connect
+from ftlayer.spark.sessions import how_it_ended, is_connect
 
 OnEnded = Callable[[int, int, str | None], None]
 
