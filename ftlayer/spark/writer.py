@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftlayer.checks import check_function, check_known, check_ran, check_text, known_options, shown
 from ftlayer.circuit import CircuitStatus
-from ftlayer.errors import CheckpointMismatchError, ConfigError, QueryError
+from ftlayer.errors import CheckpointMismatchError, ConfigError
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
@@ -27,6 +27,7 @@ from ftlayer.spark.sessions import tells_of_its_end
 from ftlayer.spark.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, stream_writer
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.steps import plan_stages
+from ftlayer.spark.stopped import StoppedError, hide_stops
 from ftlayer.spark.tracked import stream_of_source
 
 if TYPE_CHECKING:
@@ -298,12 +299,12 @@ class TrackedWriter:
             except Exception as error:
                 handle.note_failure(error)
                 if handle.interrupted:
-                    # Spark looks in the text for a sign of its own stop(), with a regular expression that
-                    # overflows the stack over a long one.
-                    raise QueryError("stopped") from None
+                    # From None: Spark's regular expression for a stop overflows the stack over a long text.
+                    raise StoppedError(self._name) from None
                 raise
             handle.report(report)
 
+        hide_stops()
         rows = self._frame(stream, mark.query, handle.drain_until)
         return self._spark_start(rows.writeStream.foreachBatch(process), handle)
 
