@@ -140,11 +140,17 @@ class _Calls:
         limit = asyncio.timeout(self._step.timeout_ms / 1_000)
         try:
             async with limit:
-                return await self._step.function(record)
+                result = await self._step.function(record)
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the function's own
-            raise TimeoutError(f"{self._step.uid!r} gave no result in {self._step.timeout_ms} ms") from error
+            raise self._too_late() from error
+        if limit.expired():  # it took no notice of its cancellation
+            raise self._too_late()
+        return result
+
+    def _too_late(self) -> TimeoutError:
+        return TimeoutError(f"{self._step.uid!r} gave no result in {self._step.timeout_ms} ms")
 
 
 def _loop() -> asyncio.AbstractEventLoop:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -103,6 +104,19 @@ def test_a_call_that_takes_too_long_fails_its_record_and_no_other() -> None:
     assert (failure.row, failure.operator) == (1, "look_up")
     assert failure.reason == "TimeoutError: 'look_up' gave no result in 50 ms"
     assert sorted(ended) == [6, 7, 8]  # it was cancelled, and is not under way any more
+
+
+def test_a_call_that_returns_in_spite_of_its_cancellation_is_too_late() -> None:
+    async def goes_on(record: dict[str, int]) -> dict[str, int]:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return record
+
+    result = run(goes_on, [1], timeout_ms=20)
+    assert values_out(result) == []
+    assert [failure.reason for failure in result.failures] == [
+        "TimeoutError: 'look_up' gave no result in 20 ms"
+    ]
 
 
 def raises(error: BaseException) -> Callable[[Any], Any]:
