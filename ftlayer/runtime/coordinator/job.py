@@ -39,6 +39,7 @@ class Job(JobThread):
     def __init__(self, job: str) -> None:
         super().__init__(job)
         self._last_status: StreamStatus | None = None
+        self._before: StreamStatus | None = None
 
     @property
     def state(self) -> JobState:
@@ -47,9 +48,9 @@ class Job(JobThread):
 
     def start(self, parts: JobParts) -> None:
         """Begin to run."""
-        vertex = _ask(parts.vertex)
+        vertex = self._before = _ask(parts.vertex)
         if vertex is not None:
-            self._meter.update_done(vertex.done, now_ms())
+            self._meter.update_vertex(vertex, now_ms())
         super().start(parts)
 
     def status(self) -> JobStatus:
@@ -62,7 +63,7 @@ class Job(JobThread):
         with self._lock:
             core = self._core
             if vertex is not None:
-                self._meter.update_done(vertex.done, moment_ms)
+                self._meter.update_vertex(vertex, moment_ms)
             rates = {} if self._over.is_set() else self._meter.rates(moment_ms)
             totals = self._meter.totals
             return JobStatus(
@@ -76,6 +77,7 @@ class Job(JobThread):
                 counters={name: value for name, value in totals.items() if "/" not in name},
                 rates={name: rate for name, rate in rates.items() if "/" not in name},
                 vertex=vertex,
+                before=self._before,
                 restarts=core.restarts,
                 isolation=core.isolation,
                 last_failure=core.last_failure,

@@ -10,9 +10,9 @@ from ftlayer.layer.calls import StreamStatus
 from ftlayer.notebook import html_table
 from ftlayer.runtime.coordinator.events import JobState
 from ftlayer.runtime.coordinator.isolation import IsolationStatus
-from ftlayer.runtime.coordinator.meter import DONE
+from ftlayer.runtime.coordinator.meter import DONE, IN
 
-IN, OUT = "records_in", "records_out"
+OUT = "records_out"
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class JobStatus:
             are replayed count again; what an instance did between its last heartbeat and its loss is not in them.
         rates: the same per second, over the last few seconds.
         vertex: what is pending, due, waiting and dead; None with FTStatus.OFF, or where the vertex gave no answer.
+        before: the same when the job began, what an earlier run had left; None where the vertex gave no answer then.
         checkpoints: totals in barrier mode, None in acker mode.
         isolation: how far the search for a record that ends processes is; None while there is none.
         restarts: how often something that ran was lost and started again: in acker mode a slot, in barrier mode what
@@ -80,6 +81,7 @@ class JobStatus:
     counters: dict[str, int] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     vertex: StreamStatus | None = None
+    before: StreamStatus | None = None
     isolation: IsolationStatus | None = None
     checkpoints: CheckpointCounts | None = None
     restarts: int = 0
@@ -91,9 +93,13 @@ class JobStatus:
         return {} if self.vertex is None else self.vertex.circuits
 
     def line(self) -> str:
-        """Return it in one line: of a tracked job what is done, of another what its last chains took."""
+        """Return it in one line: of a tracked job what is done, of another what its last chains took.
+
+        Of a tracked one, what came in and what an earlier run had left is done, pending, due, waiting, dead by now or
+        on its way to the vertex.
+        """
         name, word = (DONE, "done") if DONE in self.counters else (OUT, "out")
-        parts = [self._headline(), self._counted(IN, "in"), self._counted(name, word)]
+        parts = [self._headline(), self._counted(IN, "in") + self._left_before(), self._counted(name, word)]
         if self.vertex is not None:
             parts.append(self._left(self.vertex))
         parts += [
@@ -128,9 +134,17 @@ class JobStatus:
         count = f"{self.counters.get(counter, 0):,} {word}"
         return count if self.state.is_final else f"{count} ({self.rates.get(counter, 0):,.0f}/s)"
 
+    def _left_before(self) -> str:
+        before = self.before
+        left = 0 if before is None else before.pending + before.due + before.waiting
+        return f", {left:,} left by an earlier run" if left else ""
+
     def _left(self, vertex: StreamStatus) -> str:
         tries = self.counters.get("failed", 0)
-        dead = f"{vertex.dead:,} dead" + (f" ({tries:,} failed tries)" if tries else "")
+        # Some may have been requeued or purged since.
+        old = 0 if self.before is None else min(self.before.dead, vertex.dead)
+        dead = f"{vertex.dead:,} dead" + (f", {old:,} of them before" if old else "")
+        dead += f" ({tries:,} failed tries)" if tries else ""
         if self.state is JobState.ENDED:
             return dead
         return f"{vertex.pending + vertex.due:,} pending, {vertex.waiting:,} waiting, {dead}"

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
+from ftlayer.layer.calls import StreamStatus
+
 # Rates are those of the last seconds: long enough to be steady at one heartbeat a second.
 WINDOW_MS = 5_000
+
+IN = "records_in"
+"""The counter of records that sources have read."""
 
 DONE = "done"
 """The counter of a tracked job's records that came to be done."""
@@ -17,8 +22,10 @@ class Meter:
     def __init__(self) -> None:
         self._latest: dict[str, dict[str, int]] = {}
         self._totals: Counter[str] = Counter()
-        self._done_in_vertex: int | None = None
+        self._before: StreamStatus | None = None
+        self._done_in_vertex = 0
         self._done = 0
+        self._taken = 0
         self._samples: deque[tuple[int, Counter[str]]] = deque()
 
     def update(self, instance: str, counters: dict[str, int], now_ms: int) -> None:
@@ -32,20 +39,29 @@ class Meter:
         while len(self._samples) > 2 and now_ms - self._samples[1][0] >= WINDOW_MS:
             self._samples.popleft()
 
-    def update_done(self, done: int, now_ms: int) -> None:
-        """Take how many records the vertex has seen done since its start, which may be later than the last time.
+    def update_vertex(self, status: StreamStatus, now_ms: int) -> None:
+        """Take what the vertex holds, and has seen done since its start, which may be later than the last time.
 
-        The first number is what was done before the job.
+        The first time is that of before the job.
         """
-        if self._done_in_vertex is not None:
-            self._done += done - (self._done_in_vertex if done >= self._done_in_vertex else 0)
-        self._done_in_vertex = done
+        if self._before is None:
+            self._before, self._done_in_vertex = status, status.done
+        self._done += status.done - (self._done_in_vertex if status.done >= self._done_in_vertex else 0)
+        self._done_in_vertex = status.done
+        self._taken = self._done + _held(status) - _held(self._before)
         self.update("", {DONE: self._done}, now_ms)
 
     @property
     def totals(self) -> dict[str, int]:
-        """All counters."""
-        return dict(self._totals)
+        """All counters.
+
+        What has come in is at least what the vertex has taken: reports of slots are up to a heartbeat old, and what a
+        lost one had read since its last is in none.
+        """
+        totals = dict(self._totals)
+        if self._before is not None:
+            totals[IN] = max(totals.get(IN, 0), self._taken)
+        return totals
 
     def rates(self, now_ms: int) -> dict[str, float]:
         """Return the counters per second, over the last seconds up to now."""
@@ -54,3 +70,8 @@ class Meter:
         since_ms, then = self._samples[0]
         passed = max(now_ms - since_ms, 1)
         return {name: (value - then[name]) * 1_000 / passed for name, value in self._totals.items()}
+
+
+def _held(status: StreamStatus) -> int:
+    """Return how many records the vertex holds, in whatever state."""
+    return status.pending + status.due + status.waiting + status.dead

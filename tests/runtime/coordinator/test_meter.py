@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.layer.calls import StreamStatus
 from ftlayer.runtime.coordinator.meter import WINDOW_MS, Meter
 
 
@@ -54,12 +55,60 @@ def test_what_is_done_is_counted_from_the_jobs_start_over_restarts_of_the_vertex
     """A vertex that was started again counts from 0. (What it had done and not told is not counted.)"""
     meter = Meter()
     in_vertex, done = before, 0
-    meter.update_done(in_vertex, 0)
+    meter.update_vertex(StreamStatus(0, 0, 0, 0, -1, in_vertex), 0)
     for restarted, more in steps:
         if restarted:
             in_vertex = 0
-            meter.update_done(0, 0)
+            meter.update_vertex(StreamStatus(0, 0, 0, 0, -1, 0), 0)
         in_vertex += more
         done += more
-        meter.update_done(in_vertex, 0)
-    assert meter.totals == {"done": done}
+        meter.update_vertex(StreamStatus(0, 0, 0, 0, -1, in_vertex), 0)
+    assert meter.totals["done"] == done
+
+
+@given(
+    st.tuples(*[st.integers(0, 50)] * 5),
+    st.lists(
+        st.tuples(st.sampled_from(["accept", "take", "fail", "done", "die", "report"]), st.integers(1, 20))
+    ),
+)
+def test_what_came_in_is_what_the_vertex_has_and_has_seen_done_however_old_the_slots_reports_are(
+    before: tuple[int, int, int, int, int], steps: list[tuple[str, int]]
+) -> None:
+    """Slots report once a second, and what a lost one had read since is in no report."""
+    pending, due, waiting, dead, done = before
+    meter = Meter()
+
+    def update() -> None:
+        meter.update_vertex(StreamStatus(pending, due, waiting, dead, -1, done), 0)
+
+    update()
+    read = 0
+    for step, count in steps:
+        moved = min(count, waiting if step == "take" else pending)
+        match step:
+            case "accept":
+                pending, read = pending + count, read + count
+            case "take":
+                waiting, pending = waiting - moved, pending + moved
+            case "fail":
+                pending, waiting = pending - moved, waiting + moved
+            case "done":
+                pending, done = pending - moved, done + moved
+            case "die":
+                pending, dead = pending - moved, dead + moved
+            case "report":
+                meter.update("slot", {"records_in": read}, 0)
+        update()
+        assert meter.totals["records_in"] == read
+
+
+def test_records_that_slots_have_read_and_the_vertex_has_not_accepted_are_in_too() -> None:
+    meter = Meter()
+    meter.update_vertex(StreamStatus(0, 0, 0, 3, -1, 0), 0)
+    meter.update("slot", {"records_in": 10}, 0)
+    meter.update_vertex(StreamStatus(2, 0, 0, 3, -1, 5), 0)
+    assert meter.totals == {"records_in": 10, "done": 5}
+    # Dead letters from before were purged.
+    meter.update_vertex(StreamStatus(2, 0, 0, 0, -1, 8), 0)
+    assert meter.totals == {"records_in": 10, "done": 8}

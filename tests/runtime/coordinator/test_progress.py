@@ -48,6 +48,20 @@ def test_the_last_line_says_done_dead_and_failed() -> None:
     assert "6 pending, 4 waiting, 10 dead" in cancelled.line()
 
 
+def test_what_an_earlier_run_left_stands_beside_what_came_in() -> None:
+    before = StreamStatus(pending=3, due=0, waiting=4, dead=2, next_due_in_ms=0)
+    again = replace(RUNNING, before=before, slots=())
+    assert again.line() == (
+        "hosts: running · 20,000 in (1,000/s), 7 left by an earlier run · 19,980 done (900/s) · 6 pending, 4 waiting, "
+        "10 dead, 2 of them before (30 failed tries)"
+    )
+    ended = replace(again, state=JobState.ENDED, vertex=StreamStatus(0, 0, 0, 1, -1))
+    assert ended.line() == (
+        "hosts: ended after 12.3 s · 20,000 in, 7 left by an earlier run · 19,980 done · 1 dead, 1 of them before "
+        "(30 failed tries)"
+    )
+
+
 def test_without_a_vertex_it_counts_what_came_out() -> None:
     counters = {"records_in": 20, "records_out": 60}
     line = replace(RUNNING, vertex=None, counters=counters, rates={}, slots=()).line()
