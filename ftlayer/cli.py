@@ -189,9 +189,14 @@ def serve(
     durability: Annotated[
         str, typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/operations.md.')
     ] = "batch",
-    max_store: Annotated[str, typer.Option(help='How large the store may become, like "8GiB".')] = "8GiB",
+    max_store: Annotated[
+        str,
+        typer.Option(
+            help="How large the store may become, like 8GiB; GB is the same: units are powers of 1,024."
+        ),
+    ] = "8GiB",
     persist_timeout: Annotated[
-        str, typer.Option(help="How long intake waits for room before it fails, like 30s.")
+        str, typer.Option(help="How long intake waits for room before it fails, like 30s; below 120s.")
     ] = "60s",
     metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus endpoint.")] = None,
     exact: Annotated[

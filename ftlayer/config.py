@@ -27,6 +27,9 @@ from ftlayer.errors import ConfigError
 MIB = 1 << 20
 GIB = 1 << 30
 
+CLIENT_DEADLINE_MS = 120_000
+"""So long clients wait for an answer, sending their call again meanwhile, unless they are told otherwise."""
+
 # A shard's store below this has no room for LMDB's own pages.
 MIN_SHARD_BYTES = 8 * MIB
 
@@ -54,7 +57,7 @@ class VertexOptions:
             a duration (``"100ms"``): within that time; ``"none"``: when the system writes them. They outlive
             the process in every case.
         max_store_bytes: how large the store may become, all shards together. Intake stops at 90 % of it.
-        persist_timeout_ms: how long intake waits for room before it fails with `IntakeTimeoutError`.
+        persist_timeout_ms: how long intake waits for room before it fails with `IntakeTimeoutError`; below 120 s.
         max_message_bytes: largest message the vertex takes. Longer calls come in parts, up to 16 messages.
         tracker: ``"table"``, or ``"exact"`` for the diagnostic one (some hundred times slower).
         timeout_buckets: a root expires between its timeout and timeout × (1 + 1 / (buckets − 1)).
@@ -81,6 +84,11 @@ class VertexOptions:
         least = self.shards * MIN_SHARD_BYTES
         check_int(self.max_store_bytes, "max_store_bytes", least=least, most=MOST_BYTES)
         check_int(self.persist_timeout_ms, "persist_timeout_ms", least=1, most=LONGEST_MS)
+        if self.persist_timeout_ms >= CLIENT_DEADLINE_MS:
+            raise ConfigError(
+                f"persist_timeout_ms: expected less than {CLIENT_DEADLINE_MS} ms, behind which clients take the vertex "
+                f"for unavailable and do not learn that it is full, got {self.persist_timeout_ms}"
+            )
         # A call's parts have 1 MiB; gRPC carries up to a GiB.
         check_int(self.max_message_bytes, "max_message_bytes", least=2 * MIB, most=GIB)
         check_choice(self.tracker, "tracker", ("table", "exact"))

@@ -15,6 +15,7 @@ import msgpack
 from pyarrow import flight
 
 from ftlayer.checks import LONGEST_MS, check_int, check_text, known_options
+from ftlayer.config import CLIENT_DEADLINE_MS
 from ftlayer.errors import FTLayerError, VertexError, VertexUnavailableError
 from ftlayer.layer.calls import Call, Envelope, Reply
 from ftlayer.service.connection import Connection, monotonic_ms, retried
@@ -65,7 +66,7 @@ class VertexClient:
         root_certs: bytes | None = None,
         client_pem: bytes | None = None,
         client_id: str | None = None,
-        deadline_ms: int = 120_000,
+        deadline_ms: int = CLIENT_DEADLINE_MS,
     ) -> None:
         """Check the arguments (`ConfigError`); connects with the first call.
 

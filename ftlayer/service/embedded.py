@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO
 
 from ftlayer.address import Address, is_loopback, parse_address
-from ftlayer.config import ServeOptions, VertexOptions
+from ftlayer.config import CLIENT_DEADLINE_MS, ServeOptions, VertexOptions
 from ftlayer.errors import FTLayerError, StorePathError, VertexError, error_for_code
 from ftlayer.service.child import ChildOrder, ChildReport
 from ftlayer.service.client import VertexClient
@@ -122,7 +122,7 @@ class EmbeddedVertex:
             self._supervisor.start()
             return self._address
 
-    def client(self, *, client_id: str | None = None, deadline_ms: int = 120_000) -> VertexClient:
+    def client(self, *, client_id: str | None = None, deadline_ms: int = CLIENT_DEADLINE_MS) -> VertexClient:
         """Return a client of it."""
         return VertexClient(
             self._address,

@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from ftlayer.circuit import CircuitState
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.layer.calls import Reply, Stats, StatsReply
+from ftlayer.service.metric_texts import TEXTS
 from ftlayer.service.vertex import Vertex
 
 
@@ -64,7 +65,7 @@ class Metrics:
         if not isinstance(answer, StatsReply):
             return
         for name, value in sorted(answer.values.items()):
-            yield GaugeMetricFamily(f"ftlayer_{name}", f"See ftlayer.layer.state: {name}.", value)
+            yield GaugeMetricFamily(f"ftlayer_{name}", TEXTS[name], value)
         yield from _circuits(answer)
 
 

@@ -47,6 +47,7 @@ def test_what_is_no_duration_is_named(text: Any) -> None:
         ("max_store_bytes", 1),
         ("max_store_bytes", "1G"),
         ("persist_timeout_ms", 0),
+        ("persist_timeout_ms", 120_000),
         ("max_message_bytes", 1),
         ("max_message_bytes", 1 << 40),
         ("tracker", "approximate"),

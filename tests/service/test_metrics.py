@@ -1,4 +1,4 @@
-"""What Prometheus is told of circuit breakers."""
+"""What Prometheus is told."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.layer.calls import StatsReply
+from ftlayer.layer.calls import Stats, StatsReply
 from ftlayer.service.gather import add_stats
+from ftlayer.service.metric_texts import TEXTS
 from ftlayer.service.metrics import Metrics
 
 OPEN = CircuitStatus(CircuitState.OPEN, 3, 100, 40, 700)
@@ -33,6 +34,7 @@ def test_the_breakers_of_topologies_and_queries_are_metrics() -> None:
     registry.register(Metrics(Vertex(stats), "", None))  # type: ignore[arg-type]
     lines = generate_latest(registry).decode().splitlines()
     for line in (
+        "# HELP ftlayer_pending Records in flight, now.",
         "ftlayer_pending 3.0",
         'ftlayer_circuit_state{circuit="",owner="shop",state="closed"} 1.0',
         'ftlayer_circuit_state{circuit="enrich",owner="shop",state="open"} 1.0',
@@ -41,3 +43,9 @@ def test_the_breakers_of_topologies_and_queries_are_metrics() -> None:
         'ftlayer_circuit_opened{circuit="",owner="query"} 3.0',
     ):
         assert line in lines
+
+
+def test_each_value_of_a_vertex_says_what_it_is(running: Any) -> None:
+    reply = running.client().call(Stats())
+    assert isinstance(reply, StatsReply)
+    assert set(reply.values) == set(TEXTS)
