@@ -202,7 +202,13 @@ class FTLayer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except KeyboardInterrupt:
+            if isinstance(error, KeyboardInterrupt):
+                # The second one, of a user in a hurry: the first says the same.
+                raise KeyboardInterrupt from None
+            raise
 
     @property
     def enabled(self) -> bool:

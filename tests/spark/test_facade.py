@@ -10,6 +10,23 @@ from ftlayer.errors import UnsupportedError
 from ftlayer.spark.facade import FTLayer
 
 
+@pytest.mark.parametrize("first", [KeyboardInterrupt(), ValueError("the program's own")])
+def test_an_interrupt_of_the_close_behind_an_interrupt_is_one_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: BaseException
+) -> None:
+    layer = FTLayer.embedded(tmp_path / "ft")
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(layer, "close", interrupted)
+    with pytest.raises(KeyboardInterrupt) as raised, layer:
+        raise first
+    # Another error of the program is not hidden.
+    hides = raised.value.__suppress_context__
+    assert hides if isinstance(first, KeyboardInterrupt) else raised.value.__context__ is first
+
+
 def test_an_embedded_vertex_cannot_serve_a_session_of_spark_connect(tmp_path: Path) -> None:
     session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     layer = FTLayer.embedded(tmp_path / "ft")

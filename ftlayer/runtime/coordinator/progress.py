@@ -77,9 +77,18 @@ class TerminalLine:
 def follow(job: Job, line: Line | None = None) -> Job:
     """Show progress until the job is over, and how it ended. Raises what the job fails with.
 
-    Ctrl-C, or the interrupt of a notebook's cell, cancels the job and is raised again.
+    Ctrl-C, or the interrupt of a notebook's cell, cancels the job and is raised again, without the frames of where it
+    met this thread.
     """
-    line = line or _line()
+    try:
+        _follow(job, line or _line())
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt from None
+    job.wait()
+    return job
+
+
+def _follow(job: Job, line: Line) -> None:
     every_s = PLAIN_S if isinstance(line, PlainLines) else LIVE_S
     with line:
         try:
@@ -90,8 +99,6 @@ def follow(job: Job, line: Line | None = None) -> Job:
             line.show(job.status().line())
             raise
         line.show(job.status().line())
-    job.wait()
-    return job
 
 
 def hide_spark_bar(spark: Any) -> None:

@@ -130,6 +130,22 @@ def test_an_interrupt_cancels_in_order_and_is_raised(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err.splitlines()[-1].startswith("hosts: cancelled after")
 
 
+class ImpatientJob(FakeJob):
+    """Interrupted once more while it is cancelled."""
+
+    def interrupt(self) -> None:
+        super().interrupt()
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", [FakeJob, ImpatientJob])
+def test_the_traceback_of_an_interrupt_is_the_users_own(kind: type[FakeJob]) -> None:
+    with pytest.raises(KeyboardInterrupt) as raised:
+        follow(kind(2, interrupted=True), PlainLines())  # type: ignore[arg-type]
+    assert [entry.name for entry in raised.traceback][1:] == ["follow"]
+    assert raised.value.__suppress_context__
+
+
 def test_what_the_job_fails_with_is_raised_behind_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="broken"):
         shown(capsys, FakeJob(1, error=ValueError("broken")))
