@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ftlayer.stream.operators import PushSource
     from ftlayer.stream.windows import session, sliding, tumbling
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 __all__ = [
     "LAST_WATERMARK_MS",
