@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from bench.harness import Target, note
 from ftlayer.config import VertexOptions
-from ftlayer.layer.calls import OpenStream, Persist, Reply, StreamOpened, StreamOptions, Xor, Xored
 from ftlayer.records.ids import random_root_ids
-from ftlayer.service.client import VertexClient
-from ftlayer.service.embedded import EmbeddedVertex
+from ftlayer.vertex.calls import OpenStream, Persist, Reply, StreamOpened, StreamOptions, Xor, Xored
+from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.service.embedded import EmbeddedVertex
 
 TARGETS = {
     "acked_roots_per_s": Target(at_least=1e6, unit="roots/s"),

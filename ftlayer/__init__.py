@@ -7,7 +7,7 @@ from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import FailException, FTLayerError, PermanentFailure, RetryLater, RowsRejected
-from ftlayer.machine import ensure_java_for_sessions
+from ftlayer.java.machine import ensure_java_for_sessions
 from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 
 if TYPE_CHECKING:
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ftlayer.functions.current import CurrentRecord, current_record
     from ftlayer.functions.process import LAST_WATERMARK_MS, CoProcessFunction, ProcessFunction
     from ftlayer.functions.ttl import StateTtl
-    from ftlayer.layer.calls import StreamOptions
-    from ftlayer.runtime.coordinator.events import JobState
-    from ftlayer.runtime.coordinator.job import Job
+    from ftlayer.runtime.driver.events import JobState
+    from ftlayer.runtime.driver.job import Job
     from ftlayer.runtime.environment import StreamEnvironment
     from ftlayer.spark.facade import FTLayer
-    from ftlayer.stream.connectors import partitions
-    from ftlayer.stream.operators import PushSource
-    from ftlayer.stream.windows import session, sliding, tumbling
+    from ftlayer.topology.connectors import partitions
+    from ftlayer.topology.operators import PushSource
+    from ftlayer.topology.windows import session, sliding, tumbling
+    from ftlayer.vertex.calls import StreamOptions
 
 __version__ = "0.2.0.dev0"
 
@@ -70,18 +70,18 @@ _MODULES = {
     "CurrentRecord": "ftlayer.functions.current",
     "DeadLetter": "ftlayer.dead_letters.letter",
     "FTLayer": "ftlayer.spark.facade",
-    "Job": "ftlayer.runtime.coordinator.job",
-    "JobState": "ftlayer.runtime.coordinator.events",
+    "Job": "ftlayer.runtime.driver.job",
+    "JobState": "ftlayer.runtime.driver.events",
     "ProcessFunction": "ftlayer.functions.process",
-    "PushSource": "ftlayer.stream.operators",
+    "PushSource": "ftlayer.topology.operators",
     "StateTtl": "ftlayer.functions.ttl",
     "StreamEnvironment": "ftlayer.runtime.environment",
-    "StreamOptions": "ftlayer.layer.calls",
+    "StreamOptions": "ftlayer.vertex.calls",
     "current_record": "ftlayer.functions.current",
-    "partitions": "ftlayer.stream.connectors",
-    "session": "ftlayer.stream.windows",
-    "sliding": "ftlayer.stream.windows",
-    "tumbling": "ftlayer.stream.windows",
+    "partitions": "ftlayer.topology.connectors",
+    "session": "ftlayer.topology.windows",
+    "sliding": "ftlayer.topology.windows",
+    "tumbling": "ftlayer.topology.windows",
 }
 
 

@@ -10,7 +10,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal
 
-from ftlayer.address import MAX_PORT, Address, parse_listen
 from ftlayer.checks import (
     LONGEST_MS,
     MOST_BYTES,
@@ -23,6 +22,7 @@ from ftlayer.checks import (
     known_options,
 )
 from ftlayer.errors import ConfigError
+from ftlayer.transport.address import MAX_PORT, Address, parse_listen
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ftlayer.errors import JavaMissingError
-from ftlayer.machine import ensure_java
+from ftlayer.java.machine import ensure_java
 
 DAEMON_START_S = 600.0
 """For a master or worker of a standalone cluster to say that it is up."""
@@ -120,11 +120,11 @@ SMOKE = (
     "docs/test_checkpointing_reference.py",
     "functions/test_chain.py",
     "handler/test_lineage.py",
-    "layer/test_batches.py",
+    "vertex/rules/test_batches.py",
     "partitioning/test_key_groups.py",
     "records/test_ids.py",
     "runtime/connectors/test_rows.py",
-    "runtime/coordinator/test_core_rules.py",
+    "runtime/driver/test_core_rules.py",
     "runtime/simulation/test_topologies.py::test_attempts_are_counted_and_used_up",
     "runtime/simulation/test_topologies.py::test_one_record_on_two_edges_to_the_same_operator",
     "runtime/simulation/barriers/test_barrier_mode.py::test_nothing_fails",
@@ -135,8 +135,8 @@ SMOKE = (
     "runtime/spark/test_growing_logs.py",
     "runtime/spark/test_barrier_mode.py::test_a_bounded_job_ends_with_a_checkpoint_that_commits_everything",
     "runtime/task/test_chain_task.py",
-    "service/test_shard.py",
-    "service/test_embedded.py::test_a_killed_vertex_comes_back_with_its_records_and_clients_go_on",
+    "vertex/service/test_shard.py",
+    "vertex/service/test_embedded.py::test_a_killed_vertex_comes_back_with_its_records_and_clients_go_on",
     "sinks/test_files.py::test_rows_are_seen_when_they_are_committed",
     "sinks/test_postgres.py::test_rows_are_seen_when_they_are_committed",
     "spark/test_carrier.py",
@@ -145,10 +145,10 @@ SMOKE = (
     "spark/faults/test_query_without_jvm.py",
     "state/test_serializer.py",
     "store/test_values.py",
-    "stream/test_chaining.py",
+    "topology/test_chaining.py",
     "test_checks.py",
     "runtime/test_environment.py",
-    "timeouts/test_schedule.py",
+    "acker/test_schedule.py",
 )
 """Files, and tests of files, of every room: ``pytest -m smoke`` runs them in a minute or two."""
 

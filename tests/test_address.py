@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.address import Address, parse_address, parse_listen
 from ftlayer.errors import ConfigError
+from ftlayer.transport.address import Address, parse_address, parse_listen
 
 
 @pytest.mark.parametrize(

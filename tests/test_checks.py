@@ -18,17 +18,17 @@ from hypothesis import strategies as st
 
 import ftlayer
 from ftlayer import checks, config, restart
-from ftlayer.address import Address
 from ftlayer.checkpoint import options as checkpoint_options
 from ftlayer.checks import LONGEST_MS, check_known, duration_ms
 from ftlayer.errors import ConfigError
-from ftlayer.layer.calls import StreamOptions
 from ftlayer.runtime.environment import StreamEnvironment
-from ftlayer.service.client import VertexClient
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.tracked import TrackedStream
-from ftlayer.stream.keyed import KeyedStream
-from ftlayer.stream.streams import DataStream
+from ftlayer.topology.keyed import KeyedStream
+from ftlayer.topology.streams import DataStream
+from ftlayer.transport.address import Address
+from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.client.client import VertexClient
 
 TOKEN = "t" * 32
 HUGE = 1 << 80

@@ -23,8 +23,6 @@ from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import Filter, Map, Process
 from ftlayer.functions.topology import TopologyChain
 from ftlayer.functions.writers import call_commit
-from ftlayer.layer import calls
-from ftlayer.layer.calls import StreamOptions
 from ftlayer.restart import check_strategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.push import PushReader
@@ -33,10 +31,12 @@ from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.sinks import BatchFunctionSink, EmitSink
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.state.heap import HeapBackend
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import partitions
-from ftlayer.stream.operators import PushSource, Source
-from ftlayer.stream.windows import tumbling
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import partitions
+from ftlayer.topology.operators import PushSource, Source
+from ftlayer.topology.windows import tumbling
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import StreamOptions
 
 V = pa.schema([("v", pa.int64())])
 

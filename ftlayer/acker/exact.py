@@ -8,9 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from ftlayer.acker.segmented_table import NEVER, U64, Mask, as_stamp, as_u64, no_zeros
 from ftlayer.errors import ConfigError
-from ftlayer.timeouts import NEVER
-from ftlayer.timeouts.segmented_table import U64, Mask, as_stamp, as_u64, no_zeros
 
 from .tracker import IdLists, Located, Roots, fold_ids
 

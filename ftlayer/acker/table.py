@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.timeouts import NEVER
-from ftlayer.timeouts.segmented_table import U64, Mask, SegmentedTable, as_stamp, as_u64, no_zeros
+from ftlayer.acker.segmented_table import NEVER, U64, Mask, SegmentedTable, as_stamp, as_u64, no_zeros
 
 from .tracker import IdLists, Located, Roots
 

@@ -9,9 +9,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ftlayer.acker.segmented_table import NEVER, U64, Mask, as_u64
 from ftlayer.errors import ConfigError
-from ftlayer.timeouts import NEVER
-from ftlayer.timeouts.segmented_table import U64, Mask, as_u64
 
 
 class Roots(NamedTuple):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from ftlayer.checks import check_ran
 from ftlayer.dead_letters.letter import DeadLetter, letter_of, letters_behind
 from ftlayer.errors import FTLayerError
-from ftlayer.layer.calls import Cursor, GetCursor, PutCursor
-from ftlayer.service.client import VertexClient
+from ftlayer.vertex.calls import Cursor, GetCursor, PutCursor
+from ftlayer.vertex.client.client import VertexClient
 
 READER = "on_dead"
 PAGE = 100

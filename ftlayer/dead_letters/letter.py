@@ -13,8 +13,8 @@ import pyarrow as pa
 from ftlayer.functions.conversion import records_of
 from ftlayer.functions.raw_types import raw_type
 from ftlayer.functions.steps import Record
-from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList
-from ftlayer.service.client import VertexClient
+from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList
+from ftlayer.vertex.client.client import VertexClient
 
 
 @dataclass(frozen=True, slots=True)

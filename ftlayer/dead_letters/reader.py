@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from ftlayer.dead_letters.letter import all_letters_behind, letter_of
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.errors import ConfigError
-from ftlayer.service.client import VertexClient
+from ftlayer.vertex.client.client import VertexClient
 
 FORMAT = "ftlayer_dead_letters"
 PAGE = 1_000

@@ -11,7 +11,7 @@ from ftlayer.demo.events import Event
 from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Word, kind_of, reason_of, words_of
 from ftlayer.demo.layout import RunDirectory
 from ftlayer.demo.topology import PARALLELISM, follow, read_lines
-from ftlayer.runtime.coordinator.job_status import JobStatus
+from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.runtime.environment import LATEST
 from ftlayer.sinks import FileSink
 

@@ -14,7 +14,7 @@ from ftlayer.demo.events import Event, Progress, Started, Starting
 from ftlayer.demo.layout import RunDirectory
 from ftlayer.demo.text import FILES_A_BATCH
 from ftlayer.errors import JobError
-from ftlayer.runtime.coordinator.job_status import JobStatus
+from ftlayer.runtime.driver.job_status import JobStatus
 
 FILE_S = 1.0
 """Each partition gives a file a second: slow enough to be killed in the middle, quick enough to be watched."""
@@ -70,7 +70,7 @@ def input_partitions(directory: Path, marks: Path) -> list[Partition]:
 
 
 if TYPE_CHECKING:
-    from ftlayer.stream.streams import DataStream
+    from ftlayer.topology.streams import DataStream
 
 PARALLELISM = 2
 """One slot for each core of the demo's Spark."""

@@ -12,7 +12,7 @@ from ftlayer.demo.events import Event, Starting
 from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
 from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
 from ftlayer.demo.topology import PARALLELISM, follow, read_lines
-from ftlayer.runtime.coordinator.job_status import JobStatus
+from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.sinks import FileSink
 
 if TYPE_CHECKING:

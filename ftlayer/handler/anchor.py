@@ -14,9 +14,9 @@ import numpy as np
 from ftlayer.handler.children import Derived, FTDerived, FTPairs, Pairs, Site, UntrackedChildren
 from ftlayer.handler.exact_ids import IdBook
 from ftlayer.handler.lineage import Lineage
-from ftlayer.layer.calls import EventIds
 from ftlayer.records.ids import I64Array, U64Array, initial_record_ids, operator_key
 from ftlayer.records.kernels import native
+from ftlayer.vertex.calls import EventIds
 
 
 class AnchorHandler(Protocol):

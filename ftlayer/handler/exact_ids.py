@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ftlayer.layer.calls import EventIds
 from ftlayer.records.ids import I64Array, U64Array
+from ftlayer.vertex.calls import EventIds
 
 OWN = -1
 """In `EventIds.owners`: the event acknowledges the id itself."""

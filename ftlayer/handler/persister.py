@@ -7,8 +7,8 @@ from typing import Protocol
 import pyarrow as pa
 
 from ftlayer.errors import UnsupportedError
-from ftlayer.layer.calls import EventIds, Persist, SourcePosition
 from ftlayer.records.ids import I32Array, RootSeed, U64Array, root_ids
+from ftlayer.vertex.calls import EventIds, Persist, SourcePosition
 
 
 class Persister(Protocol):

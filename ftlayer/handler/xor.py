@@ -12,9 +12,9 @@ from ftlayer.errors import JobError
 from ftlayer.functions.chain import RowFailure
 from ftlayer.handler.exact_ids import IdBook, fold_lists
 from ftlayer.handler.lineage import Lineage
-from ftlayer.layer.calls import EventIds, Failure
 from ftlayer.records.ids import I64Array, U64Array, xor_fold_by_root
 from ftlayer.recovery import lasting_in_text
+from ftlayer.vertex.calls import EventIds, Failure
 
 
 @dataclass(frozen=True, slots=True)

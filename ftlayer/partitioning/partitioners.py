@@ -49,7 +49,7 @@ class Partitioner(Protocol):
     def routing(self, rows: OutgoingRows, channels: int) -> I32Array | None:
         """Return what has to be stored with each row for the replay twin: int32[n], or None for nothing.
 
-        It goes into a column of `ftlayer.layer.calls.Persist.key_hashes`.
+        It goes into a column of `ftlayer.vertex.calls.Persist.key_hashes`.
         """
 
 

@@ -29,6 +29,8 @@ U64Array: TypeAlias = npt.NDArray[np.uint64]
 I64Array: TypeAlias = npt.NDArray[np.int64]
 I32Array: TypeAlias = npt.NDArray[np.int32]
 
+NO_ROOTS: U64Array = np.zeros(0, np.uint64)
+
 MAX_SHARDS = 1 << 16
 """At most this many shards: 16 bits of a root id, so that 48 are left to tell records apart."""
 

@@ -13,22 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ftlayer.address import Address, parse_address
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checks import check_bool, check_instance, check_text, known_options, shown
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
-from ftlayer.layer.calls import StreamOptions
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
-from ftlayer.runtime.coordinator.control_server import ControlServer
-from ftlayer.runtime.coordinator.ended_job import EndedJob
-from ftlayer.runtime.coordinator.job import Job, JobParts
-from ftlayer.runtime.coordinator.job_vertex import JobVertexCalls
-from ftlayer.runtime.coordinator.opening import LATEST, ended_before, open_checkpoints
-from ftlayer.runtime.coordinator.planners import Planners
-from ftlayer.runtime.coordinator.progress import follow, hide_spark_bar
-from ftlayer.runtime.coordinator.spark_checks import (
+from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
+from ftlayer.runtime.barrier_mode.driver.opening import LATEST, ended_before, open_checkpoints
+from ftlayer.runtime.driver.control_server import ControlServer
+from ftlayer.runtime.driver.ended_job import EndedJob
+from ftlayer.runtime.driver.job import Job, JobParts
+from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.driver.progress import follow, hide_spark_bar
+from ftlayer.runtime.driver.spark_checks import (
     Place,
     check_is_session,
     check_session,
@@ -37,20 +35,22 @@ from ftlayer.runtime.coordinator.spark_checks import (
     place_of,
     taken_task_slots,
 )
-from ftlayer.runtime.coordinator.submit import SlotRunner, SlotSubmitter
-from ftlayer.runtime.order import CheckpointPlan, Door, SlotOrder
-from ftlayer.runtime.sealed import KEY_BYTES
-from ftlayer.service.client import VertexClient
-from ftlayer.service.sockets import SocketDirectory
+from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
+from ftlayer.runtime.protocol.order import CheckpointPlan, Door, SlotOrder
+from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.spark.sessions import tells_of_its_end
 from ftlayer.spark.workers import prepare_workers
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import Schema
-from ftlayer.stream.explain import explain, to_dot, to_mermaid
-from ftlayer.stream.iterations import check_forced, warn_of_losses
-from ftlayer.stream.job_graph import JobGraph
-from ftlayer.stream.job_graph_generator import job_graph
-from ftlayer.stream.streams import DataStream
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import Schema
+from ftlayer.topology.explain import explain, to_dot, to_mermaid
+from ftlayer.topology.iterations import check_forced, warn_of_losses
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.topology.streams import DataStream
+from ftlayer.transport.address import Address, parse_address
+from ftlayer.transport.sockets import SocketDirectory
+from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.client.client import VertexClient
 
 if TYPE_CHECKING:
     from ftlayer.spark.facade import FTLayer
@@ -142,7 +142,7 @@ class StreamEnvironment:
         max_failing: str | int | None = None,
         restart: RestartStrategy | None = None,
     ) -> DataStream:
-        """Begin a stream; arguments and errors as `ftlayer.stream.builder.GraphBuilder.source`."""
+        """Begin a stream; arguments and errors as `ftlayer.topology.builder.GraphBuilder.source`."""
         if retry is not None and self._layer is not None:
             check_instance(retry, "source: retry", StreamOptions)
             self._layer.check_retry(retry, "source: retry")
@@ -309,7 +309,7 @@ class StreamEnvironment:
         certificate = None
         if not place.is_local:
             # Late, because most jobs need no certificate.
-            from ftlayer.service.tls import make_certificate
+            from ftlayer.transport.tls import make_certificate
 
             made = make_certificate([TLS_NAME])
             certificate = made.cert, made.key

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ftlayer.circuit import CircuitBreaker, CircuitState, CircuitStatus, Limit
 from ftlayer.errors import QueryError
-from ftlayer.layer.calls import Failure
+from ftlayer.vertex.calls import Failure
 
 WHOLE_QUERY = ""
 """The name of the breaker that looks at all failures."""

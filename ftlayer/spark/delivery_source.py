@@ -20,7 +20,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from pyspark.sql.types import StructType
 
 from ftlayer.errors import ConfigError
-from ftlayer.layer.calls import (
+from ftlayer.records.tries import pack_tries
+from ftlayer.spark.delivery_marks import make_marks
+from ftlayer.spark.stage_task import FT
+from ftlayer.spark.stored_rows import fit_rows
+from ftlayer.vertex.calls import (
     Deliverable,
     DeliverableUpTo,
     QueryStatus,
@@ -29,11 +33,7 @@ from ftlayer.layer.calls import (
     RecordBatches,
     Records,
 )
-from ftlayer.records.tries import pack_tries
-from ftlayer.service.client import VertexClient
-from ftlayer.spark.delivery_marks import make_marks
-from ftlayer.spark.stage_task import FT
-from ftlayer.spark.stored_rows import fit_rows
+from ftlayer.vertex.client.client import VertexClient
 
 FORMAT = "ftlayer"
 

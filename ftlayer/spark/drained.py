@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftlayer.layer.calls import QueryStatus
+from ftlayer.vertex.calls import QueryStatus
 
 
 @dataclass(frozen=True, slots=True)

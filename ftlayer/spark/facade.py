@@ -27,7 +27,14 @@ from ftlayer.dead_letters.announcer import Announcer
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
-from ftlayer.layer.calls import (
+from ftlayer.notebook import tell
+from ftlayer.spark.frames import list_records, record_frame
+from ftlayer.spark.ingest import Ingest, stream_of_ingest
+from ftlayer.spark.plan_checks import check_columns, check_key, check_session, check_source
+from ftlayer.spark.sessions import is_connect
+from ftlayer.spark.tracked import SourceSpec, TrackedStream
+from ftlayer.spark.workers import prepare_workers
+from ftlayer.vertex.calls import (
     Changed,
     OpenStream,
     Purge,
@@ -37,16 +44,9 @@ from ftlayer.layer.calls import (
     StatsReply,
     StreamOptions,
 )
-from ftlayer.layer.calls.common import LONGEST_MS
-from ftlayer.notebook import tell
-from ftlayer.service.client import VertexClient
-from ftlayer.service.embedded import EmbeddedVertex
-from ftlayer.spark.frames import list_records, record_frame
-from ftlayer.spark.ingest import Ingest, stream_of_ingest
-from ftlayer.spark.plan_checks import check_columns, check_key, check_session, check_source
-from ftlayer.spark.sessions import is_connect
-from ftlayer.spark.tracked import SourceSpec, TrackedStream
-from ftlayer.spark.workers import prepare_workers
+from ftlayer.vertex.calls.common import LONGEST_MS
+from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.service.embedded import EmbeddedVertex
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

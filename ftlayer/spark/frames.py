@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.dead_letters.letter import json_text, shown_record
-from ftlayer.layer.calls import ListRecords, RecordInfo, RecordList
+from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from ftlayer.service.client import VertexClient
+    from ftlayer.vertex.client.client import VertexClient
 
 PAGE = 1_000
 

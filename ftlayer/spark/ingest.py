@@ -11,14 +11,14 @@ import pyarrow as pa
 from ftlayer.checks import shown
 from ftlayer.errors import CodecError, MalformedRequestError, ProtocolError, VertexUnavailableError
 from ftlayer.functions.conversion import to_batch
-from ftlayer.layer.calls import Ingest as IngestCall
 from ftlayer.spark.delivery_source import arrow_schema
+from ftlayer.vertex.calls import Ingest as IngestCall
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from ftlayer.service.client import VertexClient
     from ftlayer.spark.ingest_reader import IngestReader
+    from ftlayer.vertex.client.client import VertexClient
 
 
 NO_FIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -114,7 +114,7 @@ class Ingest:
         `ConfigError` for what is no name.
         """
         from ftlayer.spark.ingest_reader import IngestReader
-        from ftlayer.stream.names import check_job_name
+        from ftlayer.topology.names import check_job_name
 
         check_job_name(topology)
         return IngestReader(self._client, stream_of_ingest(self.name), f"topology/{topology}")

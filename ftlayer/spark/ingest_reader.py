@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from ftlayer.errors import SourceError
-from ftlayer.layer.calls import (
+from ftlayer.vertex.calls import (
     BatchBegun,
     BatchState,
     BeginBatch,
@@ -24,7 +24,7 @@ from ftlayer.layer.calls import (
     RecordBatches,
     Seal,
 )
-from ftlayer.service.client import VertexClient
+from ftlayer.vertex.client.client import VertexClient
 
 RANGE_ROWS = 100_000
 """A range has this many rows at most, unless all there is is asked for …"""

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
-from ftlayer.layer.calls import (
+from ftlayer.spark.circuits import FailureTally
+from ftlayer.vertex.calls import (
     BatchBegun,
     BatchState,
     BeginBatch,
@@ -36,7 +37,6 @@ from ftlayer.layer.calls import (
     Sealed,
     SealedRows,
 )
-from ftlayer.spark.circuits import FailureTally
 
 STEPS = ("begin", "begun", "run", "sealed", "written", "committed", "reported")
 """The steps that a watcher is told of, in order; faults are injected at each of them."""

@@ -19,7 +19,6 @@ from pyspark.errors import StreamingQueryException
 
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
-from ftlayer.layer.calls import QueryStatus
 from ftlayer.notebook import html_table
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy
@@ -28,6 +27,7 @@ from ftlayer.spark.drained import Drain, LogEnds
 from ftlayer.spark.letter_queries import LetterQuery
 from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.raised import words_of
+from ftlayer.vertex.calls import QueryStatus
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

@@ -7,7 +7,7 @@ import operator as op
 from ftlayer.errors import ConfigError, RowsRejected
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.layer.calls import Failure
+from ftlayer.vertex.calls import Failure
 
 _MASK = (1 << 64) - 1
 

@@ -13,19 +13,6 @@ import pyarrow as pa
 
 from ftlayer.errors import StaleIncarnationError
 from ftlayer.handler.exact_ids import IdBook
-from ftlayer.layer.calls import (
-    I32,
-    BatchBegun,
-    Call,
-    EmittedRows,
-    EventIds,
-    Fail,
-    Failure,
-    QueryOpened,
-    Report,
-    SealedRows,
-    Xor,
-)
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
 from ftlayer.spark.circuits import FailureTally
@@ -38,6 +25,19 @@ from ftlayer.spark.sinks import BatchSink
 from ftlayer.spark.stage_run import QueryPlan, RunOptions, StagesResult, run_stages, split_root
 from ftlayer.spark.stage_task import FT, RootGiver, Skip
 from ftlayer.spark.verdict import Verdict, sealed_rows
+from ftlayer.vertex.calls import (
+    I32,
+    BatchBegun,
+    Call,
+    EmittedRows,
+    EventIds,
+    Fail,
+    Failure,
+    QueryOpened,
+    Report,
+    SealedRows,
+    Xor,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ftlayer.errors import CodecError, QueryError
-from ftlayer.layer.calls import BatchBegun
 from ftlayer.spark.row_digests import row_digests
 from ftlayer.spark.stage_task import FT, Skip
 from ftlayer.spark.stored_rows import check_none_gone, fit_rows
+from ftlayer.vertex.calls import BatchBegun
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -15,9 +15,9 @@ from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.functions.bisect import settle
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write, check_writer
-from ftlayer.layer.calls import Failure
 from ftlayer.spark.raised import error_of_sink
 from ftlayer.spark.rejected import rejections
+from ftlayer.vertex.calls import Failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

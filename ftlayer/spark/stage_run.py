@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.batch_segment import ROW_TAG
-from ftlayer.layer.calls import Failure
 from ftlayer.spark.carrier import CARRIER_DTYPE, make_carriers
 from ftlayer.spark.known import TriedRoots
 from ftlayer.spark.pages import (
@@ -34,6 +33,7 @@ from ftlayer.spark.spread import Spread
 from ftlayer.spark.stage_task import EMITTED_ID, FT, RootGiver, Skip, StageTask
 from ftlayer.spark.steps import FrameStep, Repartition, StagePlan, Transform
 from ftlayer.spark.verdict import Verdict, add_failures, add_last_stage, first_stage_verdict, lost_roots
+from ftlayer.vertex.calls import Failure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

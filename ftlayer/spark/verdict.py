@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.layer.calls import I32, Failure, SealedRows
 from ftlayer.spark.carrier import CARRIER_DTYPE, read_carriers
 from ftlayer.spark.known import TriedRoots
 from ftlayer.spark.pages import U64, PageHead, ipc_to_rows, to_roots
+from ftlayer.vertex.calls import I32, Failure, SealedRows
 
 
 @dataclass

@@ -12,7 +12,6 @@ from ftlayer.errors import CheckpointMismatchError, ConfigError
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
-from ftlayer.layer.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
@@ -29,6 +28,7 @@ from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.steps import plan_stages
 from ftlayer.spark.stopped import StoppedError, hide_stops
 from ftlayer.spark.tracked import stream_of_source
+from ftlayer.vertex.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,6 +1,6 @@
 """The narrow interface every store passes: tables of byte keys in order, changed by transactions.
 
-The rules of the vertex (`ftlayer.layer`) know nothing else of storage. `MemoryStore` and `LmdbStore`
+The rules of the vertex (`ftlayer.vertex.rules`) know nothing else of storage. `MemoryStore` and `LmdbStore`
 pass one conformance suite, so what is tested on one holds on the other.
 """
 

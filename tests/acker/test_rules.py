@@ -11,9 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.acker import AckerTable, ExactTracker, IdLists, Tracker, fold_ids, warm_up
+from ftlayer.acker import (
+    AckerTable,
+    ExactTracker,
+    ExpirySchedule,
+    IdLists,
+    Tracker,
+    fold_ids,
+    kernels,
+    warm_up,
+)
 from ftlayer.errors import ConfigError
-from ftlayer.timeouts import ExpirySchedule, kernels
 
 U64 = Callable[..., np.ndarray]
 

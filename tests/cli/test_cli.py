@@ -14,11 +14,11 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner
 
-from ftlayer.cli import app, parse_size
+from ftlayer.cli.main import app, parse_size
 from ftlayer.errors import ConfigError
-from ftlayer.layer import calls
-from ftlayer.service.client import VertexClient
-from ftlayer.service.tls import make_certificate
+from ftlayer.transport.tls import make_certificate
+from ftlayer.vertex import calls
+from ftlayer.vertex.client.client import VertexClient
 
 TOKEN = "a-token-of-some-length"
 
@@ -76,7 +76,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
     token_file.write_text(TOKEN + "\n")
     token_file.chmod(0o600)
     store = tmp_path / "store"
-    command = [sys.executable, "-m", "ftlayer.cli", "serve", str(store), "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "ftlayer.cli.main", "serve", str(store), "--listen", "127.0.0.1:0"]
     process = subprocess.Popen(
         [*command, "--token-file", str(token_file), "--max-store", "64MiB"],
         stdout=subprocess.PIPE,
@@ -100,7 +100,7 @@ def test_version() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from ftlayer.cli import app\n"
+        "import sys; from ftlayer.cli.main import app\n"
         "try: app(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'pyspark', 'pyarrow', 'numba', 'numpy', 'pandas', 'lmdb'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
@@ -277,7 +277,7 @@ def test_inspect_works_beside_a_live_vertex_and_after_it(served: Served) -> None
 
 
 def test_inspect_numbers_keys_by_shard(tmp_path: Path) -> None:
-    from ftlayer.offline import inspect_vertex, stored_records
+    from ftlayer.cli.offline import inspect_vertex, stored_records
     from ftlayer.store.lmdb_store import LmdbStore
 
     for shard in range(2):

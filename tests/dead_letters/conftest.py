@@ -9,11 +9,11 @@ import pytest
 
 from ftlayer.clock import Now
 from ftlayer.errors import VertexUnavailableError
-from ftlayer.layer import calls
-from ftlayer.layer.calls import Envelope
-from ftlayer.layer.layer import INTAKE, FTLayerCore
-from ftlayer.layer.options import LayerOptions
 from ftlayer.store import MemoryStore
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import Envelope
+from ftlayer.vertex.rules.layer import INTAKE, FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
 
 STREAM = "job/source"
 

@@ -14,7 +14,7 @@ from ftlayer.dead_letters import announcer
 from ftlayer.dead_letters.announcer import LONGEST_PAUSE_S, Announcer, StreamTeller
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.dead_letters.reader import DeadLetterReader
-from ftlayer.layer import calls
+from ftlayer.vertex import calls
 
 unhurried = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]

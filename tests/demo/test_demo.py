@@ -11,7 +11,7 @@ import pytest
 
 def run_demo(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ftlayer.cli", "demo", *map(str, arguments)],
+        [sys.executable, "-m", "ftlayer.cli.main", "demo", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=900,
@@ -37,7 +37,7 @@ def test_vertex_and_driver_are_killed_and_every_line_is_accounted_for(tmp_path: 
         [
             sys.executable,
             "-m",
-            "ftlayer.cli",
+            "ftlayer.cli.main",
             "inspect",
             str(run / "ft"),
             "--list",

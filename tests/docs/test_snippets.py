@@ -17,18 +17,15 @@ import typer.main
 import ftlayer
 import ftlayer.errors
 from ftlayer import restart
-from ftlayer.cli import app
+from ftlayer.cli.main import app
 from ftlayer.clock import Now
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
 from ftlayer.functions.context import Context, KeyTimers
 from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
-from ftlayer.layer.calls import QueryStatus, Stats, StatsReply, StreamOptions, StreamStatus
-from ftlayer.layer.layer import FTLayerCore
-from ftlayer.layer.options import LayerOptions
-from ftlayer.runtime.coordinator.events import JobState
-from ftlayer.runtime.coordinator.job import Job
-from ftlayer.runtime.coordinator.job_status import ChainStatus, JobStatus, SlotStatus
+from ftlayer.runtime.driver.events import JobState
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus, SlotStatus
 from ftlayer.runtime.environment import StreamEnvironment, default_restart
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.protocol import BatchReport
@@ -36,17 +33,27 @@ from ftlayer.spark.query import TrackedQuery
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.spark.writer import TrackedWriter
 from ftlayer.store.memory import MemoryStore
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.explain import explain, to_mermaid
-from ftlayer.stream.iterative import IterativeStream
-from ftlayer.stream.job_graph_generator import job_graph
-from ftlayer.stream.keyed import ConnectedStreams, KeyedStream
-from ftlayer.stream.streams import DataStream
-from ftlayer.stream.windows import WindowedStream
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.explain import explain, to_mermaid
+from ftlayer.topology.iterative import IterativeStream
+from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.topology.keyed import ConnectedStreams, KeyedStream
+from ftlayer.topology.streams import DataStream
+from ftlayer.topology.windows import WindowedStream
+from ftlayer.vertex.calls import QueryStatus, Stats, StatsReply, StreamOptions, StreamStatus
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+TOPOLOGY_GUIDES = [
+    "docs/guide-topologies.md",
+    "docs/guide-sources-and-sinks.md",
+    "docs/guide-state-and-time.md",
+    "docs/guide-failures.md",
+    "docs/guide-production.md",
+]
 
 OTHERS_OPTIONS = {
     "--quick",
@@ -161,7 +168,7 @@ def test_methods_of_a_layer_and_a_query_exist(name: str) -> None:
         "timers": KeyTimers,
     }
     code = "\n".join([*blocks(page(name), "python"), *re.findall(r"`([^`\n]+)`", page(name))])
-    for owner, attribute in re.findall(rf"(?<![.\w-])({'|'.join(owners)})\.([A-Za-z]\w*)", code):
+    for owner, attribute in re.findall(rf"(?<![./\w-])({'|'.join(owners)})\.([A-Za-z]\w*)", code):
         names = {*dir(owners[owner]), "stream_options", "status", "strict", "max_rows", "name"}
         assert attribute in names, f"{owner}.{attribute}"
 
@@ -182,7 +189,8 @@ TOPOLOGY_CLASSES = (
 def test_arguments_in_examples_of_topologies() -> None:
     """Every keyword is one of a method of that name."""
     checked = 0
-    for block in blocks(page("docs/guide-topologies.md"), "python"):
+    guides = "\n".join(page(name) for name in TOPOLOGY_GUIDES)
+    for block in blocks(guides, "python"):
         for node in ast.walk(ast.parse(block)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue
@@ -380,7 +388,7 @@ def test_defaults_of_a_layer() -> None:
     [
         ("docs/reference.md", "## Vertex options", VertexOptions, True),
         ("docs/reference.md", "## Topology options", TopologyOptions, True),
-        ("docs/guide-topologies.md", "## Tuning", TopologyOptions, False),
+        ("docs/guide-production.md", "## Tuning", TopologyOptions, False),
     ],
 )
 def test_defaults_of_options(name: str, heading: str, options: Any, complete: bool) -> None:
@@ -398,7 +406,7 @@ def test_defaults_of_options(name: str, heading: str, options: Any, complete: bo
         assert value == defaults[option], option
 
 
-@pytest.mark.parametrize("name", ["docs/reference.md", "docs/guide-topologies.md"])
+@pytest.mark.parametrize("name", ["docs/reference.md", "docs/guide-failures.md"])
 def test_the_restart_strategy_of_a_topology(name: str) -> None:
     text = page(name).replace("\n", " ")
     span = re.search(r"`ExponentialDelay\((initial_delay=\"50ms\"[^`]*)\)`", text)
@@ -494,6 +502,19 @@ def test_files_that_pages_name_exist() -> None:
     for name in NAMES:
         for path in re.findall(r"`((?:tests|ftlayer|bench|native)/[\w./-]*)`", page(name)):
             assert (ROOT / path).exists(), f"{name}: {path}"
+
+
+def test_paths_and_names_of_the_architecture_exist() -> None:
+    """Paths are below ``ftlayer/``; names in brackets behind one are in that file."""
+    prose = re.sub(r"^```.*?^```$", "", page("docs/architecture.md"), flags=re.DOTALL | re.MULTILINE)
+    prose = " ".join(prose.split())
+    for path in re.findall(r"`([\w./-]+(?:/|\.py|\.c))`", prose):
+        assert (ROOT / "ftlayer" / path).exists() or (ROOT / path).exists(), path
+    for path, names in re.findall(r"`([\w./-]+\.py)` \(([^)]*)\)", prose):
+        source = (ROOT / "ftlayer" / path).read_text("utf-8")
+        for part in (part for name in re.findall(r"`([\w.]+)`", names) for part in name.split(".")):
+            found = re.search(rf"(?:def|class) {part}\b|^{part}\b.* = ", source, re.MULTILINE)
+            assert found, f"{path}: {part}"
 
 
 # ---------------------------------------------------------------- links

@@ -19,8 +19,8 @@ from ftlayer.functions.windows.contents import Collected
 from ftlayer.functions.windows.function import window_function
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend
-from ftlayer.stream.barrier_builder import as_co_process
-from ftlayer.stream.operators import Join
+from ftlayer.topology.barrier_builder import as_co_process
+from ftlayer.topology.operators import Join
 
 LEFT = pa.schema([("k", pa.string()), ("t", pa.int64()), ("n", pa.int64())])
 RIGHT = pa.schema([("n", pa.int64()), ("key", pa.string())])

@@ -28,7 +28,7 @@ from ftlayer.functions.segments import segments_of
 from ftlayer.functions.steps import Filter, Map, MapAsync, MapBatches
 from ftlayer.records.tries import pack_tries
 from ftlayer.spark.isolate import run_isolated
-from ftlayer.stream.builder import GraphBuilder
+from ftlayer.topology.builder import GraphBuilder
 
 V = pa.schema([("v", pa.int64())])
 WAIT_S = 600

@@ -10,8 +10,8 @@ from ftlayer.errors import JobError, UnsupportedError
 from ftlayer.functions.chain import RowFailure
 from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
 from ftlayer.handler.lineage import Lineage
-from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.records.ids import shard_of
+from ftlayer.vertex.calls.event_ids import check_event_ids
 
 
 def u64(*numbers: int) -> np.ndarray:

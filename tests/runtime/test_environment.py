@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from ftlayer import bundled_java
-from ftlayer.address import parse_address
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus, TopologyOptions
@@ -24,10 +22,10 @@ from ftlayer.errors import (
     UnsupportedError,
 )
 from ftlayer.functions.retry_rules import NO_RULES
-from ftlayer.layer.calls import StreamCircuit, StreamOptions
-from ftlayer.runtime.coordinator import spark_checks
-from ftlayer.runtime.coordinator.job import Job
-from ftlayer.runtime.coordinator.spark_checks import (
+from ftlayer.java import bundled as bundled_java
+from ftlayer.runtime.driver import spark_checks
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.spark_checks import (
     Place,
     TaskSlotsTaken,
     check_session,
@@ -35,10 +33,12 @@ from ftlayer.runtime.coordinator.spark_checks import (
     pickled_order,
     place_of,
 )
-from ftlayer.runtime.coordinator.submit import MAX_ERROR_CHARS, spark_error_text
+from ftlayer.runtime.driver.submit import MAX_ERROR_CHARS, spark_error_text
 from ftlayer.runtime.environment import StreamEnvironment
-from ftlayer.runtime.order import Door, SlotOrder
+from ftlayer.runtime.protocol.order import Door, SlotOrder
 from ftlayer.spark.facade import FTLayer
+from ftlayer.transport.address import parse_address
+from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
 
 class FakeSession:

@@ -16,15 +16,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ftlayer.clock import Now
-from ftlayer.layer import calls
-from ftlayer.layer.calls import Envelope
-from ftlayer.layer.layer import FTLayerCore
-from ftlayer.layer.options import LayerOptions
 from ftlayer.records.tries import tries_or_first
 from ftlayer.spark.delivery_marks import make_marks
 from ftlayer.spark.pages import PageHead, ipc_to_rows, roots_of
 from ftlayer.spark.stage_task import FT, RootGiver
 from ftlayer.store import MemoryStore
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import Envelope
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
 
 FT_TYPE = pa.struct([("root", pa.int64())])
 GIVER = RootGiver("q", "run", "files", 0, 0, 1)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from ftlayer.circuit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, CircuitState, CircuitStatus, Limit
 from ftlayer.errors import QueryError
-from ftlayer.layer import calls
-from ftlayer.layer.calls import BatchBegun, BatchState, Failure, Sealed
 from ftlayer.spark import circuits
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, FailureTally, QueryCircuits, QueryGate
 from ftlayer.spark.protocol import BatchOutcome, BatchProtocol
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import BatchBegun, BatchState, Failure, Sealed
 
 NOTHING = BatchOutcome({}, (), (), (), (), 0, 0, None)  # type: ignore[arg-type]
 

@@ -15,7 +15,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
 
 from ftlayer.errors import CodecError, ConfigError
-from ftlayer.layer.calls import Deliverable, DeliverableUpTo, ReadDeliveries, RecordBatches, Records
 from ftlayer.records.tries import FIRST_TRY
 from ftlayer.spark.delivery_marks import SOURCE_FT, make_marks, read_marks
 from ftlayer.spark.delivery_source import (
@@ -28,6 +27,7 @@ from ftlayer.spark.delivery_source import (
     delivered_rows,
 )
 from ftlayer.spark.stage_task import FT, Skip, StageTask
+from ftlayer.vertex.calls import Deliverable, DeliverableUpTo, ReadDeliveries, RecordBatches, Records
 
 SCHEMA = StructType().add("a", LongType()).add("s", StringType()).add(FT, BinaryType())
 ARROW = arrow_schema(SCHEMA)

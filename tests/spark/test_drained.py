@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.layer.calls import QueryStatus
 from ftlayer.spark.drained import Drain, LogEnds
+from ftlayer.vertex.calls import QueryStatus
 
 IDLE = QueryStatus(0, 0, 0, 0, 3, -1)
 few = st.integers(0, 2)

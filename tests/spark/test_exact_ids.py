@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.spark.runner import event_ids
+from ftlayer.vertex.calls.event_ids import check_event_ids
 
 ids = st.integers(1, 2**64 - 1)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.layer.calls import RecordInfo
 from ftlayer.spark.frames import record_row
+from ftlayer.vertex.calls import RecordInfo
 
 
 def shown(**columns: pa.Array) -> Any:

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.steps import Map
-from ftlayer.layer import calls
-from ftlayer.layer.calls import Envelope
 from ftlayer.spark.carrier import make_carriers
 from ftlayer.spark.protocol import STEPS, BatchProtocol, BatchReport
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.steps import plan_stages
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import Envelope
 
 PLAIN = pa.schema([("v", pa.int64())])
 CARRIED = PLAIN.append(pa.field("ft", pa.binary()))

@@ -18,9 +18,9 @@ from ftlayer.errors import (
     ProtocolError,
     VertexUnavailableError,
 )
-from ftlayer.layer.calls import Accepted
-from ftlayer.layer.calls import Ingest as IngestCall
 from ftlayer.spark.ingest import Ingest
+from ftlayer.vertex.calls import Accepted
+from ftlayer.vertex.calls import Ingest as IngestCall
 
 SCHEMA = StructType().add("a", LongType()).add("s", StringType())
 

@@ -9,10 +9,10 @@ import pytest
 
 from ftlayer.config import VertexOptions
 from ftlayer.errors import ConfigError, RetryLater, RowsRejected
-from ftlayer.layer.calls import StreamOptions
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.spark.writer import TrackedWriter
+from ftlayer.vertex.calls import StreamOptions
 
 NO: Any = None
 LAYER = FTLayer(VertexOptions("nowhere"), StreamOptions())

@@ -29,8 +29,6 @@ from hypothesis.stateful import (
 
 from ftlayer.errors import ConfigError, RowsRejected
 from ftlayer.functions.steps import FlatMap, Map
-from ftlayer.layer import calls
-from ftlayer.layer.calls import BatchState
 from ftlayer.spark.delivery_source import delivered_rows
 from ftlayer.spark.protocol import REJECTED, STEPS, BatchProtocol, BatchReport
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
@@ -38,6 +36,8 @@ from ftlayer.spark.sinks import BatchFunctionSink
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.stage_task import FT
 from ftlayer.spark.steps import Repartition, plan_stages
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import BatchState
 
 SOURCE = pa.schema([("v", pa.int64())])
 OUT = pa.schema([("v", pa.int64()), ("copy", pa.int64())])

@@ -10,10 +10,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryError
-from ftlayer.layer.calls import QueryStatus
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.spark.drained import LogEnds
 from ftlayer.spark.query import TrackedQuery
+from ftlayer.vertex.calls import QueryStatus
 
 IDLE = QueryStatus(0, 0, 0, 0, 0, -1)
 WAIT_S = 600

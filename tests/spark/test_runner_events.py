@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.layer.calls import Fail, Failure, Report, Xor
 from ftlayer.spark.carrier import CARRIER_DTYPE
 from ftlayer.spark.runner import SparkRunner, resumed_events
 from ftlayer.spark.verdict import Verdict
+from ftlayer.vertex.calls import Fail, Failure, Report, Xor
 
 Carrier = tuple[int, int, int]  # root, id, incarnation
 

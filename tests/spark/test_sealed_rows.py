@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, QueryError
-from ftlayer.layer.calls import BatchBegun, BatchState, Failure, SealedRows
 from ftlayer.spark.row_digests import row_digests
 from ftlayer.spark.sealed_rows import choose, rows_to_skip
+from ftlayer.vertex.calls import BatchBegun, BatchState, Failure, SealedRows
 
 S = pa.schema([("a", pa.int64()), ("s", pa.string())])
 RICH = pa.schema(

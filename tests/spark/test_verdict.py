@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.steps import Map
-from ftlayer.layer.calls import Failure
 from ftlayer.spark import stage_task
 from ftlayer.spark.carrier import make_carriers
 from ftlayer.spark.pages import FailedRow, PageHead
@@ -24,6 +23,7 @@ from ftlayer.spark.verdict import (
     lost_roots,
     sealed_rows,
 )
+from ftlayer.vertex.calls import Failure
 
 V = pa.schema([("v", pa.int64())])
 GIVER = RootGiver("q", "run", "files", 0, 0, 1)

@@ -159,7 +159,7 @@ class CheckpointCoordinator:
         *,
         counts: bool = True,
     ) -> list[Decision]:
-        """A subtask cannot take its part: see `ftlayer.runtime.messages.SubtaskDeclined`."""
+        """A subtask cannot take its part: see `ftlayer.runtime.protocol.messages.SubtaskDeclined`."""
         pending = self._flight.get(checkpoint)
         detail = f"{subtask[0]!r}, subtask {subtask[1]}: {reason}"
         if pending is not None and pending.can_be_aborted:

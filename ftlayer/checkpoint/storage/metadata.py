@@ -16,7 +16,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.layout import SHARED, checkpoint_number
 from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError, MalformedRequestError
-from ftlayer.service.codec import dataclass_codec
+from ftlayer.vertex.wire.codec import dataclass_codec
 
 MAGIC = b"FTLCHKPT"
 VERSION = 1

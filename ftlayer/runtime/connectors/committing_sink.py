@@ -18,9 +18,9 @@ from ftlayer.errors import JobError
 from ftlayer.functions.conversion import text_of
 from ftlayer.functions.writers import call_write
 from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
-from ftlayer.runtime.sealed import seal
+from ftlayer.runtime.protocol.sealed import seal
 from ftlayer.runtime.task.contract import Settled
-from ftlayer.stream.operators import WriterSink
+from ftlayer.topology.operators import WriterSink
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgpack
 
 from ftlayer.errors import ConfigError
-from ftlayer.layer.calls import SourcePosition
+from ftlayer.vertex.calls import SourcePosition
 
 _KEY_PREFIX = "p"
 

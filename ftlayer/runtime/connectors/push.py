@@ -19,9 +19,9 @@ from ftlayer.errors import SourceError, SourceRowError
 from ftlayer.functions.conversion import concat, schema_text, text_of
 from ftlayer.runtime.connectors.lane import BATCH_BYTES, BatchLimits
 from ftlayer.runtime.connectors.rows import RowMaker, slices
-from ftlayer.runtime.messages import AssignSplits, SplitDone
+from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 from ftlayer.runtime.task.contract import SourceRows
-from ftlayer.stream.operators import PushSource, Source
+from ftlayer.topology.operators import PushSource, Source
 
 MAX_WAITING_BYTES = 16 * MIB
 """Records that wait for the loop; beyond that `PushReader.push_async` waits too."""
@@ -150,11 +150,11 @@ class PushReader:
     # ------------------------------------------------------------ the user's threads
 
     def __call__(self, records: list[Any]) -> None:
-        """See `ftlayer.stream.operators.Push`."""
+        """See `ftlayer.topology.operators.Push`."""
         self.push_async(records).result()
 
     def push_async(self, records: list[Any]) -> Future[None]:
-        """See `ftlayer.stream.operators.Push.push_async`."""
+        """See `ftlayer.topology.operators.Push.push_async`."""
         if not isinstance(records, list | tuple):
             raise SourceRowError(
                 f"source {self._uid!r}: push takes a list of records of its schema ({schema_text(self._schema)}), got "

@@ -23,10 +23,10 @@ from ftlayer.runtime.connectors.positions import (
 )
 from ftlayer.runtime.connectors.push import PushReader
 from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped
-from ftlayer.runtime.messages import AssignSplits, Split, SplitDone
-from ftlayer.runtime.sealed import unseal
+from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
+from ftlayer.runtime.protocol.sealed import unseal
 from ftlayer.runtime.task.contract import SourceRows
-from ftlayer.stream.operators import IterableSource, ReaderSource, Source
+from ftlayer.topology.operators import IterableSource, ReaderSource, Source
 
 # Splits of one range; with the number of the range above it, a split's number is unique in a source.
 _SPLIT_BITS = 20

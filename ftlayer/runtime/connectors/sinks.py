@@ -21,7 +21,7 @@ from ftlayer.functions.writers import call_commit, call_write
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
 from ftlayer.runtime.connectors.writers import checked_writer, spark_schema
 from ftlayer.runtime.task.contract import Settled, SinkBody
-from ftlayer.stream.operators import FunctionSink, Sink, WriterSink
+from ftlayer.topology.operators import FunctionSink, Sink, WriterSink
 
 logger = logging.getLogger(__name__)
 

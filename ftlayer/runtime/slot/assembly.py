@@ -11,15 +11,15 @@ from ftlayer.checkpoint.snapshots import Restore, SubtaskRestore
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
 from ftlayer.partitioning.key_groups import groups_of
+from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.order import SlotOrder
+from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.seat import AnyTask, TaskKey
-from ftlayer.runtime.slot.vertex_port import OpenedStream
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import SinkBody
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
 from ftlayer.state.opening import open_backend
-from ftlayer.stream.operators import Sink
+from ftlayer.topology.operators import Sink
 
 
 def build_tasks(

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ftlayer.handler.lineage import concat_lineages
 from ftlayer.records.ids import I32Array, I64Array
-from ftlayer.runtime.elements import Batch, Lineage
+from ftlayer.runtime.protocol.elements import Batch, Lineage
 
 MAX_BATCH_BYTES = 16 << 20
 """A batch of more bytes is cut, so that credits mean something; a single record may be larger."""

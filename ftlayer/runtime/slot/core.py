@@ -21,9 +21,22 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.handler.lineage import Lineage
-from ftlayer.layer.calls import Records
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import (
+from ftlayer.runtime.acker_mode.slot.acks import AckBuffer
+from ftlayer.runtime.barrier_mode.slot.barriers import Barriers
+from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
+from ftlayer.runtime.protocol.elements import Batch, Element
+from ftlayer.runtime.slot.crediting import Crediting
+from ftlayer.runtime.slot.debloating import Debloating
+from ftlayer.runtime.slot.loop_watch import watch_loops
+from ftlayer.runtime.slot.outgoing import Outgoing
+from ftlayer.runtime.slot.outputs import RemoteOutput
+from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
+from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, counters_of, seat_tasks
+from ftlayer.runtime.slot.turns import Turns
+from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,
     AskReplays,
@@ -36,22 +49,9 @@ from ftlayer.runtime.actions import (
     TaskEnded,
     WakeAt,
 )
-from ftlayer.runtime.elements import Batch, Element
-from ftlayer.runtime.slot.acks import AckBuffer
-from ftlayer.runtime.slot.barriers import Barriers
-from ftlayer.runtime.slot.credit_wire import decode_grants, is_limits
-from ftlayer.runtime.slot.crediting import Crediting
-from ftlayer.runtime.slot.debloating import Debloating
-from ftlayer.runtime.slot.loop_watch import watch_loops
-from ftlayer.runtime.slot.outgoing import Outgoing
-from ftlayer.runtime.slot.outputs import RemoteOutput
-from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
-from ftlayer.runtime.slot.restoring import put_in_flight
-from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, counters_of, seat_tasks
-from ftlayer.runtime.slot.turns import Turns
-from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
-from ftlayer.stream.job_graph import Channel, JobGraph
+from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.vertex.calls import Records
 
 PERSISTS_IN_FLIGHT = 16
 """A source reads on while this many of its batches, at most, wait for the vertex."""
@@ -244,18 +244,18 @@ class SlotCore:
         self._checkpoints().trigger(barrier, now)
 
     def checkpoint_completed(self, checkpoint: int, now: Now) -> None:
-        """See `ftlayer.runtime.messages.CheckpointCompleted`."""
+        """See `ftlayer.runtime.protocol.messages.CheckpointCompleted`."""
         self._checkpoints().completed(checkpoint, now)
 
     def checkpoint_aborted(self, checkpoint: int, now: Now) -> None:
-        """See `ftlayer.runtime.messages.CheckpointAborted`."""
+        """See `ftlayer.runtime.protocol.messages.CheckpointAborted`."""
         self.activity += 1
         if checkpoint == self._final:
             self._final = None
         self._checkpoints().aborted(checkpoint, now)
 
     def end_tasks(self, now: Now) -> None:
-        """See `ftlayer.runtime.messages.EndTasks`."""
+        """See `ftlayer.runtime.protocol.messages.EndTasks`."""
         self._checkpoints().end_sources(now)
 
     # ------------------------------------------------------------ peers

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ftlayer.runtime.protocol.credit_frames import encode_grants, encode_limits
 from ftlayer.runtime.slot.credit import GrantBook
-from ftlayer.runtime.slot.credit_wire import encode_grants, encode_limits
 from ftlayer.runtime.slot.ports import Links
-from ftlayer.stream.job_graph import Channel
+from ftlayer.topology.job_graph import Channel
 
 
 class Crediting:

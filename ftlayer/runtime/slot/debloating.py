@@ -9,7 +9,7 @@ from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.debloat import Debloater
 from ftlayer.runtime.slot.outputs import LIMIT_FRAMES
 from ftlayer.runtime.slot.seat import Seat, Seating, TaskKey
-from ftlayer.stream.job_graph import Channel
+from ftlayer.topology.job_graph import Channel
 
 LEAST_BYTES = 4 << 10
 """Less on a channel would make batches so small that the task is slow because of them."""

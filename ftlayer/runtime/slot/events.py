@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ftlayer.layer.calls import Records
-from ftlayer.runtime.messages import ToSlot
+from ftlayer.runtime.protocol.messages import ToSlot
 from ftlayer.runtime.slot.seat import TaskKey
+from ftlayer.vertex.calls import Records
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterable
 
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.elements import Batch, Element
+from ftlayer.runtime.protocol.elements import Batch, Element
 from ftlayer.runtime.slot.inbox import Inbox, Taken
-from ftlayer.stream.job_graph import Channel, JobGraph
-from ftlayer.stream.operators import IterationHead
+from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.operators import IterationHead
 
 
 class FeedbackOutput:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ftlayer.service.heap import keep_freed_memory
+from ftlayer.vertex.service.heap import keep_freed_memory
 
 YOUNG_OBJECTS = 10_000
 """Records live for a batch, so most of what is looked at earlier than this is still in use."""

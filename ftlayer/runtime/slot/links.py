@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.messages import Deploy, Peer, PeersUp
-from ftlayer.runtime.order import Door
+from ftlayer.runtime.protocol.channel_frames import roots_in
+from ftlayer.runtime.protocol.messages import Deploy, Peer, PeersUp
+from ftlayer.runtime.protocol.order import Door
 from ftlayer.runtime.slot.events import Event
 from ftlayer.runtime.slot.peer import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
-from ftlayer.runtime.slot.wire import roots_in
-from ftlayer.stream.job_graph import JobGraph
+from ftlayer.topology.job_graph import JobGraph
 
 
 class SlotLinks:

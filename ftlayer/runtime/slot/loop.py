@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from ftlayer.clock import Now
 from ftlayer.errors import CodecError, JobError, PeerLostError, PeerRefusedError, PeerUnreachableError
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.messages import (
+from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
+from ftlayer.runtime.protocol.channel_frames import roots_in
+from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     AssignSplits,
     Cancel,
@@ -52,9 +54,7 @@ from ftlayer.runtime.slot.events import (
 from ftlayer.runtime.slot.links import SlotLinks
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
-from ftlayer.runtime.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.slot.sources import Sources
-from ftlayer.runtime.slot.wire import roots_in
 
 MAX_MAIL = 256
 """Events that are taken in a row before a task is run."""

@@ -7,7 +7,7 @@ from functools import partial
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.seat import Seat, Seating
 from ftlayer.runtime.task.iteration import HeadTask
-from ftlayer.stream.job_graph import JobGraph
+from ftlayer.topology.job_graph import JobGraph
 
 
 def watch_loops(graph: JobGraph, seating: Seating) -> None:

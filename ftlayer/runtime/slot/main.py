@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import NoReturn, cast
 
-from ftlayer.address import Address, parse_address
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.checkpoint.storage.contract import SlotStorage
@@ -26,15 +25,16 @@ from ftlayer.errors import (
     PeerUnreachableError,
     SourceError,
 )
-from ftlayer.layer.calls import StreamOptions
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import lasting
+from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
+from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
-from ftlayer.runtime.coordinator.control_client import ControlClient
-from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
-from ftlayer.runtime.order import SlotOrder
+from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
+from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.assembly import build_tasks, restores_of
+from ftlayer.runtime.slot.control_client import ControlClient
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, PartFailed, Wake
 from ftlayer.runtime.slot.interpreter import tuned_interpreter
@@ -46,13 +46,13 @@ from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.seat import AnyTask
 from ftlayer.runtime.slot.server import ChannelServer
-from ftlayer.runtime.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
-from ftlayer.runtime.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.task.contract import CheckpointedTask
-from ftlayer.service.polling import poll_in_place
-from ftlayer.stream.names import placed
-from ftlayer.stream.operators import Source
+from ftlayer.topology.names import placed
+from ftlayer.topology.operators import Source
+from ftlayer.transport.address import Address, parse_address
+from ftlayer.transport.polling import poll_in_place
+from ftlayer.vertex.calls import StreamOptions
 
 HARD_EXIT_S = 5.0
 """A slot that has lost its coordinator and does not come out of a user's function by then ends its process."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.clock import Now
-from ftlayer.runtime.elements import Barrier, Element
+from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links
-from ftlayer.stream.job_graph import Channel
+from ftlayer.topology.job_graph import Channel
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,20 @@ from typing import Protocol
 from ftlayer.checkpoint.barrier import Alignment
 from ftlayer.config import TopologyOptions
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.elements import Barrier, Batch, CancelMarker, Element, EndOfStream, Idle, Watermark
+from ftlayer.runtime.protocol.channel_frames import ElementCodec, roots_in, rows_in
+from ftlayer.runtime.protocol.elements import (
+    Barrier,
+    Batch,
+    CancelMarker,
+    Element,
+    EndOfStream,
+    Idle,
+    Watermark,
+)
 from ftlayer.runtime.slot.batching import can_join, cut, joined, size_of
 from ftlayer.runtime.slot.credit import SendWindow
 from ftlayer.runtime.slot.inbox import Inbox
-from ftlayer.runtime.slot.wire import ElementCodec, roots_in, rows_in
-from ftlayer.stream.job_graph import Channel
+from ftlayer.topology.job_graph import Channel
 
 LIMIT_FRAMES = 4
 """What a slow receiver lets be in flight is at least so many frames: a task runs for a whole frame at a time, and all

@@ -9,13 +9,13 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.address import parse_address
-from ftlayer.runtime.messages import Peer
-from ftlayer.runtime.order import Door
+from ftlayer.runtime.protocol.messages import Peer
+from ftlayer.runtime.protocol.order import Door
 from ftlayer.runtime.slot.events import CreditCame, Event, LinkBroke
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.roster import StreamHeader
-from ftlayer.service.streams import NO_COLUMNS, end_stream
+from ftlayer.transport.address import parse_address
+from ftlayer.transport.streams import NO_COLUMNS, end_stream
 
 CLOSE_TIMEOUT_S = 2.0
 

@@ -8,12 +8,12 @@ from typing import Protocol
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.handler.lineage import Lineage
-from ftlayer.layer.calls import Failure, Persist
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import Acknowledge, AskReplays
-from ftlayer.runtime.slot.capture import CapturedChannel
+from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
 from ftlayer.runtime.slot.seat import AnyTask, TaskKey
+from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.contract import PendingSnapshot
+from ftlayer.vertex.calls import Failure, Persist
 
 
 class Links(Protocol):

@@ -13,10 +13,10 @@ import numpy as np
 
 import ftlayer
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.messages import FromSlot, Heartbeat
+from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.ports import Working
-from ftlayer.service.heap import give_back_freed_memory
+from ftlayer.vertex.service.heap import give_back_freed_memory
 
 PATIENCE = 10
 """A call that works on a whole batch may take the timeouts of all its records, but no more than so many."""

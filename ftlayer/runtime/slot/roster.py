@@ -10,7 +10,7 @@ import msgpack
 
 from ftlayer.errors import CodecError, PeerRefusedError
 from ftlayer.records.packed import unpack
-from ftlayer.runtime.messages import Peer
+from ftlayer.runtime.protocol.messages import Peer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from typing import TypeAlias
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import AskReplays
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
-from ftlayer.runtime.slot.wire import ElementCodec
+from ftlayer.runtime.task.actions import AskReplays
 from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask
-from ftlayer.stream.facts import rate_limit_of
-from ftlayer.stream.job_graph import Channel, JobGraph, JobVertex
-from ftlayer.stream.operators import Replay, Source
+from ftlayer.topology.facts import rate_limit_of
+from ftlayer.topology.job_graph import Channel, JobGraph, JobVertex
+from ftlayer.topology.operators import Replay, Source
 
 TaskKey: TypeAlias = tuple[str, int]
 """(uid of a chain, subtask)."""

@@ -1,7 +1,8 @@
 """Where a slot takes elements of the others: an Arrow Flight server with one ``DoExchange`` stream a sender.
 
-The stream's descriptor is a `StreamHeader`. Elements come as frames (`ftlayer.runtime.slot.wire`), credit goes back,
-both as metadata (`ftlayer.service.streams`). Every request has the header ``authorization: Bearer <token>``.
+The stream's descriptor is a `StreamHeader`. Elements come as frames (`ftlayer.runtime.protocol.channel_frames`), credit
+goes back, both as metadata (`ftlayer.transport.streams`). Every request has the header
+``authorization: Bearer <token>``.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from collections.abc import Callable
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.address import Address
 from ftlayer.errors import FTLayerError, PeerRefusedError
-from ftlayer.runtime.door import JobTokenCheck, refusal
 from ftlayer.runtime.slot.events import Event, FrameCame
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
-from ftlayer.service.streams import frames_of
+from ftlayer.transport.access import JobTokenCheck, refusal
+from ftlayer.transport.address import Address
+from ftlayer.transport.streams import frames_of
 
 SHUTDOWN_TIMEOUT_S = 2.0
 

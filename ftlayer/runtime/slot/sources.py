@@ -15,7 +15,7 @@ from ftlayer.recovery import lasting
 from ftlayer.restart import NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
-from ftlayer.runtime.messages import AssignSplits, DataEnded, SourceFailed, SplitDone
+from ftlayer.runtime.protocol.messages import AssignSplits, DataEnded, SourceFailed, SplitDone
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.seat import TaskKey
 from ftlayer.runtime.task.contract import SourceRows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftlayer.runtime.actions import Action, WakeAt
+from ftlayer.runtime.task.actions import Action, WakeAt
 
 
 class Alarm:

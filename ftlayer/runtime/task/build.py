@@ -13,11 +13,14 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.handler.handler import Handler
-from ftlayer.layer.calls import StreamOptions
 from ftlayer.partitioning.partitioners import Forward
+from ftlayer.runtime.acker_mode.task.replay_task import ReplayTask
+from ftlayer.runtime.acker_mode.task.source_task import SourceTask
+from ftlayer.runtime.acker_mode.task.timer_roots import TimerRoots
+from ftlayer.runtime.barrier_mode.task.checkpointed_chain import CheckpointedChainTask
+from ftlayer.runtime.barrier_mode.task.checkpointed_source import CheckpointedSourceTask
+from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
 from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.checkpointed_chain import CheckpointedChainTask
-from ftlayer.runtime.task.checkpointed_source import CheckpointedSourceTask
 from ftlayer.runtime.task.contract import CommittingSinkBody, InputTask, SinkBody, Task
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import StatusWatermarkValve
@@ -27,15 +30,11 @@ from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.runtime.task.linked import LinkedSourceTask, LinkedTask
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
 from ftlayer.runtime.task.pipeline import OperatorChain
-from ftlayer.runtime.task.replay_task import ReplayTask
-from ftlayer.runtime.task.shared_backend import SharedBackend
-from ftlayer.runtime.task.source_task import SourceTask
-from ftlayer.runtime.task.timer_roots import TimerRoots
 from ftlayer.state.contract import CheckpointedBackend
 from ftlayer.state.heap import HeapBackend
-from ftlayer.stream.facts import has_timers
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import (
+from ftlayer.topology.facts import has_timers
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import (
     CoProcess,
     IterationHead,
     IterationTail,
@@ -46,6 +45,7 @@ from ftlayer.stream.operators import (
     Source,
     WriterSink,
 )
+from ftlayer.vertex.calls import StreamOptions
 
 OpenSink = Callable[[Sink, int, int], SinkBody]
 """``open_sink(sink, subtask, parallelism)`` makes the sink of one subtask ready.

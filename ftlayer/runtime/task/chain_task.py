@@ -6,15 +6,15 @@ from ftlayer.clock import Now
 from ftlayer.functions.topology import TimerOutput
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import Action, TaskEnded
-from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Idle, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Idle, Watermark
+from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.lineages import known_of, replayed
 from ftlayer.runtime.task.outlet import Outlet
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.runtime.task.reports import reports
-from ftlayer.stream.job_graph import Channel, JobEdge
+from ftlayer.topology.job_graph import Channel, JobEdge
 
 
 class ChainTask:

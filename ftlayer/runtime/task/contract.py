@@ -13,11 +13,11 @@ from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
 from ftlayer.functions.chain import RowFailure
-from ftlayer.layer.calls import Records, SourcePosition
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import Action
-from ftlayer.runtime.elements import Element
-from ftlayer.stream.job_graph import Channel
+from ftlayer.runtime.protocol.elements import Element
+from ftlayer.runtime.task.actions import Action
+from ftlayer.topology.job_graph import Channel
+from ftlayer.vertex.calls import Records, SourcePosition
 
 
 class Task(Protocol):
@@ -82,7 +82,7 @@ class ReplayTask(Task, Protocol):
         """All slots are there again."""
 
     def pause(self) -> None:
-        """See `ftlayer.runtime.messages.PauseIntake`, `ResumeIntake`, `AllowReplays` and `LetOut` for these four."""
+        """See `PauseIntake`, `ResumeIntake`, `AllowReplays` and `LetOut` in `ftlayer.runtime.protocol.messages`."""
 
     def resume(self, now: Now) -> list[Action]:
         """Ask again."""

@@ -12,15 +12,15 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.children import Children
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.lineage import Lineage
-from ftlayer.layer.calls import EventIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array
-from ftlayer.runtime.actions import Send
-from ftlayer.runtime.elements import Batch, EndOfStream, Idle, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, Watermark
+from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.routes import Routes, SecondAsking, ask, asked
 from ftlayer.runtime.task.selection import OutEdge, taken
-from ftlayer.stream.facts import rules_of_operator
-from ftlayer.stream.job_graph import JobGraph
-from ftlayer.stream.operators import Replay
+from ftlayer.topology.facts import rules_of_operator
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.operators import Replay
+from ftlayer.vertex.calls import EventIds
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 from ftlayer.records.ids import I64Array
-from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
 from ftlayer.runtime.task.lineages import BoolArray
-from ftlayer.stream.operators import AssignWatermarks
+from ftlayer.topology.operators import AssignWatermarks
 
 _PER_MS = {"us": 1_000, "ns": 1_000_000}
 

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Self
 
-from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, EndOfStream, Idle, Mark, Watermark
-from ftlayer.stream.job_graph import Channel, JobGraph
-from ftlayer.stream.operators import Replay
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, EndOfStream, Idle, Mark, Watermark
+from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.operators import Replay
 
 
 @dataclass(slots=True)

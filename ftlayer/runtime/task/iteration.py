@@ -11,14 +11,18 @@ from collections.abc import Callable
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.clock import Now
-from ftlayer.runtime.actions import Action, DataEnded
-from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element
+from ftlayer.runtime.barrier_mode.task.checkpointed_chain import (
+    RETRY_MS,
+    ChainSnapshot,
+    CheckpointedChainTask,
+)
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
+from ftlayer.runtime.task.actions import Action, DataEnded
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.checkpointed_chain import RETRY_MS, ChainSnapshot, CheckpointedChainTask
 from ftlayer.runtime.task.gate import StatusWatermarkValve
-from ftlayer.stream.job_graph import Channel, JobGraph
-from ftlayer.stream.operators import IterationHead
+from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.operators import IterationHead
 
 LOOKS = 10
 """So often a head looks around while it waits. What a slot is kept from looking at, by a function that takes long,

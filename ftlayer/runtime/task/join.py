@@ -20,8 +20,8 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
-from ftlayer.runtime.actions import Action, TaskEnded
-from ftlayer.runtime.elements import Batch, Element, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import StatusWatermarkValve
@@ -38,8 +38,8 @@ from ftlayer.runtime.task.join_pairs import Calls, pair_up, without
 from ftlayer.runtime.task.join_past import PastRows
 from ftlayer.runtime.task.lineages import BoolArray, known_of, replayed
 from ftlayer.runtime.task.reports import reports
-from ftlayer.stream.job_graph import Channel, JobEdge
-from ftlayer.stream.operators import Join
+from ftlayer.topology.job_graph import Channel, JobEdge
+from ftlayer.topology.operators import Join
 
 PAIRS_AT_A_TIME = 16_384
 """Results are emitted in portions of about so many: a hot key may have millions of pairs with one batch."""

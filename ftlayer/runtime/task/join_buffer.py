@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from ftlayer.handler.lineage import concat_lineages, origins_of
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.keyhash import key_column
-from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Lineage
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, Lineage
 from ftlayer.runtime.task.lineages import BoolArray, ids_mask
 
 MAX_RUN_BYTES = 64 << 20

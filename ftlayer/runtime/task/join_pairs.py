@@ -13,7 +13,7 @@ from ftlayer.functions.conversion import VALUES, concat, text_of, to_batch
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.task.lineages import BoolArray
-from ftlayer.stream.operators import Join
+from ftlayer.topology.operators import Join
 
 
 @dataclass(frozen=True)

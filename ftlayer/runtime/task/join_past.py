@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ftlayer.runtime.elements import MIN_TIME_MS
+from ftlayer.runtime.protocol.elements import MIN_TIME_MS
 from ftlayer.runtime.task.join_buffer import JoinBuffer, JoinRows
 
 MAX_PAST_BYTES = 128 << 20

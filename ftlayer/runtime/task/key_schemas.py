@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.records.keyhash import key_column
-from ftlayer.stream.facts import keys_of
-from ftlayer.stream.operators import CoProcess, Operator
+from ftlayer.topology.facts import keys_of
+from ftlayer.topology.operators import CoProcess, Operator
 
 
 def key_schemas(operators: Sequence[Operator], inputs: Sequence[pa.Schema]) -> dict[str, pa.Schema]:

@@ -12,7 +12,7 @@ from ftlayer.functions.outcome import I64
 from ftlayer.handler.lineage import origins_of
 from ftlayer.records.ids import U64Array
 from ftlayer.records.tries import FIRST_TRY, tries_or_first
-from ftlayer.runtime.elements import Lineage
+from ftlayer.runtime.protocol.elements import Lineage
 
 BoolArray = npt.NDArray[np.bool_]
 

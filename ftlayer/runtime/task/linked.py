@@ -6,10 +6,10 @@ import numpy as np
 
 from ftlayer.clock import Now
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import Action, Send, TaskEnded
-from ftlayer.runtime.elements import Element
+from ftlayer.runtime.protocol.elements import Element
+from ftlayer.runtime.task.actions import Action, Send, TaskEnded
 from ftlayer.runtime.task.contract import InputTask, SourceRows, SourceTask, Task
-from ftlayer.stream.job_graph import Channel
+from ftlayer.topology.job_graph import Channel
 
 
 class _Linked:

@@ -12,15 +12,15 @@ from ftlayer.clock import Now
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.topology import MAIN
 from ftlayer.handler.handler import Handler
-from ftlayer.records.ids import I64Array, U64Array
-from ftlayer.runtime.actions import Action
-from ftlayer.runtime.elements import EndOfStream, Idle, Lineage, Watermark
+from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
+from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue
+from ftlayer.runtime.acker_mode.task.timer_roots import TimerRoots
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.pipeline import Passed, Rows
 from ftlayer.runtime.task.routes import Routes
-from ftlayer.runtime.task.settle import NO_ROOTS, Done, SettleQueue
-from ftlayer.runtime.task.timer_roots import TimerRoots
 
 _NOTHING_OWED: U64Array = np.zeros(1, np.uint64)
 

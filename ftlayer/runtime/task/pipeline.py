@@ -20,9 +20,9 @@ from ftlayer.functions.keyed import Backend
 from ftlayer.functions.preparing import ChainOperator
 from ftlayer.functions.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.records.ids import I64Array
-from ftlayer.runtime.elements import MIN_TIME_MS
+from ftlayer.runtime.protocol.elements import MIN_TIME_MS
 from ftlayer.runtime.task.event_time import WatermarkGenerator, times_of
-from ftlayer.stream.operators import AssignWatermarks
+from ftlayer.topology.operators import AssignWatermarks
 
 
 @dataclass(frozen=True, slots=True)

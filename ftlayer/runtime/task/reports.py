@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.xor import XorHandler
-from ftlayer.layer.calls import Failure
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import Acknowledge, Action, FailRoots
+from ftlayer.runtime.task.actions import Acknowledge, Action, FailRoots
+from ftlayer.vertex.calls import Failure
 
 
 def reports(xor: XorHandler) -> list[Action]:

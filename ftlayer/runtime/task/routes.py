@@ -18,8 +18,8 @@ from ftlayer.partitioning.partitioners import REFUSED, Custom
 from ftlayer.records.ids import I32Array, I64Array
 from ftlayer.runtime.task.lineages import BoolArray
 from ftlayer.runtime.task.selection import OutEdge
-from ftlayer.stream.job_graph import JobGraph
-from ftlayer.stream.operators import Replay
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.operators import Replay
 
 
 @dataclass(frozen=True)

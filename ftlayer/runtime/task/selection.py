@@ -16,10 +16,10 @@ from ftlayer.partitioning.partitioners import Broadcast, OutgoingRows, Partition
 from ftlayer.partitioning.replay import ReplayEverywhere, ReplayPartitioner, StoredRows, replay_twin
 from ftlayer.records.ids import I32Array, I64Array
 from ftlayer.records.kernels import native
-from ftlayer.runtime.actions import Send
-from ftlayer.runtime.elements import Batch
-from ftlayer.stream.job_graph import JobEdge, JobGraph
-from ftlayer.stream.operators import Replay
+from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.task.actions import Send
+from ftlayer.topology.job_graph import JobEdge, JobGraph
+from ftlayer.topology.operators import Replay
 
 
 class OutEdge:

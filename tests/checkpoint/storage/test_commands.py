@@ -24,7 +24,7 @@ from ftlayer.checkpoint.snapshots import (
     TableInfo,
 )
 from ftlayer.checkpoint.storage.opening import new_savepoint
-from ftlayer.cli import app
+from ftlayer.cli.main import app
 
 LARGE = b"x" * 300_000
 

@@ -16,12 +16,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, Simpl
 from pyspark.sql.streaming.datasource import ReadMaxRows, SupportsTriggerAvailableNow
 
 from ftlayer.errors import ConfigError, FTLayerError, IncompatibleCheckpointError
+from ftlayer.runtime.barrier_mode.driver.checkpointed_planner import CheckpointedReaderPlanner
+from ftlayer.runtime.barrier_mode.driver.range_log import Captured, RangeLog, unpack_captured
 from ftlayer.runtime.connectors.positions import SplitPosition, pack_rows, partition_key
-from ftlayer.runtime.coordinator.checkpointed_planner import CheckpointedReaderPlanner
-from ftlayer.runtime.coordinator.range_log import Captured, RangeLog, unpack_captured
-from ftlayer.runtime.coordinator.splits import PlannedRange
-from ftlayer.runtime.messages import AssignSplits
-from ftlayer.stream.operators import ReaderSource, Source
+from ftlayer.runtime.driver.splits import PlannedRange
+from ftlayer.runtime.protocol.messages import AssignSplits
+from ftlayer.topology.operators import ReaderSource, Source
 
 ID = pa.schema([("id", pa.int64())])
 BROKERS = sys.modules.setdefault("ftlayer_test_logs", ModuleType("ftlayer_test_logs"))

@@ -17,9 +17,9 @@ from ftlayer.errors import ConfigError, JobError, UnauthorizedError
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.committing_sink import CommittingWriterBody
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody, open_sink
-from ftlayer.runtime.sealed import unseal
+from ftlayer.runtime.protocol.sealed import unseal
 from ftlayer.runtime.task.contract import Settled
-from ftlayer.stream.operators import FunctionSink, Sink, WriterSink
+from ftlayer.topology.operators import FunctionSink, Sink, WriterSink
 
 ID = pa.schema([("id", pa.int64())])
 KEY = b"k" * 32

@@ -13,13 +13,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from ftlayer.config import VertexOptions
 from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
-from ftlayer.layer.calls import BeginBatch, Commit, Ingest, OpenQuery, OpenStream, Seal
-from ftlayer.runtime.coordinator.checkpointed_planner import CheckpointedReaderPlanner
-from ftlayer.service.client import VertexClient
-from ftlayer.service.embedded import EmbeddedVertex
+from ftlayer.runtime.barrier_mode.driver.checkpointed_planner import CheckpointedReaderPlanner
 from ftlayer.spark import ingest_reader
 from ftlayer.spark.ingest_reader import IngestReader
-from ftlayer.stream.operators import ReaderSource, Source
+from ftlayer.topology.operators import ReaderSource, Source
+from ftlayer.vertex.calls import BeginBatch, Commit, Ingest, OpenQuery, OpenStream, Seal
+from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.service.embedded import EmbeddedVertex
 
 ID = pa.schema([("id", pa.int64())])
 NUMBERS = itertools.count()

@@ -12,8 +12,8 @@ from ftlayer.errors import ConfigError, SourceError
 from ftlayer.runtime.connectors import push
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.push import PushReader
-from ftlayer.runtime.messages import AssignSplits
-from ftlayer.stream.operators import Push, PushSource, Source
+from ftlayer.runtime.protocol.messages import AssignSplits
+from ftlayer.topology.operators import Push, PushSource, Source
 
 ID = pa.schema([("id", pa.int64())])
 

@@ -20,9 +20,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Supp
 
 from ftlayer.errors import ConfigError, FTLayerError, SourceError
 from ftlayer.runtime.connectors.offset_reader import digest_of, offset_reader
-from ftlayer.runtime.coordinator.reader_planner import ReaderPlanner
-from ftlayer.runtime.messages import AssignSplits
-from ftlayer.stream.operators import ReaderSource, Source
+from ftlayer.runtime.driver.reader_planner import ReaderPlanner
+from ftlayer.runtime.protocol.messages import AssignSplits
+from ftlayer.topology.operators import ReaderSource, Source
 
 ID = pa.schema([("id", pa.int64())])
 LINES = pa.schema([("line", pa.string())])

@@ -15,9 +15,9 @@ from ftlayer.errors import SourceError
 from ftlayer.runtime.connectors import lane
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import IterableReader
-from ftlayer.runtime.messages import AssignSplits
-from ftlayer.stream.dataframes import partitioned
-from ftlayer.stream.operators import IterableSource, Source
+from ftlayer.runtime.protocol.messages import AssignSplits
+from ftlayer.topology.dataframes import partitioned
+from ftlayer.topology.operators import IterableSource, Source
 
 ID = pa.schema([("id", pa.int64())])
 TEXT = pa.schema([("text", pa.binary())])

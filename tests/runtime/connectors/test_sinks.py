@@ -16,7 +16,7 @@ from ftlayer.functions import bisect
 from ftlayer.functions.bisect import settle
 from ftlayer.runtime.connectors.sinks import MAX_WRITERS, BatchNumbers, open_sink
 from ftlayer.runtime.task.contract import Settled, SinkBody
-from ftlayer.stream.operators import FunctionSink, Sink, WriterSink
+from ftlayer.topology.operators import FunctionSink, Sink, WriterSink
 
 ID = pa.schema([("id", pa.int64())])
 

@@ -16,8 +16,8 @@ from ftlayer.runtime.connectors.positions import (
     progress_of,
     unpack_split,
 )
-from ftlayer.runtime.coordinator.splits import PlannedRange, SplitPlanner
-from ftlayer.runtime.messages import AssignSplits, Split, SplitDone
+from ftlayer.runtime.driver.splits import PlannedRange, SplitPlanner
+from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 
 
 def planned(number: int, splits: int) -> PlannedRange:

@@ -21,17 +21,17 @@ import pytest
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler, NonFTHandler
-from ftlayer.layer import calls
-from ftlayer.layer.layer import FTLayerCore
-from ftlayer.layer.options import LayerOptions
-from ftlayer.runtime import actions
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.elements import Batch
+from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.task import actions
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import SourceRows
 from ftlayer.store import MemoryStore
-from ftlayer.stream.job_graph import Channel, JobGraph
-from ftlayer.stream.operators import Replay
+from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.operators import Replay
+from ftlayer.vertex import calls
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
 
 ROWS_A_BATCH = 5
 """Few, so that a run has many batches."""

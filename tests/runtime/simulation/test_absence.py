@@ -22,16 +22,12 @@ from hypothesis import strategies as st
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
-from ftlayer.layer import calls
-from ftlayer.layer.calls import StreamOptions
-from ftlayer.layer.layer import FTLayerCore
-from ftlayer.layer.options import LayerOptions
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.actions import Acknowledge, AskReplays
+from ftlayer.runtime.acker_mode.driver.core import CoordinatorCore
+from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.coordinator.core import CoordinatorCore
-from ftlayer.runtime.coordinator.events import (
+from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Broke,
     Decision,
@@ -44,8 +40,7 @@ from ftlayer.runtime.coordinator.events import (
     StatusKnown,
     Tick,
 )
-from ftlayer.runtime.coordinator.isolation import ReplayInput
-from ftlayer.runtime.messages import Deploy, Hello, PeersUp
+from ftlayer.runtime.protocol.messages import Deploy, Hello, PeersUp
 from ftlayer.runtime.slot import loop as loop_module
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import (
@@ -61,13 +56,18 @@ from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
+from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import SourceRows
 from ftlayer.store import MemoryStore
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import partitions
-from ftlayer.stream.job_graph import JobGraph
-from ftlayer.stream.job_graph_generator import job_graph
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import partitions
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
 
 STEP_MS = 50
 TIMEOUT_MS = 1_000

@@ -10,11 +10,11 @@ import pytest
 
 from ftlayer import current_record
 from ftlayer.circuit import CircuitState, Limit
-from ftlayer.layer.calls import StreamOptions
-from ftlayer.layer.circuits import TRIAL_ROWS
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import partitions
-from ftlayer.stream.job_graph_generator import job_graph
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import partitions
+from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.rules.circuits import TRIAL_ROWS
 
 RETRY = StreamOptions(timeout_ms=30_000, max_attempts=3, backoff_ms=(100,), jitter=0.0)
 DOWN_MS = 120_000

@@ -11,10 +11,10 @@ import pytest
 
 from ftlayer.config import FTStatus
 from ftlayer.errors import JobError
-from ftlayer.layer.calls import StreamOptions
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import partitions
-from ftlayer.stream.job_graph_generator import job_graph
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import partitions
+from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.vertex.calls import StreamOptions
 
 RETRY = StreamOptions(timeout_ms=30_000, max_attempts=3, backoff_ms=(100,), jitter=0.0)
 ROWS = 23

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from ftlayer.config import FTStatus
 from ftlayer.errors import FailException
-from ftlayer.layer.calls import StreamOptions
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import partitions
-from ftlayer.stream.job_graph import JobGraph
-from ftlayer.stream.job_graph_generator import job_graph
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import partitions
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.vertex.calls import StreamOptions
 
 NUMBER = "n bigint"
 RETRY = StreamOptions(timeout_ms=30_000, max_attempts=3, backoff_ms=(100,), jitter=0.0)

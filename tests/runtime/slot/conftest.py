@@ -13,16 +13,16 @@ import pytest
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
-from ftlayer.layer.calls import Failure, Persist, Records, StreamOptions
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
-from ftlayer.runtime.elements import Batch, Element, EndOfStream, Lineage
+from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.seat import TaskKey
+from ftlayer.runtime.task.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import FunctionSink, IterableSource, Replay, Sink, Source
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import FunctionSink, IterableSource, Replay, Sink, Source
+from ftlayer.vertex.calls import Failure, Persist, Records, StreamOptions
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 NOW = Now(0, 0)

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.layer.calls import EventIds
-from ftlayer.runtime.actions import Acknowledge
-from ftlayer.runtime.slot.acks import CALL_ROOTS, MAX_WAIT_MS, AckBuffer
+from ftlayer.runtime.acker_mode.slot.acks import CALL_ROOTS, MAX_WAIT_MS, AckBuffer
+from ftlayer.runtime.task.actions import Acknowledge
+from ftlayer.vertex.calls import EventIds
 
 # An event: its root, and the ids it was folded from, each with the operator that owes it ("" for its own).
 Events = list[tuple[int, list[tuple[int, str]]]]

@@ -11,17 +11,17 @@ import pyarrow as pa
 import pytest
 from pyarrow import flight
 
-from ftlayer.address import Address
 from ftlayer.errors import CodecError, PeerRefusedError
-from ftlayer.runtime.messages import Peer
-from ftlayer.runtime.order import Door
+from ftlayer.runtime.protocol.messages import Peer
+from ftlayer.runtime.protocol.order import Door
 from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.runtime.slot.peer import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
-from ftlayer.service.sockets import SocketDirectory
-from ftlayer.service.streams import NO_COLUMNS
-from ftlayer.service.tls import make_certificate
+from ftlayer.transport.address import Address
+from ftlayer.transport.sockets import SocketDirectory
+from ftlayer.transport.streams import NO_COLUMNS
+from ftlayer.transport.tls import make_certificate
 
 TOKEN = "a-token-of-the-job"
 WAIT_S = 600
@@ -265,9 +265,9 @@ DISCARDED_AT_ONCE = """
 import queue
 import subprocess
 import sys
-from ftlayer.address import Address
-from ftlayer.runtime.messages import Peer
-from ftlayer.runtime.order import Door
+from ftlayer.transport.address import Address
+from ftlayer.runtime.protocol.messages import Peer
+from ftlayer.runtime.protocol.order import Door
 from ftlayer.runtime.slot.peer import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.layer.calls import Records
-from ftlayer.runtime.elements import Batch, EndOfStream, Watermark
-from ftlayer.runtime.slot.acks import CALL_ROOTS, MAX_WAIT_MS
-from ftlayer.runtime.slot.credit_wire import decode_grants, encode_grants
-from ftlayer.runtime.slot.wire import ElementCodec
-from ftlayer.stream.job_graph import Channel
+from ftlayer.runtime.acker_mode.slot.acks import CALL_ROOTS, MAX_WAIT_MS
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.credit_frames import decode_grants, encode_grants
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
+from ftlayer.topology.job_graph import Channel
+from ftlayer.vertex.calls import Records
 
 LIMIT = 1 << 10
 LATER_MS = 1_000

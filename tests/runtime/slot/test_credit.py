@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.errors import CodecError
+from ftlayer.runtime.protocol.channel_frames import HEADER_BYTES, ElementCodec
 from ftlayer.runtime.slot.credit import GrantBook, SendWindow
 from ftlayer.runtime.slot.mailbox import Mailbox
-from ftlayer.runtime.slot.wire import HEADER_BYTES, ElementCodec
-from ftlayer.stream.job_graph import Channel
+from ftlayer.topology.job_graph import Channel
 
 FRAME_SIZES = st.integers(HEADER_BYTES, HEADER_BYTES + 150)
 """Every frame has a header, in which a window looks for barriers."""

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.actions import Action, HoldInput
-from ftlayer.runtime.elements import Element
-from ftlayer.stream.job_graph import Channel
+from ftlayer.runtime.protocol.elements import Element
+from ftlayer.runtime.task.actions import Action, HoldInput
+from ftlayer.topology.job_graph import Channel
 
 SOURCE = ("source", 0)
 PAUSE_MS = 2

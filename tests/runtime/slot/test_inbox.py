@@ -7,9 +7,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.runtime.elements import Barrier, Batch, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import Barrier, Batch, Lineage, Watermark
 from ftlayer.runtime.slot.inbox import Inbox
-from ftlayer.stream.job_graph import Channel
+from ftlayer.topology.job_graph import Channel
 
 CHANNELS = [Channel(0, sender, 0) for sender in range(3)]
 

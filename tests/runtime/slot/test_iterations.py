@@ -18,17 +18,17 @@ from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.handler.handler import NonFTHandler
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.elements import Batch, EndOfStream, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.feedback import FeedbackOutput, HeadInbox
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import SourceRows
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import partitions
-from ftlayer.stream.job_graph import Channel, JobGraph
-from ftlayer.stream.job_graph_generator import job_graph
-from ftlayer.stream.streams import DataStream
-from ftlayer.stream.windows import tumbling
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import partitions
+from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.topology.streams import DataStream
+from ftlayer.topology.windows import tumbling
 
 SCHEMA = "name bigint, n bigint"
 ARROW = pa.schema([("name", pa.int64()), ("n", pa.int64())])

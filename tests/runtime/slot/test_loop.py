@@ -10,7 +10,9 @@ import pytest
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import PeerLostError, PeerUnreachableError
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.messages import (
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.credit_frames import encode_grants
+from ftlayer.runtime.protocol.messages import (
     Cancel,
     Deploy,
     DropPeers,
@@ -23,7 +25,6 @@ from ftlayer.runtime.messages import (
     SlotEnded,
 )
 from ftlayer.runtime.slot import loop
-from ftlayer.runtime.slot.credit_wire import encode_grants
 from ftlayer.runtime.slot.events import (
     CoordinatorLost,
     CoordinatorSaid,
@@ -38,7 +39,6 @@ from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
-from ftlayer.runtime.slot.wire import ElementCodec
 from ftlayer.runtime.task.contract import SourceRows
 
 WAIT_S = 600

@@ -15,11 +15,11 @@ from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.segments import segments_of
 from ftlayer.functions.steps import Map
 from ftlayer.handler.lineage import Lineage
-from ftlayer.runtime.elements import Batch
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.ports import Working
 from ftlayer.runtime.slot.pulse import Pulse, function_under_way
-from ftlayer.runtime.slot.wire import ElementCodec
-from ftlayer.stream.job_graph import Channel
+from ftlayer.topology.job_graph import Channel
 
 WAIT_S = 600
 

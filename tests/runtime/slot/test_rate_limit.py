@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import BURST_MS
-from ftlayer.runtime.elements import Watermark
-from ftlayer.stream.job_graph import Channel
+from ftlayer.runtime.protocol.elements import Watermark
+from ftlayer.topology.job_graph import Channel
 
 SOURCE = ("source", 0)
 INTO_WORK = Channel(0, 0, 0)

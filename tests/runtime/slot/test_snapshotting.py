@@ -15,9 +15,9 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import SnapshotTimes, SubtaskSnapshot
 from ftlayer.errors import CheckpointStorageError, StateSerializationError
-from ftlayer.runtime.messages import SubtaskAcked, SubtaskDeclined
-from ftlayer.runtime.slot.snapshotting import SnapshotRunner
-from ftlayer.runtime.task.checkpointed_chain import ChainSnapshot
+from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
+from ftlayer.runtime.barrier_mode.task.checkpointed_chain import ChainSnapshot
+from ftlayer.runtime.protocol.messages import SubtaskAcked, SubtaskDeclined
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from ftlayer.clock import Now
 from ftlayer.errors import ConfigError, SourceError, SourceGivenUpError, SourceRowError
-from ftlayer.layer.calls import SourcePosition
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
-from ftlayer.runtime.messages import AssignSplits, SourceFailed, SplitDone
+from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.vertex.calls import SourcePosition
 
 ROWS = 12
 FLAKY, STEADY = ("flaky", 0), ("steady", 0)

@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import IntakeTimeoutError, ProtocolError, StaleIncarnationError, VertexUnavailableError
-from ftlayer.layer.calls import (
+from ftlayer.runtime.acker_mode.slot.persisting import PersistOrder, PersistQueue
+from ftlayer.runtime.acker_mode.slot.vertex_port import MAX_XORS, TOUCH_ROOTS, VertexPort
+from ftlayer.runtime.slot.events import Event, PartFailed, ReplaysCame, RootsAccepted, Wake
+from ftlayer.runtime.task.actions import Acknowledge, AskReplays
+from ftlayer.vertex.calls import (
     Accepted,
     Fail,
     Failed,
@@ -27,10 +31,6 @@ from ftlayer.layer.calls import (
     Xor,
     Xored,
 )
-from ftlayer.runtime.actions import Acknowledge, AskReplays
-from ftlayer.runtime.slot.events import Event, PartFailed, ReplaysCame, RootsAccepted, Wake
-from ftlayer.runtime.slot.persisting import PersistOrder, PersistQueue
-from ftlayer.runtime.slot.vertex_port import MAX_XORS, TOUCH_ROOTS, VertexPort
 
 KEY = ("source", 0)
 WAIT_S = 600

@@ -12,11 +12,19 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.errors import CodecError
 from ftlayer.partitioning.partitioners import Rebalance
-from ftlayer.runtime.elements import Barrier, Batch, CancelMarker, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.channel_frames import HEADER_BYTES, ElementCodec, is_barrier, roots_in
+from ftlayer.runtime.protocol.credit_frames import decode_grants, encode_grants, encode_limits, is_limits
+from ftlayer.runtime.protocol.elements import (
+    Barrier,
+    Batch,
+    CancelMarker,
+    EndOfStream,
+    Idle,
+    Lineage,
+    Watermark,
+)
 from ftlayer.runtime.slot.batching import can_join, cut, joined, rows_of
-from ftlayer.runtime.slot.credit_wire import decode_grants, encode_grants, encode_limits, is_limits
-from ftlayer.runtime.slot.wire import HEADER_BYTES, ElementCodec, is_barrier, roots_in
-from ftlayer.stream.job_graph import Channel, JobEdge
+from ftlayer.topology.job_graph import Channel, JobEdge
 
 NESTED = pa.schema(
     [

@@ -27,8 +27,8 @@ from ftlayer import (
 )
 from ftlayer.checkpoint.storage.opening import load_checkpoint
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, SlotLostError
-from ftlayer.layer.calls import Deliverable
 from ftlayer.runtime.environment import LATEST
+from ftlayer.vertex.calls import Deliverable
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ import pytest
 
 from ftlayer import FTLayer, JobState
 from ftlayer.restart import FixedDelay
-from ftlayer.stream.connectors import partitions
+from ftlayer.topology.connectors import partitions
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,7 @@ import pytest
 
 from ftlayer import DeadLetter, PermanentFailure, RetryLater, TopologyOptions, current_record
 from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.layer.calls import Stats
+from ftlayer.vertex.calls import Stats
 
 pytestmark = pytest.mark.spark
 

@@ -13,7 +13,7 @@ import pytest
 from ftlayer import CheckpointConfig, FTLayer, JobState, StreamEnvironment
 from ftlayer.config import FTStatus
 from ftlayer.errors import InvalidTopologyError
-from ftlayer.stream.connectors import partitions
+from ftlayer.topology.connectors import partitions
 
 pytestmark = pytest.mark.spark
 
@@ -92,7 +92,7 @@ def test_a_loop_with_checkpoints_is_forced(
             env.execute_async()
     env = environment(force_iterations=True, force_unaligned=unaligned)
     build(env, write)
-    with caplog.at_level(logging.WARNING, logger="ftlayer.stream.iterations"):
+    with caplog.at_level(logging.WARNING, logger="ftlayer.topology.iterations"):
         job = env.execute_async()
     ended.append(job)
     assert [each.getMessage() for each in caplog.records if "iteration 'loop'" in each.getMessage()]

@@ -14,8 +14,8 @@ import pytest
 from ftlayer import JobState
 from ftlayer.errors import ConfigError, FunctionLoadError, InvalidTopologyError, JobStartError, SourceRowError
 from ftlayer.runtime import environment as environment_module
-from ftlayer.runtime.coordinator.job import Job
-from ftlayer.runtime.messages import Hello
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.protocol.messages import Hello
 
 pytestmark = pytest.mark.spark
 

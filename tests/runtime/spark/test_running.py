@@ -16,12 +16,12 @@ import pytest
 from ftlayer import FTLayer
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, SourceGivenUpError, StaleOwnerError
-from ftlayer.layer.calls import ClaimJob
 from ftlayer.restart import NoRestart
-from ftlayer.runtime.coordinator.events import JobState
-from ftlayer.runtime.coordinator.job import Job
+from ftlayer.runtime.driver.events import JobState
+from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.environment import StreamEnvironment
-from ftlayer.stream.connectors import partitions
+from ftlayer.topology.connectors import partitions
+from ftlayer.vertex.calls import ClaimJob
 
 pytestmark = pytest.mark.spark
 

@@ -13,23 +13,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.address import Address
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, JobStartError, SlotLostError
-from ftlayer.layer.calls import StreamStatus
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.restart import ExponentialDelay, NoRestart
-from ftlayer.runtime.coordinator import suspicion
-from ftlayer.runtime.coordinator.control_server import ControlServer
-from ftlayer.runtime.coordinator.events import JobState
-from ftlayer.runtime.coordinator.job import Job, JobParts
-from ftlayer.runtime.coordinator.planners import Planners
-from ftlayer.runtime.coordinator.session import task_slots
-from ftlayer.runtime.coordinator.spark_checks import check_task_slots, pickled_order
-from ftlayer.runtime.coordinator.submit import SlotRunner, SlotSubmitter
-from ftlayer.runtime.order import Door, SlotOrder
-from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import FunctionSink, IterableSource, Sink, Source
+from ftlayer.runtime.acker_mode.driver import suspicion
+from ftlayer.runtime.driver.control_server import ControlServer
+from ftlayer.runtime.driver.events import JobState
+from ftlayer.runtime.driver.job import Job, JobParts
+from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.driver.session import task_slots
+from ftlayer.runtime.driver.spark_checks import check_task_slots, pickled_order
+from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
+from ftlayer.runtime.protocol.order import Door, SlotOrder
+from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
+from ftlayer.transport.address import Address
+from ftlayer.vertex.calls import StreamStatus
 
 pytestmark = pytest.mark.spark
 
@@ -53,8 +53,7 @@ def a_player(fault: str = "") -> Callable[[Any], None]:
         import time
         import uuid
 
-        from ftlayer.runtime.coordinator.control_client import ControlClient
-        from ftlayer.runtime.messages import (
+        from ftlayer.runtime.protocol.messages import (
             Cancel,
             Deploy,
             DropPeers,
@@ -68,6 +67,7 @@ def a_player(fault: str = "") -> Callable[[Any], None]:
             StopSources,
             TasksStarted,
         )
+        from ftlayer.runtime.slot.control_client import ControlClient
 
         if fault == "raises":
             raise OSError("no such device")

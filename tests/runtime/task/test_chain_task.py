@@ -19,12 +19,12 @@ from ftlayer.functions.steps import Filter, FlatMap, Map, Process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
-from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import AssignWatermarks, FunctionSink, IterableSource, Sink, Source
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Sink, Source
 
 IN = pa.schema([("number", pa.int64()), ("copies", pa.int64()), ("fails", pa.string()), ("at", pa.int64())])
 OUT = pa.schema([("number", pa.int64()), ("copy", pa.int64()), ("fails", pa.string()), ("at", pa.int64())])

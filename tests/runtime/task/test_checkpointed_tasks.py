@@ -28,21 +28,20 @@ from ftlayer.errors import InvalidTopologyError, JobError, ProtocolError, Snapsh
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
 from ftlayer.handler.handler import NonFTHandler
-from ftlayer.layer.calls import SourcePosition
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Action, HoldInput, Send, TaskEnded, WakeAt
+from ftlayer.runtime.barrier_mode.task.checkpointed_chain import LOOK_MS
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key
-from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Watermark
+from ftlayer.runtime.task.actions import Action, HoldInput, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.checkpointed_chain import LOOK_MS
 from ftlayer.runtime.task.contract import Settled, SourceRows
 from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import (
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import (
     AssignWatermarks,
     FunctionSink,
     IterableSource,
@@ -52,6 +51,7 @@ from ftlayer.stream.operators import (
     Source,
     WriterSink,
 )
+from ftlayer.vertex.calls import SourcePosition
 
 ROW = pa.schema([("key", pa.string()), ("n", pa.int64())])
 IN = Channel(0, 0, 0)

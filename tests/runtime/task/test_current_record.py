@@ -16,16 +16,16 @@ from ftlayer.functions.current import CurrentRecord, current_record
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, MapBatches, Process
 from ftlayer.handler.lineage import concat_lineages
-from ftlayer.layer import calls
-from ftlayer.layer.layer import FTLayerCore
-from ftlayer.layer.options import LayerOptions
 from ftlayer.records.tries import pack_tries
-from ftlayer.runtime.elements import Lineage
+from ftlayer.runtime.protocol.elements import Lineage
 from ftlayer.runtime.task.lineages import KnownOf, known_of
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend
 from ftlayer.store import MemoryStore
-from ftlayer.stream.operators import AssignWatermarks
+from ftlayer.topology.operators import AssignWatermarks
+from ftlayer.vertex import calls
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
 
 N = pa.schema([("n", pa.int64())])
 

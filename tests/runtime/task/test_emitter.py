@@ -27,12 +27,12 @@ from ftlayer.partitioning.partitioners import (
 )
 from ftlayer.records.ids import random_root_ids
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Send
-from ftlayer.runtime.elements import Batch, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.stream.ft_builder import OpFTLayerBuilder, replay_uid
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import IterableSource, Source
+from ftlayer.topology.ft_builder import OpFTLayerBuilder, replay_uid
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import IterableSource, Source
 
 SCHEMA = pa.schema([("key", pa.string()), ("n", pa.int64())])
 KEY = KeySelector(("key",))

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.handler.xor import Events
-from ftlayer.layer.calls import EventIds
 from ftlayer.partitioning.partitioners import (
     Broadcast,
     Custom,
@@ -30,10 +29,11 @@ from ftlayer.partitioning.partitioners import (
     Shuffle,
 )
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Send
-from ftlayer.runtime.elements import Batch, Lineage
+from ftlayer.runtime.protocol.elements import Batch, Lineage
+from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.vertex.calls import EventIds
 
 SCHEMA = pa.schema([("key", pa.string())])
 KEY = KeySelector(("key",))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
 from ftlayer.runtime.task.event_time import WatermarkGenerator, times_of
-from ftlayer.stream.operators import AssignWatermarks
+from ftlayer.topology.operators import AssignWatermarks
 
 SCHEMA = pa.schema([("at", pa.int64())])
 

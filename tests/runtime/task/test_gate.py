@@ -4,9 +4,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ftlayer.runtime.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, Idle, Watermark
 from ftlayer.runtime.task.gate import StatusWatermarkValve
-from ftlayer.stream.job_graph import Channel
+from ftlayer.topology.job_graph import Channel
 
 A, B, REPLAY = Channel(0, 0, 0), Channel(0, 1, 0), Channel(7, 0, 0)
 

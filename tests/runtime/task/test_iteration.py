@@ -11,13 +11,13 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.clock import Now
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.handler.handler import NonFTHandler
-from ftlayer.runtime.actions import Action, DataEnded, Send, TaskEnded, WakeAt
-from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Watermark
+from ftlayer.runtime.task.actions import Action, DataEnded, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.iteration import CheckpointedHeadTask, HeadTask, LoopGate, Quiet
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.job_graph import Channel, JobGraph
-from ftlayer.stream.job_graph_generator import job_graph
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.job_graph_generator import job_graph
 
 FRESH, SECOND = Channel(0, 0, 0), Channel(1, 0, 0)
 FINAL = Barrier(3, 0, final=True)

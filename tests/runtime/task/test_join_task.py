@@ -14,14 +14,14 @@ from ftlayer.errors import FailException, JobError
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
-from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.task import join, join_buffer
+from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.join import JoinTask
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import FunctionSink, IterableSource, Join, Sink, Source
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import FunctionSink, IterableSource, Join, Sink, Source
 
 IN = pa.schema([("key", pa.int64()), ("number", pa.int64())])
 OUT = pa.schema([("left", pa.int64()), ("right", pa.int64())])

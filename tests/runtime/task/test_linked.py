@@ -14,12 +14,12 @@ from ftlayer.functions.steps import Filter, Map
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
-from ftlayer.runtime.elements import Batch, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled, SourceRows
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import AssignWatermarks, FunctionSink, IterableSource, Join, Sink, Source
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Join, Sink, Source
 
 IN = pa.schema([("key", pa.int64()), ("number", pa.int64())])
 PAIR = pa.schema([("left", pa.int64()), ("right", pa.int64())])

@@ -11,12 +11,12 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
-from ftlayer.layer.calls import Records
-from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey
 from ftlayer.records.ids import random_root_ids, xor_fold_by_root
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import (
+from ftlayer.runtime.acker_mode.task.replay_task import ReplayTask
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream
+from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,
     AskReplays,
@@ -26,11 +26,11 @@ from ftlayer.runtime.actions import (
     TaskEnded,
     WakeAt,
 )
-from ftlayer.runtime.elements import Batch, EndOfStream
-from ftlayer.runtime.task.replay_task import ReplayTask
-from ftlayer.stream.ft_builder import OpFTLayerBuilder, replay_uid
-from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import IterableSource, Source
+from ftlayer.topology.ft_builder import OpFTLayerBuilder, replay_uid
+from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import IterableSource, Source
+from ftlayer.vertex.calls import Records
+from ftlayer.vertex.calls.event_ids import check_event_ids
 
 SCHEMA = pa.schema([("n", pa.int64())])
 OPTIONS = TopologyOptions(batch_rows=4, replay_poll_ms=50)

@@ -14,21 +14,29 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.chain import RowFailure
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
-from ftlayer.layer import calls
-from ftlayer.layer.calls import SourcePosition
-from ftlayer.layer.layer import FTLayerCore
-from ftlayer.layer.options import LayerOptions
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Acknowledge, Action, AskReplays, FailRoots, PersistRoots, Send, WakeAt
-from ftlayer.runtime.elements import Batch
+from ftlayer.runtime.acker_mode.task.replay_task import ReplayTask
+from ftlayer.runtime.acker_mode.task.source_task import SourceTask
+from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.task.actions import (
+    Acknowledge,
+    Action,
+    AskReplays,
+    FailRoots,
+    PersistRoots,
+    Send,
+    WakeAt,
+)
 from ftlayer.runtime.task.contract import SourceRows
-from ftlayer.runtime.task.replay_task import ReplayTask
-from ftlayer.runtime.task.source_task import SourceTask
 from ftlayer.store import MemoryStore
-from ftlayer.stream.ft_builder import OpFTLayerBuilder, replay_uid
-from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import IterableSource, Source
+from ftlayer.topology.ft_builder import OpFTLayerBuilder, replay_uid
+from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import IterableSource, Source
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import SourcePosition
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
 
 SCHEMA = pa.schema([("n", pa.int64())])
 STREAM = "job/s"

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.functions.chain import RowFailure
-from ftlayer.runtime.elements import Lineage
+from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue
+from ftlayer.runtime.protocol.elements import Lineage
 from ftlayer.runtime.task.contract import Settled
-from ftlayer.runtime.task.settle import Done, SettleQueue
 
 
 def lineage_of(first: int, anchors: list[int]) -> Lineage:

@@ -12,18 +12,18 @@ from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler, NonFTHandler
-from ftlayer.layer.calls import SourcePosition
-from ftlayer.layer.event_ids import check_event_ids
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Action, PersistRoots, Send, TaskEnded
-from ftlayer.runtime.elements import Batch, EndOfStream
+from ftlayer.runtime.acker_mode.task.source_task import SourceTask
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream
+from ftlayer.runtime.task.actions import Action, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows
-from ftlayer.runtime.task.source_task import SourceTask
-from ftlayer.stream.ft_builder import OpFTLayerBuilder
-from ftlayer.stream.job_graph import JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import IterableSource, Source
+from ftlayer.topology.ft_builder import OpFTLayerBuilder
+from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import IterableSource, Source
+from ftlayer.vertex.calls import SourcePosition
+from ftlayer.vertex.calls.event_ids import check_event_ids
 
 NOW = Now(0, 0)
 SCHEMA = pa.schema([("n", pa.int64())])

@@ -17,12 +17,12 @@ from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.ids import initial_record_ids
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Acknowledge, FailRoots, PersistRoots, Send, TaskEnded, WakeAt
-from ftlayer.runtime.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.task.actions import Acknowledge, FailRoots, PersistRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import FunctionSink, IterableSource, Replay, Sink, Source
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import FunctionSink, IterableSource, Replay, Sink, Source
 
 ROW = pa.schema([("key", pa.int64()), ("value", pa.int64())])
 LATE = pa.schema([("late", pa.int64())])

@@ -9,10 +9,10 @@ import pytest
 from pyspark import SparkContext
 
 from ftlayer.errors import QueryError
-from ftlayer.layer.calls import QueryStatus
 from ftlayer.restart import ExponentialDelay
 from ftlayer.spark.drained import LogEnds
 from ftlayer.spark.query import TrackedQuery
+from ftlayer.vertex.calls import QueryStatus
 
 
 class LostQuery:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from ftlayer.layer.calls import BatchState
 from ftlayer.restart import FixedDelay
 from ftlayer.spark.protocol import STEPS
+from ftlayer.vertex.calls import BatchState
 
 pytestmark = pytest.mark.spark
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark import cloudpickle
 
-from ftlayer.layer.calls import RecordInfo
 from ftlayer.spark.facade import FTLayer
+from ftlayer.vertex.calls import RecordInfo
 
 # Spark's workers cannot import the tests: their functions travel whole.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer import DeadLetter, PermanentFailure, RetryLater, RowsRejected, current_record
-from ftlayer.layer.calls import Stats
+from ftlayer.vertex.calls import Stats
 
 pytestmark = pytest.mark.spark
 

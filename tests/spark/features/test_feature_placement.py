@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import functions as f
 from pyspark.sql.types import IntegerType, StructField, StructType
 
-from ftlayer.layer.calls import ReadDeliveries, RecordBatches, Records
 from ftlayer.records.keyhash import partition_of
 from ftlayer.records.selector import KeySelector
 from ftlayer.spark.sealed_rows import row_digests
+from ftlayer.vertex.calls import ReadDeliveries, RecordBatches, Records
 
 pytestmark = pytest.mark.spark
 

@@ -19,13 +19,13 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.config import TopologyOptions
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.coordinator import job_thread
-from ftlayer.runtime.coordinator.events import JobState, Over
-from ftlayer.runtime.coordinator.job import Job
-from ftlayer.runtime.coordinator.opening import open_checkpoints
-from ftlayer.runtime.coordinator.planners import Planners
-from ftlayer.runtime.order import Door, SlotOrder
-from ftlayer.stream.job_graph_generator import job_graph
+from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
+from ftlayer.runtime.driver import job_thread
+from ftlayer.runtime.driver.events import JobState, Over
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.protocol.order import Door, SlotOrder
+from ftlayer.topology.job_graph_generator import job_graph
 
 
 @dataclass(frozen=True)

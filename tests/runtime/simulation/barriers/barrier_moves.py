@@ -10,7 +10,7 @@ from barrier_outside import Dies
 from barrier_parts import Control, ThreadInSteps
 from barrier_process import Process, Runner
 
-from ftlayer.runtime.coordinator.events import SparkJobEnded
+from ftlayer.runtime.driver.events import SparkJobEnded
 
 TICK_MS = 50
 """The driver looks at the time this often, when nothing else happens."""

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.errors import CheckpointError
-from ftlayer.runtime.coordinator.frames import decode_from_slot, decode_to_slot, encode
+from ftlayer.runtime.protocol.control_frames import decode_from_slot, decode_to_slot, encode
 from ftlayer.runtime.slot.events import CreditCame, FrameCame, LinkBroke
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
@@ -125,7 +125,7 @@ class StepMailbox(Mailbox[Any]):
 
 
 class StepWorker:
-    """`ftlayer.runtime.slot.worker.Worker`, one piece of work a step; at once when ``inline``."""
+    """`ftlayer.runtime.worker.Worker`, one piece of work a step; at once when ``inline``."""
 
     def __init__(self, world: Any, on_error: Callable[[Exception], None]) -> None:
         self._world = world

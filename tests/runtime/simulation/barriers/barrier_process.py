@@ -9,9 +9,10 @@ from typing import Any
 from barrier_parts import Link, StepExecutor, StepMailbox, ThreadInSteps
 from pyspark import cloudpickle
 
-from ftlayer.runtime.messages import Cancel, Deploy, Hello, SlotEnded
-from ftlayer.runtime.order import SlotOrder
-from ftlayer.runtime.slot import main, snapshotting
+from ftlayer.runtime.barrier_mode.slot import snapshotting
+from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded
+from ftlayer.runtime.protocol.order import SlotOrder
+from ftlayer.runtime.slot import main
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.loop import SlotLoop

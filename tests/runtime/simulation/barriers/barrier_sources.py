@@ -11,12 +11,12 @@ import pyarrow as pa
 from barrier_faults import kill_others
 from barrier_parts import Rests
 
-from ftlayer.layer.calls import SourcePosition
 from ftlayer.runtime.connectors.lane import SplitProgress
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key, unpack_rows
 from ftlayer.runtime.connectors.readers import SplitReader
 from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker
 from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.vertex.calls import SourcePosition
 
 
 def step_reader(

@@ -31,8 +31,10 @@ from barrier_storage import FaultyFiles, FaultySlotStorage
 from ftlayer.checkpoint.storage import deleting
 from ftlayer.checkpoint.storage import driver as storage_driver
 from ftlayer.checkpoint.storage import slot as storage_slot
-from ftlayer.runtime.coordinator import checkpointing, job_thread, planners, reader_planner
-from ftlayer.runtime.slot import links, loop, main, pulse, snapshotting
+from ftlayer.runtime.barrier_mode.driver import checkpointing
+from ftlayer.runtime.barrier_mode.slot import snapshotting
+from ftlayer.runtime.driver import job_thread, planners, reader_planner
+from ftlayer.runtime.slot import links, loop, main, pulse
 from ftlayer.state import changelog, memory
 
 SHORT_LIVED = 4

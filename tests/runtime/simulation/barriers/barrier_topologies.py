@@ -19,9 +19,9 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.restart import FixedDelay
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import partitions
-from ftlayer.stream.windows import tumbling
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import partitions
+from ftlayer.topology.windows import tumbling
 
 NUMBERED = pa.schema(
     [

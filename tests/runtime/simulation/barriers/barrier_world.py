@@ -26,7 +26,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.loading import all_pieces, paths_of
 from ftlayer.checkpoint.storage.opening import driver_storage, pieces_directory, storage_key
 from ftlayer.clock import Now
-from ftlayer.runtime.sealed import unseal
+from ftlayer.runtime.protocol.sealed import unseal
 
 
 def files_below(root: str) -> list[str]:

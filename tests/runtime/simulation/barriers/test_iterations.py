@@ -14,8 +14,8 @@ import pytest
 
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import partitions
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import partitions
 
 GOING = pa.schema([("key", pa.string()), ("part", pa.int64()), ("n", pa.int64()), ("rounds", pa.int64())])
 COUNTED = pa.schema([*GOING, ("count", pa.int64())])

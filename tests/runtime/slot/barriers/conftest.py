@@ -21,15 +21,15 @@ from ftlayer.functions.steps import Map
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.actions import Action, Send, TaskEnded
-from ftlayer.runtime.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
-from ftlayer.runtime.slot.capture import CapturedChannel, read_batches
+from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batches
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.seat import TaskKey
-from ftlayer.runtime.slot.wire import ElementCodec
+from ftlayer.runtime.task.actions import Action, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows
-from ftlayer.stream.job_graph import Channel, JobEdge, JobGraph, JobVertex
-from ftlayer.stream.operators import FunctionSink, IterableSource, Sink, Source
+from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
+from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 MAX_GROUPS = 16

@@ -11,10 +11,10 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.runtime.elements import MAX_TIME_MS, Batch, CancelMarker
-from ftlayer.runtime.slot.credit_wire import decode_grants
-from ftlayer.runtime.slot.wire import ElementCodec
-from ftlayer.stream.job_graph import Channel
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.credit_frames import decode_grants
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, CancelMarker
+from ftlayer.topology.job_graph import Channel
 
 
 def test_an_unaligned_barrier_passes_though_no_task_reads(kit: Any, tools: Any) -> None:

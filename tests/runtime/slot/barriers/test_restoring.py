@@ -16,11 +16,11 @@ from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Restore, SubtaskRestore
 from ftlayer.errors import FTLayerError, IncompatibleCheckpointError
 from ftlayer.partitioning.partitioners import OutgoingRows, Rebalance
-from ftlayer.runtime.elements import Batch
-from ftlayer.runtime.slot.capture import CapturedChannel, read_batches
-from ftlayer.runtime.slot.wire import ElementCodec
+from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batches
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.contract import SourceRows
-from ftlayer.stream.job_graph import Channel, JobEdge
+from ftlayer.topology.job_graph import Channel, JobEdge
 
 
 class Places:

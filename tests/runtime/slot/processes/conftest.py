@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from ftlayer.address import Address
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
-from ftlayer.layer.calls import ClaimJob, OpenStream, Recall, StreamOptions, StreamStatusCall
 from ftlayer.restart import RestartStrategy
-from ftlayer.runtime.coordinator.control_server import ControlServer
-from ftlayer.runtime.messages import (
+from ftlayer.runtime.driver.control_server import ControlServer
+from ftlayer.runtime.protocol.messages import (
     Cancel,
     Deploy,
     DropPeers,
@@ -38,13 +36,15 @@ from ftlayer.runtime.messages import (
     StopSources,
     ToSlot,
 )
-from ftlayer.runtime.order import Door, SlotOrder
-from ftlayer.service.embedded import EmbeddedVertex
-from ftlayer.service.tls import Certificate, make_certificate
-from ftlayer.stream.builder import GraphBuilder
-from ftlayer.stream.connectors import partitions
-from ftlayer.stream.job_graph import JobGraph
-from ftlayer.stream.job_graph_generator import job_graph
+from ftlayer.runtime.protocol.order import Door, SlotOrder
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.connectors import partitions
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.transport.address import Address
+from ftlayer.transport.tls import Certificate, make_certificate
+from ftlayer.vertex.calls import ClaimJob, OpenStream, Recall, StreamOptions, StreamStatusCall
+from ftlayer.vertex.service.embedded import EmbeddedVertex
 
 WAIT_S = 600.0
 JOB = "job-1"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import PermanentFailure, StaleOwnerError
-from ftlayer.layer.calls import Stats, StreamOptions
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.messages import SourceFailed
+from ftlayer.runtime.protocol.messages import SourceFailed
+from ftlayer.vertex.calls import Stats, StreamOptions
 
 N = 20_000
 

@@ -1,0 +1,474 @@
+"""The command ``ftlayer``. Everything but the command line itself is imported when it is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ftlayer import __version__
+from ftlayer.cli import checkpoints as cli_checkpoints
+from ftlayer.demo.choices import Engine, Kill, Mode
+from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError
+from ftlayer.printable import printable, printing_console
+from ftlayer.secret_files import read_secret
+
+if TYPE_CHECKING:
+    from ftlayer.vertex.calls import RecordInfo
+    from ftlayer.vertex.client.client import VertexClient
+
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+DEFAULT_ADDRESS = "grpc://127.0.0.1:7077"
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
+
+
+_ANYWHERE = {
+    "tls_cert": "--tls-cert",
+    "tls_key": "--tls-key",
+    "tls_client_ca": "--tls-client-ca",
+    "metrics_port": "--metrics-port",
+    "max_store_bytes": "--max-store",
+    "persist_timeout_ms": "--persist-timeout",
+    "root_certs": "--root-certs",
+    "client_pem": "--client-pem",
+}
+_IN_FRONT = {
+    "listen": "--listen",
+    "shards": "--shards",
+    "durability": "--durability",
+    "address": "--address",
+    "token": "--token-file (or FTLAYER_TOKEN)",
+}
+"""How options of Python are called here; those in front are words of other meanings too."""
+
+
+def _in_words_of_options(error: FTLayerError) -> str:
+    """Return an error's text with the options of the command line in place of Python's."""
+    if isinstance(error, UnauthorizedError):
+        return (
+            "the vertex does not take the token: give the one that it was started with, by --token-file or "
+            "FTLAYER_TOKEN"
+        )
+    text = str(error)
+    if not isinstance(error, ConfigError):
+        return text
+    text = re.sub(r"\b(\w+_\w+)\b", lambda found: _ANYWHERE.get(found[1], found[1]), text)
+    return re.sub(r"^(\w+)(?=:)", lambda found: _IN_FRONT.get(found[1], found[1]), text)
+
+
+class _Group(TyperGroup):
+    """Prints ftlayer's own errors as what they say, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FTLayerError as error:
+            typer.echo(printable(f"ftlayer: {_in_words_of_options(error)}"), err=True)
+            raise typer.Exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_ERROR) from error
+
+
+app = typer.Typer(
+    cls=_Group,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Record-level fault tolerance for PySpark streams.",
+)
+dead = typer.Typer(no_args_is_help=True, help="Dead letters of a running vertex: list, show, requeue, purge.")
+app.add_typer(dead, name="dead")
+app.add_typer(cli_checkpoints.app, name="checkpoints")
+
+
+class RecordState(StrEnum):
+    """The values of ``inspect --list``."""
+
+    PENDING = "pending"
+    WAITING = "waiting"
+    DELIVERY = "delivery"
+    DEAD = "dead"
+
+
+Address = Annotated[str, typer.Option(help="Where the vertex is.", envvar="FTLAYER_ADDRESS")]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="File with the vertex's token; without it, FTLAYER_TOKEN is used.")
+]
+RootCerts = Annotated[Path | None, typer.Option(help="PEM of the certificate to trust, for grpc+tls.")]
+ClientPem = Annotated[
+    Path | None, typer.Option(help="PEM of a certificate and its key, for a vertex with --tls-client-ca.")
+]
+Keys = Annotated[list[str], typer.Argument(help="Keys as `ftlayer dead list` shows them.")]
+Everything = Annotated[bool, typer.Option("--all", help="All dead letters there are.")]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the versions and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of the command itself."""
+
+
+@app.command()
+def version() -> None:
+    """Print the versions of ftlayer and of what it runs on."""
+    from importlib.metadata import version as version_of
+
+    typer.echo(f"ftlayer {__version__}")
+    typer.echo(
+        f"pyspark {version_of('pyspark')}, pyarrow {version_of('pyarrow')}, Python {sys.version.split()[0]}"
+    )
+
+
+@app.command()
+def demo(
+    input: Annotated[
+        str | None, typer.Option(help="Files to read, a GLOB in quotes; without it, Python's own sources.")
+    ] = None,
+    mode: Annotated[
+        Mode, typer.Option(help="acker: every record is followed. barrier: checkpoints of all state.")
+    ] = Mode.ACKER,
+    engine: Annotated[
+        Engine | None, typer.Option(help="What runs it; acker: microbatch by default, barrier: continuous.")
+    ] = None,
+    kill: Annotated[Kill, typer.Option(help="What is killed with SIGKILL in the middle.")] = Kill.ALL,
+    lines: Annotated[int, typer.Option(min=100, help="How many lines to read at most.")] = 200_000,
+    batches: Annotated[
+        int, typer.Option(min=4, max=1_000, help="In how many micro-batches; continuous: seconds of input.")
+    ] = 20,
+    dir: Annotated[Path | None, typer.Option(help="Directory of the run, new or empty; it is kept.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the run's temporary directory.")] = False,
+    json: Annotated[Path | None, typer.Option(help="Write the ledger to this file too.")] = None,
+) -> None:
+    """Run a query or a topology over real text, kill it in the middle, and account for every line.
+
+    Exit code 0: the ledger balances. 3: it does not.
+    """
+    from ftlayer.java.machine import ensure_java
+
+    ensure_java()
+    from ftlayer.demo.run import DemoOptions, run_demo
+
+    options = DemoOptions(input, kill, lines, batches, dir, keep, json, mode, engine)
+    raise typer.Exit(run_demo(options, printing_console()))
+
+
+@app.command()
+def serve(
+    path: Annotated[Path, typer.Argument(help="Directory of the store; made if it is missing.")],
+    listen: Annotated[
+        str, typer.Option(help="host:port; port 0 is any free one. Or unix:/path.")
+    ] = "127.0.0.1:7077",
+    token_file: TokenFile = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM of the certificate chain; required off loopback.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM of its private key.")] = None,
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="PEM of what clients' certificates are signed by; they then need one.")
+    ] = None,
+    shards: Annotated[int, typer.Option(help="A power of two; fixed when the store is made.")] = 1,
+    durability: Annotated[
+        str, typer.Option(help='"batch", a duration like "100ms", or "none"; see docs/operations.md.')
+    ] = "batch",
+    max_store: Annotated[
+        str,
+        typer.Option(
+            help="How large the store may become, like 8GiB; GB is the same: units are powers of 1,024."
+        ),
+    ] = "8GiB",
+    persist_timeout: Annotated[
+        str, typer.Option(help="How long intake waits for room before it fails, like 30s; below 120s.")
+    ] = "60s",
+    metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus endpoint.")] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Keep every id, for `ftlayer explain`; some hundred times slower.")
+    ] = False,
+) -> None:
+    """Run a vertex of its own, for queries that say FTLayer.connect."""
+    import logging
+
+    from ftlayer.checks import duration_ms
+    from ftlayer.config import ServeOptions, VertexOptions
+    from ftlayer.vertex.service.serve import serve as run
+
+    vertex = VertexOptions(
+        path,
+        shards=shards,
+        durability=durability,
+        max_store_bytes=parse_size(max_store, "--max-store"),
+        persist_timeout_ms=duration_ms(persist_timeout, "--persist-timeout"),
+        tracker="exact" if exact else "table",
+    )
+    options = ServeOptions(
+        vertex,
+        _token(token_file),
+        listen,
+        None if tls_cert is None else _read(tls_cert, "--tls-cert"),
+        None if tls_key is None else read_secret(tls_key, "--tls-key"),
+        None if tls_client_ca is None else _read(tls_client_ca, "--tls-client-ca"),
+        metrics_port,
+    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    code = run(options, on_ready=lambda address: typer.echo(f"ftlayer vertex at {address}, store {path}"))
+    logging.shutdown()
+    sys.stdout.flush()
+    # Streams that clients have open keep threads busy that an ordinary exit would wait for.
+    os._exit(code)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Directory of a vertex's store.")],
+    list_state: Annotated[
+        RecordState | None,
+        typer.Option("--list", help="List the records in this state, not just their number."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
+) -> None:
+    """Look into a store, without a vertex or beside a live one; changes nothing."""
+    from ftlayer.cli.offline import inspect_vertex, stored_records
+    from ftlayer.cli.tables import print_records, print_shards
+
+    console = printing_console()
+    if list_state is None:
+        print_shards(console, path, inspect_vertex(path))
+    else:
+        records = stored_records(path, list_state)
+        print_records(console, records, f"{list_state} in {path}", limit)
+
+
+@app.command()
+def explain(
+    root: Annotated[str, typer.Argument(help="The root: 16 hexadecimal digits, 0x…, or a decimal number.")],
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
+) -> None:
+    """Show which ids a pending root waits for, and which operator owes them (vertices with --exact)."""
+    from ftlayer.cli.tables import print_explained
+    from ftlayer.vertex.calls import Explain, Explained
+
+    wanted = parse_root(root)
+    with _connect(address, token_file, root_certs, client_pem) as client:
+        explained = client.call(Explain(wanted))
+    assert isinstance(explained, Explained)
+    print_explained(printing_console(), wanted, explained)
+    if not explained.known:
+        raise typer.Exit(EXIT_ERROR)
+
+
+@dead.command("list")
+def list_dead(
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
+) -> None:
+    """List dead letters: key, record, reason."""
+    from ftlayer.cli.tables import print_records
+    from ftlayer.vertex.calls import Stats, StatsReply
+
+    with _connect(address, token_file, root_certs, client_pem) as client:
+
+        def total() -> int:
+            stats = client.call(Stats())
+            assert isinstance(stats, StatsReply)
+            return int(stats.values["dead_letters"])
+
+        print_records(printing_console(), _dead_letters(client), f"dead letters of {address}", limit, total)
+
+
+@dead.command()
+def show(
+    keys: Keys,
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
+) -> None:
+    """Show everything that is known of dead letters: record, attempts, traceback."""
+    from ftlayer.cli.tables import print_record
+
+    wanted = dict.fromkeys(_parsed(keys))
+    console = printing_console()
+    with _connect(address, token_file, root_certs, client_pem) as client:
+        for record in _dead_letters(client):
+            if record.key in wanted:
+                del wanted[record.key]
+                print_record(console, record)
+    for key in wanted:
+        typer.echo(f"ftlayer: there is no dead letter {key.hex()}", err=True)
+    if wanted:
+        raise typer.Exit(EXIT_ERROR)
+
+
+@dead.command()
+def requeue(
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
+    everything: Everything = False,
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
+) -> None:
+    """Give dead letters their attempts back; their query gets them again at once."""
+    from ftlayer.vertex.calls import Requeue
+
+    with _connect(address, token_file, root_certs, client_pem) as client:
+        chosen = _chosen(client, keys, everything)
+        count = _change(client, Requeue(chosen))
+    _print_changed("requeued", count, len(chosen), everything)
+
+
+@dead.command()
+def purge(
+    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
+    everything: Everything = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    address: Address = DEFAULT_ADDRESS,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
+) -> None:
+    """Delete dead letters permanently."""
+    from ftlayer.vertex.calls import Purge
+
+    with _connect(address, token_file, root_certs, client_pem) as client:
+        chosen = _chosen(client, keys, everything)
+        if chosen and not yes:
+            typer.confirm(f"Delete {len(chosen)} dead letters permanently?", abort=True)
+        count = _change(client, Purge(chosen))
+    _print_changed("purged", count, len(chosen), everything)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+def parse_size(text: str, option: str) -> int:
+    """Return bytes for ``"512MiB"``, ``"8G"`` or a number; units are powers of 1024. `ConfigError` otherwise."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(f"{option}: expected a size like '512MiB' or '8GiB', got {text!r}")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def parse_root(text: str) -> int:
+    """Return the id written as 16 hexadecimal digits, ``0x…`` or a decimal number. `ConfigError` otherwise."""
+    hexadecimal = len(text) == 16 or text[:2] in ("0x", "0X")
+    try:
+        root = int(text, 16 if hexadecimal else 10)
+    except ValueError:
+        root = 0
+    if not 0 < root < 1 << 64:
+        raise ConfigError(
+            f"ROOT: expected an id as 16 hexadecimal digits, 0x… or a decimal number, got {text!r}"
+        )
+    return root
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be read: {error.strerror}") from error
+
+
+def _token(token_file: Path | None) -> str:
+    if token_file is not None:
+        return read_secret(token_file, "--token-file").decode("utf-8", "replace").strip()
+    token = os.environ.get("FTLAYER_TOKEN", "")
+    if not token:
+        raise ConfigError(
+            "a vertex has a token: name the file it is in with --token-file, or set FTLAYER_TOKEN. Make one with: "
+            "python -c 'import secrets; print(secrets.token_urlsafe())' > token; chmod 600 token"
+        )
+    return token
+
+
+def _connect(
+    address: str, token_file: Path | None, root_certs: Path | None, client_pem: Path | None
+) -> VertexClient:
+    from ftlayer.vertex.client.client import VertexClient
+
+    certificates = None if root_certs is None else _read(root_certs, "--root-certs")
+    return VertexClient(
+        address,
+        _token(token_file),
+        root_certs=certificates,
+        client_pem=None if client_pem is None else read_secret(client_pem, "--client-pem"),
+        client_id="cli",
+        deadline_ms=10_000,
+    )
+
+
+def _dead_letters(client: VertexClient) -> Iterator[RecordInfo]:
+    from ftlayer.spark.frames import list_records
+
+    return list_records(client, "dead")
+
+
+def _parsed(keys: list[str]) -> tuple[bytes, ...]:
+    try:
+        return tuple(bytes.fromhex(key) for key in keys)
+    except ValueError as error:
+        raise ConfigError(f"keys are hexadecimal, as `ftlayer dead list` shows them ({error})") from error
+
+
+def _chosen(client: VertexClient, keys: list[str] | None, everything: bool) -> tuple[bytes, ...]:
+    if bool(keys) == everything:
+        raise ConfigError("name the dead letters by their keys, or say --all")
+    if keys:
+        return tuple(dict.fromkeys(_parsed(keys)))
+    return tuple(record.key for record in _dead_letters(client))
+
+
+def _change(client: VertexClient, call: Any) -> int:
+    from ftlayer.vertex.calls import Changed
+
+    reply = client.call(call)
+    assert isinstance(reply, Changed)
+    return reply.count
+
+
+def _print_changed(what: str, count: int, chosen: int, everything: bool) -> None:
+    """Say how many dead letters were changed; exit code 1 if keys that were named are of none.
+
+    With ``--all`` those that are missing were there a moment ago: somebody else has changed them meanwhile.
+    """
+    typer.echo(f"{what} {count} of {chosen}")
+    missing = chosen - count
+    if missing and not everything:
+        typer.echo(
+            f"ftlayer: {missing} of the keys {'is' if missing == 1 else 'are'} of no dead letter (now): "
+            "`ftlayer dead list` shows those there are",
+            err=True,
+        )
+        raise typer.Exit(EXIT_ERROR)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Looking into the store of a vertex without the vertex: what ``ftlayer inspect`` shows.
+
+Works beside a live vertex too, on one snapshot of each shard. What only that vertex knows (records it has
+in flight and has not written down as done) then looks as it would after a crash.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftlayer.clock import Now
+from ftlayer.errors import StorePathError
+from ftlayer.store.directory import DATA_FILE
+from ftlayer.store.inspect import StoreReport, inspect_store
+from ftlayer.store.lmdb_store import LmdbStore
+from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList, Stats, StatsReply
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
+
+PAGE = 1_000
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """One shard: its store, and how many records it holds that wait, are on their way, or are dead.
+
+    What was in flight is counted as waiting: a vertex that opens this store replays it.
+    """
+
+    store: StoreReport
+    waiting: int
+    delivery: int
+    dead: int
+
+
+def shard_paths(path: Path) -> list[Path]:
+    """Return the stores of the vertex at ``path`` (or ``path`` itself, if it is a shard's store).
+
+    Raises `StorePathError` when there is neither.
+    """
+    if (path / DATA_FILE).exists():
+        return [path]
+    shards = sorted(path.glob("shard-*"))
+    if not shards:
+        what = "holds no store of a vertex" if path.is_dir() else "is no directory"
+        raise StorePathError(
+            f"{path} {what}; name the directory given to FTLayer.embedded or to ftlayer serve"
+        )
+    return shards
+
+
+def inspect_vertex(path: Path) -> list[ShardReport]:
+    """Report on each shard of a vertex's store; raises what `inspect_store` does."""
+    reports = []
+    shards = shard_paths(path)
+    for number, shard in enumerate(shards):
+        report = inspect_store(shard)
+        with _layer(shard, number, len(shards)) as (store, layer):
+            with store.read() as transaction:
+                reply = layer.read(transaction, Stats(), _now())
+            assert isinstance(reply, StatsReply)
+            values = reply.values
+            counts = (int(values[name]) for name in ("waiting", "in_delivery", "dead_letters"))
+            reports.append(ShardReport(report, *counts))
+    return reports
+
+
+def stored_records(path: Path, state: str) -> Iterator[RecordInfo]:
+    """Yield the records in a `ListRecords.state`, shard by shard, under the keys a vertex gives them."""
+    shards = shard_paths(path)
+    for number, shard in enumerate(shards):
+        with _layer(shard, number, len(shards)) as (store, layer):
+            after = b""
+            while True:
+                with store.read() as transaction:
+                    reply = layer.read(transaction, ListRecords(state, "", PAGE, after), _now())
+                assert isinstance(reply, RecordList)
+                for record in reply.records:
+                    yield dataclasses.replace(record, key=number.to_bytes(2, "big") + record.key)
+                after = reply.more
+                if not after:
+                    break
+
+
+@contextmanager
+def _layer(shard: Path, number: int, shards: int) -> Iterator[tuple[LmdbStore, FTLayerCore]]:
+    """Open a shard's store for reading and recover its rules from it: they only read at their start."""
+    store = LmdbStore.open(shard, read_only=True)
+    try:
+        yield store, FTLayerCore(store, LayerOptions(shard=number, shards=shards), _now())
+    finally:
+        store.close()
+
+
+def _now() -> Now:
+    return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)

@@ -1,0 +1,1 @@
+"""Which Java Spark runs on."""

@@ -1,0 +1,1 @@
+"""Acker mode in the driver: what restarts, and which record ends the process that works on it."""

@@ -1,0 +1,131 @@
+"""A job's calls of the vertex, by a thread of its own: a vertex that is down holds up nothing else."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
+from ftlayer.runtime.worker import Worker
+from ftlayer.vertex.calls import (
+    ClaimJob,
+    Fail,
+    Failure,
+    JobClaimed,
+    OpenStream,
+    Recall,
+    Recalled,
+    StreamOpened,
+    StreamOptions,
+    StreamStatus,
+    StreamStatusCall,
+)
+from ftlayer.vertex.client.client import VertexClient
+
+# A call in a vertex that is up takes milliseconds (s).
+CLOSE_TIMEOUT_S = 2.0
+
+OnError = Callable[[FTLayerError], None]
+
+logger = logging.getLogger(__name__)
+
+
+class JobVertexCalls:
+    """Claims a job, opens its streams, recalls them, and asks how much is left.
+
+    Once another run has claimed the job, every call ends with `StaleOwnerError`.
+    """
+
+    def __init__(
+        self, client: VertexClient, job: str, run: str, options: Mapping[str, StreamOptions]
+    ) -> None:
+        """``job``: the topology's name. ``run``: unique id of this execution."""
+        self.client = client
+        self._job, self._run = job, run
+        self._options = dict(options)
+        self.streams = tuple(self._options)
+        self._worker = Worker("job-vertex", self._lost_error)
+        self._incarnation = 0
+
+    def claim(self) -> None:
+        """Take the job over from whichever run has it; raises what the vertex raises. To be called once, first."""
+        reply = self.client.call(ClaimJob(self._job, self._run))
+        assert isinstance(reply, JobClaimed)
+        if reply.previous:
+            logger.info("topology %r: %s takes over from %s", self._job, self._run, reply.previous)
+
+    def open(self) -> None:
+        """Declare all streams with their options; raises what the vertex raises."""
+        for stream in self.streams:
+            self._incarnation = self._open(stream).incarnation
+
+    def positions(self, stream: str) -> dict[str, bytes]:
+        """Return how far each partition of a source was accepted."""
+        return self._open(stream).positions
+
+    def recall(self, done: Callable[[int], None], failed: OnError) -> None:
+        """Make everything pending due; then ``done(rows)``, or ``failed(error)``, is called by another thread."""
+
+        def work() -> None:
+            done(self._recall())
+
+        self._do(work, failed)
+
+    def condemn(self, failure: Failure, done: Callable[[], None], failed: OnError) -> None:
+        """End a record's attempt; then ``done()``, or ``failed(error)``, is called by another thread.
+
+        A vertex that has restarted does not know the attempt any more: the record is as it was before.
+        """
+
+        def work() -> None:
+            try:
+                self.client.call(Fail((failure,), self._incarnation))
+            except StaleIncarnationError:
+                self.open()
+            done()
+
+        self._do(work, failed)
+
+    def status(self, answer: Callable[[StreamStatus], None], failed: OnError) -> None:
+        """Ask what is left; then ``answer(status)``, or ``failed(error)``, is called by another thread."""
+
+        def work() -> None:
+            reply = self.client.call(StreamStatusCall(self.streams, self._run))
+            assert isinstance(reply, StreamStatus)
+            answer(reply)
+
+        self._do(work, failed)
+
+    def close(self) -> None:
+        """End the thread behind what it does; waits a little for it: the client may be closed next."""
+        self._worker.stop()
+        self._worker.join(CLOSE_TIMEOUT_S)
+
+    def _open(self, stream: str) -> StreamOpened:
+        reply = self.client.call(OpenStream(stream, self._options[stream], self._run))
+        assert isinstance(reply, StreamOpened)
+        return reply
+
+    def _recall(self) -> int:
+        while True:
+            try:
+                reply = self.client.call(Recall(self.streams, self._incarnation, self._run))
+                assert isinstance(reply, Recalled)
+                return reply.rows
+            except StaleIncarnationError:
+                # The vertex has restarted. What it made due then may have been taken since: ask the new one.
+                self.open()
+
+    def _do(self, work: Callable[[], None], failed: OnError) -> None:
+        def guarded() -> None:
+            try:
+                work()
+            except StaleOwnerError as error:
+                failed(error)
+            except FTLayerError as error:
+                failed(JobError(f"the vertex does not do its part: {error}"))
+
+        self._worker.do(guarded)
+
+    def _lost_error(self, error: Exception) -> None:
+        logger.error("a call of the vertex failed in a way it never should", exc_info=error)

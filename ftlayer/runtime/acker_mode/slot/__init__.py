@@ -1,0 +1,1 @@
+"""Acker mode in a slot: its way to the vertex."""

@@ -1,0 +1,101 @@
+"""What a stream's records wait for at the vertex, and in which order they are sent again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from ftlayer.errors import IntakeTimeoutError
+from ftlayer.runtime.slot.seat import TaskKey
+from ftlayer.vertex.calls import Persist, Reply
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PersistOrder:
+    """A task's `PersistRoots` on its way; ``number`` is its place among all of the stream."""
+
+    number: int
+    key: TaskKey
+    ticket: int
+    call: Persist
+
+    @property
+    def size(self) -> int:
+        """Bytes of the records, about."""
+        return int(self.call.payload.get_total_buffer_size())
+
+
+class PersistQueue:
+    """The calls of one stream, many at a time. A vertex without room is asked again, for as long as it takes.
+
+    The positions of a source are a chain: when a call is refused for want of room, those behind it are refused
+    for not following it. So whatever is refused waits until nothing is under way, and is then sent again in
+    order. A refusal with nothing before it that lacked room is final.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[PersistOrder], None],
+        accepted: Callable[[PersistOrder], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """All three are called without waiting, from the loop's thread or the one that reads answers.
+
+        ``send`` submits and has the future call `answered`; it is called in the order of the calls.
+        """
+        self._send, self._accepted, self._failed = send, accepted, failed
+        self._lock = threading.Lock()
+        self._numbers = 0
+        self._under_way: set[int] = set()
+        self._refused: dict[int, tuple[PersistOrder, BaseException]] = {}
+        self._behind: list[PersistOrder] = []  # came while something was refused
+
+    def put(self, key: TaskKey, ticket: int, call: Persist) -> None:
+        """Send a call behind those before it."""
+        with self._lock:
+            self._numbers += 1
+            order = PersistOrder(self._numbers, key, ticket, call)
+            if self._refused:
+                self._behind.append(order)
+                return
+            self._under_way.add(order.number)
+            self._send(order)
+
+    def answered(self, order: PersistOrder, answer: Future[Reply]) -> None:
+        """Take the answer to a call."""
+        error = answer.exception()
+        final: BaseException | None = None
+        with self._lock:
+            self._under_way.discard(order.number)
+            if error is not None:
+                self._refused[order.number] = order, error
+            if self._refused and not self._under_way:
+                final = self._first_final_error()
+                if final is None:
+                    again = [self._refused[number][0] for number in sorted(self._refused)] + self._behind
+                    self._under_way.update(its.number for its in again)
+                    self._refused, self._behind = {}, []
+                    for its in again:
+                        self._send(its)
+        if error is None:
+            self._accepted(order)
+        elif isinstance(error, IntakeTimeoutError):
+            logger.warning("the vertex takes no more records for now; they are sent again: %s", error)
+        if final is not None:
+            self._failed(final)
+
+    def _first_final_error(self) -> BaseException | None:
+        """Return the error of the first refused call, unless it is that there was no room."""
+        error = self._refused[min(self._refused)][1]
+        return None if isinstance(error, IntakeTimeoutError) else error
+
+
+def answer_to(queue: PersistQueue, order: PersistOrder) -> Callable[[Future[Reply]], None]:
+    """Return the callback of a call's future."""
+    return partial(queue.answered, order)

@@ -1,0 +1,283 @@
+"""A slot's way to the vertex: calls go out without waiting, answers come back through the mailbox.
+
+Each kind of call has a thread of its own, so that XORs, which make room in the vertex, never queue behind
+records that wait for room there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import numpy as np
+
+from ftlayer.errors import StaleIncarnationError
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.acker_mode.slot.persisting import PersistOrder, PersistQueue, answer_to
+from ftlayer.runtime.slot.events import Event, PartFailed, ReplaysCame, RootsAccepted, Wake
+from ftlayer.runtime.slot.seat import TaskKey
+from ftlayer.runtime.task.actions import Acknowledge, AskReplays
+from ftlayer.runtime.worker import Worker
+from ftlayer.vertex.calls import (
+    Fail,
+    Failure,
+    OpenStream,
+    Persist,
+    RecordBatches,
+    Reply,
+    StreamOpened,
+    StreamOptions,
+    TakeReplays,
+    Touch,
+    Xor,
+)
+from ftlayer.vertex.client.client import VertexClient
+
+logger = logging.getLogger(__name__)
+
+# Below the pipeline's own window (64 calls, 64 MiB), which would make the submitting thread wait.
+MAX_PERSISTS = 48
+MAX_PERSIST_BYTES = 32 << 20
+MAX_XORS = 32
+
+TOUCH_ROOTS = 1 << 16
+"""Roots of one `Touch`."""
+
+CLOSE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class OpenedStream:
+    """What the vertex says of a stream when a slot starts.
+
+    ``positions`` are where its source's partitions go on; ``shard`` of ``shards`` goes into root ids;
+    ``exact``: the vertex keeps single ids.
+    """
+
+    positions: dict[str, bytes]
+    shard: int
+    shards: int
+    exact: bool
+
+
+class VertexPort:
+    """See the module. All methods but `touch` belong to the loop's thread, and only `open` and `close` wait."""
+
+    def __init__(
+        self,
+        client: VertexClient,
+        streams: tuple[tuple[str, StreamOptions], ...],
+        post: Callable[[Event], None],
+        owner: str,
+    ) -> None:
+        """``streams``: all of the graph's, with their options. ``post`` puts into the loop's mailbox.
+
+        ``owner`` is the execution that has claimed the job. After a claim by another one all calls about streams are
+        refused with `StaleOwnerError`.
+        """
+        self._client = client
+        self._streams = streams
+        self._owner = owner
+        self._post = post
+        self._pipeline = client.pipeline()
+        self._incarnation = 0
+        self._opened = threading.Event()  # cleared while the incarnation is being learned anew
+        self._opened.set()
+        self._lock = threading.Lock()  # guards the counts below
+        self._persists = self._persist_bytes = 0
+        self._xors = self._others = 0
+        self._queues = {
+            name: PersistQueue(self._send_persist, self._persisted, self._failed) for name, _ in streams
+        }
+        self._unsent_xors: deque[Acknowledge] = deque()
+        self._touching = False
+        on_error = self._failed
+        self._persister = Worker("persist", on_error)
+        self._xorer = Worker("xor", on_error)
+        self._failer = Worker("fail", on_error)
+        self._taker = Worker("replays", on_error)
+        self._toucher = Worker("touch", on_error)
+
+    def open(self) -> dict[str, OpenedStream]:
+        """Declare all streams; returns what the vertex says of each. Raises what `VertexClient.call` raises."""
+        opened = self._open_streams()
+        found = {}
+        for name, answer in opened.items():
+            shard, shards = self._client.shard_of(name)
+            found[name] = OpenedStream(answer.positions, shard, shards, answer.exact)
+        return found
+
+    def close(self) -> None:
+        """Give everything up. What is unanswered stays so; waits a little for threads to notice."""
+        workers = (self._persister, self._xorer, self._failer, self._taker, self._toucher)
+        for worker in workers:
+            worker.stop()
+        with self._lock:
+            idle = not (self._persists or self._xors or self._others)
+        if idle and all(worker.join(CLOSE_TIMEOUT_S) for worker in workers):
+            self._pipeline.close()
+
+    # ------------------------------------------------------------ what is under way
+
+    @property
+    def may_persist(self) -> bool:
+        """Whether more can be persisted without queueing here."""
+        with self._lock:
+            return self._persists < MAX_PERSISTS and self._persist_bytes < MAX_PERSIST_BYTES
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether all that changes something has its answer. (Replays that were asked for change nothing yet.)"""
+        with self._lock:
+            return not (self._persists or self._xors or self._others or self._unsent_xors)
+
+    # ------------------------------------------------------------ calls
+
+    def persist(self, key: TaskKey, ticket: int, call: Persist) -> None:
+        """Persist; `RootsAccepted` follows.
+
+        A vertex that has no room (`IntakeTimeoutError`) is asked again, for as long as it takes. Any other
+        refusal is `PartFailed`.
+        """
+        with self._lock:
+            self._persists += 1
+            self._persist_bytes += int(call.payload.get_total_buffer_size())
+        self._queues[call.stream].put(key, ticket, replace(call, owner=self._owner))
+
+    def xor(self, event: Acknowledge) -> None:
+        """Tell of XOR events; those that the vertex refuses as of an earlier incarnation are dropped.
+
+        Their roots are replayed under other ids by the vertex that has recovered them.
+        """
+        with self._lock:
+            if self._xors >= MAX_XORS:
+                self._unsent_xors.append(event)
+                return
+            self._xors += 1
+        self._xorer.do(partial(self._submit_xor, event))
+
+    def fail(self, failures: tuple[Failure, ...]) -> None:
+        """End attempts."""
+        with self._lock:
+            self._others += 1
+        self._failer.do(partial(self._call_fail, failures))
+
+    def take_replays(self, key: TaskKey, ask: AskReplays) -> None:
+        """Ask for replays; `ReplaysCame` follows, whether there are any or not."""
+        self._taker.do(partial(self._call_take, key, ask))
+
+    def touch(self, roots: list[U64Array]) -> None:
+        """Start the time of roots again. Skipped while an earlier call has no answer. Any thread."""
+        with self._lock:
+            if self._touching:
+                return
+            self._touching = True
+        self._toucher.do(partial(self._call_touch, roots))
+
+    # ------------------------------------------------------------ persist
+
+    def _send_persist(self, order: PersistOrder) -> None:
+        self._persister.do(partial(self._submit_persist, order))
+
+    def _submit_persist(self, order: PersistOrder) -> None:
+        future = self._pipeline.submit(order.call)
+        future.add_done_callback(answer_to(self._queues[order.call.stream], order))
+
+    def _persisted(self, order: PersistOrder) -> None:
+        with self._lock:
+            self._persists -= 1
+            self._persist_bytes -= order.size
+        self._post(RootsAccepted(order.key, order.ticket))
+
+    # ------------------------------------------------------------ xor
+
+    def _submit_xor(self, event: Acknowledge) -> None:
+        self._opened.wait()
+        incarnation = self._incarnation
+        future = self._pipeline.submit(Xor(event.roots, event.values, incarnation, ids=event.ids))
+        future.add_done_callback(partial(self._xored, incarnation))
+
+    def _xored(self, incarnation: int, answer: Future[Reply]) -> None:
+        error = answer.exception()
+        if isinstance(error, StaleIncarnationError):
+            self._reopen(incarnation)
+        elif error is not None:
+            self._failed(error)
+        with self._lock:
+            following = self._unsent_xors.popleft() if self._unsent_xors else None
+            if following is None:
+                self._xors -= 1
+        if following is None:
+            self._post(Wake())
+        else:
+            self._xorer.do(partial(self._submit_xor, following))
+
+    # ------------------------------------------------------------ the other calls
+
+    def _call_fail(self, failures: tuple[Failure, ...]) -> None:
+        try:
+            incarnation = self._incarnation
+            try:
+                self._client.call(Fail(failures, incarnation))
+            except StaleIncarnationError:
+                self._reopen(incarnation)
+        finally:
+            with self._lock:
+                self._others -= 1
+            self._post(Wake())
+
+    def _call_take(self, key: TaskKey, ask: AskReplays) -> None:
+        answer = cast(RecordBatches, self._client.call(TakeReplays(ask.stream, ask.limit, self._owner)))
+        self._post(ReplaysCame(key, answer.batches, answer.held))
+
+    def _call_touch(self, roots: list[U64Array]) -> None:
+        try:
+            together = np.unique(np.concatenate(roots)) if roots else np.empty(0, np.uint64)
+            for start in range(0, len(together), TOUCH_ROOTS):
+                incarnation = self._incarnation
+                try:
+                    self._client.call(Touch(together[start : start + TOUCH_ROOTS], incarnation))
+                except StaleIncarnationError:
+                    self._reopen(incarnation)
+                    return
+        finally:
+            with self._lock:
+                self._touching = False
+
+    # ------------------------------------------------------------ incarnations
+
+    def _reopen(self, refused: int) -> None:
+        """Learn the vertex's incarnation anew, once for all the calls that were refused for the old one."""
+        with self._lock:
+            if self._incarnation != refused or not self._opened.is_set():
+                return
+            self._opened.clear()
+            self._others += 1
+        self._failer.do(self._open_again)
+
+    def _open_again(self) -> None:
+        try:
+            self._open_streams()
+        finally:
+            self._opened.set()
+            with self._lock:
+                self._others -= 1
+            self._post(Wake())
+
+    def _open_streams(self) -> dict[str, StreamOpened]:
+        opened = {
+            name: cast(StreamOpened, self._client.call(OpenStream(name, options, self._owner)))
+            for name, options in self._streams
+        }
+        incarnations = {answer.incarnation for answer in opened.values()}
+        self._incarnation = max(incarnations, default=0)
+        return opened
+
+    def _failed(self, error: BaseException) -> None:
+        self._post(PartFailed(error))

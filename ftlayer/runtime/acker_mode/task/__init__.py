@@ -1,0 +1,1 @@
+"""Acker mode in a task: sources that persist, replays, and what is acknowledged when."""

@@ -1,0 +1,234 @@
+"""The vertex as an input of the topology: its replays go where the originals went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.clock import Now
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.handler.handler import Handler
+from ftlayer.handler.lineage import Lineage
+from ftlayer.records.ids import U64Array
+from ftlayer.records.tries import pack_tries
+from ftlayer.runtime.protocol.elements import EndOfStream
+from ftlayer.runtime.task.actions import (
+    Action,
+    AskReplays,
+    FailRoots,
+    ReplaysOut,
+    TaskEnded,
+    WakeAt,
+)
+from ftlayer.runtime.task.emitter import Emitter, columns_of
+from ftlayer.runtime.task.outlet import unharmed
+from ftlayer.runtime.task.reports import reports
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.operators import Replay
+from ftlayer.vertex.calls import Failure, Records
+
+
+@dataclass(slots=True)
+class _Group:
+    """Replays that may be taken while nothing else may."""
+
+    number: int
+    limit: int
+    rows: int = 0
+
+
+class ReplayTask:
+    """`ftlayer.runtime.task.contract.ReplayTask`.
+
+    The vertex registers a replay with its root as its one copy's id. This task is that copy's receiver: it
+    emits copies of its own by all edges and acknowledges the root XOR their ids.
+    """
+
+    def __init__(
+        self, graph: JobGraph, uid: str, subtask: int, handler: Handler, options: TopologyOptions
+    ) -> None:
+        """``uid`` is the chain of a `Replay`; ``handler`` is this subtask's own."""
+        replay = graph.vertex(uid).operators[0]
+        if not isinstance(replay, Replay):
+            raise InvalidTopologyError(f"{uid!r} is not a replay, but {type(replay).__name__}")
+        self.uid = uid
+        self.subtask = subtask
+        self._replay = replay
+        self._handler = handler
+        self._emitter = Emitter(graph, uid, subtask, handler)
+        routings = [edge.routing for edge in graph.edges_from(uid) if edge.routing is not None]
+        self._routed = max(routings, default=-1) + 1
+        self._options = options
+        self._asked = False
+        self._poll_again = False
+        self._ending = False
+        self._on_hold = False
+        self._paused = False
+        self._group: _Group | None = None
+        self._kept: tuple[Records, ...] = ()
+        self._held = False
+
+    def start(self, now: Now) -> list[Action]:
+        """Ask for what an earlier run has left."""
+        return self.poll(now)
+
+    def on_time(self, now: Now) -> list[Action]:
+        """Ask again; the vertex says nothing by itself."""
+        return self.poll(now)
+
+    def accepted(self, ticket: int, now: Now) -> list[Action]:
+        """Nothing is persisted here."""
+        return []
+
+    def held_roots(self) -> U64Array:
+        """Return the root of a replay that is kept; others are sent as they come."""
+        return np.concatenate([np.zeros(0, np.uint64), *(batch.roots for batch in self._kept)])
+
+    def poll(self, now: Now) -> list[Action]:
+        """Ask, now or when the answer that is under way has come (it may be older than what is due now)."""
+        if self._group is not None and self._held and not self._on_hold:
+            return self._ask_for(self._group)
+        if self._ending or self._paused or self._on_hold:
+            return []
+        if self._asked:
+            self._poll_again = True
+            return []
+        return self._ask()
+
+    def replays(self, records: tuple[Records, ...], now: Now, *, held: bool = False) -> list[Action]:
+        """Send the records, fail those that do not fit the program, and ask for more if there may be more.
+
+        ``held``: a circuit breaker holds what there may be beyond.
+        """
+        self._asked = False
+        rows = sum(batch.payload.num_rows for batch in records)
+        if self._paused:
+            return self._of_group(records, rows, held, now)
+        return self._sent(records) + self._go_on(rows >= self._options.batch_rows, now)
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether an answer is under way."""
+        return self._asked
+
+    def hold(self) -> None:
+        """Ask for nothing; what is under way goes out, and waits where the slot that is away is to have it."""
+        self._on_hold = True
+
+    def go_on(self, now: Now) -> list[Action]:
+        """Ask as before."""
+        self._on_hold = False
+        return self.poll(now)
+
+    def pause(self) -> None:
+        """Ask for nothing and send nothing that is not allowed from here on."""
+        self._paused, self._group, self._kept, self._held = True, None, (), False
+
+    def resume(self, now: Now) -> list[Action]:
+        """Ask as usual."""
+        self._paused, self._group, self._kept, self._held = False, None, (), False
+        return self.poll(now)
+
+    def allow(self, group: int, limit: int, now: Now) -> list[Action]:
+        """Take so many and report them, a batch at a time."""
+        self._group = _Group(group, limit)
+        return self._ask_for(self._group)
+
+    def let_out(self, group: int, now: Now) -> list[Action]:
+        """Send the one that was kept."""
+        if self._group is None or self._group.number != group:
+            return []
+        kept, self._kept = self._kept, ()
+        return self._sent(kept)
+
+    def _of_group(self, records: tuple[Records, ...], rows: int, held: bool, now: Now) -> list[Action]:
+        group = self._group
+        if group is None:
+            return []  # asked for before the pause: they stay pending, and are recalled
+        if held and not rows:
+            # There are more: that the group has come to its end would be said too early.
+            self._held = True
+            return [WakeAt(now.mono_ms + self._options.replay_poll_ms)]
+        group.rows += rows
+        if group.limit == 1 and rows:
+            self._kept = records
+            (only,) = records
+            return [ReplaysOut(self.uid, group.number, 1, int(only.roots[0]), int(only.origins[0]))]
+        actions = self._sent(records)
+        if rows and group.rows < group.limit and not self._on_hold:
+            return actions + self._ask_for(group)
+        return [*actions, ReplaysOut(self.uid, group.number, group.rows)]
+
+    def _ask_for(self, group: _Group) -> list[Action]:
+        self._asked, self._held = True, False
+        return [AskReplays(self._replay.stream, min(group.limit - group.rows, self._options.batch_rows))]
+
+    def _sent(self, records: tuple[Records, ...]) -> list[Action]:
+        actions: list[Action] = []
+        failures: list[Failure] = []
+        for batch in records:
+            misfit = self._misfit(batch)
+            if misfit:
+                uid = self._replay.of
+                failures += [Failure(root, misfit, uid, fatal=True) for root in batch.roots.tolist()]
+                continue
+            tries = pack_tries(batch.attempts, batch.first_failed_ms)
+            lineage = Lineage(batch.roots, batch.roots, None, batch.origins, tries)
+            emission = self._emitter.replayed(batch.payload, lineage, batch.key_hashes)
+            actions.extend(emission.sends)
+            if emission.failures:
+                self._handler.xor.fail(lineage, emission.failures)
+            self._handler.xor.settle(
+                lineage, emission.owed, unharmed(batch.payload.num_rows, emission.failures)
+            )
+        actions.extend(reports(self._handler.xor))
+        if failures:
+            actions.append(FailRoots(tuple(failures)))
+        return actions
+
+    def end(self, now: Now) -> list[Action]:
+        """End, behind the answer that is under way."""
+        self._ending = True
+        return [] if self._asked else self._ended()
+
+    def _go_on(self, full: bool, now: Now) -> list[Action]:
+        if self._ending:
+            return self._ended()
+        if self._on_hold:
+            return []
+        if full or self._poll_again:
+            return self._ask()
+        return [WakeAt(now.mono_ms + self._options.replay_poll_ms)]
+
+    def _ask(self) -> list[Action]:
+        self._asked, self._poll_again = True, False
+        return [AskReplays(self._replay.stream, self._options.batch_rows)]
+
+    def _ended(self) -> list[Action]:
+        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+
+    def _misfit(self, batch: Records) -> str:
+        """Say why stored records cannot be sent by the edges there are now; "" if they can."""
+        stored, declared = batch.payload.schema, self._replay.schema
+        advice = "the program was changed since they were stored: run them with the one that stored them"
+        if not stored.equals(declared):
+            return (
+                f"stored with the schema {_text(stored)}, and {self._replay.of!r} now has {_text(declared)}; "
+                f"{advice}"
+            )
+        hashes = batch.key_hashes
+        routed = 0 if hashes is None else columns_of(hashes)
+        if routed != self._routed:
+            return (
+                f"stored with {routed} routing values, and the edges of {self._replay.of!r} now need "
+                f"{self._routed}; {advice}"
+            )
+        return ""
+
+
+def _text(schema: pa.Schema) -> str:
+    """Return a schema in one line."""
+    return "(" + ", ".join(str(field) for field in schema) + ")"

@@ -1,0 +1,115 @@
+"""A source's subtask: rows are persisted first, and emitted once the vertex has accepted them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from ftlayer.clock import Now
+from ftlayer.errors import ProtocolError
+from ftlayer.handler.handler import Handler
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.protocol.elements import EndOfStream
+from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send, TaskEnded
+from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.reports import failures_of
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.vertex.calls import Failure
+
+
+@dataclass(slots=True)
+class _Unsent:
+    """Rows that the vertex was asked to persist, ready to be sent."""
+
+    roots: U64Array
+    sends: list[Send]
+    failures: tuple[Failure, ...]
+    accepted: bool = False
+
+
+class SourceTask:
+    """`ftlayer.runtime.task.contract.SourceTask`. Sends rows in the order it got them, and no watermarks.
+
+    With fault tolerance off rows are sent at once.
+    """
+
+    def __init__(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> None:
+        """``handler`` is this subtask's own; its run is a name no earlier start of the subtask has had."""
+        self.uid = uid
+        self.subtask = subtask
+        self._stream = graph.stream_of(uid)
+        self._handler = handler
+        self._emitter = Emitter(graph, uid, subtask, handler)
+        self._unsent: deque[_Unsent] = deque()
+        self._first_ticket = 1  # of the first in `_unsent`
+        self._held: tuple[U64Array, ...] = ()
+        self._ending = False
+
+    def start(self, now: Now) -> list[Action]:
+        """Nothing to begin with."""
+        return []
+
+    def on_time(self, now: Now) -> list[Action]:
+        """Nothing waits for time."""
+        return []
+
+    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
+        """Make roots of the rows, and have them persisted (none and a position, too)."""
+        persister = self._handler.persister
+        n = rows.payload.num_rows
+        roots = persister.roots(self._stream, self.subtask, rows.number, rows.first_ordinal, n)
+        emission = self._emitter.roots(rows.payload, roots)
+        if roots is None:
+            return [*emission.sends]
+        call = persister.persist(
+            self._stream,
+            rows.payload,
+            roots,
+            emission.values,
+            key_hashes=emission.key_hashes,
+            position=rows.position,
+            ids=emission.ids,
+        )
+        self._unsent.append(_Unsent(roots, emission.sends, failures_of(roots, emission.failures)))
+        self._publish()
+        return [PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]
+
+    def accepted(self, ticket: int, now: Now) -> list[Action]:
+        """Send what has been accepted, up to the first rows that have not: answers may come in any order.
+
+        Raises `ProtocolError` for a ticket that is not out.
+        """
+        place = ticket - self._first_ticket
+        if not 0 <= place < len(self._unsent) or self._unsent[place].accepted:
+            raise ProtocolError(f"source {self.uid!r}: ticket {ticket} was accepted, which is not out")
+        self._unsent[place].accepted = True
+        actions: list[Action] = []
+        while self._unsent and self._unsent[0].accepted:
+            unsent = self._unsent.popleft()
+            actions.extend(unsent.sends)
+            if unsent.failures:
+                actions.append(FailRoots(unsent.failures))
+            self._first_ticket += 1
+        self._publish()
+        return actions + self._ended()
+
+    def end(self, now: Now) -> list[Action]:
+        """End once everything is sent."""
+        self._ending = True
+        return self._ended()
+
+    def held_roots(self) -> U64Array:
+        """Return the roots of all rows that were given to the vertex and are not sent yet."""
+        held = self._held
+        return np.concatenate(held) if held else np.zeros(0, np.uint64)
+
+    def _ended(self) -> list[Action]:
+        if not self._ending or self._unsent:
+            return []
+        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+
+    def _publish(self) -> None:
+        self._held = tuple(unsent.roots for unsent in self._unsent)

@@ -1,0 +1,1 @@
+"""Barrier mode: the whole job is snapshotted together, and goes back together."""

@@ -1,0 +1,235 @@
+"""The coordinator's rules in barrier mode: what restarts when a slot is lost. No I/O, no threads, no clock.
+
+A job starts, and starts again, region by region (`ftlayer.runtime.barrier_mode.driver.regions`):
+
+    lost → `PrepareRestore` → the restore point is known → `ResetTasks` to the survivors, who come back as new
+    instances of their slots in the processes they have → all slots of the region are there, and the restart
+    strategy's pause is over → `Deploy` with what each restores
+
+So a survivor is not told to forget what it has written before it is certain which checkpoint stands. A further loss
+before the deployment changes nothing but that one more instance is waited for: no checkpoint completes meanwhile.
+When checkpoints are taken, and what becomes of them, is `ftlayer.checkpoint.coordinator`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ftlayer.checkpoint.snapshots import Restore
+from ftlayer.config import TopologyOptions
+from ftlayer.errors import SlotLostError
+from ftlayer.restart import FixedDelay, RestartStrategy
+from ftlayer.runtime.driver.events import (
+    AllRunning,
+    EndTasksRequested,
+    Event,
+    JobState,
+    Over,
+    PrepareRestore,
+    RegionDeployed,
+    RestartRequested,
+    RestoreFailed,
+    RestoreReady,
+    SlotDown,
+    SlotUp,
+)
+from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.runtime.protocol.messages import (
+    Deploy,
+    EndTasks,
+    FromSlot,
+    ResetTasks,
+    SlotEnded,
+    StopSources,
+)
+
+# A process that is gone is replaced at once and without limit: it is the region's restart that the strategy judges.
+_AT_ONCE = FixedDelay(attempts=1 << 30, delay=1)
+
+
+@dataclass(eq=False)
+class Region:
+    """Slots that restart together.
+
+    Attributes:
+        slots: their numbers.
+        deployed: told to start their tasks, and none of them lost since.
+        restore: what each slot begins with; None while that is not known.
+        asked: number of the `PrepareRestore` that is out, 0 for none.
+        not_before_ms: the restart strategy's pause.
+    """
+
+    slots: frozenset[int]
+    deployed: bool = False
+    restore: Mapping[int, Restore] | None = None
+    restored: int = 0
+    asked: int = 0
+    not_before_ms: int = 0
+
+
+class BarrierJobCore(JobCore):
+    """The state of one execution of a job with checkpoints. Times are of one monotone clock (ms)."""
+
+    def __init__(
+        self,
+        *,
+        regions: Sequence[frozenset[int]],
+        run: str,
+        options: TopologyOptions,
+        restart: RestartStrategy,
+    ) -> None:
+        """``regions`` cover all slots; ``run`` names the execution."""
+        super().__init__(sum(map(len, regions)), options, _AT_ONCE)
+        self._run = run
+        self._restart = restart
+        self._regions = [Region(slots) for slots in regions]
+        self._begun = False
+        self._all_run = False
+        self._asked = 0
+        self._restore_fails = False
+        self._restarts = 0
+
+    @property
+    def restarts(self) -> int:
+        """See `JobCore.restarts`: regions. Those that one event takes back together count once."""
+        return self._restarts
+
+    @property
+    def _was_lost(self) -> bool:
+        return self._restarts > 0
+
+    @property
+    def _has_begun(self) -> bool:
+        return self._begun
+
+    @property
+    def _never_ran(self) -> bool:
+        return not self._was_lost
+
+    @property
+    def _is_complete(self) -> bool:
+        return all(region.deployed for region in self._regions)
+
+    def _state_before_it_runs(self) -> JobState:
+        return JobState.RECOVERING if self._restore_fails else JobState.STARTING
+
+    def _begin(self, now_ms: int) -> None:
+        for region in self._regions:
+            self._prepare(region)
+
+    def _take(self, event: Event, now_ms: int) -> None:
+        match event:
+            case RestartRequested(reason):
+                self._fail_regions(self._regions, reason, now_ms)
+            case RestoreReady():
+                self._restore_known(event, now_ms)
+            case RestoreFailed():
+                self._restore_failed(event, now_ms)
+            case EndTasksRequested(drain=True):
+                self._ending = True
+                self._crew.tell_running(EndTasks())
+            case EndTasksRequested():
+                self._stop(Over(JobState.ENDED), "the job was stopped with a savepoint", now_ms)
+
+    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> None:
+        if isinstance(message, SlotEnded):
+            slot.ended = slot.deployed
+
+    # ------------------------------------------------------------ losses
+
+    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> None:
+        if self._ending:
+            # The last checkpoint is committed: what remained was to say so.
+            self._stop(Over(JobState.ENDED), "everything is done", now_ms)
+        else:
+            self._fail_regions([self._region(slot.number)], slot.failure, now_ms)
+
+    def _fail_regions(self, regions: Sequence[Region], reason: str, now_ms: int) -> None:
+        """Take those that run back to a checkpoint; to the restart strategy that is one failure."""
+        failed = [region for region in regions if region.deployed]
+        if not failed or self._end is not None:
+            return
+        self.last_failure = reason
+        pause = self._restart.on_failure(now_ms)
+        if pause is None:
+            self._fail(SlotLostError(f"the restart strategy has given up. Last failure: {reason}"), now_ms)
+            return
+        self._restarts += 1
+        self._all_run = False
+        for region in failed:
+            region.deployed = False
+            region.not_before_ms = now_ms + pause
+            self._out.extend(SlotDown(number) for number in sorted(region.slots))
+            self._prepare(region)
+
+    def _prepare(self, region: Region) -> None:
+        self._asked += 1
+        region.asked, region.restore = self._asked, None
+        self._out.append(PrepareRestore(self._asked, tuple(sorted(region.slots))))
+
+    def _restore_known(self, event: RestoreReady, now_ms: int) -> None:
+        region = next((region for region in self._regions if region.asked == event.number), None)
+        if region is None or self._end is not None:
+            return
+        region.asked, region.restore, region.restored = 0, event.restores, event.checkpoint
+        self._restore_fails = False
+        self.epoch += 1
+        for number in sorted(region.slots):
+            slot = self.slots[number]
+            if slot.deployed:
+                stands = max(event.checkpoint, event.undecided)
+                self._crew.tell(slot, ResetTasks(self.epoch, stands))
+                # It comes back by itself, with a new name, in the process that it has.
+                slot.disconnect(now_ms + self._options.start_timeout_ms)
+
+    def _restore_failed(self, event: RestoreFailed, now_ms: int) -> None:
+        region = next((region for region in self._regions if region.asked == event.number), None)
+        if region is None or self._end is not None:
+            return
+        self.last_failure = str(event.error)
+        self._restore_fails = True
+        pause = None if event.lasting else self._restart.on_failure(now_ms)
+        if pause is None:
+            self._fail(event.error, now_ms)
+            return
+        region.asked, region.not_before_ms = 0, now_ms + pause
+
+    # ------------------------------------------------------------ going on
+
+    def _go_on(self, now_ms: int) -> None:
+        for region in self._regions:
+            self._bring_up(region, now_ms)
+        if not self._all_run and self._is_complete and self._crew.all_started:
+            self._all_run = True
+            self._out.append(AllRunning())
+        if self._ending and all(slot.ended for slot in self.slots):
+            self._stop(Over(JobState.ENDED), "", now_ms)
+
+    def _bring_up(self, region: Region, now_ms: int) -> None:
+        if region.deployed or now_ms < region.not_before_ms:
+            return
+        if region.restore is None:
+            if not region.asked:
+                self._prepare(region)
+            return
+        members = [self.slots[number] for number in sorted(region.slots)]
+        if not all(slot.hello for slot in members):
+            return
+        region.deployed = True
+        self._begun = self._begun or self._is_complete
+        peers = tuple(slot.peer for slot in members)
+        for slot in members:
+            restore = region.restore.get(slot.number)
+            deploy = Deploy(max(self.epoch, 1), f"{self._run}/{self.epoch}", peers, restore=restore)
+            self._crew.tell(slot, deploy)
+            slot.deployed, slot.heard_ms = True, now_ms
+            if self._draining:
+                self._crew.tell(slot, StopSources())
+            self._out.append(SlotUp(slot.number))
+        region.restore = None
+        self._out.append(RegionDeployed(tuple(sorted(region.slots)), region.restored))
+
+    def _region(self, slot: int) -> Region:
+        return next(region for region in self._regions if slot in region.slots)

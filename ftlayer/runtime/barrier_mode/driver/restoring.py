@@ -1,0 +1,168 @@
+"""The state that each slot begins with when a checkpoint is restored, at any parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ftlayer.checkpoint.migration import may_leave
+from ftlayer.checkpoint.snapshots import (
+    Checkpoint,
+    KeyedSnapshot,
+    OperatorState,
+    Redistribution,
+    Restore,
+    SubtaskRestore,
+)
+from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError
+from ftlayer.partitioning.key_groups import groups_of
+from ftlayer.runtime.barrier_mode.driver.compatibility import check_fits, has_partition, named, unclaimed
+from ftlayer.runtime.barrier_mode.driver.in_flight import InFlightDealer
+from ftlayer.topology.job_graph import JobGraph, JobVertex
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The checkpoint that is restored.
+
+    Attributes:
+        by_slot: for every slot, with every subtask in it.
+        dropped: what no operator claims, as texts; () unless that is allowed.
+    """
+
+    by_slot: dict[int, Restore]
+    dropped: tuple[str, ...]
+
+
+def restores(
+    checkpoint: Checkpoint, graph: JobGraph, *, allow_unclaimed: bool | tuple[str, ...]
+) -> Assignment:
+    """Deal a checkpoint out to the slots of a graph with checkpoints.
+
+    Keyed state goes to the subtask that has its key group, by the uid of its operator; snapshots hold more, and are
+    to be filtered by group and operator. Of operator state each subtask gets its own where the parallelism is the
+    same; otherwise SPLIT items are dealt out round-robin, in their order. ``checkpoint.location`` has to be the
+    directory that its pieces' paths are relative to (`ftlayer.checkpoint.storage.opening.pieces_directory`).
+
+    Raises `IncompatibleCheckpointError`: see `check_fits` and `InFlightDealer`, and for state that no operator claims
+    unless ``allow_unclaimed``. `CheckpointDamagedError` if two subtasks differ about a source's position.
+    """
+    check_fits(checkpoint, graph)
+    dropped = unclaimed(checkpoint, graph)
+    refused = {
+        text: uid if not name else f"{uid}/{name}"
+        for text, (uid, name) in dropped.items()
+        if not may_leave(allow_unclaimed, uid, name)
+    }
+    if refused:
+        raise IncompatibleCheckpointError(
+            f"{named(checkpoint)} holds what no operator of the job claims: {', '.join(refused)}. Give the operators "
+            "the uids they had and sources their partitions, or say what may be dropped: "
+            f"allow_unclaimed_state={sorted(set(refused.values()))}, or allow_unclaimed_state=True for all of it"
+        )
+    in_flight = InFlightDealer(checkpoint, graph)
+    states = _states_of(checkpoint)
+    positions = {vertex.uid: _positions(checkpoint, vertex) for vertex in graph.vertices}
+    subtasks = {
+        (vertex.uid, subtask): SubtaskRestore(
+            uid=vertex.uid,
+            subtask=subtask,
+            keyed=_keyed(checkpoint, graph, vertex, subtask),
+            operators=_shares(states, vertex, subtask),
+            positions=positions[vertex.uid],
+            in_flight=tuple(in_flight.incoming[vertex.uid, subtask]),
+            outgoing=tuple(in_flight.outgoing[vertex.uid, subtask]),
+        )
+        for vertex in graph.vertices
+        for subtask in range(vertex.parallelism)
+    }
+    by_slot = {
+        slot: Restore(
+            checkpoint.checkpoint,
+            checkpoint.location,
+            tuple(subtasks[each] for each in graph.subtasks_in(slot)),
+        )
+        for slot in range(graph.slots)
+    }
+    return Assignment(by_slot, tuple(dropped))
+
+
+def _keyed(
+    checkpoint: Checkpoint, graph: JobGraph, vertex: JobVertex, subtask: int
+) -> tuple[KeyedSnapshot, ...]:
+    groups = groups_of(subtask, vertex.parallelism, graph.max_parallelism)
+    uids = {operator.uid for operator in vertex.operators}
+    return tuple(
+        part.keyed
+        for part in checkpoint.subtasks
+        if part.keyed is not None
+        and part.keyed.first_group < groups.stop
+        and part.keyed.end_group > groups.start
+        and any(table.operator in uids for table in part.keyed.tables)
+    )
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """An operator's state of one name: what each of ``parallelism`` subtasks had."""
+
+    parallelism: int
+    parts: dict[int, OperatorState] = field(default_factory=dict)
+
+
+def _states_of(checkpoint: Checkpoint) -> dict[str, dict[str, _Whole]]:
+    """Return operator state by operator and name."""
+    parallelism = {info.uid: info.parallelism for info in checkpoint.operators}
+    found: dict[str, dict[str, _Whole]] = {}
+    for part in checkpoint.subtasks:
+        for state in part.operators:
+            whole = _Whole(parallelism.get(state.operator, 0))
+            names = found.setdefault(state.operator, {})
+            names.setdefault(state.name, whole).parts[part.subtask] = state
+    return found
+
+
+def _shares(
+    states: dict[str, dict[str, _Whole]], vertex: JobVertex, subtask: int
+) -> tuple[OperatorState, ...]:
+    """Return what the subtask gets of the operator state of its chain's operators."""
+    shares = [
+        _share(whole, subtask, vertex.parallelism)
+        for operator in vertex.operators
+        for _, whole in sorted(states.get(operator.uid, {}).items())
+    ]
+    return tuple(share for share in shares if share.items)
+
+
+def _share(whole: _Whole, subtask: int, parallelism: int) -> OperatorState:
+    in_order = [whole.parts[number] for number in sorted(whole.parts)]
+    like = in_order[0]
+    items: Sequence[bytes]
+    if like.redistribution is Redistribution.BROADCAST:
+        # All have the same.
+        items = in_order[subtask % len(in_order)].items
+    elif like.redistribution is Redistribution.UNION:
+        items = [item for state in in_order for item in state.items]
+    elif whole.parallelism == parallelism:
+        items = whole.parts[subtask].items if subtask in whole.parts else ()
+    else:
+        items = [item for state in in_order for item in state.items][subtask::parallelism]
+    declared = all(state.declared for state in in_order)
+    return OperatorState(like.operator, like.name, like.redistribution, tuple(items), declared)
+
+
+def _positions(checkpoint: Checkpoint, vertex: JobVertex) -> dict[str, bytes]:
+    """Return the positions of all partitions of a chain that is a source."""
+    merged: dict[str, bytes] = {}
+    for part in checkpoint.subtasks:
+        if part.uid != vertex.uid:
+            continue
+        for partition, position in part.positions.items():
+            if not has_partition(vertex, partition):
+                continue
+            if merged.setdefault(partition, position) != position:
+                raise CheckpointDamagedError(
+                    f"{named(checkpoint)}: two subtasks of source {vertex.uid!r} say otherwise of where partition "
+                    f"{partition!r} is"
+                )
+    return merged

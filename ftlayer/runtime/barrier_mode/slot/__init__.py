@@ -1,0 +1,1 @@
+"""Barrier mode in a slot: barriers, records in flight, snapshots."""

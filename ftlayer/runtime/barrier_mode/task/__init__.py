@@ -1,0 +1,1 @@
+"""Barrier mode in a task: chains and sources whose state is in checkpoints."""

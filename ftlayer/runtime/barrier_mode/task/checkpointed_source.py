@@ -1,0 +1,103 @@
+"""A source's subtask in a graph with checkpoints: it sends rows at once, and its positions are its snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.snapshots import SubtaskSnapshot
+from ftlayer.checkpoint.storage.contract import PieceWriter
+from ftlayer.clock import Now
+from ftlayer.errors import ProtocolError, SourceError
+from ftlayer.handler.handler import Handler
+from ftlayer.records.ids import NO_ROOTS, U64Array
+from ftlayer.runtime.connectors.positions import partition_index
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Watermark
+from ftlayer.runtime.task.actions import Action, TaskEnded
+from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.topology.job_graph import JobGraph
+
+
+class CheckpointedSourceTask:
+    """`ftlayer.runtime.task.contract.CheckpointedSource`.
+
+    A partition's position is in the snapshot of the subtask that reads it, whether it has read of it since the
+    restore or not: partition i is subtask i modulo parallelism's.
+    """
+
+    def __init__(
+        self, graph: JobGraph, uid: str, subtask: int, handler: Handler, positions: Mapping[str, bytes]
+    ) -> None:
+        """``positions`` are those of all partitions of the source, as they were restored."""
+        self.uid = uid
+        self.subtask = subtask
+        self._emitter = Emitter(graph, uid, subtask, handler)
+        parallelism = graph.vertex(uid).parallelism
+        self._positions = {
+            partition: position
+            for partition, position in positions.items()
+            if partition_index(partition) % parallelism == subtask
+        }
+
+    def start(self, now: Now) -> list[Action]:
+        """Nothing to begin with: rows come from the reader, which begins at the positions."""
+        return []
+
+    def on_time(self, now: Now) -> list[Action]:
+        """Nothing waits for time."""
+        return []
+
+    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
+        """See `CheckpointedSource.rows`. A position without rows counts, too."""
+        if rows.position is None:
+            raise SourceError(f"source {self.uid!r} cannot rewind: it gives no positions to restore it from")
+        self._positions[rows.position.partition] = rows.position.end
+        return [*self._emitter.roots(rows.payload, None).sends]
+
+    def end(self, now: Now) -> list[Action]:
+        """See `CheckpointedSource.end`."""
+        return [*self._emitter.mark(Watermark(MAX_TIME_MS))]
+
+    def end_stream(self, now: Now) -> list[Action]:
+        """See `CheckpointedSource.end_stream`."""
+        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+
+    def accepted(self, ticket: int, now: Now) -> list[Action]:
+        """Nothing is persisted here."""
+        raise ProtocolError(
+            f"source {self.uid!r}: ticket {ticket} was accepted, and nothing is persisted here"
+        )
+
+    def held_roots(self) -> U64Array:
+        """Nothing is held."""
+        return NO_ROOTS
+
+    # ------------------------------------------------------------ checkpoints
+
+    def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], SourceSnapshot]:
+        """See `CheckpointedTask.snapshot`."""
+        return [], SourceSnapshot(self.uid, self.subtask, dict(self._positions))
+
+    def completed(self, checkpoint: int, now: Now) -> None:
+        """The driver tells the reader."""
+
+    def aborted(self, checkpoint: int, now: Now) -> None:
+        """The next one has the positions of its own time."""
+
+    def discard(self, stands: int, acked: int) -> None:
+        """Nothing to close: the reader is the slot's."""
+
+
+class SourceSnapshot:
+    """`ftlayer.runtime.task.contract.PendingSnapshot` of a source: nothing is written, it is all in the metadata."""
+
+    def __init__(self, uid: str, subtask: int, positions: dict[str, bytes]) -> None:
+        self._snapshot = SubtaskSnapshot(uid, subtask, positions=positions)
+
+    def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
+        """See `PendingSnapshot.write`."""
+        return self._snapshot
+
+    def release(self) -> None:
+        """Nothing is kept."""

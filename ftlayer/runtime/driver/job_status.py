@@ -1,0 +1,167 @@
+"""The status of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
+from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.notebook import html_table
+from ftlayer.runtime.acker_mode.driver.isolation import IsolationStatus
+from ftlayer.runtime.driver.events import JobState
+from ftlayer.runtime.driver.meter import DONE, IN
+from ftlayer.vertex.calls import StreamStatus
+
+OUT = "records_out"
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """One slot. ``host``, ``pid`` and ``instance`` are "" and 0 while no process runs it.
+
+    ``restarts`` are processes (in barrier mode also instances within one) that took the place of one that ran.
+    ``heartbeat_age_ms`` is the time since it was heard, None before it was. ``busy`` is the chain whose function
+    runs now, and has for ``busy_ms``; ``function`` is the user's function, with file and line, if that is long.
+    """
+
+    slot: int
+    state: str
+    host: str = ""
+    pid: int = 0
+    instance: str = ""
+    heartbeat_age_ms: int | None = None
+    busy: str = ""
+    busy_ms: int = 0
+    function: str = ""
+    restarts: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class ChainStatus:
+    """Records that a chain took and sent, and per second over the last few; of all its subtasks.
+
+    ``late`` are those that came to a join too late to be kept.
+    """
+
+    uid: str
+    records_in: int
+    records_out: int
+    in_per_s: float
+    out_per_s: float
+    late: int = 0
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job at one moment.
+
+    Attributes:
+        job: unique id of this execution.
+        counters: totals over all instances by name (``records_in``, ``persisted``, ``failed``, …). Records that
+            are replayed count again; what an instance did between its last heartbeat and its loss is not in them.
+        rates: the same per second, over the last few seconds.
+        vertex: what is pending, due, waiting and dead; None with FTStatus.OFF, or where the vertex gave no answer.
+        before: the same when the job began, what an earlier run had left; None where the vertex gave no answer then.
+        checkpoints: totals in barrier mode, None in acker mode.
+        isolation: how far the search for a record that ends processes is; None while there is none.
+        restarts: how often something that ran was lost and started again: in acker mode a slot, in barrier mode what
+            goes back to a checkpoint together. The loss behind which the restart strategy gives up is none. So it is
+            at most what a `FixedDelay` allows, save for slots that a record ended, which no strategy counts.
+        last_failure: why something was lost the last time, or could not be started.
+    """
+
+    name: str
+    job: str
+    state: JobState
+    epoch: int
+    uptime_s: float
+    slots: tuple[SlotStatus, ...]
+    chains: tuple[ChainStatus, ...]
+    counters: dict[str, int] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    vertex: StreamStatus | None = None
+    before: StreamStatus | None = None
+    isolation: IsolationStatus | None = None
+    checkpoints: CheckpointCounts | None = None
+    restarts: int = 0
+    last_failure: str = ""
+
+    @property
+    def circuits(self) -> dict[str, CircuitStatus]:
+        """Where the circuit breakers of `max_failing` are, by operator or source; "" is the topology's."""
+        return {} if self.vertex is None else self.vertex.circuits
+
+    def line(self) -> str:
+        """Return it in one line: of a tracked job what is done, of another what its last chains took.
+
+        Of a tracked one, what came in and what an earlier run had left is done, pending, due, waiting, dead by now or
+        on its way to the vertex.
+        """
+        name, word = (DONE, "done") if DONE in self.counters else (OUT, "out")
+        parts = [self._headline(), self._counted(IN, "in") + self._left_before(), self._counted(name, word)]
+        if self.vertex is not None:
+            parts.append(self._left(self.vertex))
+        parts += [
+            f"circuit {name or 'of the topology'} {status.state}"
+            for name, status in self.circuits.items()
+            if status.state is not CircuitState.CLOSED
+        ]
+        if self.checkpoints is not None:
+            failed = f", {self.checkpoints.failed} failed" if self.checkpoints.failed else ""
+            parts.append(f"{self.checkpoints.completed} checkpoints{failed}")
+        if self.isolation is not None:
+            parts.append(
+                f"{self.isolation.group:,} let out, {self.isolation.suspects:,} suspects, {self.isolation.found} found"
+            )
+        if self.restarts:
+            parts.append(f"{self.restarts} restarts")
+        busiest = max(self.slots, key=lambda slot: slot.busy_ms, default=None)
+        if busiest is not None and busiest.busy_ms >= 1_000 and not self.state.is_final:
+            where = busiest.function or busiest.busy
+            parts.append(f"slot {busiest.slot} busy in {where} for {busiest.busy_ms / 1_000:.0f} s")
+        if self.state is JobState.ENDED and not self.counters.get(IN) and not self.counters.get(DONE):
+            parts.append(
+                "nothing was read: its sources are empty, or an earlier run of this name has read them to their end "
+                "(another name or another directory begins anew; in barrier mode restore_from=None does)"
+            )
+        return " · ".join(parts)
+
+    def _headline(self) -> str:
+        return f"{self.name}: {self.state}" + (f" after {self.uptime_s:.1f} s" if self.state.is_final else "")
+
+    def _counted(self, counter: str, word: str) -> str:
+        count = f"{self.counters.get(counter, 0):,} {word}"
+        return count if self.state.is_final else f"{count} ({self.rates.get(counter, 0):,.0f}/s)"
+
+    def _left_before(self) -> str:
+        before = self.before
+        left = 0 if before is None else before.pending + before.due + before.waiting
+        return f", {left:,} left by an earlier run" if left else ""
+
+    def _left(self, vertex: StreamStatus) -> str:
+        tries = self.counters.get("failed", 0)
+        # Some may have been requeued or purged since.
+        old = 0 if self.before is None else min(self.before.dead, vertex.dead)
+        dead = f"{vertex.dead:,} dead" + (f", {old:,} of them before" if old else "")
+        dead += f" ({tries:,} failed tries)" if tries else ""
+        if self.state is JobState.ENDED:
+            return dead
+        return f"{vertex.pending + vertex.due:,} pending, {vertex.waiting:,} waiting, {dead}"
+
+    def _repr_html_(self) -> str:
+        """Return it as HTML, for notebooks."""
+        return html_table(
+            self.line(),
+            ("chain", "in", "in/s", "out", "out/s"),
+            [
+                (
+                    chain.uid,
+                    chain.records_in,
+                    round(chain.in_per_s),
+                    chain.records_out,
+                    round(chain.out_per_s),
+                )
+                for chain in self.chains
+            ],
+        )

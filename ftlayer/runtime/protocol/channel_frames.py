@@ -1,0 +1,308 @@
+"""Elements of a channel as bytes: what slots send each other.
+
+A frame is a fixed header (little-endian, see `_HEADER`), the arrays of the lineage and the times, each at a
+multiple of 8 bytes, and the payload as one Arrow IPC message without its schema, which both ends know from
+the edge. Schemas with dictionaries travel as a whole IPC stream, since a message alone has none.
+
+Reading copies nothing where the bytes begin at a multiple of 8. Guaranteed for bytes from anywhere: an
+element whose parts have the sizes they claim, whose columns can be read and whose text is UTF-8, or `CodecError`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ftlayer.errors import CodecError
+from ftlayer.records.ids import U64Array
+from ftlayer.records.ipc import UNREADABLE, read_batch, read_one_batch
+from ftlayer.runtime.protocol.barrier_frames import pack_barrier, unpack_barrier
+from ftlayer.runtime.protocol.elements import (
+    Barrier,
+    Batch,
+    CancelMarker,
+    Element,
+    EndOfStream,
+    Idle,
+    Lineage,
+    Watermark,
+)
+from ftlayer.topology.job_graph import Channel, JobEdge
+
+# version, kind, flags, edge, sender, receiver, rows, ids, payload bytes (for marks: a watermark's time, or the
+# number of a checkpoint).
+_HEADER = struct.Struct("<BBHIIIIIq")
+HEADER_BYTES = _HEADER.size
+_VERSION = 1
+
+_BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL = range(6)
+
+_LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM, _TRIES = 1, 2, 4, 8, 16, 32
+_ALL_FLAGS = _LINEAGE | _OFFSETS | _ORIGINS | _TIMES | _STREAM | _TRIES
+
+_PADDING = bytes(8)
+
+
+class ElementCodec:
+    """Writes and reads the elements of a graph's channels."""
+
+    def __init__(self, edges: Sequence[JobEdge]) -> None:
+        """Take the graph's edges; an edge's number is its position."""
+        self._schemas = [edge.schema for edge in edges]
+        self._with_schema = [_has_dictionary(edge.schema) for edge in edges]
+        self._channels: dict[tuple[int, int, int], Channel] = {}
+
+    def encode(self, channel: Channel, element: Element) -> bytes:
+        """Return a frame; `CodecError` for a payload that has not the columns of the channel's edge."""
+        match element:
+            case Batch():
+                return self._encode_batch(channel, element)
+            case Watermark(time_ms):
+                return _mark(channel, _WATERMARK, time_ms)
+            case Idle():
+                return _mark(channel, _IDLE, 0)
+            case EndOfStream():
+                return _mark(channel, _END, 0)
+            case Barrier(checkpoint):
+                return _mark(channel, _BARRIER, checkpoint) + pack_barrier(element)
+            case CancelMarker(checkpoint):
+                return _mark(channel, _CANCEL, checkpoint)
+
+    def decode(self, frame: pa.Buffer) -> tuple[Channel, Element]:
+        """Read a frame; arrays and columns are views of it, and cannot be written to.
+
+        Raises:
+            CodecError: the bytes are truncated or malformed, or of an edge this graph has not.
+        """
+        header = _Header.read(frame)
+        key = header.edge, header.sender, header.receiver
+        channel = self._channels.get(key)
+        if channel is None:
+            if header.edge >= len(self._schemas):
+                raise CodecError(f"a frame names edge {header.edge}; there are {len(self._schemas)}")
+            channel = self._channels[key] = Channel(*key)
+        if header.kind == _BATCH:
+            return channel, self._decode_batch(_aligned(frame), header, header.edge)
+        return channel, _decode_mark(frame, header)
+
+    def decode_for(self, edge: int, frame: pa.Buffer) -> Batch:
+        """Read the batch of a frame that was written for a channel of another graph, as one of ``edge``.
+
+        Raises `CodecError` as `decode`, and for a frame that holds a mark.
+        """
+        header = _Header.read(frame)
+        if header.kind != _BATCH:
+            raise CodecError("a frame of records in flight holds a mark")
+        return self._decode_batch(_aligned(frame), header, edge)
+
+    # ------------------------------------------------------------ batches
+
+    def _encode_batch(self, channel: Channel, batch: Batch) -> bytes:
+        edge, payload = channel.edge, batch.payload
+        self._check_schema(edge, payload.schema)
+        flags, ids, parts = 0, 0, [b""]
+        lineage = batch.lineage
+        if lineage is not None:
+            flags, ids = _LINEAGE, len(lineage.roots)
+            parts += [_bytes_of(lineage.roots), _bytes_of(lineage.ids)]
+            if lineage.origins is not None:
+                flags |= _ORIGINS
+                parts.append(_bytes_of(lineage.origins))
+            if lineage.tries is not None:
+                flags |= _TRIES
+                parts.append(_bytes_of(lineage.tries))
+        if batch.times is not None:
+            flags |= _TIMES
+            parts.append(_bytes_of(batch.times))
+        if lineage is not None and lineage.offsets is not None:
+            flags |= _OFFSETS
+            parts += [_bytes_of(lineage.offsets), _PADDING[: _pad(lineage.offsets.nbytes)]]
+        if self._with_schema[edge]:
+            flags |= _STREAM
+            body = _as_stream(payload)
+        else:
+            body = payload.serialize()
+        parts.append(body)
+        parts[0] = _HEADER.pack(
+            _VERSION,
+            _BATCH,
+            flags,
+            edge,
+            channel.sender,
+            channel.receiver,
+            payload.num_rows,
+            ids,
+            body.size,
+        )
+        return b"".join(parts)
+
+    def _check_schema(self, edge: int, schema: pa.Schema) -> None:
+        wanted = self._schemas[edge]
+        if not schema.equals(wanted) and (schema.names != wanted.names or schema.types != wanted.types):
+            raise CodecError(
+                f"edge {edge} carries the columns {_described(wanted)}, and was given {_described(schema)}"
+            )
+
+    def _decode_batch(self, frame: pa.Buffer, header: _Header, edge: int) -> Batch:
+        lineage, times, start = _read_arrays(frame, header)
+        if header.number < 0 or start + header.number != frame.size:
+            raise CodecError(f"a frame of {frame.size} bytes should have {start} + {header.number}")
+        body = frame.slice(start)
+        try:
+            payload = (
+                read_one_batch(body) if header.flags & _STREAM else read_batch(body, self._schemas[edge])
+            )
+        except UNREADABLE as error:
+            raise CodecError(f"the payload of edge {edge} is not readable ({error})") from error
+        if payload.num_rows != header.rows:
+            raise CodecError(f"a frame of {header.rows} rows has a payload of {payload.num_rows}")
+        self._check_schema(edge, payload.schema)
+        return Batch(payload, lineage, times)
+
+
+def roots_in(frame: pa.Buffer | bytes) -> U64Array:
+    """Return the roots of an encoded element without reading the rest: uint64[m], views of the frame.
+
+    Raises `CodecError` as `ElementCodec.decode`, as far as it looks.
+    """
+    buffer = pa.py_buffer(frame)
+    header = _Header.read(buffer)
+    if header.kind != _BATCH or not header.flags & _LINEAGE:
+        return np.empty(0, np.uint64)
+    _need(buffer, HEADER_BYTES + 8 * header.ids)
+    return np.frombuffer(buffer, np.uint64, header.ids, HEADER_BYTES)
+
+
+def rows_in(frame: bytes) -> int:
+    """Return how many records an encoded element has; `CodecError` as `roots_in`."""
+    return _Header.read(pa.py_buffer(frame)).rows
+
+
+def is_barrier(frame: bytes) -> bool:
+    """Whether an encoded element is a `Barrier`."""
+    return frame[1] == _BARRIER
+
+
+# ---------------------------------------------------------------- parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    kind: int
+    flags: int
+    edge: int
+    sender: int
+    receiver: int
+    rows: int
+    ids: int
+    number: int
+
+    @classmethod
+    def read(cls, frame: pa.Buffer) -> _Header:
+        _need(frame, HEADER_BYTES)
+        version, *fields = _HEADER.unpack_from(frame)
+        header = cls(*fields)
+        if version != _VERSION:
+            raise CodecError(f"a frame of version {version}; this slot reads version {_VERSION}")
+        if header.kind > _CANCEL or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
+            raise CodecError(f"a frame of kind {header.kind} with flags {header.flags:#x} makes no sense")
+        if not header.flags & _LINEAGE and header.flags & (_OFFSETS | _ORIGINS | _TRIES):
+            raise CodecError("a frame has parts of a lineage and no lineage")
+        return header
+
+
+def _read_arrays(
+    frame: pa.Buffer, header: _Header
+) -> tuple[Lineage | None, npt.NDArray[np.int64] | None, int]:
+    """Return lineage, times, and where the payload begins."""
+    rows, ids, flags = header.rows, header.ids, header.flags
+    at = HEADER_BYTES
+
+    def take(kind: type[np.generic], count: int) -> npt.NDArray[Any]:
+        nonlocal at
+        size = count * np.dtype(kind).itemsize
+        _need(frame, at + size)
+        array = np.frombuffer(frame, kind, count, at)
+        at += size + _pad(size)
+        return array
+
+    lineage = None
+    if flags & _LINEAGE:
+        roots, record_ids = take(np.uint64, ids), take(np.uint64, ids)
+        origins = take(np.uint64, ids) if flags & _ORIGINS else None
+        tries = take(np.uint64, ids) if flags & _TRIES else None
+    times = take(np.int64, rows) if flags & _TIMES else None
+    if flags & _LINEAGE:
+        offsets = take(np.int32, rows + 1) if flags & _OFFSETS else None
+        _check_offsets(offsets, rows, ids)
+        lineage = Lineage(roots, record_ids, offsets, origins, tries)
+    return lineage, times, at
+
+
+def _check_offsets(offsets: npt.NDArray[np.int32] | None, rows: int, ids: int) -> None:
+    if offsets is None:
+        if ids != rows:
+            raise CodecError(f"{rows} rows have {ids} ids and nothing says whose they are")
+    elif offsets[0] != 0 or offsets[-1] != ids or (np.diff(offsets) < 0).any():
+        raise CodecError(f"the offsets of {ids} ids over {rows} rows make no sense")
+
+
+def _decode_mark(frame: pa.Buffer, header: _Header) -> Element:
+    if header.kind == _BARRIER:
+        return unpack_barrier(header.number, frame.slice(HEADER_BYTES))
+    if frame.size != HEADER_BYTES:
+        raise CodecError(f"a mark has {HEADER_BYTES} bytes, not {frame.size}")
+    if header.kind == _WATERMARK:
+        return Watermark(header.number)
+    if header.kind == _CANCEL:
+        return CancelMarker(header.number)
+    return Idle() if header.kind == _IDLE else EndOfStream()
+
+
+def _mark(channel: Channel, kind: int, number: int) -> bytes:
+    return _HEADER.pack(_VERSION, kind, 0, channel.edge, channel.sender, channel.receiver, 0, 0, number)
+
+
+def _need(frame: pa.Buffer, size: int) -> None:
+    if frame.size < size:
+        raise CodecError(f"a frame of {frame.size} bytes is truncated; {size} are needed")
+
+
+def _pad(size: int) -> int:
+    return -size % 8
+
+
+def _aligned(frame: pa.Buffer) -> pa.Buffer:
+    """Copy a frame that begins at an odd address: the C kernels take aligned arrays only."""
+    return frame if frame.address % 8 == 0 else pa.py_buffer(np.frombuffer(frame, np.uint8).copy())
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> Any:
+    return np.ascontiguousarray(array).data.cast("B") if len(array) else b""
+
+
+def _has_dictionary(schema: pa.Schema) -> bool:
+    def within(kind: pa.DataType) -> bool:
+        storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+        return pa.types.is_dictionary(storage) or any(
+            within(storage.field(i).type) for i in range(storage.num_fields)
+        )
+
+    return any(within(field.type) for field in schema)
+
+
+def _as_stream(payload: pa.RecordBatch) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, payload.schema) as writer:
+        writer.write_batch(payload)
+    return sink.getvalue()
+
+
+def _described(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

@@ -1,0 +1,367 @@
+"""Messages between a slot and the coordinator, one frozen dataclass each.
+
+They travel as msgpack on one stream for each slot. When the stream breaks, the slot is lost to the coordinator
+and the coordinator to the slot. ``instance`` names one process that runs a slot; ``epoch`` counts the changes
+of the set of instances: it begins at 1 with the first `Deploy` and grows with each `DropPeers`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
+
+# ---------------------------------------------------------------- from a slot
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """A process is ready to run ``slot``; other slots reach its channels at ``address`` (``grpc://…``)."""
+
+    slot: int
+    instance: str
+    address: str
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class TasksStarted:
+    """Answer to `Deploy`: all tasks of the slot are open, hold what they are restored with, and run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Sent every second, at once when ``quiet`` becomes true, and as the answer to `Probe`.
+
+    Attributes:
+        probe: number of the `Probe` this answers, 0 otherwise.
+        activity: grows with everything the slot's loop does; equal numbers mean that nothing happened between.
+        quiet: all sources of this slot have ended, every element was processed, nothing waits for the vertex
+            or for credit. (Records that an operator holds back on purpose are in the vertex's count.)
+        counters: totals of this instance by name: ``records_in``, ``records_out``, ``persisted``, ``failed``, …,
+            and ``records_in/<uid>``, ``records_out/<uid>`` by chain.
+        busy: uid of the chain that runs now, "" for none, and for how long it has (ms).
+        function: of the user's that it has called, if it has run for a second: name, file and line.
+    """
+
+    probe: int
+    activity: int
+    quiet: bool
+    counters: dict[str, int] = field(default_factory=dict)
+    busy: str = ""
+    busy_ms: int = 0
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeersDropped:
+    """Answer to `DropPeers`: nothing of those slots is accepted any more, nothing is sent to them."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitDone:
+    """All rows of a split are persisted (or, with FTStatus.OFF, emitted)."""
+
+    source: str
+    range: int
+    split: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailed:
+    """A source's subtask has failed, and is started again after a pause; the slot goes on."""
+
+    source: str
+    subtask: int
+    reason: str
+    pause_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFailed:
+    """The slot ends because of something that cannot be pinned on a record.
+
+    ``lasting``: it lies in how the machines are set up; if it has been so from the beginning, it stays so.
+    ``damaged``: the checkpoint that it could not read, 0 for none.
+    ``code``: of the error by which the whole job is to end, "" where the slot may be started again.
+    ``counters``: as in the last `Heartbeat`.
+    """
+
+    reason: str
+    operator: str = ""
+    traceback: str = ""
+    lasting: bool = False
+    damaged: int = 0
+    code: str = ""
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotEnded:
+    """All tasks have ended and everything is sent; the process ends well."""
+
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaysOut:
+    """Answer to `AllowReplays`: so many ``rows`` were taken, and there are no more where they are below the limit.
+
+    With a limit of 1 a replay is kept until `LetOut`, and ``root`` and ``origin`` say which it is. Others are on their
+    way, and both are 0.
+    """
+
+    uid: str
+    group: int
+    rows: int
+    root: int = 0
+    origin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskAcked:
+    """Barrier mode: a subtask's part of a checkpoint is written, and durable."""
+
+    checkpoint: int
+    snapshot: SubtaskSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskDeclined:
+    """Barrier mode: a subtask cannot take its part of a checkpoint.
+
+    ``counts`` toward ``tolerable_failures``: false for what a `GiveUp` says, since nothing has gone wrong here.
+    ``code``: of an error that no restart mends, "" for others.
+    """
+
+    checkpoint: int
+    uid: str
+    subtask: int
+    reason: str
+    counts: bool = True
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DataEnded:
+    """Barrier mode: a subtask of a source has emitted its last record; it goes on sending barriers.
+
+    An iteration's head says so when its inputs have ended and nothing comes back any more.
+    """
+
+    uid: str
+    subtask: int
+
+
+FromSlot = (
+    Hello
+    | TasksStarted
+    | Heartbeat
+    | PeersDropped
+    | SplitDone
+    | SourceFailed
+    | SlotFailed
+    | SlotEnded
+    | ReplaysOut
+    | SubtaskAcked
+    | SubtaskDeclined
+    | DataEnded
+)
+
+# ---------------------------------------------------------------- from the coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Where an instance of a slot is reached."""
+
+    slot: int
+    instance: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """Start the tasks; ``peers`` are all slots, this one included. ``run`` names this run of the job.
+
+    ``paused``: as after `PauseIntake`. ``restore``: in barrier mode, what the tasks begin with; None: with nothing.
+    """
+
+    epoch: int
+    run: str
+    peers: tuple[Peer, ...]
+    paused: bool = False
+    restore: Restore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropPeers:
+    """These slots are lost: forget what was to be sent to them, refuse what still comes of them."""
+
+    epoch: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeersUp:
+    """New instances of lost slots run: connect to them, with full credit."""
+
+    epoch: int
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One partition of a range of a source. ``payload`` is sealed (`ftlayer.runtime.protocol.sealed`) by the job's key.
+
+    ``rows`` are already accepted and are to be skipped.
+    """
+
+    number: int
+    payload: bytes
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class AssignSplits:
+    """Read these splits of a reader source. ``start`` and ``end`` are the range's offsets as JSON.
+
+    ``splits`` counts those of the whole range, 0 of them: the source ends here. ``subtask`` reads them.
+    """
+
+    source: str
+    subtask: int
+    range: int
+    start: str
+    end: str
+    digest: bytes
+    splits: int
+    mine: tuple[Split, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopSources:
+    """Read no further: end all sources (drain). What is accepted is processed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayNow:
+    """Replays may be due: ask the vertex."""
+
+
+@dataclass(frozen=True, slots=True)
+class PauseIntake:
+    """Until `ResumeIntake`: read no source, and take replays as `AllowReplays` says alone.
+
+    A slot is quiet then (see `Heartbeat`) whether its sources have ended or not, but not while the vertex has not
+    answered a question for replays. What it answers to a question from before is left where it is: pending.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeIntake:
+    """Go on as usual."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowReplays:
+    """Let the replay input ``uid`` take up to ``limit`` replays in all; answered by `ReplaysOut`.
+
+    ``group`` numbers these messages over all inputs of a run.
+    """
+
+    uid: str
+    group: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class LetOut:
+    """Let the one replay go out that was taken for ``group`` and kept; nothing to do if none was."""
+
+    uid: str
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Answer with a `Heartbeat` that names this number, behind everything that is in the slot's mailbox now."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndReplays:
+    """Nothing is pending in the vertex any more: the replay inputs end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTasks:
+    """Barrier mode: this instance ends; another one of the slot says its `Hello` from the same process.
+
+    What sinks have written since checkpoint ``stands`` (0: ever) will not be committed: abort it. It is the one that
+    is restored, or a later one that may turn out to exist.
+    """
+
+    epoch: int
+    stands: int
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerCheckpoint:
+    """Let the sources of this slot send ``barrier``, with their positions."""
+
+    barrier: Barrier
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """The checkpoint is published, and its sinks are committed."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAborted:
+    """This checkpoint is given up. ``files_stay``: a later job may find it all the same."""
+
+    checkpoint: int
+    files_stay: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EndTasks:
+    """Barrier mode: everything is committed; the sources end their streams, and with them all tasks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End now. What is pending stays in the vertex."""
+
+    reason: str
+
+
+ToSlot = (
+    Deploy
+    | DropPeers
+    | PeersUp
+    | AssignSplits
+    | StopSources
+    | ReplayNow
+    | PauseIntake
+    | ResumeIntake
+    | AllowReplays
+    | LetOut
+    | Probe
+    | EndReplays
+    | ResetTasks
+    | TriggerCheckpoint
+    | CheckpointCompleted
+    | CheckpointAborted
+    | EndTasks
+    | Cancel
+)

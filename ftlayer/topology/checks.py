@@ -1,0 +1,334 @@
+"""Checks before anything runs: a graph that could not be run or tracked is refused by the names of its operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+
+from ftlayer.checks import check_bool, check_int
+from ftlayer.columns import check_unlike
+from ftlayer.errors import (
+    ConfigError,
+    InvalidTopologyError,
+    UnhashableKeyError,
+    UnsupportedError,
+)
+from ftlayer.functions.steps import Process, Reduce
+from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey
+from ftlayer.partitioning.replay import replay_twin
+from ftlayer.records.keyhash import key_column
+from ftlayer.records.selector import KeySelector
+from ftlayer.topology.facts import (
+    MAIN,
+    declared_inputs,
+    emits_roots,
+    gives_times,
+    has_timers,
+    inputs_of,
+    is_volatile,
+    keeps_state,
+    keys_of,
+    needs_watermarks,
+    outputs_of,
+    side_outputs_of,
+)
+from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
+from ftlayer.topology.iterations import check_iterations
+from ftlayer.topology.names import check_job_name, check_name
+from ftlayer.topology.operators import AssignWatermarks, CoProcess, Join, Operator, Sink, Source
+
+RESERVED_NAMES = ("source_record_id", "record_id", "key_hash", "attempt", "origin")
+"""Names of ftlayer's own columns; a user's column is called something else."""
+
+RESERVED_PREFIX = "_ft"
+"""Of `ftlayer.functions.chain.ROW_TAG`, and of the column that a wrapped query tracks by."""
+
+MAX_PARALLELISM = 32_768
+"""As many as there can be key groups."""
+
+
+def check_graph(graph: StreamGraph, *, tracked: bool) -> None:
+    """Raise unless the graph can be run, and (``tracked``) every record of it followed.
+
+    Raises:
+        InvalidTopologyError: operators that don't fit together; names them.
+        ConfigError, UnhashableKeyError: a name, a column or a key of one operator; names both.
+    """
+    check_job_name(graph.name)
+    _check_uids(graph)
+    for node in graph.nodes:
+        check_parallelism(node.parallelism, repr(node.uid))
+        check_operator(node.operator)
+    _check_ends(graph)
+    check_iterations(graph, tracked=tracked)
+    _check_dead_ends(graph)
+    for edge in graph.edges:
+        _check_edge(graph, edge)
+    for node in graph.nodes:
+        _check_inputs(graph, node)
+    _check_watermarks(graph)
+    if tracked:
+        _check_volatile(graph)
+        _check_twins(graph)
+
+
+def check_parallelism(parallelism: object, what: str) -> None:
+    """Raise `ConfigError` unless there can be this many subtasks of ``what``."""
+    check_int(parallelism, f"parallelism of {what}", least=1, most=MAX_PARALLELISM)
+
+
+# ---------------------------------------------------------------- one operator
+
+
+def check_operator(operator: Operator) -> None:
+    """Check what an operator says of itself: names, columns, times, timers."""
+    uid = operator.uid
+    check_name(uid, "uid")
+    for tag, schema in outputs_of(operator).items():
+        output = repr(uid) if tag == MAIN else f"side output {tag!r} of {uid!r}"
+        if tag != MAIN:
+            check_name(tag, f"side output of {uid!r}")
+        check_columns(schema, output)
+    if len(outputs_of(operator)) != 1 + len(side_outputs_of(operator)):
+        raise InvalidTopologyError(f"{uid!r}: two side outputs have the same tag, or one has the empty tag")
+    for switch in ("volatile_state", "tagged"):
+        check_bool(getattr(operator, switch, False), f"{switch} of {uid!r}")
+    if isinstance(operator, AssignWatermarks):
+        _check_time_column(operator)
+    if isinstance(operator, CoProcess | Join):
+        _check_equal_keys(operator)
+    if has_timers(operator) and not keeps_state(operator):
+        raise InvalidTopologyError(
+            f"{uid!r}: its function has timers, which belong to a key, and the stream has none; use key_by before it"
+        )
+
+
+def check_columns(schema: object, what: str) -> None:
+    """Raise unless ``schema`` has columns, each with a name of its own (to Spark, too) that is not ours."""
+    if not isinstance(schema, pa.Schema):
+        raise ConfigError(f"schema of {what}: expected a pyarrow.Schema, got {type(schema).__name__}")
+    if not schema.names:
+        raise InvalidTopologyError(f"schema of {what}: a record needs at least one column")
+    for name in schema.names:
+        if name in RESERVED_NAMES or name.lower().startswith(RESERVED_PREFIX):
+            raise InvalidTopologyError(
+                f"schema of {what}: column {name!r} has a reserved name (those are {', '.join(RESERVED_NAMES)} and "
+                f"all that start with {RESERVED_PREFIX!r}): rename it"
+            )
+    check_unlike(schema.names, f"schema of {what}")
+
+
+def check_key(columns: tuple[str, ...], schema: pa.Schema, what: str) -> KeySelector:
+    """Return the selector of a key; `UnhashableKeyError` or `ConfigError` that names ``what`` and the column."""
+    try:
+        selector = KeySelector(columns)
+        selector.check(schema)
+    except (ConfigError, UnhashableKeyError) as error:
+        raise type(error)(f"{what}: {error}") from error
+    return selector
+
+
+def key_types(schema: pa.Schema, columns: tuple[str, ...]) -> list[pa.DataType]:
+    """Return the types of a key's columns, which exist; ``a.b`` is field ``b`` of struct ``a``."""
+    nothing = pa.RecordBatch.from_pylist([], schema=schema)
+    return [key_column(nothing, name).type for name in columns]
+
+
+def _check_time_column(operator: AssignWatermarks) -> None:
+    index = operator.schema.get_field_index(operator.column)
+    if index < 0:
+        raise ConfigError(
+            f"{operator.uid!r}: there is no column {operator.column!r}; "
+            f"there are {', '.join(operator.schema.names)}"
+        )
+    type_ = operator.schema.field(index).type
+    if not (pa.types.is_timestamp(type_) or pa.types.is_int64(type_)):
+        raise InvalidTopologyError(
+            f"{operator.uid!r}: column {operator.column!r} is {type_}; a record's time is a timestamp, or int64 "
+            "milliseconds since 1970: convert it in a map before"
+        )
+
+
+def _check_equal_keys(operator: CoProcess | Join) -> None:
+    first, second = operator.keys
+    if isinstance(operator, Join) and not first:
+        raise InvalidTopologyError(
+            f"{operator.uid!r}: a join needs keys on both inputs; use key_by before it"
+        )
+    if len(first) != len(second):
+        raise InvalidTopologyError(
+            f"{operator.uid!r}: the keys of its inputs have {len(first)} and {len(second)} columns "
+            f"({', '.join(first) or 'none'}; {', '.join(second) or 'none'}); key both inputs alike"
+        )
+    for number in (0, 1):
+        if operator.keys[number]:
+            check_key(operator.keys[number], operator.inputs[number], f"input {number} of {operator.uid!r}")
+    types = [key_types(schema, keys) for schema, keys in zip(operator.inputs, operator.keys, strict=True)]
+    for names, left, right in zip(zip(first, second, strict=True), *types, strict=True):
+        if left != right:
+            raise InvalidTopologyError(
+                f"{operator.uid!r}: key column {names[0]!r} of input 0 is {left} and {names[1]!r} of input 1 is "
+                f"{right}; equal keys of different types have different hashes: convert one of them in a map before"
+            )
+
+
+# ---------------------------------------------------------------- the graph's form
+
+
+def _check_uids(graph: StreamGraph) -> None:
+    twice = [uid for uid, count in Counter(node.uid for node in graph.nodes).items() if count > 1]
+    if twice:
+        names = ", ".join(node.name for node in graph.nodes if node.uid == twice[0])
+        raise InvalidTopologyError(
+            f"uid {twice[0]!r} is given to several operators ({names}); ids and state are filed under it: choose others"
+        )
+    if not any(isinstance(node.operator, Source) for node in graph.nodes):
+        raise InvalidTopologyError(f"topology {graph.name!r} has no source; begin with source(…)")
+
+
+def _check_ends(graph: StreamGraph) -> None:
+    """Check that edges end at inputs and outputs that exist, and that every input has one."""
+    uids = {node.uid for node in graph.nodes}
+    for edge in graph.edges:
+        missing = {edge.source, edge.target} - uids
+        if missing:
+            raise InvalidTopologyError(
+                f"an edge from {edge.source!r} to {edge.target!r}: there is no {missing.pop()!r}"
+            )
+        source, target = graph.node(edge.source).operator, graph.node(edge.target).operator
+        if isinstance(source, Sink):
+            raise InvalidTopologyError(f"{edge.source!r} is a sink and {edge.target!r} comes behind it")
+        if edge.tag not in outputs_of(source):
+            raise InvalidTopologyError(f"{edge.source!r} has no side output {edge.tag!r} for {edge.target!r}")
+        if not 0 <= edge.input < inputs_of(target):
+            raise InvalidTopologyError(
+                f"{edge.target!r} has {inputs_of(target)} inputs, and {edge.source!r} goes to number {edge.input}"
+            )
+    for node in graph.nodes:
+        connected = {edge.input for edge in graph.edges_into(node.uid) if not edge.feedback}
+        open_inputs = [str(number) for number in range(inputs_of(node.operator)) if number not in connected]
+        if open_inputs:
+            raise InvalidTopologyError(
+                f"{node.uid!r} gets no records: input {', '.join(open_inputs)} is open"
+            )
+
+
+def _check_dead_ends(graph: StreamGraph) -> None:
+    sinks = {node.uid for node in graph.nodes if isinstance(node.operator, Sink)}
+    dead = [node for node in graph.nodes if node.uid not in sinks and not graph.behind(node.uid) & sinks]
+    if dead:
+        names = ", ".join(f"{node.uid!r} ({node.name})" for node in dead)
+        raise InvalidTopologyError(
+            f"no sink gets what comes from {names}: end each stream with sink(…), or leave the operator out"
+        )
+
+
+def _check_state_key(schema: pa.Schema, keys: tuple[str, ...], what: str) -> None:
+    """Raise `UnhashableKeyError` for a key whose values Python cannot look state up by."""
+    for name, kind in zip(keys, key_types(schema, keys), strict=True):
+        if pa.types.is_nested(kind):
+            raise UnhashableKeyError(
+                f"{what}: key column {name!r} is {kind}, and state is kept by values that Python can hash; key by "
+                "fields of it ('a.b'), or by a text that a map makes of it"
+            )
+
+
+def _check_edge(graph: StreamGraph, edge: StreamEdge) -> None:
+    source, target = graph.node(edge.source), graph.node(edge.target)
+    partitioner, schema = graph.partitioner_of(edge), graph.schema_of(edge)
+    what = f"from {edge.source!r} to {edge.target!r}"
+    if isinstance(partitioner, Forward) and source.parallelism != target.parallelism:
+        raise InvalidTopologyError(
+            f"{what}: forward() needs the same parallelism on both sides, and there are {source.parallelism} and "
+            f"{target.parallelism} subtasks; use rebalance(), or set_parallelism(…) of one of them"
+        )
+    if isinstance(partitioner, HashByKey):
+        try:
+            partitioner.selector.check(schema)
+        except (ConfigError, UnhashableKeyError) as error:
+            raise type(error)(f"{what}: {error}") from error
+    if isinstance(partitioner, Custom):
+        try:
+            key_types(schema, partitioner.selector.columns)
+        except ConfigError as error:
+            raise ConfigError(f"{what}: {error}") from error
+
+
+def _check_inputs(graph: StreamGraph, node: StreamNode) -> None:
+    """Check that the edges of each input carry the same columns, and come by the input's key if it has one."""
+    declared = declared_inputs(node.operator)
+    for number, keys in enumerate(keys_of(node.operator)):
+        edges = [edge for edge in graph.edges_into(node.uid) if edge.input == number]
+        expected = declared[number] if declared else graph.schema_of(edges[0])
+        if isinstance(node.operator, Reduce | Process | CoProcess):
+            _check_state_key(expected, keys, f"input {number} of {node.uid!r}")
+        for edge in edges:
+            difference = schema_difference(expected, graph.schema_of(edge))
+            if difference:
+                raise InvalidTopologyError(
+                    f"input {number} of {node.uid!r} gets records of another schema from {edge.source!r}: {difference}"
+                )
+            if keys and graph.partitioner_of(edge) != HashByKey(KeySelector(keys)):
+                raise InvalidTopologyError(
+                    f"input {number} of {node.uid!r} has the key {', '.join(keys)}, and its records come from "
+                    f"{edge.source!r} by {graph.partitioner_of(edge)!r}; use key_by right before it"
+                )
+
+
+def schema_difference(expected: pa.Schema, got: pa.Schema) -> str:
+    """Say what tells two schemas apart, "" if nothing does; metadata does not count."""
+    if expected.equals(got):
+        return ""
+    if expected.names != got.names:
+        return f"columns {', '.join(got.names)} instead of {', '.join(expected.names)}"
+    differing = [(one, other) for one, other in zip(expected, got, strict=True) if not one.equals(other)]
+    one, other = differing[0]
+    return f"column {one.name!r} is {_spelled(other)} instead of {_spelled(one)}"
+
+
+def _spelled(field: pa.Field) -> str:
+    return f"{field.type}{'' if field.nullable else ' not null'}"
+
+
+# ---------------------------------------------------------------- event time, tracking
+
+
+def _check_watermarks(graph: StreamGraph) -> None:
+    timed: set[str] = set()
+    for node in graph.in_order:
+        edges = [edge for edge in graph.edges_into(node.uid) if not edge.feedback]
+        if gives_times(node.operator) or (edges and all(edge.source in timed for edge in edges)):
+            timed.add(node.uid)
+        if needs_watermarks(node.operator):
+            for edge in edges:
+                if edge.source not in timed:
+                    raise InvalidTopologyError(
+                        f"{node.uid!r} works on event time, and what input {edge.input} gets from {edge.source!r} has "
+                        "none: use assign_watermarks(column, …) on that stream before key_by"
+                    )
+
+
+def _check_volatile(graph: StreamGraph) -> None:
+    names = [
+        f"{node.uid!r} ({node.name})"
+        for node in graph.nodes
+        if keeps_state(node.operator) and not is_volatile(node.operator)
+    ]
+    if names:
+        raise InvalidTopologyError(
+            f"{', '.join(names)}: acker mode replays records and does not restore state, so what an operator remembers "
+            "is gone with its slot, and a replayed record may be counted twice. Where state has to be exact, use "
+            "barrier mode (CheckpointConfig); where it may be lost, say volatile_state=True"
+        )
+
+
+def _check_twins(graph: StreamGraph) -> None:
+    for edge in graph.edges:
+        if emits_roots(graph.node(edge.source).operator):
+            try:
+                replay_twin(graph.partitioner_of(edge))
+            except UnsupportedError as error:
+                raise InvalidTopologyError(
+                    f"from {edge.source!r} to {edge.target!r}: records of {edge.source!r} are replayed, and {error}"
+                ) from error

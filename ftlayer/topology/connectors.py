@@ -1,0 +1,342 @@
+"""Sources and sinks as users give them, made the connectors that a graph knows. pyspark is imported when asked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from ftlayer.checks import check_methods, check_runs
+from ftlayer.errors import ConfigError
+from ftlayer.functions.writers import check_writer
+from ftlayer.topology.dataframes import known_type, partitioned, table_of, with_known_types
+from ftlayer.topology.operators import (
+    FunctionSink,
+    IterableSource,
+    PushSource,
+    ReaderSource,
+    SinkConnector,
+    SourceConnector,
+    WriterSink,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSource
+    from pyspark.sql.types import StructType
+
+ParseSchema: TypeAlias = Callable[[str], pa.Schema]
+Schema: TypeAlias = pa.Schema | str
+Options: TypeAlias = Mapping[str, str | int | float | bool]
+
+
+def partitions(*parts: Any) -> IterableSource:
+    """Return a source with several partitions, each an iterable or a function without arguments that returns one.
+
+    Raises `ConfigError` for an iterator, which can be gone through just once.
+    """
+    if not parts:
+        raise ConfigError("partitions: expected one iterable or more")
+    return IterableSource(tuple(_partition(part, f"partition {place}") for place, part in enumerate(parts)))
+
+
+@dataclass(frozen=True)
+class OpenedSource:
+    """A connector with what it knows of itself: its schema (None: nothing) and how many subtasks are of use.
+
+    ``inferred`` says what the schema was read off, "" where the source says it itself.
+    """
+
+    connector: SourceConnector
+    schema: pa.Schema | None
+    most_subtasks: int | None
+    inferred: str = ""
+
+
+def open_source(
+    given: Any, schema: pa.Schema | None, options: Options | None, parse: ParseSchema
+) -> OpenedSource:
+    """Make a source's connector of whatever a user gave. ``options`` go to a Data Source's class.
+
+    Raises `ConfigError` for what cannot be a source.
+    """
+    if _is_data_source(given):
+        return _open_data_source(given, schema, options, parse)
+    if options is not None:
+        raise ConfigError(
+            f"source: options are for a pyspark DataSource class, and this is {_described(given)}: give them to it"
+        )
+    table = table_of(given)
+    if table is not None:
+        table = with_known_types(table) if schema is None else table
+        parts = partitioned(table)
+        return OpenedSource(IterableSource(parts), table.schema, len(parts), "as its rows have it")
+    if isinstance(given, IterableSource):
+        found = schema_of_first(given.partitions) if schema is None else None
+        return OpenedSource(given, found, len(given.partitions), "as its first records have it")
+    if isinstance(given, ReaderSource | PushSource):
+        return _opened(given, None)
+    if _is_reader(given):
+        return _opened(ReaderSource(given), None)
+    return open_source(IterableSource((_partition(given, "source"),)), schema, options, parse)
+
+
+def open_sink(
+    given: Any, schema: pa.Schema, options: Options | None, every_ms: int, max_rows: int
+) -> SinkConnector:
+    """Make a sink's connector of whatever a user gave. ``options`` go to a Data Source's class.
+
+    Raises `ConfigError` for what cannot be a sink.
+    """
+    connector = _sink_of(given, schema, options, every_ms, max_rows)
+    if isinstance(connector, WriterSink):
+        check_writer(connector.writer, "sink")
+    else:
+        check_runs(connector.function, "sink")
+    return connector
+
+
+def _sink_of(
+    given: Any, schema: pa.Schema, options: Options | None, every_ms: int, max_rows: int
+) -> SinkConnector:
+    if _is_data_source(given):
+        source = _instance(given, options)
+        try:
+            writer = source.streamWriter(_struct_of(schema), False)
+        except NotImplementedError as error:
+            raise ConfigError(f"sink: {_described(given)} has no stream writer") from error
+        return WriterSink(writer, every_ms, max_rows)
+    if options is not None:
+        raise ConfigError(
+            f"sink: options are for a pyspark DataSource class, and this is {_described(given)}: give them to it"
+        )
+    if isinstance(given, FunctionSink | WriterSink):
+        return given
+    if _is_stream_writer(given):
+        return WriterSink(given, every_ms, max_rows)
+    if not callable(given):
+        raise ConfigError(
+            "sink: expected a function of a pyarrow.RecordBatch, a DataSourceStreamWriter or a DataSource class, "
+            f"got {_described(given)}"
+        )
+    return FunctionSink(given)
+
+
+def _opened(connector: ReaderSource | PushSource, schema: pa.Schema | None) -> OpenedSource:
+    if isinstance(connector, ReaderSource):
+        giving = ("read", "readBetweenOffsets")
+        asked = ("initialOffset", "latestOffset", "partitions", *giving, "commit", "stop")
+        check_methods(connector.reader, asked, "source", may_yield=giving)
+    return OpenedSource(connector, schema, _most_subtasks(connector))
+
+
+def _is_data_source(given: Any) -> bool:
+    """Whether it is a pyspark `DataSource`, its class or an instance."""
+    from pyspark.sql.datasource import DataSource
+
+    return isinstance(given, DataSource) or (isinstance(given, type) and issubclass(given, DataSource))
+
+
+def _is_reader(given: Any) -> bool:
+    """Whether it is a stream reader of a pyspark Data Source; `ConfigError` if it is the class of one."""
+    from pyspark.sql.datasource import DataSourceStreamReader, SimpleDataSourceStreamReader
+
+    return _is_instance(given, (DataSourceStreamReader, SimpleDataSourceStreamReader), "source")
+
+
+def _is_stream_writer(given: Any) -> bool:
+    """Whether it is a stream writer of a pyspark Data Source; `ConfigError` if it is the class of one."""
+    from pyspark.sql.datasource import DataSourceStreamWriter
+
+    return _is_instance(given, (DataSourceStreamWriter,), "sink")
+
+
+def _is_instance(given: Any, classes: tuple[type, ...], what: str) -> bool:
+    # A class can be called, and would pass for a function.
+    if isinstance(given, type) and issubclass(given, classes):
+        raise ConfigError(f"{what}: expected an instance, got {_described(given)}; write {given.__name__}(…)")
+    return isinstance(given, classes)
+
+
+# ---------------------------------------------------------------- Data Sources
+
+
+def _open_data_source(
+    given: Any, schema: pa.Schema | None, options: Options | None, parse: ParseSchema
+) -> OpenedSource:
+    source = _instance(given, options)
+    if schema is None:
+        schema = _own_schema(source, parse)
+    struct = _struct_of(schema)
+    try:
+        reader: Any = source.streamReader(struct)
+    except NotImplementedError:
+        try:
+            reader = source.simpleStreamReader(struct)
+        except NotImplementedError as error:
+            raise ConfigError(f"source: {_described(given)} has no stream reader") from error
+    return _opened(ReaderSource(reader), schema)
+
+
+def _instance(given: Any, options: Options | None) -> DataSource:
+    from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
+
+    if isinstance(given, DataSource):
+        if options is not None:
+            raise ConfigError(
+                f"options: {_described(given)} has its own; give the class, or make it with these"
+            )
+        return given
+    made: DataSource = given(
+        CaseInsensitiveDict({name: _text(value) for name, value in (options or {}).items()})
+    )
+    return made
+
+
+def _text(value: object) -> str:
+    """Write an option's value as Spark does."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _own_schema(source: DataSource, parse: ParseSchema) -> pa.Schema:
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    try:
+        own = source.schema()
+    except NotImplementedError as error:
+        raise ConfigError(f"source: {_described(source)} does not say its schema; give schema=…") from error
+    return parse(own) if isinstance(own, str) else to_arrow_schema(own, timezone="UTC")
+
+
+def _struct_of(schema: pa.Schema) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema)
+
+
+def _most_subtasks(connector: SourceConnector) -> int | None:
+    """Return how many subtasks find something to do: one a partition, one a callback, any number of a reader."""
+    if isinstance(connector, IterableSource):
+        return len(connector.partitions)
+    if isinstance(connector, PushSource):
+        return 1
+    from pyspark.sql.datasource import SimpleDataSourceStreamReader
+
+    return 1 if isinstance(connector.reader, SimpleDataSourceStreamReader) else None
+
+
+# ---------------------------------------------------------------- iterables
+
+
+@dataclass(frozen=True)
+class _Items:
+    """An iterable as the function that a partition is."""
+
+    items: Iterable[Any]
+
+    def __call__(self) -> Iterable[Any]:
+        return self.items
+
+
+def _partition(given: Any, what: str) -> Callable[[], Iterable[Any]]:
+    if isinstance(given, Iterator):
+        raise ConfigError(
+            f"{what}: a {type(given).__name__} can be gone through just once, and a slot that is lost has to begin "
+            "again: give a function that makes it (the generator function itself, or lambda: …), or a list"
+        )
+    if isinstance(given, pa.Table):
+        return _Items(given.to_batches())
+    if isinstance(given, pa.RecordBatch):
+        return _Items([given])
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping | type):
+        return _Items(given)
+    if callable(given):
+        check_runs(given, what, may_yield=True)
+        _check_no_arguments(given, what)
+        return given  # type: ignore[no-any-return]
+    raise ConfigError(
+        f"{what}: expected an iterable of records, a function that returns one, a stream reader or a DataSource class "
+        f"of pyspark, or a PushSource; got {_described(given)}"
+    )
+
+
+def _check_no_arguments(function: Callable[..., Any], what: str) -> None:
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        # Some built-in functions have none that Python could see.
+        return
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"{what}: {getattr(function, '__qualname__', function)} needs arguments {signature}; expected a function "
+            "without any that returns an iterable (for records that come by callback, PushSource(start))"
+        ) from error
+
+
+def _described(given: Any) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+
+
+FIRST = 1_000
+"""Records that are looked at."""
+
+_REMEDY = "give schema=…, a pyarrow.Schema or text like 'id bigint, name string'"
+_DECIMAL = pa.decimal128(38, 18)
+
+
+def schema_of_first(partitions: Sequence[Callable[[], Iterable[Any]]]) -> pa.Schema:
+    """Return the schema of an iterable source's records; `ConfigError` with the remedy where they do not say it.
+
+    Columns are called as in namedtuples and `Row`s, else ``_1``, ``_2``, …, as Spark calls them; a bare value's is
+    ``value``. A function is not called: it may block, or have an effect.
+    """
+    first: list[Any] = []
+    for partition in partitions:
+        items = getattr(partition, "items", None)
+        if not isinstance(items, Iterable) or not isinstance(items, Sized):
+            raise _unknown("a function is called in the slots alone, and is not asked for its records here")
+        first += islice(items, FIRST - len(first))
+    if not first:
+        raise _unknown("there is no record to read it off")
+    if isinstance(first[0], pa.RecordBatch):
+        return first[0].schema
+    names, columns = _columns(first)
+    return pa.schema([(name, _type(name, values)) for name, values in zip(names, columns, strict=True)])
+
+
+def _columns(records: list[Any]) -> tuple[list[str], list[Sequence[Any]]]:
+    tuples = [isinstance(record, tuple) for record in records]
+    if not any(tuples):
+        return ["value"], [records]
+    if not all(tuples):
+        raise _unknown("its first records are tuples and others")
+    lengths = sorted(set(map(len, records)))
+    if len(lengths) > 1:
+        raise _unknown(f"its first records have {' and '.join(map(str, lengths))} values")
+    if lengths == [0]:
+        raise _unknown("its first records have no values")
+    names = getattr(records[0], "_fields", None) or getattr(records[0], "__fields__", None)
+    names = names or [f"_{place + 1}" for place in range(lengths[0])]
+    return list(names), list(zip(*records, strict=True))
+
+
+def _type(name: str, values: Sequence[Any]) -> pa.DataType:
+    kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        raise _unknown(f"column {name!r} is null in the first {len(values)} records")
+    try:
+        if bool in kinds and len(kinds) > 1:
+            raise TypeError("true and false among other values")
+        found = pa.array(values).type
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise _unknown(f"column {name!r}: {error}") from error
+    return _DECIMAL if pa.types.is_decimal(found) else known_type(found)
+
+
+def _unknown(why: str) -> ConfigError:
+    return ConfigError(f"source: its schema is not known: {why}; {_REMEDY}")

@@ -1,0 +1,53 @@
+"""`DataStream.iterate`: a stream that something behind it is fed back into."""
+
+from __future__ import annotations
+
+from ftlayer.checks import duration_ms
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.topology.checks import schema_difference
+from ftlayer.topology.operators import IterationHead
+from ftlayer.topology.streams import DataStream, Leg
+
+
+class IterativeStream(DataStream):
+    """A stream that something behind it is fed back into: `close_with` says what, once.
+
+    Records that come back are given to the operators behind this stream as those are that come for the first time.
+    Their times, if they have any, are their own: watermarks come from the stream in front of the iteration alone, so
+    that a record that comes back may be late. In one subtask a record that comes back may overtake a new one, and the
+    other way round.
+    """
+
+    def close_with(self, feedback: DataStream) -> None:
+        """Feed ``feedback`` back, which comes from an operator behind this stream and has its schema.
+
+        No task waits to send on the way back, so nothing bounds what is on it but the loop: new records are let in
+        while little waits there, and a loop that makes more records out of each than leave it grows without bound.
+
+        Raises:
+            InvalidTopologyError: fault tolerance is on; the iteration is closed already, or is fed from outside of
+                it; the schemas differ. Names the operators.
+        """
+        self._check_same_graph(feedback, "close_with")
+        head = self.legs[0].node
+        difference = schema_difference(self.schema, feedback.schema)
+        if difference:
+            raise InvalidTopologyError(
+                f"close_with: what comes back from {feedback._described()} to iteration {self._described()} has "
+                f"another schema: {difference}; map it to the iteration's"
+            )
+        self.builder.close_iteration(head, feedback.legs)
+
+
+def begin_iteration(
+    stream: DataStream, max_wait: str | int, uid: str | None, parallelism: int | None
+) -> IterativeStream:
+    """Add an iteration's head behind a stream; errors as `DataStream.iterate`."""
+    max_wait_ms = duration_ms(max_wait, "iterate: max_wait")
+    node = stream.builder.add(
+        lambda uid: IterationHead(uid, max_wait_ms, stream.schema),
+        [stream.legs],
+        uid=uid,
+        parallelism=parallelism,
+    )
+    return IterativeStream(stream.builder, (Leg(node),), stream.schema)

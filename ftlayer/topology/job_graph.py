@@ -1,0 +1,150 @@
+"""The graph as it runs: chains of operators, the edges between them, and which slot runs which subtask."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import pyarrow as pa
+
+from ftlayer.partitioning.partitioners import Forward, Partitioner
+from ftlayer.partitioning.replay import ReplayPartitioner
+from ftlayer.topology.operators import Operator, Replay, Source
+from ftlayer.vertex.calls import StreamOptions
+
+
+@dataclass(frozen=True)
+class JobVertex:
+    """A chain: operators that hand records to each other within one subtask. ``uid`` is the first one's."""
+
+    uid: str
+    operators: tuple[Operator, ...]
+    parallelism: int
+
+
+@dataclass(frozen=True)
+class JobEdge:
+    """Records of one output of a chain on their way to one input of another.
+
+    Attributes:
+        number: position in `JobGraph.edges`; part of the ids of what travels on it.
+        source, target: uids of the chains.
+        input: which input of the target's first operator, 0 or 1.
+        partitioner: decides from the payload; on an edge from a `Replay`, the twin that decides from the
+            stored record.
+        schema: of the records.
+        tag: the side output of the source chain that it carries, "" for the main one.
+        routing: for edges from a source, an operator with timers or a `Replay`, which column of the stored
+            ``key_hash`` the partitioner's ``routing`` goes to and its twin reads; None where nothing is stored.
+        feedback: it leads back to the head of an iteration, within each slot.
+    """
+
+    number: int
+    source: str
+    target: str
+    input: int
+    partitioner: Partitioner | ReplayPartitioner
+    schema: pa.Schema
+    tag: str = ""
+    routing: int | None = None
+    feedback: bool = False
+
+    @property
+    def is_forward(self) -> bool:
+        """Whether subtask i sends to subtask i alone."""
+        return isinstance(self.partitioner, Forward)
+
+
+@dataclass(frozen=True)
+class Channel:
+    """One subtask's records on their way to one other, by one edge."""
+
+    edge: int
+    sender: int
+    receiver: int
+
+
+@dataclass(frozen=True)
+class JobGraph:
+    """The graph that runs. Subtask i of a chain runs in slot i; a `Replay` has one subtask (see `slot_of`).
+
+    ``options`` has the retry options of each stream that records are persisted under. ``max_parallelism`` is the
+    number of key groups in barrier mode (the graph is not tracked then), 0 without checkpoints.
+    """
+
+    name: str
+    vertices: tuple[JobVertex, ...]
+    edges: tuple[JobEdge, ...]
+    tracked: bool
+    options: tuple[tuple[str, StreamOptions], ...] = ()
+    max_parallelism: int = 0
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether barriers flow through it."""
+        return self.max_parallelism > 0
+
+    @cached_property
+    def slots(self) -> int:
+        """Number of slots: the highest parallelism."""
+        return max(vertex.parallelism for vertex in self.vertices)
+
+    def vertex(self, uid: str) -> JobVertex:
+        """Return the chain with this uid."""
+        return self._by_uid[uid]
+
+    def edges_from(self, uid: str) -> tuple[JobEdge, ...]:
+        """Return the edges that leave a chain, in their order."""
+        return tuple(edge for edge in self.edges if edge.source == uid)
+
+    def edges_into(self, uid: str) -> tuple[JobEdge, ...]:
+        """Return the edges that reach a chain, in their order."""
+        return tuple(edge for edge in self.edges if edge.target == uid)
+
+    def slot_of(self, uid: str, subtask: int) -> int:
+        """Return the slot of a subtask. Replays are spread over the slots, the first one's in slot 0."""
+        if isinstance(self.vertex(uid).operators[0], Replay):
+            return self.replays.index(uid) % self.slots
+        return subtask
+
+    def subtasks_in(self, slot: int) -> tuple[tuple[str, int], ...]:
+        """Return (uid, subtask) of everything that runs in a slot."""
+        return tuple(
+            (vertex.uid, subtask)
+            for vertex in self.vertices
+            for subtask in range(vertex.parallelism)
+            if self.slot_of(vertex.uid, subtask) == slot
+        )
+
+    def channels(self, edge: JobEdge) -> tuple[Channel, ...]:
+        """Return all channels of an edge."""
+        senders = range(self.vertex(edge.source).parallelism)
+        receivers = range(self.vertex(edge.target).parallelism)
+        return tuple(
+            Channel(edge.number, sender, receiver)
+            for sender in senders
+            for receiver in receivers
+            if not edge.is_forward or sender == receiver
+        )
+
+    def sources(self) -> tuple[Source, ...]:
+        """Return the sources."""
+        return tuple(op for vertex in self.vertices for op in vertex.operators if isinstance(op, Source))
+
+    def stream_of(self, uid: str, tag: str = "") -> str:
+        """Return the name under which records of a source, or of an operator's timers, are persisted."""
+        return stream_name(self.name, uid, tag)
+
+    @cached_property
+    def _by_uid(self) -> dict[str, JobVertex]:
+        return {vertex.uid: vertex for vertex in self.vertices}
+
+    @cached_property
+    def replays(self) -> list[str]:
+        """Return the uids of all chains of a `Replay`."""
+        return [vertex.uid for vertex in self.vertices if isinstance(vertex.operators[0], Replay)]
+
+
+def stream_name(topology: str, uid: str, tag: str = "") -> str:
+    """Return the name under which an output's records are persisted."""
+    return f"{topology}/{uid}:{tag}" if tag else f"{topology}/{uid}"

@@ -1,0 +1,457 @@
+"""The streams that a user puts operators behind. Each method returns a new stream and leaves the old one as it was.
+
+A function of one record gets the bare value of a stream of one column and a tuple, in the columns' order, of one of
+several, and returns the same as its ``schema`` says. Where ``schema`` may be left out, it is the input's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+import pyarrow as pa
+
+from ftlayer.checks import (
+    check_bool,
+    check_choice,
+    check_function,
+    check_int,
+    duration_ms,
+    known_options,
+    rate_per_second,
+)
+from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.retry_rules import Errors, rules_of
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
+from ftlayer.partitioning.partitioners import (
+    Broadcast,
+    Custom,
+    Forward,
+    Global,
+    HashByKey,
+    Partitioner,
+    Rebalance,
+    Shuffle,
+)
+from ftlayer.records.selector import KeySelector
+from ftlayer.topology.checks import check_key, key_types, schema_difference
+from ftlayer.topology.connectors import Options, Schema, open_sink
+from ftlayer.topology.facts import MAIN, side_outputs_of
+from ftlayer.topology.operators import AssignWatermarks, Operator, Sink
+
+if TYPE_CHECKING:
+    from ftlayer.topology.builder import GraphBuilder
+    from ftlayer.topology.iterative import IterativeStream
+    from ftlayer.topology.keyed import ConnectedStreams, KeyedStream
+
+Sides: TypeAlias = Mapping[str, Schema]
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One output of an operator on its way somewhere; ``node`` is its place in the builder.
+
+    ``partitioner`` None: the automatic one.
+    """
+
+    node: int
+    tag: str = MAIN
+    partitioner: Partitioner | None = None
+
+
+class DataStream:
+    """Records of one schema, from one operator or (`union`) several.
+
+    Attributes:
+        builder: the graph it belongs to.
+        legs: the outputs it consists of.
+        schema: of its records.
+    """
+
+    def __init__(self, builder: GraphBuilder, legs: tuple[Leg, ...], schema: pa.Schema) -> None:
+        """For `GraphBuilder` and the streams; begin with `GraphBuilder.source`."""
+        self.builder = builder
+        self.legs = legs
+        self.schema = schema
+
+    # ------------------------------------------------------------ functions
+
+    @known_options
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        schema: Schema | None = None,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+        rate_limit: float | None = None,
+    ) -> DataStream:
+        """One record in, one out.
+
+        ``retry_on`` and ``dead_on``, here and below, say which errors of this operator are worth another attempt, as
+        those of `FTLayer.embedded` do for all operators, and ``max_failing`` how many records may fail in it before the
+        sources that feed it pause. Acker mode only.
+
+        ``rate_limit``, here and below, is how many records a second each subtask takes, replays among them; None: as
+        many as come. Those of an earlier second that were not used are lost, save for a tenth of a second's.
+        """
+        check_function(function, "map", takes=1)
+        to = self._output(schema, "map")
+        rules = rules_of(retry_on, dead_on, "map", max_failing)
+        rate = rate_per_second(rate_limit, "map: rate_limit")
+        return self._then(lambda uid: Map(uid, function, to, rules, rate), uid, parallelism)
+
+    @known_options
+    def flat_map(
+        self,
+        function: Callable[[Any], Any],
+        schema: Schema | None = None,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+        rate_limit: float | None = None,
+    ) -> DataStream:
+        """One record in, an iterable of any number of records out."""
+        check_function(function, "flat_map", takes=1, may_yield=True)
+        to = self._output(schema, "flat_map")
+        rules = rules_of(retry_on, dead_on, "flat_map", max_failing)
+        rate = rate_per_second(rate_limit, "flat_map: rate_limit")
+        return self._then(lambda uid: FlatMap(uid, function, to, rules, rate), uid, parallelism)
+
+    @known_options
+    def filter(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+        rate_limit: float | None = None,
+    ) -> DataStream:
+        """Keep the records for which the function is true."""
+        check_function(function, "filter", takes=1)
+        rules = rules_of(retry_on, dead_on, "filter", max_failing)
+        rate = rate_per_second(rate_limit, "filter: rate_limit")
+        return self._then(lambda uid: Filter(uid, function, self.schema, rules, rate), uid, parallelism)
+
+    @known_options
+    def map_batches(
+        self,
+        function: Callable[[Any], Any],
+        schema: Schema | None = None,
+        *,
+        kind: Literal["arrow", "pandas"] = "arrow",
+        tagged: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+    ) -> DataStream:
+        """A batch in, a batch out (``pa.RecordBatch`` or ``pandas.DataFrame``), row for row.
+
+        ``tagged``: the batch has the column ``_ft_row`` beside the user's; a result keeps it, and may have fewer or
+        more rows. It has ``_ft_attempt`` and ``_ft_first_failed_at`` too (see `ftlayer.current_record`).
+        """
+        check_function(function, "map_batches", takes=1)
+        check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
+        to = self._output(schema, "map_batches")
+        rules = rules_of(retry_on, dead_on, "map_batches", max_failing)
+        return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), uid, parallelism)
+
+    @known_options
+    def map_async(
+        self,
+        function: Callable[[Any], Awaitable[Any]],
+        schema: Schema | None = None,
+        *,
+        in_flight: int = 200,
+        timeout: str | int = "5s",
+        ordered: bool = True,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+        rate_limit: float | None = None,
+    ) -> DataStream:
+        """One record in, one out, by an async function: for HTTP and database look-ups.
+
+        Up to ``in_flight`` calls of a subtask are under way at a time, each for ``timeout`` at most. A batch goes on
+        when all its calls have ended; the slot waits for them. ``ordered`` False: records may leave a batch in another
+        order than they came in; they never do as yet.
+        """
+        check_bool(ordered, "map_async: ordered")
+        to = self._output(schema, "map_async")
+        rules = rules_of(retry_on, dead_on, "map_async", max_failing)
+        limit_ms = duration_ms(timeout, "map_async: timeout")
+        rate = rate_per_second(rate_limit, "map_async: rate_limit")
+        return self._then(
+            lambda uid: MapAsync(uid, function, to, in_flight, limit_ms, rules, rate), uid, parallelism
+        )
+
+    @known_options
+    def process(
+        self,
+        function: Any,
+        schema: Schema | None = None,
+        *,
+        side: Sides | None = None,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+        rate_limit: float | None = None,
+    ) -> DataStream:
+        """Run a `ProcessFunction` without keys: with side outputs (`side_output`), without state and timers."""
+        from ftlayer.topology.keyed import add_process
+
+        rules = rules_of(retry_on, dead_on, "process", max_failing)
+        rate = rate_per_second(rate_limit, "process: rate_limit")
+        return add_process(self, (), function, schema, side, False, uid, parallelism, rules, rate)
+
+    def assign_watermarks(
+        self,
+        column: str,
+        max_out_of_orderness: str | int = "1s",
+        idle: str | int | None = None,
+        *,
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> DataStream:
+        """Take each record's time from a column: a timestamp, or int64 milliseconds since 1970.
+
+        Args:
+            column: its name.
+            max_out_of_orderness: how much older than the newest a record may be and still be in time.
+            idle: a subtask without records for this long does not hold the others' time back; None: it does.
+        """
+        disorder = duration_ms(max_out_of_orderness, "assign_watermarks: max_out_of_orderness", least=0)
+        patience = None if idle is None else duration_ms(idle, "assign_watermarks: idle")
+        return self._then(
+            lambda uid: AssignWatermarks(uid, column, disorder, patience, self.schema), uid, parallelism
+        )
+
+    # ------------------------------------------------------------ several streams
+
+    def union(self, *others: DataStream) -> DataStream:
+        """Return the records of all these streams, which have the same schema. Each keeps its partitioner."""
+        for other in others:
+            self._check_same_graph(other, "union")
+            difference = schema_difference(self.schema, other.schema)
+            if difference:
+                raise InvalidTopologyError(
+                    f"union of {self._described()} with {other._described()}: {difference}; map one to the other's"
+                )
+        return DataStream(
+            self.builder, self.legs + tuple(leg for other in others for leg in other.legs), self.schema
+        )
+
+    def connect(self, other: DataStream) -> ConnectedStreams:
+        """Put two streams, which may have different schemas, in front of one operator."""
+        from ftlayer.topology.keyed import ConnectedStreams
+
+        self._check_same_graph(other, "connect")
+        return ConnectedStreams(self, other)
+
+    def side_output(self, tag: str) -> DataStream:
+        """Return what the operator that made this stream puts out under ``tag``."""
+        leg = self._own_leg("side_output")
+        operator = self.builder.operator(leg.node)
+        sides = dict(side_outputs_of(operator))
+        if tag not in sides:
+            declared = (
+                f"it has {', '.join(map(repr, sides))}"
+                if sides
+                else "it has none (process(…, side={tag: schema}))"
+            )
+            raise InvalidTopologyError(f"{operator.uid!r} has no side output {tag!r}; {declared}")
+        return DataStream(self.builder, (replace(leg, tag=tag),), sides[tag])
+
+    def iterate(
+        self, max_wait: str | int = "5s", *, uid: str | None = None, parallelism: int | None = None
+    ) -> IterativeStream:
+        """Begin an iteration: `IterativeStream.close_with` says what comes back to here. Not with fault tolerance on.
+
+        The operators behind it get this stream's records, and those that come back.
+
+        Args:
+            max_wait: the iteration of a bounded job ends when this stream has, and nothing has come back for so long;
+                a record that takes longer for a round, while its slot has nothing to do for it, comes too late.
+            uid: stable name.
+            parallelism: subtasks that it begins in.
+        """
+        from ftlayer.topology.iterative import begin_iteration
+
+        return begin_iteration(self, max_wait, uid, parallelism)
+
+    # ------------------------------------------------------------ partitioners
+
+    @known_options
+    def key_by(self, *columns: str) -> KeyedStream:
+        """Send equal keys to the same subtask, and let what follows keep state for each.
+
+        ``a.b`` is field ``b`` of the struct ``a``. Raises `ConfigError` for a column that is not there and
+        `UnhashableKeyError` for a type that is no key.
+        """
+        from ftlayer.topology.keyed import KeyedStream
+
+        what = f"key_by behind {self._described()}"
+        if not columns:
+            raise ConfigError(f"{what}: name at least one column; there are {', '.join(self.schema.names)}")
+        for column in columns:
+            if not isinstance(column, str):
+                raise ConfigError(
+                    f"{what}: expected names of columns, got a {type(column).__name__}; for a computed key, "
+                    "make a column of it in a map before"
+                )
+        selector = check_key(columns, self.schema, what)
+        return KeyedStream(self.builder, self._legs_by(HashByKey(selector)), self.schema, columns)
+
+    def forward(self) -> DataStream:
+        """Send to the subtask of the same number: the next operator needs the same parallelism."""
+        return self._by(Forward())
+
+    def rebalance(self) -> DataStream:
+        """Send to the subtasks in turn."""
+        return self._by(Rebalance())
+
+    @known_options
+    def shuffle(self, seed: int = 0) -> DataStream:
+        """Send each record to a random subtask."""
+        return self._by(Shuffle(seed))
+
+    def broadcast(self) -> DataStream:
+        """Send a copy of each record to every subtask."""
+        return self._by(Broadcast())
+
+    def global_(self) -> DataStream:
+        """Send every record to the first subtask."""
+        return self._by(Global())
+
+    @known_options
+    def partition_custom(self, function: Callable[[Any, int], int], *columns: str) -> DataStream:
+        """Send where ``function(key, channels)`` says: a channel in 0..channels-1. It has to be pure.
+
+        The key is the value of ``columns``, a tuple of several. Raises `ConfigError` for one that is not there.
+        """
+        what = f"partition_custom behind {self._described()}"
+        check_function(function, what, takes=2)
+        if not columns:
+            raise ConfigError(f"{what}: name at least one column; there are {', '.join(self.schema.names)}")
+        try:
+            selector = KeySelector(columns)
+            key_types(self.schema, columns)
+        except ConfigError as error:
+            raise ConfigError(f"{what}: {error}") from error
+        return self._by(Custom(selector, function))
+
+    # ------------------------------------------------------------ the operator that made this stream
+
+    def uid(self, uid: str) -> Self:
+        """Give the operator right before a stable name, unique in the graph."""
+        self.builder.rename(self._own_leg("uid").node, uid)
+        return self
+
+    def set_parallelism(self, parallelism: int) -> Self:
+        """Set the number of subtasks of the operator right before."""
+        self.builder.set_parallelism(self._own_leg("set_parallelism").node, parallelism)
+        return self
+
+    @known_options
+    def dead_letters(self, *, uid: str | None = None) -> DataStream:
+        """Begin a stream of the dead letters of the sources that this stream derives from, whichever operator failed.
+
+        An ordinary source: those letters come that are there at the topology's first start, then those to come, each
+        at least once, unless it was requeued or purged before. How far it was read is kept with the topology's
+        positions. Columns: `ftlayer.dead_letters.schema.LETTER_SCHEMA`. It has no end, so the job ends by ``drain`` or
+        ``stop_at_latest`` alone. `UnsupportedError` in barrier mode, which has no dead letters.
+        """
+        return self.builder.dead_letters(self.legs, uid)
+
+    # ------------------------------------------------------------ the end
+
+    @known_options
+    def sink(
+        self,
+        sink: Any,
+        *,
+        options: Options | None = None,
+        every: str | int = "1s",
+        max_rows: int = 10_000,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+    ) -> None:
+        """End the stream.
+
+        Args:
+            sink: a function of a ``pa.RecordBatch``; a `DataSourceStreamWriter` (plain or Arrow) of pyspark, or a
+                `DataSource` class that has one.
+            options: for a `DataSource` class.
+            every, max_rows: a writer's batch is written and committed when it is this old or this long.
+            uid: stable name.
+            parallelism: subtasks that write.
+            retry_on, dead_on, max_failing: as in `map`.
+
+        Raises:
+            ConfigError: what cannot be a sink.
+        """
+        every_ms = duration_ms(every, "sink: every")
+        check_int(max_rows, "sink: max_rows", least=1)
+        rules = rules_of(retry_on, dead_on, "sink", max_failing)
+        connector = open_sink(sink, self.schema, options, every_ms, max_rows)
+        self.builder.add(
+            lambda uid: Sink(uid, connector, self.schema, rules),
+            [self.legs],
+            uid=uid,
+            parallelism=parallelism,
+        )
+
+    # ------------------------------------------------------------ inside
+
+    def _then(self, make: Callable[[str], Operator], uid: str | None, parallelism: int | None) -> DataStream:
+        node = self.builder.add(make, [self.legs], uid=uid, parallelism=parallelism)
+        return DataStream(self.builder, (Leg(node),), self.builder.operator(node).schema)
+
+    def _output(self, schema: Schema | None, what: str) -> pa.Schema:
+        return self.schema if schema is None else self.builder.schema(schema, what)
+
+    def _by(self, partitioner: Partitioner) -> DataStream:
+        return DataStream(self.builder, self._legs_by(partitioner), self.schema)
+
+    def _legs_by(self, partitioner: Partitioner) -> tuple[Leg, ...]:
+        return tuple(replace(leg, partitioner=partitioner) for leg in self.legs)
+
+    def _own_leg(self, method: str) -> Leg:
+        """Return the one output this stream is, if nothing has come between it and its operator."""
+        if len(self.legs) != 1 or self.legs[0] != Leg(self.legs[0].node):
+            raise InvalidTopologyError(
+                f"{method}(…) belongs to an operator and comes right behind it, and this is what comes of a union, a "
+                f"side output or a partitioner behind {self._described()}"
+            )
+        return self.legs[0]
+
+    def _check_same_graph(self, other: object, what: str) -> None:
+        if not isinstance(other, DataStream):
+            raise ConfigError(f"{what}: expected a stream, got a {type(other).__name__}")
+        if other.builder is not self.builder:
+            raise InvalidTopologyError(
+                f"{what}: {self._described()} belongs to topology {self.builder.name!r}, and {other._described()} to "
+                f"another one, {other.builder.name!r}"
+            )
+
+    def _described(self) -> str:
+        return ", ".join(repr(self.builder.operator(leg.node).uid) for leg in self.legs)

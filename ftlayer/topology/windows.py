@@ -1,0 +1,195 @@
+"""Windows of event time on keyed streams, as a user writes them down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options
+from ftlayer.errors import ConfigError
+from ftlayer.functions.retry_rules import Errors
+from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
+from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
+from ftlayer.functions.windows.function import window_function
+from ftlayer.topology.connectors import Schema
+from ftlayer.topology.names import check_name
+from ftlayer.topology.streams import DataStream
+
+if TYPE_CHECKING:
+    from ftlayer.topology.keyed import KeyedStream
+
+
+def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
+    """Windows of one size, each beginning where the one before ends.
+
+    They begin at multiples of ``size`` since 1970 (UTC), and ``offset`` later; ``tumbling("24h", offset="-1h")`` are
+    days in UTC+1.
+    """
+    size_ms = duration_ms(size, "tumbling: size")
+    return Fixed(size_ms, size_ms, duration_ms(offset, "tumbling: offset", least=-LONGEST_MS))
+
+
+def sliding(size: str | int, *, every: str | int, offset: str | int = 0) -> Fixed:
+    """Windows of one size that overlap: one begins ``every`` so often. A record is in ``size / every`` of them.
+
+    With ``every`` longer than ``size`` there are gaps between them; what falls into one is in no window.
+    """
+    return Fixed(
+        duration_ms(size, "sliding: size"),
+        duration_ms(every, "sliding: every"),
+        duration_ms(offset, "sliding: offset", least=-LONGEST_MS),
+    )
+
+
+def session(gap: str | int) -> Session:
+    """Windows that begin with a key's record, and end when no other one of that key came for ``gap``."""
+    return Session(duration_ms(gap, "session: gap"))
+
+
+@dataclass(frozen=True)
+class WindowedStream:
+    """A keyed stream cut into windows: `KeyedStream.window`. Nothing runs until one of the three last methods.
+
+    Each of them gives one record a key and window, when the watermark reaches the window's end (a result's event
+    time is the last one of its window), and again for late records: see `allowed_lateness`. Windows without records
+    give nothing.
+    """
+
+    stream: KeyedStream
+    windows: WindowKind
+    lateness_ms: int = 0
+    late_tag: str | None = None
+
+    def allowed_lateness(self, lateness: str | int) -> WindowedStream:
+        """Keep windows for so long behind their end, in event time, and emit them again for what still comes.
+
+        Once for all the late records of a batch. Without it nothing is added to a window that was emitted.
+        """
+        return replace(self, lateness_ms=duration_ms(lateness, "allowed_lateness", least=0))
+
+    def late_to(self, tag: str) -> WindowedStream:
+        """Send records whose windows are over to a side output (`DataStream.side_output`); else they are dropped."""
+        check_name(tag, "late_to")
+        return replace(self, late_tag=tag)
+
+    @known_options
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        schema: Schema | None = None,
+        *,
+        result: Callable[[Any, Window, Any], Any] | None = None,
+        volatile_state: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+    ) -> DataStream:
+        """Emit the first record of a window, put together with the others by ``function(reduced, record)``.
+
+        With ``result(key, window, reduced)`` what that returns, of ``schema``. Where sessions merge,
+        ``function(reduced, reduced)`` is called. ``volatile_state`` as in `KeyedStream.reduce`.
+        """
+        _check("reduce", function=(function, 2), result=(result, 3))
+        if schema is not None and result is None:
+            raise ConfigError(
+                "reduce: a schema, and no result to make records of it; leave it out, or give one"
+            )
+        return self._add(
+            Reduced(function, result),
+            schema,
+            volatile_state,
+            uid,
+            parallelism,
+            retry_on,
+            dead_on,
+            max_failing,
+        )
+
+    @known_options
+    def aggregate(
+        self,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        schema: Schema,
+        *,
+        result: Callable[[Any, Window, Any], Any] | None = None,
+        merge: Callable[[Any, Any], Any] | None = None,
+        volatile_state: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+    ) -> DataStream:
+        """Emit the aggregate of a window: ``add(create(), record)``, then ``add(aggregate, record)``.
+
+        With ``result(key, window, aggregate)`` what that returns; either is a record of ``schema``. Sessions need
+        ``merge(aggregate, other)``, which makes one of two. ``volatile_state`` as in `KeyedStream.reduce`.
+        """
+        _check("aggregate", create=(create, 0), add=(add, 2), result=(result, 3), merge=(merge, 2))
+        if merge is None and isinstance(self.windows, Session):
+            raise ConfigError(
+                "aggregate: a record may join two sessions into one, and so their aggregates; "
+                "give merge=function(aggregate, other)"
+            )
+        content = Aggregated(create, add, merge, result)
+        return self._add(content, schema, volatile_state, uid, parallelism, retry_on, dead_on, max_failing)
+
+    @known_options
+    def process(
+        self,
+        function: Callable[[Any, Window, list[Any]], Iterable[Any] | None],
+        schema: Schema,
+        *,
+        volatile_state: bool = False,
+        uid: str | None = None,
+        parallelism: int | None = None,
+        retry_on: Errors | None = None,
+        dead_on: Errors | None = None,
+        max_failing: str | int | None = None,
+    ) -> DataStream:
+        """Emit what ``function(key, window, records)`` returns: any number of records, or None.
+
+        All records of a window are kept until it is over, in the order in which they came. ``volatile_state`` as in
+        `KeyedStream.reduce`.
+        """
+        _check("process", function=(function, 3))
+        return self._add(
+            Collected(function), schema, volatile_state, uid, parallelism, retry_on, dead_on, max_failing
+        )
+
+    def _add(
+        self,
+        content: Content,
+        schema: Schema | None,
+        volatile_state: bool,
+        uid: str | None,
+        parallelism: int | None,
+        retry_on: Errors | None,
+        dead_on: Errors | None,
+        max_failing: str | int | None,
+    ) -> DataStream:
+        function = window_function(self.windows, content, self.lateness_ms, self.late_tag)
+        side = {} if self.late_tag is None else {self.late_tag: self.stream.schema}
+        return self.stream.process(
+            function,
+            schema,
+            side=side,
+            volatile_state=volatile_state,
+            uid=uid,
+            parallelism=parallelism,
+            retry_on=retry_on,
+            dead_on=dead_on,
+            max_failing=max_failing,
+        )
+
+
+def _check(method: str, **functions: tuple[object, int]) -> None:
+    """Check functions, each with how many arguments it is called with."""
+    optional = ("result", "merge")
+    for name, (function, takes) in functions.items():
+        if function is not None or name not in optional:
+            check_function(function, f"{method}: {name}", takes=takes, may_yield=method == "process")

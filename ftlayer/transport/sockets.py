@@ -1,0 +1,146 @@
+"""Directories for Unix sockets that no other user of the machine can enter, and so cannot connect in."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import socket
+import stat
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from ftlayer.errors import ConfigError
+from ftlayer.transport.address import Address, is_socket_path
+
+FALLBACK = "/tmp"
+"""Where they are made if the temporary directory has too long a path."""
+
+_PREFIX = "ftlayer-sockets-"
+# Room for the longest name of a socket in it, a slot's.
+_LONGEST_NAME = "n" * 24
+# A directory that was just made is not locked yet.
+_YOUNG_S = 60.0
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+logger = logging.getLogger(__name__)
+
+
+class SocketDirectory:
+    """A directory of mode 0700 that is removed by `remove`, or with this process.
+
+    It is in the temporary directory and not in ``XDG_RUNTIME_DIR``, which goes when its user logs out. For as long as
+    it is in use it is locked: what a killed process has left is told by that and removed by the next one of its user,
+    and systemd-tmpfiles spares it.
+    """
+
+    def __init__(self, path: str, lock: int) -> None:
+        """Use `make` instead."""
+        self.path = path
+        self._removal = weakref.finalize(self, _remove, path, lock, os.getpid())
+
+    @classmethod
+    def make(cls) -> SocketDirectory | None:
+        """Make one; None, with a warning in the log, where no temporary directory can have sockets."""
+        reasons = []
+        for parent in dict.fromkeys([tempfile.gettempdir(), FALLBACK]):
+            try:
+                _sweep(Path(parent))
+                return cls._made_in(parent)
+            except OSError as error:
+                reasons.append(f"{parent}: {error.strerror or error}")
+        logger.warning(
+            "no Unix socket can be made (%s): listening on loopback, where every user of this machine can connect; set "
+            "TMPDIR to a short path on a local disk",
+            "; ".join(reasons),
+        )
+        return None
+
+    def socket(self, name: str) -> Address:
+        """Return the address of a socket in it, which need not exist yet."""
+        return Address(path=f"{self.path}/{name}")
+
+    def remove(self) -> None:
+        """Remove it with all that is in it; a second call does nothing."""
+        self._removal()
+
+    @classmethod
+    def _made_in(cls, parent: str) -> SocketDirectory:
+        path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        made = cls(path, lock)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _try_socket(f"{path}/{_LONGEST_NAME}")
+        except OSError:
+            made.remove()
+            raise
+        return made
+
+
+def _try_socket(path: str) -> None:
+    if not is_socket_path(path):
+        raise OSError(errno.ENAMETOOLONG, f"{path} is too long for a socket, or has odd characters")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.bind(path)
+    Path(path).unlink()
+
+
+def check_socket_free(path: str, option: str) -> None:
+    """Raise `ConfigError` unless a server may listen at ``path``: its directory is private, and no server does yet.
+
+    A socket that a killed server has left is no hindrance.
+    """
+    directory = Path(path).parent
+    try:
+        status = directory.stat()
+    except OSError as error:
+        raise ConfigError(f"{option}: {directory}: {error.strerror}") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
+        raise ConfigError(
+            f"{option}: {directory} has to be a directory of yours that other users cannot enter, or they could "
+            f"connect: mkdir -m 700, or chmod 700"
+        )
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno == errno.ECONNREFUSED and Path(path).is_socket():
+            return
+        raise ConfigError(f"{option}: cannot listen at {path}: {error.strerror}") from error
+    raise ConfigError(f"{option}: cannot listen at {path}: another server does")
+
+
+def _remove(path: str, lock: int, pid: int) -> None:
+    if os.getpid() == pid:  # and not a process forked from it
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove what processes of this user have left that were killed."""
+    for path in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), _unused(path):
+            shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def _unused(path: Path) -> Iterator[None]:
+    """Lock a directory; OSError where it is in use, or not one to be removed."""
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(lock)
+        if status.st_uid != os.geteuid() or status.st_mtime > time.time() - _YOUNG_S:
+            raise PermissionError(errno.EPERM, "not left behind")
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(lock)

@@ -1,0 +1,209 @@
+"""The calls of the vertex: one frozen dataclass a call, one a reply.
+
+These are the contract between the rules (`ftlayer.vertex.rules`), the service that carries them and its
+clients. A call that changes the vertex travels in an envelope with (client, sequence); see
+`Envelope`. Arrays are NumPy, ids are uint64, times are milliseconds, ``payload`` is an Arrow record
+batch that the vertex does not look into.
+
+Names:
+  stream    what a source's records are filed under: ``"<query>/<source>"`` for a wrapped source,
+            ``"ingest/<name>"`` for an ingest, ``"<job>/<source>"`` for a topology. A stream lives on one
+            shard.
+  query     the stable name of a wrapped query (it survives restarts)
+  epoch     handed out by `OpenQuery`; calls of an older epoch are refused with `StaleOwnerError`
+  owner     the run of a topology that a call is of, "" for no topology's: after `ClaimJob` by another run it is
+            refused with `StaleOwnerError`
+  offset    position in a stream's delivery log: the number of rows ever made deliverable before it
+"""
+
+from __future__ import annotations
+
+from ftlayer.vertex.calls.batches import (
+    BatchBegun,
+    BatchState,
+    BeginBatch,
+    Commit,
+    Committed,
+    Deliverable,
+    DeliverableUpTo,
+    EmittedRows,
+    OpenQuery,
+    QueryOpened,
+    QueryStatus,
+    QueryStatusCall,
+    ReadDeliveries,
+    Report,
+    Reseal,
+    Seal,
+    Sealed,
+    SealedRows,
+)
+from ftlayer.vertex.calls.common import (
+    I32,
+    U64,
+    Envelope,
+    EventIds,
+    Failure,
+    RecordBatches,
+    Records,
+    StreamCircuit,
+    StreamOptions,
+)
+from ftlayer.vertex.calls.operating import (
+    Changed,
+    CircuitsReported,
+    Cursor,
+    Explain,
+    Explained,
+    GetCursor,
+    ListRecords,
+    OwedId,
+    Purge,
+    PutCursor,
+    RecordInfo,
+    RecordList,
+    ReportCircuits,
+    Requeue,
+    Stats,
+    StatsReply,
+)
+from ftlayer.vertex.calls.streams import (
+    ClaimJob,
+    JobClaimed,
+    OpenStream,
+    Recall,
+    Recalled,
+    StreamOpened,
+    StreamStatus,
+    StreamStatusCall,
+    TakeReplays,
+)
+from ftlayer.vertex.calls.tracking import (
+    Accepted,
+    Fail,
+    Failed,
+    Ingest,
+    Persist,
+    SourcePosition,
+    Touch,
+    Touched,
+    Xor,
+    Xored,
+)
+
+__all__ = [
+    "I32",
+    "U64",
+    "Accepted",
+    "BatchBegun",
+    "BatchState",
+    "BeginBatch",
+    "Call",
+    "Changed",
+    "CircuitsReported",
+    "ClaimJob",
+    "Commit",
+    "Committed",
+    "Cursor",
+    "Deliverable",
+    "DeliverableUpTo",
+    "EmittedRows",
+    "Envelope",
+    "EventIds",
+    "Explain",
+    "Explained",
+    "Fail",
+    "Failed",
+    "Failure",
+    "GetCursor",
+    "Ingest",
+    "JobClaimed",
+    "ListRecords",
+    "MutatingCall",
+    "OpenQuery",
+    "OpenStream",
+    "OwedId",
+    "Persist",
+    "Purge",
+    "PutCursor",
+    "QueryOpened",
+    "QueryStatus",
+    "QueryStatusCall",
+    "ReadDeliveries",
+    "ReadingCall",
+    "Recall",
+    "Recalled",
+    "RecordBatches",
+    "RecordInfo",
+    "RecordList",
+    "Records",
+    "Reply",
+    "Report",
+    "ReportCircuits",
+    "Requeue",
+    "Reseal",
+    "Seal",
+    "Sealed",
+    "SealedRows",
+    "SourcePosition",
+    "Stats",
+    "StatsReply",
+    "StreamCircuit",
+    "StreamOpened",
+    "StreamOptions",
+    "StreamStatus",
+    "StreamStatusCall",
+    "TakeReplays",
+    "Touch",
+    "Touched",
+    "Xor",
+    "Xored",
+]
+
+MutatingCall = (
+    Persist
+    | Ingest
+    | Xor
+    | Fail
+    | Touch
+    | ClaimJob
+    | OpenStream
+    | TakeReplays
+    | Recall
+    | OpenQuery
+    | BeginBatch
+    | Seal
+    | Reseal
+    | Commit
+    | Requeue
+    | Purge
+    | PutCursor
+    | Deliverable
+    | ReportCircuits
+)
+ReadingCall = ReadDeliveries | StreamStatusCall | QueryStatusCall | ListRecords | GetCursor | Explain | Stats
+Call = MutatingCall | ReadingCall
+
+Reply = (
+    Accepted
+    | Xored
+    | Failed
+    | Touched
+    | JobClaimed
+    | StreamOpened
+    | RecordBatches
+    | Recalled
+    | StreamStatus
+    | QueryOpened
+    | DeliverableUpTo
+    | BatchBegun
+    | Sealed
+    | Committed
+    | QueryStatus
+    | RecordList
+    | Explained
+    | Changed
+    | Cursor
+    | StatsReply
+    | CircuitsReported
+)

@@ -1,0 +1,115 @@
+"""Calls about a topology and its whole streams: claim it, open them, take or force replays, ask what is left to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ftlayer.circuit import CircuitStatus
+from ftlayer.vertex.calls.common import StreamOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimJob:
+    """Take a topology over for a new run: earlier runs are fenced off from here on, durably.
+
+    Calls about a stream of the job that name another run as their ``owner`` are refused with `StaleOwnerError`. Those
+    that name none are not checked.
+    """
+
+    job: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobClaimed:
+    """Reply to `ClaimJob`: the run that had claimed the job before, "" if none had."""
+
+    previous: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """Declare a stream and its options (idempotent; new options replace the old ones)."""
+
+    stream: str
+    options: StreamOptions = field(default_factory=StreamOptions)
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened:
+    """Reply to `OpenStream`: where each source partition is to go on reading.
+
+    ``exact``: the vertex keeps every id, so that `EventIds` are worth sending.
+    """
+
+    incarnation: int
+    positions: dict[str, bytes]
+    exact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeReplays:
+    """Take up to ``limit`` due replays of a stream that is pushed (not read by offset); registers them.
+
+    Each is registered with its root id as its one copy's record id.
+    """
+
+    stream: str
+    limit: int
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Make every pending root of these streams due for replay at once: the slots that worked on them may be gone.
+
+    Their roots leave the tracker (late events are ignored), and the attempt that ends is not counted. What has
+    failed or timed out already is left as it is. The streams are of one job; an unknown one is an error.
+    Not covered: a `Persist` that is answered later; its rows are pending from then on. (One of a run that has lost
+    the job is refused.)
+    """
+
+    streams: tuple[str, ...]
+    incarnation: int
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """Reply to `Recall`: how many rows it made due."""
+
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatusCall:
+    """What is still to do for these streams of one job?"""
+
+    streams: tuple[str, ...]
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """Reply to `StreamStatusCall`: sums over the streams.
+
+    ``pending`` roots are registered and not complete, ``due`` can be taken now (`TakeReplays`), ``waiting``
+    have their pause still to go (``next_due_in_ms``, -1 when nothing is due or waits), ``dead`` are dead
+    letters. Of the records of a stream whose pause is over, 10,000 at most are counted as ``due``, the rest
+    as ``waiting``; so are all those that a circuit breaker holds. ``done`` counts what completed since the vertex's
+    start. ``circuits`` are the breakers of these streams by name.
+    """
+
+    pending: int
+    due: int
+    waiting: int
+    dead: int
+    next_due_in_ms: int
+    done: int = 0
+    circuits: dict[str, CircuitStatus] = field(default_factory=dict)
+
+    @property
+    def drained(self) -> bool:
+        """Whether a bounded job could end."""
+        return not (self.pending or self.due or self.waiting)

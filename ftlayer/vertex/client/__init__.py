@@ -1,0 +1,1 @@
+"""Clients of the vertex: single calls, and pipelines of numbered ones."""

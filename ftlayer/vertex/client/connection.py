@@ -1,0 +1,162 @@
+"""One client's connection to a vertex: made late, made again after a failure, never carried over a fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from ftlayer.checks import check_bytes
+from ftlayer.config import check_token
+from ftlayer.errors import (
+    ConfigError,
+    FTLayerError,
+    UnauthorizedError,
+    UnsupportedError,
+    VertexUnavailableError,
+)
+from ftlayer.transport.address import parse_address
+from ftlayer.vertex.wire.frames import decode_reply
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.02
+LONGEST_PAUSE_S = 0.5
+
+# gRPC keeps threads and locks that a fork does not copy. Set by the first connection of a process.
+_grpc_process: int | None = None
+
+
+def monotonic_ms() -> int:
+    """Return the monotone clock in milliseconds."""
+    return time.monotonic_ns() // 1_000_000
+
+
+class Connection:
+    """Where a vertex is and how it is talked to. Any thread may use it.
+
+    ``address`` is ``"grpc://host:port"``, ``"grpc+tls://host:port"`` or ``"grpc+unix:///path"``; ``root_certs`` the PEM
+    that the vertex's certificate is verified by (None: the system's), ``client_pem`` the certificate and the key that
+    are shown to a vertex that asks for one.
+    """
+
+    def __init__(
+        self, address: str, token: str, root_certs: bytes | None, client_pem: bytes | None = None
+    ) -> None:
+        """Check the arguments (`ConfigError`); connects to nothing yet."""
+        where = parse_address(address, "address")
+        way_out = "grpc+tls://host:port" if where.path else f"grpc+tls://{where.listen}"
+        if not where.tls and not where.is_here:
+            raise ConfigError(f"address: the token would cross the network unencrypted; use {way_out}")
+        if not where.tls and root_certs is not None:
+            raise ConfigError(f"address: with root_certs use {way_out}")
+        if not where.tls and client_pem is not None:
+            raise ConfigError(f"address: with client_pem use {way_out}")
+        check_bytes(root_certs, "root_certs")
+        check_token(token)
+        self.address = address
+        self.token = token
+        self.root_certs = root_certs
+        self.client_pem = client_pem
+        self._is_here = where.is_here
+        self._lock = threading.Lock()
+        self._client: flight.FlightClient | None = None
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> tuple[type[Connection], tuple[str, str, bytes | None, bytes | None]]:
+        return Connection, (self.address, self.token, self.root_certs, self.client_pem)
+
+    def client(self) -> flight.FlightClient:
+        """Return the Flight client; made on the first call of a process, without waiting for the vertex."""
+        with self._lock:
+            self.check_process()
+            if self._client is None:
+                self._client = self._connect()
+            return self._client
+
+    def check_process(self) -> None:
+        """Raise `UnsupportedError` in a process forked from one that has used gRPC: it would hang."""
+        global _grpc_process
+        pid = os.getpid()
+        if _grpc_process not in (None, pid):
+            raise UnsupportedError(
+                f"process {pid} was forked from process {_grpc_process} after that had talked to a vertex, "
+                "which gRPC does not survive: fork before the first call, or start processes with 'spawn'"
+            )
+        _grpc_process = pid
+        if self._pid != pid:
+            self._pid, self._client = pid, None
+
+    def options(self, timeout_s: float | None) -> flight.FlightCallOptions:
+        """Return what goes with every request; ``timeout_s`` None is for streams."""
+        return flight.FlightCallOptions(
+            timeout=timeout_s, headers=[(b"authorization", f"Bearer {self.token}".encode())]
+        )
+
+    def close(self) -> None:
+        """Give the connection up; a later call makes another."""
+        with self._lock:
+            if self._client is not None and self._pid == os.getpid():
+                self._client.close()
+            self._client = None
+
+    def _connect(self) -> flight.FlightClient:
+        options: list[tuple[str, int]] = [
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 1_000),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+            # Or a client made anew would share the backoff of the one before it.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if self._is_here:
+            options.append(("grpc.enable_http_proxy", 0))
+        return flight.FlightClient(
+            self.address,
+            tls_root_certs=self.root_certs,
+            # Both are in it; each is found by its name.
+            cert_chain=self.client_pem,
+            private_key=self.client_pem,
+            generic_options=options,
+        )
+
+
+def vertex_error(error: BaseException) -> FTLayerError | None:
+    """Return the vertex's own error in an exception of Flight; None where the transport failed."""
+    if isinstance(error, flight.FlightError) and error.extra_info:
+        answer, _ = decode_reply(error.extra_info)
+        if isinstance(answer, VertexUnavailableError):
+            return None
+        if isinstance(answer, FTLayerError):
+            return answer
+    if isinstance(error, flight.FlightUnauthenticatedError):
+        return UnauthorizedError(str(error))
+    return None
+
+
+def retried(attempt: Callable[[float], T], what: str, address: str, deadline_ms: int) -> T:
+    """Call ``attempt(seconds left)`` until it answers; what the vertex refuses is raised at once.
+
+    Raises `VertexUnavailableError` with the last failure when ``deadline_ms`` (monotone) has passed.
+    """
+    pause = FIRST_PAUSE_S
+    while True:
+        left = (deadline_ms - monotonic_ms()) / 1_000
+        try:
+            return attempt(max(left, 0.001))
+        except (pa.ArrowException, OSError, VertexUnavailableError) as error:
+            refusal = vertex_error(error)
+            if refusal is not None:
+                raise refusal from None
+            left = (deadline_ms - monotonic_ms()) / 1_000
+            if left <= pause:
+                raise VertexUnavailableError(
+                    f"{what}: no answer from the vertex at {address} before the deadline; "
+                    f"last failure: {error}"
+                ) from error
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)

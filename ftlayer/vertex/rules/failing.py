@@ -1,0 +1,98 @@
+"""Rows that fail leave their segment: to wait for a replay, or dead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftlayer.clock import Now
+from ftlayer.records.failure_columns import split_traceback
+from ftlayer.store import failed
+from ftlayer.store.failed import FailedRecord, FailedTable
+from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.rows import U64, StoredBatch
+from ftlayer.store.streams import put_asked_pause_ms
+from ftlayer.store.texts import SHARED_FROM
+from ftlayer.vertex.rules.live import by_segment
+from ftlayer.vertex.rules.retry import MAX_TRACEBACK, Cause, cut, extended, held, next_attempt
+from ftlayer.vertex.rules.state import ShardState
+from ftlayer.vertex.rules.streams import Stream
+
+
+class Failing:
+    """Moves failed rows, in the transaction in which they leave their segment."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+
+    def move_tracked(
+        self, txn: WriteTransaction, roots: U64, locations: U64, causes: Sequence[Cause], now: Now
+    ) -> tuple[dict[int, bytes], int]:
+        """Move rows of tracked segments; ``roots`` are the ids of the attempts that ended.
+
+        Returns the keys of those that wait now, by root, and how many are dead. Rows that had moved before
+        count as neither.
+        """
+        waiting: dict[int, bytes] = {}
+        dead = 0
+        for segment, rows, positions in by_segment(locations):
+            live = self._state.live.get(segment)
+            new = self._state.live.finish(segment, rows)
+            if live is None or not new.any():
+                continue
+            rows, positions = rows[new], positions[new]
+            live.stream.in_flight -= len(rows)
+            taken = self._state.segments.rows(txn, segment, rows).with_roots(roots[positions])
+            of_these = self._causes(live.stream, roots[positions], [causes[at] for at in positions], now)
+            for row, (position, cause) in enumerate(zip(positions.tolist(), of_these, strict=True)):
+                key = self.move(txn, live.stream, taken, row, cause, now)
+                if key is None:
+                    dead += 1
+                else:
+                    waiting[int(roots[position])] = key
+            self._state.live.write_segment(txn, segment)
+        return waiting, dead
+
+    def _causes(self, stream: Stream, roots: U64, causes: list[Cause], now: Now) -> list[Cause]:
+        """Tell the stream's circuit breakers; return the causes as they count then."""
+        if not self._state.circuits.ended(stream, roots.tolist(), causes, now.mono_ms):
+            return causes
+        return [held(cause) for cause in causes]
+
+    def move(
+        self, txn: WriteTransaction, stream: Stream, rows: StoredBatch, row: int, cause: Cause, now: Now
+    ) -> bytes | None:
+        """Store one failed row by itself; return its key if it waits, None if it is dead."""
+        info = rows.info
+        origin, attempt = int(info.origins[row]), int(info.attempts[row])
+        retry = next_attempt(stream.options, origin, attempt, cause, wall_ms=now.wall_ms)
+        digest, body = self._state.payloads.write(txn, rows.payload.slice(row, 1))
+        hashes, flat = failed.hashes_of(info.key_hashes, row)
+        frames, last_line = split_traceback(cut(cause.traceback, MAX_TRACEBACK))
+        shared = len(frames) >= SHARED_FROM
+        record = FailedRecord(
+            root=int(info.roots[row]),
+            origin=origin,
+            attempt=retry.attempt if retry else attempt,
+            key_hashes=hashes,
+            flat_hashes=flat,
+            history=extended(info.history(row), now.wall_ms, cause),
+            frames=self._state.group.texts.hold(frames) if shared else b"",
+            last_line=last_line if shared else frames + last_line,
+            digest=digest,
+            body=bytes(body),
+        )
+        if retry and (cause.after_ms or 0) > stream.longest_pause_ms:
+            stream.asked_pause_ms = cause.after_ms or 0
+            put_asked_pause_ms(txn, stream.number, stream.asked_pause_ms)
+        if retry is None:
+            stream.died_ms = max(stream.died_ms, now.wall_ms)
+        time_ms = retry.not_before_ms if retry else stream.died_ms
+        key = failed.key_of(stream.number, time_ms, self._state.new_serial())
+        if retry is None:
+            failed.put(txn, FailedTable.DEAD, key, record)
+            stream.dead += 1
+            self._state.counters.dead += 1
+            return None
+        failed.put(txn, FailedTable.WAITING, key, record)
+        stream.waiting += 1
+        return key

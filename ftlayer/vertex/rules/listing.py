@@ -1,0 +1,162 @@
+"""Records as an operator sees them, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ftlayer.errors import MalformedRequestError
+from ftlayer.store import failed, texts
+from ftlayer.store.failed import FailedTable
+from ftlayer.store.kv import ReadTransaction
+from ftlayer.store.rows import StoredBatch
+from ftlayer.store.segments import Mask
+from ftlayer.store.streams import get_bounds, log_entries
+from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList
+from ftlayer.vertex.rules.state import ShardState
+from ftlayer.vertex.rules.streams import Stream
+
+MAX_PAGE = 10_000
+
+# Keys of waiting records: due rows of segments come first, then those of the table.
+_IN_SEGMENT, _IN_TABLE = b"s", b"w"
+
+
+class Listing:
+    """`ListRecords`. Every record is in one state; rows due after a restart are listed as waiting."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+
+    def records(self, txn: ReadTransaction, call: ListRecords) -> RecordList:
+        """Return a page of records."""
+        if not 1 <= call.limit <= MAX_PAGE:
+            raise MalformedRequestError(f"limit: expected 1 to {MAX_PAGE}, got {call.limit}")
+        stream = None
+        if call.stream:
+            stream = self._state.find_stream(call.stream)
+            if stream is None:
+                return RecordList((), b"")
+        found: list[RecordInfo] = []
+        for record in self._from(txn, call.state, stream, call.after):
+            if len(found) == call.limit:
+                return RecordList(tuple(found), found[-1].key)
+            found.append(record)
+        return RecordList(tuple(found), b"")
+
+    def _from(
+        self, txn: ReadTransaction, state: str, stream: Stream | None, after: bytes
+    ) -> Iterator[RecordInfo]:
+        match state:
+            case "pending":
+                return self._tracked(txn, state, stream, after, b"")
+            case "waiting":
+                return self._waiting(txn, stream, after)
+            case "dead":
+                return self._failed(txn, FailedTable.DEAD, stream, after, b"")
+            case "delivery":
+                return self._delivery(txn, stream, after)
+        raise MalformedRequestError(
+            f'state: expected "pending", "waiting", "delivery" or "dead", got {state!r}'
+        )
+
+    def _waiting(self, txn: ReadTransaction, stream: Stream | None, after: bytes) -> Iterator[RecordInfo]:
+        if not after.startswith(_IN_TABLE):
+            yield from self._tracked(txn, "waiting", stream, after[1:], _IN_SEGMENT)
+            after = b""
+        yield from self._failed(txn, FailedTable.WAITING, stream, after[1:], _IN_TABLE)
+
+    def _tracked(
+        self, txn: ReadTransaction, state: str, stream: Stream | None, after: bytes, prefix: bytes
+    ) -> Iterator[RecordInfo]:
+        """List rows of tracked segments: those that are due, or those that somebody works on."""
+        due = self._due()
+        for sequence, live in self._state.live.items():
+            start = sequence.to_bytes(8, "big")
+            if (stream is not None and live.stream is not stream) or start < after[:8]:
+                continue
+            is_due = due.get(sequence, np.zeros(len(live.done), np.bool_))
+            which = np.flatnonzero(~live.done & (is_due if state == "waiting" else ~is_due))
+            rows = self._state.segments.rows(txn, sequence, which)
+            rows = rows.with_roots(live.roots(which, rows.info.roots))
+            for index, row in enumerate(which.tolist()):
+                key = start + row.to_bytes(4, "big")
+                if key > after:
+                    yield _info(prefix + key, live.stream.name, state, rows, index)
+
+    def _due(self) -> dict[int, Mask]:
+        due: dict[int, Mask] = {}
+        for stream in self._state.streams.values():
+            for sequence, rows in stream.due:
+                live = self._state.live.get(sequence)
+                if live is not None:
+                    due.setdefault(sequence, np.zeros(len(live.done), np.bool_))[rows] = True
+        return due
+
+    def _failed(
+        self, txn: ReadTransaction, table: FailedTable, stream: Stream | None, after: bytes, prefix: bytes
+    ) -> Iterator[RecordInfo]:
+        start, stop = b"", None
+        if stream is not None:
+            start, stop = stream.number.to_bytes(4, "big"), (stream.number + 1).to_bytes(4, "big")
+        for key, value in txn.scan(table, max(start, after + b"\0" if after else b""), stop):
+            key = bytes(key)
+            if key in self._state.cancelled:
+                continue
+            record = failed.decode(value)
+            _, reason, operator = record.history[-1] if record.history else (0, "", "")
+            yield RecordInfo(
+                key=prefix + key,
+                stream=self._state.numbers[failed.stream_of(key)].name,
+                state=str(table),
+                root=record.root,
+                origin=record.origin,
+                attempt=record.attempt,
+                not_before_ms=failed.time_of(key) if table is FailedTable.WAITING else 0,
+                reason=reason,
+                operator=operator,
+                traceback=texts.read(txn, record.frames) + record.last_line,
+                history=record.history,
+                payload=self._state.payloads.read(txn, record.digest, record.body),
+            )
+
+    def _delivery(self, txn: ReadTransaction, stream: Stream | None, after: bytes) -> Iterator[RecordInfo]:
+        streams = (
+            sorted(self._state.streams.values(), key=lambda each: each.number) if stream is None else [stream]
+        )
+        for each in streams:
+            bounds = get_bounds(txn, each.number)
+            prefix = each.number.to_bytes(4, "big")
+            start = bounds.committed
+            if after[:4] == prefix:
+                start = max(start, int.from_bytes(after[4:], "big") + 1)
+            elif prefix < after[:4]:
+                continue
+            for entry in log_entries(txn, each.number, start, bounds.next):
+                which = np.arange(max(start - entry.start, 0), entry.rows)
+                rows = self._state.segments.rows(txn, entry.segment, which)
+                for index, row in enumerate(which.tolist()):
+                    yield _info(
+                        prefix + (entry.start + row).to_bytes(8, "big"), each.name, "delivery", rows, index
+                    )
+
+
+def _info(key: bytes, stream: str, state: str, rows: StoredBatch, row: int) -> RecordInfo:
+    info = rows.info
+    history = info.history(row)
+    _, reason, operator = history[-1] if history else (0, "", "")
+    return RecordInfo(
+        key=key,
+        stream=stream,
+        state=state,
+        root=int(info.roots[row]),
+        origin=int(info.origins[row]),
+        attempt=int(info.attempts[row]),
+        not_before_ms=0,
+        reason=reason,
+        operator=operator,
+        traceback="",
+        history=history,
+        payload=rows.payload.slice(row, 1),
+    )

@@ -1,0 +1,153 @@
+"""The rows of tracked segments that are not done: marked at array speed, written down later.
+
+A tracker's *location* is ``segment << 20 | row``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.rows import I64, U64
+from ftlayer.store.segments import Mask, Segments
+
+if TYPE_CHECKING:
+    from ftlayer.vertex.rules.streams import Stream
+
+ROW_BITS = 20
+MAX_ROWS = 1 << ROW_BITS
+"""At most this many rows in a segment."""
+
+_ROW_MASK = np.uint64(MAX_ROWS - 1)
+_SHIFT = np.uint64(ROW_BITS)
+
+
+@dataclass(slots=True)
+class LiveSegment:
+    """A segment with rows that are not done.
+
+    ``fresh``, uint64[n], has the root id under which each row was handed out last in this incarnation; 0: its root
+    is the stored one. None: none was.
+    """
+
+    stream: Stream
+    done: Mask
+    left: int
+    fresh: U64 | None = None
+
+    def hand_out(self, rows: I64, roots: U64) -> None:
+        """Note the fresh roots of ``rows`` (int64[m])."""
+        if self.fresh is None:
+            self.fresh = np.zeros(len(self.done), np.uint64)
+        self.fresh[rows] = roots
+
+    def roots(self, rows: I64, stored: U64) -> U64:
+        """Return the roots of ``rows`` now, whose stored ones are ``stored``."""
+        if self.fresh is None:
+            return stored
+        return np.where(self.fresh[rows] != 0, self.fresh[rows], stored)
+
+
+class LiveSegments:
+    """All tracked segments in memory. What changes here is written by `write_segment` and `flush`."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._live: dict[int, LiveSegment] = {}
+        self._dirty: set[int] = set()
+        self._finished: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def add(self, sequence: int, stream: Stream, done: Mask) -> None:
+        """Follow a segment's rows, those of ``done`` (bool[n]) left out."""
+        left = len(done) - int(np.count_nonzero(done))
+        if left:
+            self._live[sequence] = LiveSegment(stream, done, left)
+        else:
+            self._finished.add(sequence)
+
+    def get(self, sequence: int) -> LiveSegment | None:
+        """Return a segment that has rows left."""
+        return self._live.get(sequence)
+
+    def items(self) -> list[tuple[int, LiveSegment]]:
+        """Return all segments with rows left, in order."""
+        return sorted(self._live.items())
+
+    def finish(self, sequence: int, rows: I64) -> Mask:
+        """Mark ``rows`` (int64[m], distinct) of a segment as done; return which were not before, bool[m]."""
+        live = self._live.get(sequence)
+        if live is None:
+            return np.zeros(len(rows), np.bool_)
+        new: Mask = ~live.done[rows]
+        live.done[rows] = True
+        live.left -= int(np.count_nonzero(new))
+        if live.left:
+            self._dirty.add(sequence)
+        else:
+            del self._live[sequence]
+            self._dirty.discard(sequence)
+            self._finished.add(sequence)
+        return new
+
+    def write_segment(self, txn: WriteTransaction, sequence: int) -> None:
+        """Write down what is done of one segment: rows that moved must leave in the transaction they move
+        in.
+        """
+        if sequence in self._finished:
+            self._finished.discard(sequence)
+            self._segments.delete(txn, sequence)
+        elif sequence in self._dirty:
+            self._dirty.discard(sequence)
+            self._segments.put_done(txn, sequence, self._live[sequence].done)
+
+    def flush(self, txn: WriteTransaction) -> None:
+        """Write down everything that is done."""
+        for sequence in sorted(self._finished | self._dirty):
+            self.write_segment(txn, sequence)
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether `flush` has something to do."""
+        return bool(self._finished or self._dirty)
+
+
+def locations_of(sequence: int, rows: int) -> U64:
+    """Return the locations of all rows of a segment, uint64[rows]."""
+    first = sequence << ROW_BITS
+    return np.arange(first, first + rows, dtype=np.uint64)
+
+
+def locate(sequence: int, rows: I64) -> U64:
+    """Return the locations of some rows (int64[m]) of a segment."""
+    return rows.astype(np.uint64) | np.uint64(sequence << ROW_BITS)
+
+
+def by_segment(locations: U64) -> Iterator[tuple[int, I64, I64]]:
+    """Group locations: yield (segment, rows int64[m], positions int64[m] in ``locations``) for each
+    segment.
+    """
+    if not len(locations):
+        return
+    segments = locations >> _SHIFT
+    rows = (locations & _ROW_MASK).astype(np.int64)
+    first = segments.min()
+    span = int(segments.max() - first)
+    if span == 0:
+        yield int(first), rows, np.arange(len(rows))
+        return
+    # NumPy sorts 16-bit numbers by radix, ten times as fast as the 64-bit ones.
+    keys = (segments - first).astype(np.uint16) if span < 1 << 16 else segments
+    order = np.argsort(keys, kind="stable")
+    sorted_keys = keys[order]
+    cuts = [0, *(np.flatnonzero(sorted_keys[1:] != sorted_keys[:-1]) + 1).tolist(), len(order)]
+    for start, stop in pairwise(cuts):
+        positions = order[start:stop]
+        yield int(segments[positions[0]]), rows[positions], positions

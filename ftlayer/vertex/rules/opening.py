@@ -1,0 +1,78 @@
+"""Declaring streams and taking queries over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ftlayer.errors import MalformedRequestError, StaleOwnerError
+from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.queries import QueryRecord, all_queries, get_query, put_query
+from ftlayer.store.streams import all_positions, next_stream_number
+from ftlayer.vertex.calls import OpenQuery, OpenStream, QueryOpened, StreamOpened, StreamOptions
+from ftlayer.vertex.rules.retry import check_timeout
+from ftlayer.vertex.rules.state import MAX_STREAM_BYTES, ShardState, check_stream_name
+from ftlayer.vertex.rules.streams import Stream
+
+
+class Opening:
+    """`OpenStream` and `OpenQuery`."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._state = state
+
+    def stream(self, txn: WriteTransaction, call: OpenStream) -> StreamOpened:
+        """Declare a stream, or give it new options."""
+        self._state.owners.check([call.stream], call.owner)
+        check_timeout(call.options, self._state.options.buckets)
+        stream = self._declare(txn, call.stream, call.options)
+        return StreamOpened(self._state.incarnation, all_positions(txn, stream.number), self._state.exact)
+
+    def query(self, txn: WriteTransaction, call: OpenQuery) -> QueryOpened:
+        """Take a query over: a new epoch, which owns ``call.streams`` and no others."""
+        state = self._state
+        check_timeout(call.options, state.options.buckets)
+        if not 1 <= len(call.query.encode()) <= MAX_STREAM_BYTES:
+            raise MalformedRequestError(
+                f"query {call.query!r}: expected a name of 1 to {MAX_STREAM_BYTES} bytes"
+            )
+        for name in call.streams:
+            check_stream_name(name)
+            stream = state.find_stream(name)
+            if stream is not None and stream.query not in ("", call.query):
+                raise StaleOwnerError(
+                    f"stream {name!r} belongs to query {stream.query!r}; a stream is read by one query: stop "
+                    "that one and start it again without the stream, or give this query another one"
+                )
+        record = get_query(txn, call.query)
+        if record is None:
+            number = 1 + max((other.number for _, other in all_queries(txn)), default=0)
+            record = QueryRecord(number, 0, call.run, ())
+        for name in set(record.streams) - set(call.streams):
+            self._own(txn, state.stream(name), "")
+        for name in call.streams:
+            self._own(txn, self._declare(txn, name, call.options), call.query)
+        record = replace(record, epoch=record.epoch + 1, run=call.run, streams=call.streams)
+        put_query(txn, call.query, record)
+        return QueryOpened(
+            record.epoch,
+            state.incarnation,
+            record.last_sealed,
+            record.last_committed,
+            state.options.shard,
+            state.options.shards,
+            state.exact,
+        )
+
+    def _declare(self, txn: WriteTransaction, name: str, options: StreamOptions) -> Stream:
+        check_stream_name(name)
+        stream = self._state.find_stream(name)
+        if stream is None:
+            stream = Stream(name, next_stream_number(txn), options)
+        stream.options = options
+        stream.write(txn)
+        self._state.add_stream(stream)
+        return stream
+
+    def _own(self, txn: WriteTransaction, stream: Stream, query: str) -> None:
+        stream.query = query
+        stream.write(txn)

@@ -1,0 +1,108 @@
+"""When a failed record is tried again, and what is kept of its failure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ftlayer.errors import MalformedRequestError
+from ftlayer.store.batches import StoredFailure
+from ftlayer.store.rows import History
+from ftlayer.vertex.calls import Failure, StreamOptions
+
+MAX_REASON = 1_024  # characters
+MAX_OPERATOR = 256  # characters
+MAX_TRACEBACK = 8_192  # characters: some 100 frames, of which the first and the last tell most
+MAX_HISTORY = 16  # failed attempts; the first and the newest are kept
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why an attempt ended."""
+
+    reason: str
+    operator: str = ""
+    traceback: str = ""
+    fatal: bool = False
+    after_ms: int | None = None
+    uses_attempt: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The next attempt: its number, and the wall time (ms) before which it does not begin."""
+
+    attempt: int
+    not_before_ms: int
+
+
+def cause_of(failure: Failure | StoredFailure) -> Cause:
+    """Return why an attempt ended."""
+    return Cause(
+        failure.reason,
+        failure.operator,
+        failure.traceback,
+        failure.fatal,
+        failure.after_ms,
+        failure.uses_attempt,
+    )
+
+
+def held(cause: Cause) -> Cause:
+    """Return the cause as it counts while a circuit breaker holds records: it is the breaker that makes the pause."""
+    return replace(cause, uses_attempt=False, after_ms=cause.after_ms or 0)
+
+
+def next_attempt(
+    options: StreamOptions, origin: int, attempt: int, cause: Cause, *, wall_ms: int
+) -> Retry | None:
+    """Return what follows when ``attempt`` failed at ``wall_ms``; None when the record is dead.
+
+    The pause is the same whenever it is computed for one record and attempt: its random share is a hash of
+    both. A pause that the failure itself asks for is kept as it is.
+    """
+    most = options.max_attempts
+    if cause.fatal or (cause.uses_attempt and most is not None and attempt >= most):
+        return None
+    following = attempt + cause.uses_attempt
+    if cause.after_ms is not None:
+        return Retry(following, wall_ms + cause.after_ms)
+    pause = options.backoff_ms[min(attempt, len(options.backoff_ms)) - 1] if options.backoff_ms else 0
+    drawn = _hash64(origin, attempt) / 2**64
+    return Retry(following, wall_ms + round(pause * (1 - options.jitter * drawn)))
+
+
+def extended(history: History, wall_ms: int, cause: Cause) -> History:
+    """Return ``history`` with one more failed attempt, cut to `MAX_HISTORY`."""
+    entry = (wall_ms, cut(cause.reason, MAX_REASON), cut(cause.operator, MAX_OPERATOR))
+    if len(history) >= MAX_HISTORY:
+        history = history[:1] + history[len(history) - MAX_HISTORY + 2 :]
+    return (*history, entry)
+
+
+def cut(text: str, limit: int) -> str:
+    """Return ``text`` with at most ``limit`` characters; what is left out of its middle is counted there."""
+    if len(text) <= limit:
+        return text
+    note = f"\n[… about {len(text) - limit} characters left out …]\n"
+    kept = limit - len(note)
+    head = kept // 2
+    return text[:head] + note + text[len(text) - (kept - head) :]
+
+
+def check_timeout(options: StreamOptions, buckets: int) -> None:
+    """Raise `MalformedRequestError` for a timeout that cannot be cut into the vertex's buckets."""
+    if options.timeout_ms < buckets - 1:
+        raise MalformedRequestError(
+            f"options.timeout_ms: expected at least {buckets - 1} ms of a vertex with timeout_buckets={buckets}, got "
+            f"{options.timeout_ms}"
+        )
+
+
+def _hash64(origin: int, attempt: int) -> int:
+    """Mix two numbers to 64 bits with SplitMix64's finalizer (Steele, Lea, Flood, 2014)."""
+    value = (origin + attempt * 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)

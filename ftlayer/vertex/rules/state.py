@@ -1,0 +1,215 @@
+"""The memory that all rules of a shard work on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ftlayer.acker import AckerTable, ExactTracker, Roots, Tracker
+from ftlayer.errors import MalformedRequestError, ProtocolError, StaleIncarnationError
+from ftlayer.records.ids import root_ids, shard_bits
+from ftlayer.store.payloads import Payloads
+from ftlayer.store.rows import U64
+from ftlayer.store.segments import Segments
+from ftlayer.store.texts import TextChanges
+from ftlayer.vertex.calls import Envelope, Reply
+from ftlayer.vertex.rules.circuits import Circuits
+from ftlayer.vertex.rules.early import EarlyFailures
+from ftlayer.vertex.rules.expiry import Schedules
+from ftlayer.vertex.rules.live import LiveSegments, by_segment
+from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.rules.owners import Owners
+from ftlayer.vertex.rules.streams import Stream
+
+
+@dataclass(slots=True)
+class Counters:
+    """Rows and events, counted since the start of this incarnation.
+
+    ``completed`` counts roots (emitted ones, and late ones that cancelled their replay too),
+    ``delivered_done`` the delivered rows that a commit finished. ``failed_explicit`` and ``timed_out``
+    count attempts that ended so, ``failed_sealed`` those that a batch's seal named. ``late_ignored`` are
+    events of unknown roots, ``orphans_dropped`` roots that were not registered after their early events,
+    ``recalled`` pending rows that became due at once (`Recall`).
+    """
+
+    persisted: int = 0
+    ingested: int = 0
+    registered: int = 0
+    completed: int = 0
+    delivered_done: int = 0
+    failed_explicit: int = 0
+    failed_sealed: int = 0
+    timed_out: int = 0
+    replayed: int = 0
+    dead: int = 0
+    requeued: int = 0
+    purged: int = 0
+    late_ignored: int = 0
+    cancelled_replays: int = 0
+    orphans_dropped: int = 0
+    duplicate_roots: int = 0
+    deduplicated_calls: int = 0
+    recovered: int = 0
+    recalled: int = 0
+
+
+MAX_STREAM_BYTES = 256
+
+
+@dataclass(slots=True)
+class Group:
+    """Effects of the calls of an open transaction that are not in memory yet.
+
+    It is dropped with its transaction. ``unconfirmed`` counts calls whose ``after`` did not run;
+    ``irrevocable`` says that one of them changed memory already, so that a lost transaction leaves memory
+    wrong.
+    """
+
+    replies: dict[Envelope, Reply] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    streams: dict[str, Stream] = field(default_factory=dict)
+    texts: TextChanges = field(default_factory=TextChanges)
+    unconfirmed: int = 0
+    irrevocable: bool = False
+
+    def add_rows(self, stream: str, rows: int) -> None:
+        """Count rows that will be in flight (negative: that now are)."""
+        self.rows[stream] = self.rows.get(stream, 0) + rows
+
+
+class ShardState:
+    """Memory of a shard, and the typed tables of its store."""
+
+    def __init__(self, options: LayerOptions, incarnation: int) -> None:
+        self.options = options
+        self.incarnation = incarnation
+        self.payloads = Payloads()
+        self.segments = Segments(self.payloads)
+        self.live = LiveSegments(self.segments)
+        self.tracker: Tracker = ExactTracker() if options.tracker == "exact" else AckerTable()
+        self.schedules = Schedules(options.buckets)
+        self.orphan_schedules = Schedules(options.buckets)
+        self.early = EarlyFailures()  # in buckets of `orphan_schedules`
+        self.owners = Owners()
+        self.circuits = Circuits()
+        self.streams: dict[str, Stream] = {}
+        self.numbers: dict[int, Stream] = {}
+        self.timed_out: dict[int, bytes] = {}  # root → key of its record in the table of waiting ones
+        self.cancelled: set[bytes] = set()  # keys of waiting records that completed late
+        self.counters = Counters()
+        self.next_segment = 0
+        self.group = Group()
+        self._serials = 0
+        # Drawn: what an earlier incarnation has given out may still come back in late events.
+        self._fresh_key = os.urandom(16)
+        self._fresh = 0
+
+    def fresh_roots(self, rows: int) -> U64:
+        """Return roots for rows that are sent again: none of them was given out before, nor will be again."""
+        self._fresh += rows
+        shard, shards = self.options.shard, self.options.shards
+        return root_ids(self._fresh_key, self._fresh - rows, rows, shard=shard, shards=shards)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the tracker keeps every id."""
+        return isinstance(self.tracker, ExactTracker)
+
+    def new_segment(self) -> int:
+        """Return the number of the next segment. Lost transactions leave gaps."""
+        self.next_segment += 1
+        return self.next_segment - 1
+
+    def new_serial(self) -> int:
+        """Return a number that tells two keys apart, in any incarnation."""
+        self._serials += 1
+        return self.incarnation << 32 | self._serials
+
+    def add_stream(self, stream: Stream) -> None:
+        """Make a stream known."""
+        self.streams[stream.name] = stream
+        self.numbers[stream.number] = stream
+        self.circuits.declare(stream)
+
+    def find_stream(self, name: str) -> Stream | None:
+        """Return a stream, one made by this transaction too; None if there is none."""
+        return self.streams.get(name) or self.group.streams.get(name)
+
+    def stream(self, name: str) -> Stream:
+        """Return a stream; `ProtocolError` if it is not declared."""
+        stream = self.find_stream(name)
+        if stream is None:
+            raise ProtocolError(f"stream {name!r} is unknown; declare it first (OpenStream, or OpenQuery)")
+        return stream
+
+    def bucket(self, stream: Stream, mono_ms: int) -> int:
+        """Return the bucket of roots of ``stream`` whose time starts now."""
+        return self.schedules.bucket(stream.options.timeout_ms, mono_ms)
+
+    def complete(self, complete: Roots, mono_ms: int) -> None:
+        """Take note of roots that completed: their rows are done, or their replay is cancelled."""
+        self.counters.completed += len(complete.roots)
+        for segment, rows, positions in by_segment(complete.locations):
+            live = self.live.get(segment)
+            new = self.live.finish(segment, rows)
+            finished = int(np.count_nonzero(new))
+            if live is not None:
+                live.stream.in_flight -= finished
+                live.stream.done += finished
+                self.circuits.done(live.stream, complete.roots[positions[new]], mono_ms)
+            if finished < len(rows):
+                for root in complete.roots[positions[~new]].tolist():
+                    self._cancel_replay(root)
+
+    def _cancel_replay(self, root: int) -> None:
+        """A row that is not in its segment any more, and whose root is still tracked, waits after a
+        timeout.
+        """
+        key = self.timed_out.pop(root)
+        self.cancelled.add(key)
+        stream = self.numbers[int.from_bytes(key[:4], "big")]
+        stream.waiting -= 1
+        stream.done += 1
+        self.counters.cancelled_replays += 1
+
+    def check_incarnation(self, incarnation: int) -> None:
+        """Raise `StaleIncarnationError` for a call meant for another incarnation."""
+        if incarnation != self.incarnation:
+            raise StaleIncarnationError(
+                f"the call is for incarnation {incarnation} of the vertex, this is {self.incarnation}; "
+                "what was pending is replayed under new ids: drop what you know of the old ones"
+            )
+
+    def check_roots(self, roots: U64, what: str) -> None:
+        """Raise `MalformedRequestError` unless ``roots`` are ids of this shard."""
+        if not len(roots):
+            return
+        if np.count_nonzero(roots) != roots.size:
+            raise MalformedRequestError(
+                f"{what}: item {int(np.flatnonzero(roots == 0)[0])} is 0, never an id"
+            )
+        bits = shard_bits(self.options.shards)
+        if bits:
+            foreign = np.flatnonzero(roots >> np.uint64(64 - bits) != np.uint64(self.options.shard))
+            if len(foreign):
+                raise MalformedRequestError(
+                    f"{what}: item {int(foreign[0])} belongs to another shard than {self.options.shard}; "
+                    f"its top {bits} bits name the shard to send it to"
+                )
+
+
+def check_array(values: object, what: str, length: int | None = None) -> None:
+    """Raise `MalformedRequestError` unless ``values`` is a uint64[n], of ``length`` if given."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.uint64 or values.ndim != 1:
+        raise MalformedRequestError(f"{what}: expected a one-dimensional uint64 array")
+    if length is not None and len(values) != length:
+        raise MalformedRequestError(f"{what}: expected {length} items, got {len(values)}")
+
+
+def check_stream_name(name: str) -> None:
+    """Raise `MalformedRequestError` for a name that is empty or too long."""
+    if not 1 <= len(name.encode()) <= MAX_STREAM_BYTES:
+        raise MalformedRequestError(f"stream {name!r}: expected a name of 1 to {MAX_STREAM_BYTES} bytes")

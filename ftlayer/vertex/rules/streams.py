@@ -1,0 +1,82 @@
+"""A stream as it is kept in memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import astuple, dataclass, field, replace
+
+from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.rows import I64
+from ftlayer.store.streams import StreamRecord, put_stream
+from ftlayer.vertex.calls import StreamOptions
+
+
+@dataclass(slots=True)
+class Stream:
+    """A stream and its counts of rows.
+
+    ``in_flight`` are registered and not complete, ``waiting`` are in the table of that name (cancelled
+    replays left out), ``logged`` are in the delivery log beyond what is committed, ``dead`` are dead.
+    ``due`` are rows of tracked segments that are not being worked on: after a restart, recalled, or registered under a
+    root that was taken. ``offered`` is the offset up to which the query was told of deliveries. ``asked_pause_ms`` is
+    the longest pause that a failure has asked for itself. ``done`` counts the rows in flight that completed since the
+    vertex's start. ``died_ms`` is the time in the last dead letter's key, ``gone_ms`` that of the last one that is
+    gone: keys only ascend, whatever the wall clock does, so that a reader misses none behind its position.
+    """
+
+    name: str
+    number: int
+    options: StreamOptions
+    query: str = ""
+    in_flight: int = 0
+    waiting: int = 0
+    logged: int = 0
+    dead: int = 0
+    done: int = 0
+    offered: int = 0
+    asked_pause_ms: int = 0
+    died_ms: int = 0
+    gone_ms: int = 0
+    due: deque[tuple[int, I64]] = field(default_factory=deque)
+    due_rows: int = 0
+
+    def add_due(self, segment: int, rows: I64) -> None:
+        """Make rows of a tracked segment due for replay."""
+        if len(rows):
+            self.due.append((segment, rows))
+            self.due_rows += len(rows)
+
+    def add_recalled(self, segment: int, rows: I64) -> None:
+        """Make rows due again, before all others: they were taken before them."""
+        if len(rows):
+            self.due.appendleft((segment, rows))
+            self.due_rows += len(rows)
+
+    def take_due(self, limit: int) -> tuple[int, I64]:
+        """Take up to ``limit`` (1 or more) due rows of one segment; there must be some."""
+        segment, rows = self.due.popleft()
+        if len(rows) > limit:
+            self.due.appendleft((segment, rows[limit:]))
+            rows = rows[:limit]
+        self.due_rows -= len(rows)
+        return segment, rows
+
+    @property
+    def longest_pause_ms(self) -> int:
+        """No waiting record's time is further ahead than this, unless the wall clock was set back."""
+        return max(*self.options.backoff_ms, self.asked_pause_ms, 0)
+
+    @property
+    def held(self) -> int:
+        """Rows that count against ``max_pending``."""
+        return self.in_flight + self.logged
+
+    def write(self, txn: WriteTransaction) -> None:
+        """Store what is durable of it."""
+        stored = replace(self.options, circuits=())
+        put_stream(txn, self.name, StreamRecord(self.number, astuple(stored), self.query))
+
+
+def stream_of_record(name: str, record: StreamRecord) -> Stream:
+    """Return a stream as it was stored."""
+    return Stream(name, record.number, StreamOptions(*record.options), record.query)  # type: ignore[arg-type]

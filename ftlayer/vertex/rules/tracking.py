@@ -1,0 +1,351 @@
+"""Persist, register, XOR, touch, fail, expire: the tracking of roots."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ftlayer.acker import NEVER, IdLists, Roots
+from ftlayer.clock import Now
+from ftlayer.errors import MalformedRequestError, ProtocolError
+from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.rows import I32, I64, U64, StoredBatch, first_attempts
+from ftlayer.store.segments import SegmentKind
+from ftlayer.store.streams import get_position, put_position
+from ftlayer.vertex.calls import (
+    Accepted,
+    EventIds,
+    Fail,
+    Failed,
+    Failure,
+    Persist,
+    SourcePosition,
+    Touch,
+    Touched,
+    Xor,
+    Xored,
+)
+from ftlayer.vertex.calls.event_ids import check_event_ids
+from ftlayer.vertex.rules.failing import Failing
+from ftlayer.vertex.rules.live import MAX_ROWS, by_segment, locate, locations_of
+from ftlayer.vertex.rules.retry import Cause, cause_of
+from ftlayer.vertex.rules.state import ShardState, check_array
+from ftlayer.vertex.rules.streams import Stream
+
+# Rows that one tick moves after a timeout: about a quarter of a second's work, so that calls are not held
+# up for long.
+EXPIRED_PER_TICK = 10_000
+MAX_PARTITION_BYTES = 400
+
+NONE_FAILED: Mapping[int, Cause] = {}
+
+
+class Tracking:
+    """The rules of pending roots."""
+
+    def __init__(self, state: ShardState, failing: Failing) -> None:
+        self._state = state
+        self._failing = failing
+        self._expired: deque[Roots] = deque()
+        self._failed_early: deque[tuple[Roots, list[Cause]]] = deque()
+
+    # ------------------------------------------------------------ persist
+
+    def persist(
+        self, txn: WriteTransaction, call: Persist, now: Now
+    ) -> tuple[Accepted, Callable[[], None] | None]:
+        """Store rows as a segment; the callback registers them once they are committed."""
+        state = self._state
+        state.owners.check([call.stream], call.owner)
+        stream = state.stream(call.stream)
+        rows = call.payload.num_rows
+        check_array(call.roots, "roots", rows)
+        check_array(call.values, "values", rows)
+        state.check_roots(call.roots, "roots")
+        check_event_ids(call.ids, call.values, "ids")
+        check_payload(call.payload.num_rows, call.key_hashes)
+        check_intake(stream, rows)
+        if call.position is not None and not self._advance_position(txn, stream, call.position):
+            return Accepted(rows), None
+        if rows == 0:
+            return Accepted(0), None
+        # Before it is committed: what comes behind it in this transaction is no part of the trial.
+        state.circuits.let_out(stream, call.roots, now.mono_ms)
+        sequence = state.new_segment()
+        info = first_attempts(np.ascontiguousarray(call.roots), call.key_hashes)
+        state.segments.append(
+            txn, sequence, stream.number, SegmentKind.TRACKED, StoredBatch(info, call.payload)
+        )
+        group = state.group
+        group.add_rows(stream.name, rows)
+
+        def register() -> None:
+            group.add_rows(stream.name, -rows)
+            state.counters.persisted += rows
+            self.register(stream, sequence, call.roots, call.values, now, call.ids)
+
+        return Accepted(rows), register
+
+    def register(
+        self,
+        stream: Stream,
+        sequence: int,
+        roots: U64,
+        values: U64,
+        now: Now,
+        ids: EventIds | None = None,
+    ) -> None:
+        """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids."""
+        state = self._state
+        state.live.add(sequence, stream, np.zeros(len(roots), np.bool_))
+        failed = state.early.take(roots)
+        self.enter(stream, roots, values, locations_of(sequence, len(roots)), now, self._lists(ids), failed)
+
+    def register_replays(self, stream: Stream, sequence: int, roots: U64, now: Now) -> None:
+        """Enter all rows of a tracked segment that is new, each with its root as its one copy's id."""
+        self._state.live.add(sequence, stream, np.zeros(len(roots), np.bool_))
+        self.enter(stream, roots, roots, locations_of(sequence, len(roots)), now, self._own_ids(roots))
+
+    def enter(
+        self,
+        stream: Stream,
+        roots: U64,
+        values: U64,
+        locations: U64,
+        now: Now,
+        ids: IdLists | None,
+        failed: Mapping[int, Cause] = NONE_FAILED,
+    ) -> None:
+        """Enter rows of live segments in the tracker; their time starts now. Those in ``failed`` end at once."""
+        state = self._state
+        duplicates = state.tracker.duplicate_registrations
+        bucket = state.bucket(stream, now.mono_ms)
+        complete = state.tracker.register(roots, values, locations=locations, bucket=bucket, ids=ids)
+        state.counters.registered += len(roots)
+        stream.in_flight += len(roots)
+        if state.tracker.duplicate_registrations > duplicates:
+            self._replay_refused(stream, roots, locations, complete)
+        if failed:
+            complete = self._end_failed(complete, failed)
+        state.complete(complete, now.mono_ms)
+
+    def _end_failed(self, complete: Roots, failed: Mapping[int, Cause]) -> Roots:
+        """Take roots that had failed before they came out of the tracker, and of those that are complete.
+
+        Their rows are moved by the next `end_attempts`, which has a transaction.
+        """
+        roots = np.fromiter(failed, np.uint64, len(failed))
+        forgotten = self._state.tracker.forget(roots)
+        ended = np.isin(complete.roots, roots)
+        roots = np.concatenate([roots[forgotten.pending], complete.roots[ended]])
+        locations = np.concatenate([forgotten.locations[forgotten.pending], complete.locations[ended]])
+        self._failed_early.append((Roots(roots, locations), [failed[root] for root in roots.tolist()]))
+        return Roots(complete.roots[~ended], complete.locations[~ended])
+
+    def _replay_refused(self, stream: Stream, roots: U64, locations: U64, complete: Roots) -> None:
+        """Rows whose root was pending already could never complete: replay them under roots of their own."""
+        located = self._state.tracker.locate(roots)
+        pending = located.pending & (located.locations == locations)
+        refused = locations[~pending & ~np.isin(locations, complete.locations)]
+        self._state.counters.duplicate_roots += len(refused)
+        stream.in_flight -= len(refused)
+        for segment, rows, _ in by_segment(refused):
+            stream.add_due(segment, rows)
+
+    def _advance_position(self, txn: WriteTransaction, stream: Stream, position: SourcePosition) -> bool:
+        """Move a source partition on; return False when these rows were accepted before."""
+        if not 1 <= len(position.partition.encode()) <= MAX_PARTITION_BYTES:
+            raise MalformedRequestError(
+                f"position.partition {position.partition!r}: expected 1 to {MAX_PARTITION_BYTES} bytes"
+            )
+        last = get_position(txn, stream.number, position.partition)
+        if last == (position.start, position.end):
+            return False
+        reached = None if last is None else last[1]
+        if position.start != reached:
+            raise ProtocolError(
+                f"partition {position.partition!r} of {stream.name!r} has come to {reached!r}, and these "
+                f"rows start at {position.start!r}; ask OpenStream for its positions and go on there"
+            )
+        put_position(txn, stream.number, position.partition, position.start, position.end)
+        return True
+
+    # ------------------------------------------------------------ events
+
+    def xor(self, call: Xor, now: Now) -> Xored:
+        """Fold events into pending roots. In memory only: what completes is written down by the next
+        flush.
+        """
+        state = self._state
+        check_array(call.roots, "roots")
+        check_array(call.values, "values", len(call.roots))
+        check_event_ids(call.ids, call.values, "ids")
+        ids = self._lists(call.ids)
+        unknown = state.tracker.unknown_xors
+        if call.hold:
+            bucket = state.orphan_schedules.bucket(self._orphan_timeout_ms(), now.mono_ms)
+            complete = state.tracker.xor(
+                call.roots, call.values, hold_unregistered=True, bucket=bucket, ids=ids
+            )
+        else:
+            complete = state.tracker.xor(call.roots, call.values, ids=ids)
+        state.complete(complete, now.mono_ms)
+        unknown = state.tracker.unknown_xors - unknown
+        state.counters.late_ignored += unknown
+        return Xored(len(complete.roots), unknown)
+
+    def touch(self, call: Touch, now: Now) -> Touched:
+        """Start the time of pending roots again."""
+        state = self._state
+        check_array(call.roots, "roots")
+        timeouts = {stream.options.timeout_ms for stream in state.streams.values()}
+        if len(timeouts) == 1:
+            bucket = state.schedules.bucket(timeouts.pop(), now.mono_ms)
+            return Touched(int(np.count_nonzero(state.tracker.touch(call.roots, bucket))))
+        # A root's stream, and with it its timeout, is known by its location.
+        located = state.tracker.locate(call.roots)
+        roots, locations = call.roots[located.pending], located.locations[located.pending]
+        for segment, _, positions in by_segment(locations):
+            live = state.live.get(segment)
+            if live is not None:
+                state.tracker.touch(roots[positions], state.bucket(live.stream, now.mono_ms))
+        return Touched(len(roots))
+
+    def fail(self, txn: WriteTransaction, call: Fail, now: Now) -> Failed:
+        """End attempts. A root that timed out before is not failed again, but its late events are ignored
+        now. With ``hold``, that of an unknown root ends when it is registered.
+        """
+        state = self._state
+        state.check_incarnation(call.incarnation)
+        failures: dict[int, Failure] = {}
+        for failure in call.failures:
+            failures.setdefault(failure.root, failure)
+        roots = failed_roots(failures)
+        forgotten = state.tracker.forget(roots)
+        pending = roots[forgotten.pending]
+        causes = [cause_of(failures[root]) for root in pending.tolist()]
+        waiting, dead = self._failing.move_tracked(
+            txn, pending, forgotten.locations[forgotten.pending], causes, now
+        )
+        for root in pending.tolist():
+            state.timed_out.pop(root, None)
+        held = self._hold(roots[~forgotten.pending], failures, now) if call.hold else 0
+        unknown = len(call.failures) - len(waiting) - dead - held
+        state.counters.failed_explicit += len(waiting) + dead
+        state.counters.late_ignored += unknown
+        return Failed(len(waiting), dead, unknown, held)
+
+    def _hold(self, roots: U64, failures: Mapping[int, Failure], now: Now) -> int:
+        """Keep failures of unknown roots for two timeouts; return how many these are."""
+        state = self._state
+        bucket = state.orphan_schedules.bucket(self._orphan_timeout_ms(), now.mono_ms)
+        for root in roots.tolist():
+            state.counters.orphans_dropped += state.early.hold(root, cause_of(failures[root]), bucket)
+        return len(roots)
+
+    # ------------------------------------------------------------ time
+
+    def advance(self, now: Now) -> None:
+        """Take note of what expired, before anything is put into a bucket."""
+        state = self._state
+        buckets = state.schedules.expired(now.mono_ms)
+        if buckets:
+            # They stay in the tracker: events that come before the replay is sent may still complete them.
+            self._expired.append(state.tracker.expire(buckets, keep_as=NEVER))
+        buckets = state.orphan_schedules.expired(now.mono_ms)
+        if buckets:
+            state.counters.orphans_dropped += state.tracker.drop_orphans(buckets) + state.early.drop(buckets)
+
+    def end_attempts(self, txn: WriteTransaction, now: Now) -> None:
+        """Move rows of roots that had failed when they came, and of expired ones, `EXPIRED_PER_TICK` at most."""
+        while self._failed_early:
+            (roots, locations), causes = self._failed_early.popleft()
+            waiting, dead = self._failing.move_tracked(txn, roots, locations, causes, now)
+            self._state.counters.failed_explicit += len(waiting) + dead
+        budget = EXPIRED_PER_TICK
+        while self._expired and budget:
+            roots, locations = self._expired.popleft()
+            if len(roots) > budget:
+                self._expired.appendleft(Roots(roots[budget:], locations[budget:]))
+                roots, locations = roots[:budget], locations[:budget]
+            budget -= len(roots)
+            self._time_out(txn, roots, locations, now)
+
+    def _time_out(self, txn: WriteTransaction, roots: U64, locations: U64, now: Now) -> None:
+        state = self._state
+        # Between the expiry and now a root may have completed or failed.
+        still = state.tracker.contains(roots)
+        roots, locations = roots[still], locations[still]
+        causes = [Cause("")] * len(roots)
+        for segment, _, positions in by_segment(locations):
+            live = state.live.get(segment)
+            if live is not None:
+                cause = Cause(f"timed out after {live.stream.options.timeout_ms} ms")
+                for position in positions.tolist():
+                    causes[position] = cause
+        waiting, dead = self._failing.move_tracked(txn, roots, locations, causes, now)
+        state.timed_out.update(waiting)
+        if dead:
+            gone = [root for root in roots.tolist() if root not in state.timed_out]
+            state.tracker.forget(np.array(gone, np.uint64))
+        state.counters.timed_out += len(waiting) + dead
+
+    @property
+    def ends_attempts(self) -> bool:
+        """Whether `end_attempts` has something to do."""
+        return bool(self._expired or self._failed_early)
+
+    def _orphan_timeout_ms(self) -> int:
+        """Events that came before their registration are dropped after two timeouts."""
+        timeouts = [stream.options.timeout_ms for stream in self._state.streams.values()]
+        return 2 * max(timeouts, default=30_000)
+
+    # ------------------------------------------------------------ replay
+
+    def reissue(self, stream: Stream, sequence: int, rows: I64, roots: U64, now: Now) -> None:
+        """Register rows of a live segment under fresh roots, each with its root as its one copy's id."""
+        live = self._state.live.get(sequence)
+        assert live is not None, "only rows of live segments are due"
+        live.hand_out(rows, roots)
+        self.enter(stream, roots, roots, locate(sequence, rows), now, self._own_ids(roots))
+
+    # ------------------------------------------------------------ ids, for the exact tracker
+
+    def _lists(self, ids: EventIds | None) -> IdLists | None:
+        if ids is None or not self._state.exact:
+            return None
+        names = (*ids.operators, "")  # position -1: the event acknowledges the id itself
+        owners = [names[owner] for owner in ids.owners.tolist()]
+        return IdLists(ids.ids, ids.offsets.astype(np.int64), owners)
+
+    def _own_ids(self, roots: U64) -> IdLists | None:
+        return IdLists(roots, np.arange(len(roots) + 1)) if self._state.exact else None
+
+
+def failed_roots(failures: dict[int, Failure]) -> U64:
+    """Return the roots that failures are for; `MalformedRequestError` for a number that is no id."""
+    for root in failures:
+        if not 0 < root < 1 << 64:
+            raise MalformedRequestError(f"failures: root {root} is no id (1 to 2**64 - 1)")
+    return np.fromiter(failures, np.uint64, len(failures))
+
+
+def check_payload(rows: int, key_hashes: I32 | None) -> None:
+    """Raise `MalformedRequestError` for too many rows, or key hashes that don't fit them."""
+    if rows > MAX_ROWS:
+        raise MalformedRequestError(f"payload: {rows} rows in one call; send {MAX_ROWS} at most")
+    if key_hashes is not None and (
+        key_hashes.dtype != np.int32 or key_hashes.ndim not in (1, 2) or len(key_hashes) != rows
+    ):
+        raise MalformedRequestError(f"key_hashes: expected int32[{rows}] or int32[{rows}, selectors]")
+
+
+def check_intake(stream: Stream, rows: int) -> None:
+    """Raise `ProtocolError` for a call that could never be accepted."""
+    if rows > stream.options.max_pending:
+        raise ProtocolError(
+            f"{rows} rows in one call, and {stream.name!r} may have {stream.options.max_pending} in flight "
+            "(max_pending); send fewer at a time"
+        )

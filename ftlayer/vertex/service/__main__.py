@@ -1,0 +1,73 @@
+"""``python -m ftlayer.vertex.service``: the child process of an `EmbeddedVertex`.
+
+The first line of stdin is a JSON object (`ftlayer.vertex.service.embedded.ChildOrder`); the line printed tells how the
+start went. The vertex stops when stdin ends, or when its parent is not its parent any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import sys
+import threading
+from typing import NoReturn
+
+from ftlayer.config import ServeOptions
+from ftlayer.errors import FTLayerError
+from ftlayer.vertex.service.child import ChildOrder, ChildReport
+
+# A process forked by the driver may hold the other end of stdin, so that its end does not come.
+PARENT_CHECK_S = 1.0
+
+
+def main() -> int:
+    """Serve as ordered; see the module."""
+    parent = os.getppid()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    options = ChildOrder.from_line(sys.stdin.buffer.readline()).options
+    stop = threading.Event()
+    threading.Thread(target=_watch_driver, args=(parent, stop), name="ftlayer-watch", daemon=True).start()
+    try:
+        return _serve(options, stop)
+    except FTLayerError as error:
+        logging.getLogger(__name__).error("%s", error)
+        _report(ChildReport(error=error.code, message=str(error)))
+        return 1
+
+
+def _serve(options: ServeOptions, stop: threading.Event) -> int:
+    # Late, so that a driver that is gone already is noticed during these imports.
+    from ftlayer.vertex.service.serve import serve
+
+    return serve(options, on_ready=lambda address: _report(ChildReport(address=address)), stop=stop)
+
+
+def _report(report: ChildReport) -> None:
+    sys.stdout.write(report.to_line())
+    sys.stdout.flush()
+    # The pipe has no reader from now on; what is printed goes to the log.
+    os.dup2(2, 1)
+
+
+def _watch_driver(parent: int, stop: threading.Event) -> None:
+    while os.getppid() == parent:
+        readable, _, _ = select.select([0], [], [], PARENT_CHECK_S)
+        if readable and not os.read(0, 4_096):
+            break
+    stop.set()
+
+
+def _exit() -> NoReturn:
+    try:
+        code = main()
+    except BaseException:
+        logging.getLogger(__name__).exception("the vertex has failed")
+        code = 1
+    logging.shutdown()
+    # Threads that wait in open streams would hold up an ordinary exit.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _exit()

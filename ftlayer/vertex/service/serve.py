@@ -1,0 +1,190 @@
+"""Runs a vertex in this process until it is told to stop."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import pyarrow as pa
+
+from ftlayer.acker import warm_up
+from ftlayer.config import ServeOptions
+from ftlayer.errors import ConfigError
+from ftlayer.transport.polling import poll_in_place
+from ftlayer.transport.sockets import check_socket_free
+from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
+from ftlayer.vertex.service.metrics import Metrics
+from ftlayer.vertex.service.opening import open_vertex
+from ftlayer.vertex.service.server import VertexServer
+from ftlayer.vertex.service.vertex import Vertex
+
+EXIT_STOPPED = 0
+EXIT_FAULT = 70  # EX_SOFTWARE
+
+# Threads of Flight, the writer and the answers take turns many times in a millisecond; at Python's 5 ms one that
+# decodes a large batch would keep all others from answering.
+SWITCH_INTERVAL_S = 0.000_5
+_LOOK_FOR_SIGNALS_S = 0.1
+_TRIM_EVERY_S = 2.0
+# What was answered should reach its client before the process ends.
+_LAST_ANSWERS_S = 0.5
+
+logger = logging.getLogger(__name__)
+
+
+def serve(
+    options: ServeOptions,
+    *,
+    on_ready: Callable[[str], None] | None = None,
+    stop: threading.Event | None = None,
+) -> int:
+    """Serve until ``stop`` is set, SIGTERM or SIGINT comes (if this is the main thread), or a fault.
+
+    ``on_ready`` gets the address for clients. Returns the exit code: 0 when stopped, 70 after a fault that the
+    vertex could not recover from. Streams that clients have open keep threads of this process busy, so end
+    it with ``os._exit`` after this.
+
+    Raises `ConfigError` when the address cannot be listened on or certificates and key are none, `StoreError`
+    for a store that cannot be opened.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    stop = stop or threading.Event()
+    faults: list[Exception] = []
+
+    def on_fatal(error: Exception) -> None:
+        faults.append(error)
+        stop.set()
+
+    _check_tls(options)
+    _check_free(options)
+    keep_freed_memory()
+    poll_in_place()
+    vertex = open_vertex(options.vertex, on_fatal)
+    # What is there now stays: looking at it for garbage would stop every thread for a tenth of a second.
+    gc.freeze()
+    threading.Thread(target=_compile_kernels, args=(on_fatal,), name="ftlayer-kernels", daemon=True).start()
+    try:
+        server = _listen(options, vertex)
+        # Behind a Unix socket there is no host.
+        host = options.address.host or "127.0.0.1"
+        with _signals() as signals, Metrics(vertex, host, options.metrics_port):
+            if on_ready is not None:
+                on_ready(str(server.address))
+            _wait(signals, stop)
+        for number in signals:
+            logger.info("stopping: %s", signal.Signals(number).name)
+    finally:
+        vertex.close()
+    _finish_answers(server)
+    return EXIT_FAULT if faults else EXIT_STOPPED
+
+
+def _wait(signals: list[int], stop: threading.Event) -> None:
+    trim_at = time.monotonic()
+    while not signals and not stop.wait(_LOOK_FOR_SIGNALS_S):
+        if time.monotonic() >= trim_at:
+            give_back_freed_memory()
+            trim_at = time.monotonic() + _TRIM_EVERY_S
+
+
+def _compile_kernels(on_fatal: Callable[[Exception], None]) -> None:
+    """Compile the kernels beside the service, ten seconds the first time on a machine; later they are read from disk.
+
+    A wrapped query starts without them: only records that are followed by XOR need the table. A call that needs a
+    kernel before it is there waits for it (numba compiles under one lock).
+    """
+    began = time.monotonic()
+    try:
+        warm_up()
+    except Exception as error:
+        logger.exception("the kernels of the acker table cannot be compiled")
+        on_fatal(error)
+        return
+    gc.freeze()
+    logger.info("the kernels of the acker table are ready after %.1f s", time.monotonic() - began)
+
+
+def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:
+    certificate = None
+    if options.tls_cert is not None and options.tls_key is not None:
+        certificate = options.tls_cert, options.tls_key
+    try:
+        return VertexServer(
+            vertex,
+            listen=options.address,
+            token=options.token,
+            max_message_bytes=options.vertex.max_message_bytes,
+            certificate=certificate,
+            client_ca=options.tls_client_ca,
+        )
+    except (pa.ArrowException, OSError) as error:
+        vertex.close()
+        raise ConfigError(f"listen: cannot listen on {options.listen} ({error})") from error
+
+
+def _check_tls(options: ServeOptions) -> None:
+    """Look at the certificates before gRPC does, which says only that it cannot listen."""
+    if options.tls_cert is None or options.tls_key is None:
+        return
+    # Late: most vertices have none.
+    from ftlayer.transport.tls import check_certificate, load_certificates
+
+    check_certificate(options.tls_cert, options.tls_key)
+    if options.tls_client_ca is not None:
+        load_certificates(options.tls_client_ca, "tls_client_ca")
+
+
+def _check_free(options: ServeOptions) -> None:
+    """Find out before the store is opened: gRPC says only that it failed."""
+    address = options.address
+    if address.path:
+        check_socket_free(address.path, "listen")
+        return
+    host, port = address.host, address.port
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            if not address.is_here:
+                logger.info("%s is not on loopback: clients need TLS", host)
+    except OSError as error:
+        raise ConfigError(f"listen: cannot listen on {options.listen}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Gather what comes of SIGTERM and SIGINT, if this is the main thread.
+
+    A handler runs in the middle of whatever the thread does, `Event.wait` too: `Event.set` would wait there for a lock
+    that its own thread holds.
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _finish_answers(server: VertexServer) -> None:
+    """Let answers go out. Open streams may never end, hence a thread and a bound."""
+    thread = threading.Thread(target=server.shutdown, name="ftlayer-shutdown", daemon=True)
+    thread.start()
+    thread.join(_LAST_ANSWERS_S)

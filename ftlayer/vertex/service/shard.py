@@ -1,0 +1,200 @@
+"""The shell around one shard's rules: its thread, its clock, its transactions.
+
+Calls that touch the store go to one thread, the *writer*: all intake calls that wait become one transaction
+(one sync), all other changing ones another (see `ftlayer.vertex.rules.layer` for why). `Xor` and `Touch` change
+memory alone; they run on the thread that brings them, also while the writer syncs.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from ftlayer.errors import FTLayerError, VertexError
+from ftlayer.vertex.calls import Call, Envelope, ReadingCall, Reply, Touch, Xor
+from ftlayer.vertex.rules.layer import INTAKE
+from ftlayer.vertex.service.changes import write_changes
+from ftlayer.vertex.service.intake import Intake
+from ftlayer.vertex.service.rules import Answer, Rules, ShardParts, Waiting, internal_fault, shard_closed
+from ftlayer.vertex.wire.frames import READING
+
+# Completions are written down by ticks, and `Xor` does not wake the writer: it looks this often.
+LONGEST_SLEEP_MS = 50
+MAX_RECOVERIES = 5
+RECOVERIES_WITHIN_MS = 60_000
+
+logger = logging.getLogger(__name__)
+
+
+class Shard:
+    """One shard. Any thread may submit calls.
+
+    Rules whose memory was lost (a transaction failed that had changed it, or a fault) are made anew from
+    the store, as after a crash. ``on_fatal`` is called once if that fails; nothing is served from then on.
+    """
+
+    def __init__(self, parts: ShardParts, name: str, on_fatal: Callable[[Exception], None]) -> None:
+        """Open the store and recover what it holds; raises what these raise."""
+        self._parts = parts
+        self._on_fatal = on_fatal
+        self._changed = threading.Condition()  # guards the queue and _closing
+        self._queue: deque[Waiting] = deque()
+        self._closing = False
+        self._intake = Intake(parts.persist_timeout_ms)
+        self._intake_is_held = False
+        self._recoveries: list[int] = []
+        self._rules = Rules(parts)
+        self._next_tick_ms = self._synced_ms = parts.now().mono_ms
+        self._thread = threading.Thread(target=self._run, name=f"ftlayer-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def incarnation(self) -> int:
+        """The incarnation of the rules; it changes when they are made anew."""
+        return self._rules.incarnation
+
+    @property
+    def exact(self) -> bool:
+        """Whether every id is kept."""
+        return self._rules.exact
+
+    def submit(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
+        """Run ``call``; ``answer`` gets the reply or the error, on this thread or on the writer's."""
+        if isinstance(call, (Xor, Touch)):
+            answer(self._apply_in_memory(call, envelope))
+            return
+        with self._changed:
+            if not self._closing:
+                self._queue.append(Waiting(call, envelope, answer, self._parts.now().mono_ms))
+                self._changed.notify()
+                return
+        answer(shard_closed())
+
+    def close(self) -> None:
+        """Run what was submitted, refuse what comes, write down what completed, close the store."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _apply_in_memory(self, call: Xor | Touch, envelope: Envelope | None) -> Reply | FTLayerError:
+        if self._closing:
+            return shard_closed()
+        try:
+            reply = self._rules.in_memory(call, envelope)
+        except FTLayerError as error:
+            return error
+        except Exception as error:
+            logger.exception("fault in the rules")
+            self._rules.lose()
+            return internal_fault(error)
+        if self._intake_is_held:
+            with self._changed:
+                self._changed.notify()
+        return reply
+
+    # ------------------------------------------------------------ the writer
+
+    def _run(self) -> None:
+        try:
+            while self._wait():
+                self._step()
+            self._finish()
+        except Exception as error:
+            logger.exception("the shard has failed")
+            self._refuse_everything()
+            self._on_fatal(error)
+
+    def _wait(self) -> bool:
+        """Wait for a call or the time of a tick; return whether to go on."""
+        with self._changed:
+            if not self._queue and not self._closing:
+                pause_ms = min(self._next_tick_ms - self._parts.now().mono_ms, LONGEST_SLEEP_MS)
+                self._changed.wait(max(pause_ms, 0) / 1_000)
+            return bool(self._queue) or not self._closing
+
+    def _step(self) -> None:
+        while True:
+            self._take_arrived()
+            goes_on = self._intake.run(self._rules)
+            self._keep_time()
+            if self._rules.lost:
+                self._recover()
+            if not goes_on:
+                break
+        self._intake_is_held = len(self._intake) > 0
+
+    def _take_arrived(self) -> None:
+        with self._changed:
+            arrived, self._queue = self._queue, deque()
+        changing: list[Waiting] = []
+        for waiting in arrived:
+            if isinstance(waiting.call, INTAKE):
+                self._intake.add(waiting)
+            elif isinstance(waiting.call, READING):
+                waiting.answer(self._read(waiting.call))
+            else:
+                changing.append(waiting)
+        if changing:
+            write_changes(changing, self._rules)
+
+    def _read(self, call: ReadingCall) -> Reply | FTLayerError:
+        try:
+            return self._rules.read(call)
+        except FTLayerError as error:
+            return error
+        except Exception as error:
+            logger.exception("fault in the rules")
+            return internal_fault(error)
+
+    def _keep_time(self) -> None:
+        now_ms = self._parts.now().mono_ms
+        due_ms = self._tick(now_ms)
+        self._next_tick_ms = now_ms + LONGEST_SLEEP_MS if due_ms is None else due_ms
+        sync_every_ms = self._parts.sync_every_ms
+        if sync_every_ms is not None:
+            if now_ms - self._synced_ms >= sync_every_ms:
+                self._rules.store.sync()
+                self._synced_ms = now_ms
+            self._next_tick_ms = min(self._next_tick_ms, self._synced_ms + sync_every_ms)
+
+    def _tick(self, now_ms: int) -> int | None:
+        if self._rules.lost:
+            return None
+        due_ms = self._rules.next_tick_ms()
+        if due_ms is None or due_ms > now_ms:
+            return due_ms
+        try:
+            return self._rules.tick()
+        except FTLayerError as error:
+            logger.error("a tick failed: %s", error)
+            return None
+
+    def _recover(self) -> None:
+        now_ms = self._parts.now().mono_ms
+        self._recoveries = [when for when in self._recoveries if when > now_ms - RECOVERIES_WITHIN_MS] + [
+            now_ms
+        ]
+        if len(self._recoveries) > MAX_RECOVERIES:
+            raise VertexError(f"memory was lost {len(self._recoveries)} times in a minute; the log tells why")
+        logger.warning("memory was lost with a transaction; recovering from the store")
+        self._rules.store.close()
+        self._rules = Rules(self._parts)
+
+    def _finish(self) -> None:
+        self._intake.fail_all()
+        # Completions are written down when they are this old: sooner would be forgotten, and replayed.
+        time.sleep((self._parts.flush_ms + 1) / 1_000)
+        self._rules.tick()
+        self._rules.store.close()
+
+    def _refuse_everything(self) -> None:
+        with self._changed:
+            self._closing = True
+            left, self._queue = self._queue, deque()
+        for waiting in left:
+            waiting.answer(shard_closed())
+        self._intake.fail_all()

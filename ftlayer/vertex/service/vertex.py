@@ -1,0 +1,274 @@
+"""The vertex: one shard or several, and which call goes to which."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ftlayer.errors import FTLayerError, MalformedRequestError, StaleIncarnationError
+from ftlayer.records.ids import shard_of
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import U64, Call, Envelope, Reply
+from ftlayer.vertex.rules.owners import owner_of
+from ftlayer.vertex.service.directory import ROUTES
+from ftlayer.vertex.service.gather import Gather, add_failed, add_stats, add_touched, add_xored
+from ftlayer.vertex.service.routing import Router
+from ftlayer.vertex.service.rules import Answer, ShardParts
+from ftlayer.vertex.service.shard import Shard
+
+_KEY_PREFIX_BYTES = 2
+_ADD: dict[type, Callable[[Any, Any], Any]] = {
+    calls.Xor: add_xored,
+    calls.Touch: add_touched,
+    calls.Fail: add_failed,
+}
+
+
+class Vertex:
+    """Shards behind one face. Any thread may submit calls.
+
+    The incarnation it gives is the sum of its shards', so that it changes when any of them was made anew.
+    Keys of records begin with two bytes for the shard.
+    """
+
+    def __init__(
+        self, path: Path, parts: Sequence[ShardParts], on_fatal: Callable[[Exception], None]
+    ) -> None:
+        """Open all shards; ``path`` is for the routing table. Raises what opening them raises."""
+        self._router = Router(path / ROUTES, len(parts))
+        self._routing = threading.Lock()
+        self._shards: list[Shard] = []
+        try:
+            for index, part in enumerate(parts):
+                self._shards.append(Shard(part, f"shard-{index:03}", on_fatal))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return len(self._shards)
+
+    @property
+    def incarnation(self) -> int:
+        """What calls about pending roots must name."""
+        return sum(shard.incarnation for shard in self._shards)
+
+    @property
+    def exact(self) -> bool:
+        """Whether every id is kept, so that `Explain` is answered."""
+        return self._shards[0].exact
+
+    def shard_of_stream(self, stream: str) -> int:
+        """Return the shard in charge of a stream."""
+        return self._router.shard_of(owner_of(stream))
+
+    def close(self) -> None:
+        """Close all shards; see `Shard.close`."""
+        for shard in self._shards:
+            shard.close()
+
+    def submit(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
+        """Run ``call``; ``answer`` gets the reply or the error, on whatever thread."""
+        try:
+            self._route(call, envelope, answer)
+        except FTLayerError as error:
+            answer(error)
+
+    # ------------------------------------------------------------ routes
+
+    def _route(self, call: Call, envelope: Envelope | None, answer: Answer) -> None:
+        match call:
+            case calls.Xor() | calls.Touch() | calls.Fail():
+                self._split(call, envelope, answer)
+            case calls.Persist():
+                shard = self.shard_of_stream(call.stream)
+                self._check_roots(call.roots, shard, "Persist.roots")
+                self._shards[shard].submit(call, envelope, answer)
+            case calls.Ingest() | calls.TakeReplays() | calls.Deliverable() | calls.ReadDeliveries():
+                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
+            case calls.PutCursor() | calls.GetCursor():
+                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
+            case calls.Recall() | calls.StreamStatusCall():
+                self._of_one_job(call, envelope, answer)
+            case calls.ClaimJob():
+                self._shards[self._router.shard_of(call.job)].submit(call, envelope, answer)
+            case calls.OpenStream():
+                shard = self.shard_of_stream(call.stream)
+                self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
+            case calls.OpenQuery():
+                with self._routing:
+                    shard = self._router.open_query(call.query, call.streams)
+                self._check_streams(call.streams, shard, "OpenQuery.streams")
+                self._shards[shard].submit(call, envelope, self._with_own_incarnation(answer))
+            case calls.Seal() | calls.Reseal():
+                shard = self._router.shard_of(call.query)
+                self._check_verdict(call, shard)
+                self._shards[shard].submit(call, envelope, answer)
+            case calls.BeginBatch() | calls.Commit() | calls.QueryStatusCall() | calls.ReportCircuits():
+                self._shards[self._router.shard_of(call.query)].submit(call, envelope, answer)
+            case calls.ListRecords():
+                self._list(call, answer)
+            case calls.Explain():
+                (shard,) = shard_of(np.array([call.root], np.uint64), self.shards).tolist()
+                self._shards[shard].submit(call, envelope, answer)
+            case calls.Requeue() | calls.Purge():
+                self._change_dead(call, envelope, answer)
+            case calls.Stats():
+                self._everywhere([(shard, call) for shard in range(self.shards)], envelope, answer, add_stats)
+
+    def _everywhere(
+        self,
+        parts: Sequence[tuple[int, Call]],
+        envelope: Envelope | None,
+        answer: Answer,
+        add: Callable[[Any, Any], Any],
+    ) -> None:
+        """Submit parts of a call to their shards and answer once, when all have answered."""
+        if len(parts) == 1:
+            shard, part = parts[0]
+            self._shards[shard].submit(part, envelope, answer)
+            return
+        gather = Gather(len(parts), answer, add)
+        for shard, part in parts:
+            self._shards[shard].submit(part, envelope, gather)
+
+    def _split(
+        self, call: calls.Xor | calls.Touch | calls.Fail, envelope: Envelope | None, answer: Answer
+    ) -> None:
+        """Give each shard the roots it is in charge of."""
+        if self.shards == 1:
+            self._shards[0].submit(call, envelope, answer)
+            return
+        self._check_incarnation(call.incarnation)
+        parts: list[tuple[int, Call]] = []
+        if isinstance(call, calls.Fail):
+            where = shard_of(np.array([failure.root for failure in call.failures], np.uint64), self.shards)
+        else:
+            where = shard_of(call.roots, self.shards)
+        for index in np.unique(where).tolist() or [0]:
+            parts.append((index, self._part_for(call, index, where == index)))
+        self._everywhere(parts, envelope, answer, _ADD[type(call)])
+
+    def _part_for(self, call: calls.Xor | calls.Touch | calls.Fail, index: int, mine: Any) -> Call:
+        incarnation = self._shards[index].incarnation
+        if isinstance(call, calls.Fail):
+            failures = tuple(call.failures[position] for position in np.flatnonzero(mine).tolist())
+            return dataclasses.replace(call, failures=failures, incarnation=incarnation)
+        if isinstance(call, calls.Touch):
+            return dataclasses.replace(call, roots=call.roots[mine], incarnation=incarnation)
+        return dataclasses.replace(
+            call,
+            roots=call.roots[mine],
+            values=call.values[mine],
+            incarnation=incarnation,
+            ids=None if call.ids is None else call.ids.take(np.flatnonzero(mine)),
+        )
+
+    def _of_one_job(
+        self, call: calls.Recall | calls.StreamStatusCall, envelope: Envelope | None, answer: Answer
+    ) -> None:
+        """Submit a call that is about several streams of a job to the shard of that job."""
+        owners = sorted({owner_of(stream) for stream in call.streams})
+        if len(owners) > 1:
+            raise MalformedRequestError(
+                f"{type(call).__name__}.streams: expected streams of one job (or one ingest), got those of "
+                f"{', '.join(map(repr, owners))}; make a call for each"
+            )
+        shard = self._shards[self._router.shard_of(owners[0])]
+        if isinstance(call, calls.Recall):
+            self._check_incarnation(call.incarnation)
+            call = dataclasses.replace(call, incarnation=shard.incarnation)
+        shard.submit(call, envelope, answer)
+
+    def _check_incarnation(self, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            raise StaleIncarnationError(
+                f"the call is for incarnation {incarnation} of the vertex, this is {self.incarnation}; "
+                "what was pending is replayed under new ids: drop what you know of the old ones"
+            )
+
+    def _with_own_incarnation(self, answer: Answer) -> Answer:
+        def translated(reply: Reply | FTLayerError) -> None:
+            if isinstance(reply, (calls.StreamOpened, calls.QueryOpened)):
+                reply = dataclasses.replace(reply, incarnation=self.incarnation)
+            answer(reply)
+
+        return translated
+
+    # ------------------------------------------------------------ what is on another shard
+
+    def _check_roots(self, roots: U64, shard: int, where: str) -> None:
+        if self.shards == 1:
+            return
+        foreign = np.flatnonzero(shard_of(roots, self.shards) != shard)
+        if len(foreign):
+            index = int(foreign[0])
+            raise MalformedRequestError(
+                f"{where}[{index}]: its top bits do not name shard {shard} of {self.shards}, where the stream is"
+            )
+
+    def _check_streams(self, streams: Sequence[str], shard: int, where: str) -> None:
+        for stream in streams:
+            if self.shard_of_stream(stream) != shard:
+                raise MalformedRequestError(
+                    f"{where}: {stream!r} is not on shard {shard}, where the query is; "
+                    "a query's sources are named '<query>/<source>'"
+                )
+
+    def _check_verdict(self, call: calls.Seal | calls.Reseal, shard: int) -> None:
+        where = type(call).__name__
+        if isinstance(call, calls.Seal):
+            self._check_streams(list(call.delivered), shard, f"{where}.delivered")
+        for part, name in [(part, "failed") for part in call.failed] + [
+            (part, "emitted") for part in call.emitted
+        ]:
+            self._check_streams([part.stream], shard, f"{where}.{name}")
+            self._check_roots(part.roots, shard, f"{where}.{name}.roots")
+
+    # ------------------------------------------------------------ records of all shards
+
+    def _list(self, call: calls.ListRecords, answer: Answer) -> None:
+        """List one shard after the other; a page ends where a shard's does."""
+        index, after = self._split_key(call.after, "ListRecords.after") if call.after else (0, b"")
+        if call.stream:
+            index = self.shard_of_stream(call.stream)
+
+        def with_shard(reply: Reply | FTLayerError) -> None:
+            if isinstance(reply, calls.RecordList):
+                more = _key(index, reply.more) if reply.more else b""
+                if not more and not call.stream and index + 1 < self.shards:
+                    more = _key(index + 1, b"")
+                records = tuple(dataclasses.replace(r, key=_key(index, r.key)) for r in reply.records)
+                reply = calls.RecordList(records, more)
+            answer(reply)
+
+        self._shards[index].submit(dataclasses.replace(call, after=after), None, with_shard)
+
+    def _change_dead(
+        self, call: calls.Requeue | calls.Purge, envelope: Envelope | None, answer: Answer
+    ) -> None:
+        by_shard: dict[int, list[bytes]] = {}
+        for position, key in enumerate(call.keys):
+            index, rest = self._split_key(key, f"{type(call).__name__}.keys[{position}]")
+            by_shard.setdefault(index, []).append(rest)
+        parts = [(index, dataclasses.replace(call, keys=tuple(keys))) for index, keys in by_shard.items()]
+        self._everywhere(
+            parts or [(0, call)], envelope, answer, lambda a, b: calls.Changed(a.count + b.count)
+        )
+
+    def _split_key(self, key: bytes, where: str) -> tuple[int, bytes]:
+        index = int.from_bytes(key[:_KEY_PREFIX_BYTES], "big")
+        if len(key) < _KEY_PREFIX_BYTES or index >= self.shards:
+            raise MalformedRequestError(f"{where}: not a key that this vertex has given out")
+        return index, key[_KEY_PREFIX_BYTES:]
+
+
+def _key(shard: int, key: bytes) -> bytes:
+    return shard.to_bytes(_KEY_PREFIX_BYTES, "big") + key

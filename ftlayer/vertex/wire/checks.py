@@ -1,0 +1,205 @@
+"""Checks of decoded calls beyond their types: ids of 0, lengths that differ, empty names.
+
+Runs before the rules see a call, so that they may trust their input. Whether a well-formed call makes
+sense *now* is theirs to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+
+import numpy as np
+
+from ftlayer.errors import MAX_RETRY_LATER_MS, MalformedRequestError
+from ftlayer.vertex import calls
+from ftlayer.vertex.calls import I32, U64, Call, Envelope
+from ftlayer.vertex.calls.event_ids import check_event_ids
+
+# Names become parts of the store's keys, which LMDB limits to 511 bytes.
+MAX_NAME_BYTES = 200
+LIST_STATES = ("pending", "waiting", "delivery", "dead")
+
+
+def check_call(call: Call) -> None:
+    """Raise `MalformedRequestError` naming the field, if ``call`` cannot be meant."""
+    match call:
+        case calls.Persist():
+            check_name(call.stream, "Persist.stream")
+            _check_ids(call.roots, "Persist.roots")
+            _check_lengths("Persist", len(call.roots), payload=call.payload, values=call.values)
+            _check_key_hashes(call.key_hashes, len(call.roots), "Persist.key_hashes")
+            check_event_ids(call.ids, call.values, "Persist.ids")
+            if call.position is not None:
+                check_name(call.position.partition, "Persist.position.partition")
+        case calls.Ingest():
+            check_name(call.stream, "Ingest.stream")
+        case calls.Xor():
+            _check_ids(call.roots, "Xor.roots")
+            _check_lengths("Xor", len(call.roots), values=call.values)
+            check_event_ids(call.ids, call.values, "Xor.ids")
+        case calls.Touch():
+            _check_ids(call.roots, "Touch.roots")
+        case calls.Fail():
+            _check_failures(call.failures, "Fail.failures")
+        case calls.ClaimJob():
+            check_name(call.job, "ClaimJob.job")
+        case calls.OpenStream():
+            check_name(call.stream, "OpenStream.stream")
+        case calls.TakeReplays():
+            check_name(call.stream, "TakeReplays.stream")
+            _check_least(call.limit, 1, "TakeReplays.limit")
+        case calls.Recall() | calls.StreamStatusCall():
+            _check_streams(call.streams, f"{type(call).__name__}.streams")
+        case calls.OpenQuery():
+            check_name(call.query, "OpenQuery.query")
+            for index, stream in enumerate(call.streams):
+                check_name(stream, f"OpenQuery.streams[{index}]")
+        case calls.Deliverable():
+            check_name(call.stream, "Deliverable.stream")
+            _check_least(call.start, 0, "Deliverable.start")
+            _check_least(call.max_rows, 0, "Deliverable.max_rows")
+        case calls.ReadDeliveries():
+            check_name(call.stream, "ReadDeliveries.stream")
+            _check_range(call.start, call.end, "ReadDeliveries")
+        case calls.BeginBatch() | calls.Commit():
+            _check_batch(call)
+        case calls.Seal():
+            _check_batch(call)
+            _check_verdict(call)
+            for stream, (start, end) in call.delivered.items():
+                check_name(stream, "Seal.delivered")
+                _check_range(start, end, f"Seal.delivered[{stream!r}]")
+        case calls.Reseal():
+            _check_batch(call)
+            _check_verdict(call)
+        case calls.QueryStatusCall() | calls.ReportCircuits():
+            check_name(call.query, f"{type(call).__name__}.query")
+        case calls.PutCursor() | calls.GetCursor():
+            check_name(call.stream, f"{type(call).__name__}.stream")
+            check_name(call.reader, f"{type(call).__name__}.reader")
+            if isinstance(call, calls.PutCursor) and len(call.position) > MAX_NAME_BYTES:
+                raise MalformedRequestError(f"PutCursor.position: expected {MAX_NAME_BYTES} bytes at most")
+        case calls.ListRecords():
+            if call.state not in LIST_STATES:
+                raise MalformedRequestError(
+                    f"ListRecords.state: expected one of {', '.join(LIST_STATES)}, got {call.state!r}"
+                )
+            _check_least(call.limit, 1, "ListRecords.limit")
+        case calls.Explain():
+            if not 0 < call.root < 1 << 64:
+                raise MalformedRequestError(f"Explain.root: expected an id, 1 to 2^64-1, got {call.root}")
+        case calls.Requeue() | calls.Purge() | calls.Stats():
+            pass
+
+
+def check_envelope(envelope: Envelope) -> None:
+    """Raise `MalformedRequestError` unless the envelope names a client and a sequence from 1."""
+    check_name(envelope.client, "client")
+    _check_least(envelope.sequence, 1, "sequence")
+
+
+def check_name(name: str, where: str) -> None:
+    """Raise `MalformedRequestError` unless ``name`` has 1 to `MAX_NAME_BYTES` bytes and no NUL."""
+    size = len(name.encode("utf-8", "surrogatepass"))
+    if not 1 <= size <= MAX_NAME_BYTES or "\0" in name:
+        raise MalformedRequestError(
+            f"{where}: expected 1 to {MAX_NAME_BYTES} bytes without NUL, got {size} bytes"
+        )
+
+
+def _check_ids(ids: U64, where: str) -> None:
+    # Twice as fast as `all`, and four times for a few ids.
+    if np.count_nonzero(ids) != ids.size:
+        index = int(np.flatnonzero(ids == 0)[0])
+        raise MalformedRequestError(f"{where}[{index}]: 0 is never an id")
+
+
+def _check_streams(streams: tuple[str, ...], where: str) -> None:
+    if not streams:
+        raise MalformedRequestError(f"{where}: expected one name or more, got none")
+    for index, stream in enumerate(streams):
+        check_name(stream, f"{where}[{index}]")
+        if stream in streams[:index]:
+            raise MalformedRequestError(f"{where}[{index}]: {stream!r} is named twice")
+
+
+def _check_lengths(call: str, rows: int, **columns: Sized) -> None:
+    for name, column in columns.items():
+        if len(column) != rows:
+            raise MalformedRequestError(
+                f"{call}.{name}: expected {rows} rows, as {call}.roots has, got {len(column)}"
+            )
+
+
+def _check_key_hashes(key_hashes: I32 | None, rows: int, where: str) -> None:
+    if key_hashes is None:
+        return
+    if len(key_hashes) != rows:
+        raise MalformedRequestError(f"{where}: expected {rows} rows, as roots has, got {len(key_hashes)}")
+    if key_hashes.ndim not in (1, 2) or 0 in key_hashes.shape[1:]:
+        raise MalformedRequestError(
+            f"{where}: expected shape (n,) or (n, selectors), got {key_hashes.shape}; leave it out without keys"
+        )
+
+
+def _check_failures(failures: tuple[calls.Failure, ...], where: str) -> None:
+    for index, failure in enumerate(failures):
+        if not 0 < failure.root < 1 << 64:
+            raise MalformedRequestError(
+                f"{where}[{index}].root: expected an id, 1 to 2^64-1, got {failure.root}"
+            )
+        if failure.after_ms is not None and not 0 <= failure.after_ms <= MAX_RETRY_LATER_MS:
+            raise MalformedRequestError(
+                f"{where}[{index}].after_ms: expected 0 to {MAX_RETRY_LATER_MS}, got {failure.after_ms}"
+            )
+
+
+def _check_least(value: int, least: int, where: str) -> None:
+    # The upper bound is what the store's signed 64-bit fields hold.
+    if not least <= value < 1 << 63:
+        raise MalformedRequestError(f"{where}: expected {least} to 2^63-1, got {value}")
+
+
+def _check_range(start: int, end: int, where: str) -> None:
+    _check_least(start, 0, f"{where}.start")
+    _check_least(end, start, f"{where}.end")
+
+
+def _check_batch(call: calls.BeginBatch | calls.Seal | calls.Reseal | calls.Commit) -> None:
+    where = type(call).__name__
+    check_name(call.query, f"{where}.query")
+    _check_least(call.epoch, 0, f"{where}.epoch")
+    _check_least(call.batch, 0, f"{where}.batch")
+
+
+def _check_report(report: calls.Report, where: str) -> None:
+    for index, event in enumerate(report.done):
+        part = f"{where}.done[{index}]"
+        _check_lengths(part, len(event.roots), values=event.values)
+        check_event_ids(event.ids, event.values, f"{part}.ids")
+    for index, fail in enumerate(report.failed):
+        _check_failures(fail.failures, f"{where}.failed[{index}].failures")
+
+
+def _check_verdict(call: calls.Seal | calls.Reseal) -> None:
+    where = type(call).__name__
+    _check_failures(call.redelivered, f"{where}.redelivered")
+    _check_failures(call.resumed, f"{where}.resumed")
+    _check_report(call.report, f"{where}.report")
+    for index, sealed in enumerate(call.failed):
+        part = f"{where}.failed[{index}]"
+        check_name(sealed.stream, f"{part}.stream")
+        _check_ids(sealed.roots, f"{part}.roots")
+        _check_lengths(part, len(sealed.roots), payload=sealed.payload, failures=sealed.failures)
+        _check_key_hashes(sealed.key_hashes, len(sealed.roots), f"{part}.key_hashes")
+        for row, failure in enumerate(sealed.failures):
+            if failure.root != int(sealed.roots[row]):
+                raise MalformedRequestError(f"{part}.failures[{row}].root: differs from {part}.roots[{row}]")
+    for index, emitted in enumerate(call.emitted):
+        part = f"{where}.emitted[{index}]"
+        check_name(emitted.stream, f"{part}.stream")
+        _check_ids(emitted.roots, f"{part}.roots")
+        _check_lengths(part, len(emitted.roots), values=emitted.values)
+        check_event_ids(emitted.ids, emitted.values, f"{part}.ids")
+        if emitted.payload is not None:
+            _check_lengths(part, len(emitted.roots), payload=emitted.payload)

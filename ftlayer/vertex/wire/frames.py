@@ -1,0 +1,158 @@
+"""Frames: one call, or one reply, as a msgpack map.
+
+call     ``{"call": name, "fields": {…}}``, and for a call that is to have its effect once ``"client"`` and
+         ``"sequence"`` as well (see `ftlayer.vertex.calls.Envelope`)
+reply    ``{"reply": name, "fields": {…}}``
+error    ``{"error": code, "message": text}``; the codes are those of `ftlayer.errors`
+
+A reply or an error in a stream of calls has ``"sequence"`` too. What the fields look like is said in
+`ftlayer.vertex.wire.codec`; names and meanings are the dataclasses of `ftlayer.vertex.calls`.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any
+
+import msgpack
+import pyarrow as pa
+
+from ftlayer.errors import FTLayerError, MalformedRequestError, VertexError, error_for_code
+from ftlayer.printable import shortened
+from ftlayer.records.packed import unpack
+from ftlayer.vertex.calls import Call, Deliverable, Envelope, MutatingCall, ReadingCall, Reply
+from ftlayer.vertex.wire.checks import check_call, check_envelope
+from ftlayer.vertex.wire.codec import dataclass_codec, malformed
+
+# `Deliverable` changes something, but nothing that asking again would change twice.
+ENVELOPED = frozenset(typing.get_args(MutatingCall)) - {Deliverable}
+READING = typing.get_args(ReadingCall)
+CALLS: dict[str, type] = {
+    kind.__name__: kind for kind in typing.get_args(MutatingCall) + typing.get_args(ReadingCall)
+}
+REPLIES: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Reply)}
+
+
+def pack(value: Any, what: str) -> bytes:
+    """Return ``value`` as msgpack; `MalformedRequestError` for an integer or a text it cannot hold."""
+    try:
+        return typing.cast(bytes, msgpack.packb(value))
+    except UnicodeEncodeError as error:
+        raise MalformedRequestError(
+            f"{what}: a text with a lone surrogate, which UTF-8 does not have: {error.object!r}"
+        ) from None
+    except (ValueError, OverflowError, TypeError) as error:
+        raise MalformedRequestError(f"{what}: {error}") from None
+
+
+def unpack_map(
+    data: bytes | pa.Buffer, what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Read a msgpack map with exactly these keys; `MalformedRequestError` names what is wrong in ``what``."""
+    try:
+        value = unpack(data)
+    except ValueError as error:
+        raise MalformedRequestError(f"{what}: {error}") from None
+    if type(value) is not dict:
+        raise malformed(what, "a msgpack map", value)
+    for key in required:
+        if key not in value:
+            raise MalformedRequestError(f"{what}: {key!r} is missing")
+    for key in value:
+        if key not in required and key not in optional:
+            raise MalformedRequestError(f"{what}: unknown key {key!r}")
+    return value
+
+
+# ---------------------------------------------------------------- calls
+
+
+def encode_call(call: Call, envelope: Envelope | None) -> bytes:
+    """Return the frame of ``call``; `MalformedRequestError` where the vertex would refuse it anyway."""
+    check_call(call)
+    return frame_of(call, fields_of(call), envelope)
+
+
+def fields_of(call: Call) -> dict[str, Any]:
+    """Return the fields of ``call``, its batches as bytes already: the long part of writing a frame."""
+    kind: type = type(call)
+    fields: dict[str, Any] = dataclass_codec(kind).pack(call)
+    return fields
+
+
+def frame_of(call: Call, fields: dict[str, Any], envelope: Envelope | None) -> bytes:
+    """Return the frame of a checked ``call``, whose `fields_of` are known."""
+    name = type(call).__name__
+    frame: dict[str, Any] = {"call": name, "fields": fields}
+    if envelope is not None:
+        frame |= {"client": envelope.client, "sequence": envelope.sequence}
+    return pack(frame, name)
+
+
+def decode_call(data: bytes | pa.Buffer) -> tuple[Call, Envelope | None]:
+    """Read and check a call's frame. Whatever is wrong with it is a `MalformedRequestError`."""
+    return call_of(open_frame(data))
+
+
+def open_frame(data: bytes | pa.Buffer) -> dict[str, Any]:
+    """Read a call's frame as far as its names; `call_of` reads the rest."""
+    return unpack_map(data, "call", ("call", "fields"), ("client", "sequence"))
+
+
+def call_of(frame: dict[str, Any]) -> tuple[Call, Envelope | None]:
+    """Read and check the call in a frame; `MalformedRequestError` names what is wrong."""
+    name = frame["call"]
+    kind = CALLS.get(name) if type(name) is str else None
+    if kind is None:
+        raise MalformedRequestError(f"call: no call {name!r}; there are {', '.join(sorted(CALLS))}")
+    envelope = None
+    if kind in ENVELOPED:
+        envelope = envelope_of(frame)
+    elif "client" in frame or "sequence" in frame:
+        raise MalformedRequestError(f"client: {name} has no envelope")
+    call = dataclass_codec(kind).unpack(frame["fields"], name)
+    check_call(call)
+    return call, envelope
+
+
+def envelope_of(frame: dict[str, Any]) -> Envelope:
+    """Return the envelope a frame carries; `MalformedRequestError` where it lacks one."""
+    client, sequence = frame.get("client"), frame.get("sequence")
+    if type(client) is not str:
+        raise malformed("client", "a name", client)
+    if type(sequence) is not int:
+        raise malformed("sequence", "an integer from 1", sequence)
+    envelope = Envelope(client, sequence)
+    check_envelope(envelope)
+    return envelope
+
+
+# ---------------------------------------------------------------- replies
+
+
+def encode_reply(reply: Reply, sequence: int | None = None) -> bytes:
+    """Return the frame of ``reply``."""
+    kind: type = type(reply)
+    frame = {"reply": kind.__name__, "fields": dataclass_codec(kind).pack(reply)}
+    return pack(frame if sequence is None else frame | {"sequence": sequence}, kind.__name__)
+
+
+def encode_error(error: FTLayerError, sequence: int | None = None) -> bytes:
+    """Return the frame of an error; what it quotes of a request is bounded (`ftlayer.printable.shortened`)."""
+    frame = {"error": error.code, "message": shortened(str(error))}
+    return pack(frame if sequence is None else frame | {"sequence": sequence}, "error")
+
+
+def decode_reply(data: bytes | pa.Buffer) -> tuple[Reply | FTLayerError, int | None]:
+    """Read a reply's or an error's frame, and the sequence it answers. The error is returned, not raised.
+
+    Raises `VertexError` for bytes that no vertex of this version sends.
+    """
+    try:
+        frame = unpack_map(data, "reply", (), ("reply", "fields", "error", "message", "sequence"))
+        if "error" in frame:
+            return error_for_code(str(frame["error"]))(str(frame.get("message"))), frame.get("sequence")
+        kind = REPLIES[frame["reply"]]
+        return dataclass_codec(kind).unpack(frame["fields"], frame["reply"]), frame.get("sequence")
+    except (MalformedRequestError, KeyError, TypeError) as error:
+        raise VertexError(f"the vertex sent a reply that this client cannot read: {error}") from error

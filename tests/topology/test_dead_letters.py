@@ -1,0 +1,46 @@
+"""A graph with a stream of dead letters: which streams of the vertex it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ftlayer.errors import UnsupportedError
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.operators import IterableSource, ReaderSource
+
+
+class Letters:
+    def __init__(self, streams: Any) -> None:
+        self.streams = list(streams)
+
+
+def connector_of(env: GraphBuilder, uid: str) -> Any:
+    return env.build().node(uid).operator.connector  # type: ignore[union-attr]
+
+
+def test_letters_are_those_of_the_sources_upstream_by_their_last_names(env: GraphBuilder) -> None:
+    env.open_letters = Letters
+    orders, other = env.source([], "n int"), env.source([], "n int", uid="other")
+    mapped = orders.map(abs)
+    letters = mapped.dead_letters(uid="letters")
+    mapped.union(other).sink(print)
+    letters.filter(bool).sink(print)
+    letters.dead_letters(uid="of-letters").sink(print)
+    orders.uid("orders")
+    connector = connector_of(env, "letters")
+    assert isinstance(connector, ReaderSource)
+    assert connector.reader.streams == ["shop/orders"]
+    assert connector_of(env, "of-letters").reader.streams == ["shop/letters"]
+    assert env.build().node("letters").parallelism == 1
+
+
+def test_without_tracking_there_are_none(off: GraphBuilder) -> None:
+    source = off.source([], "n int")
+    source.sink(print)
+    with pytest.raises(UnsupportedError, match="where its records are tracked"):
+        source.dead_letters()
+    off.open_letters = Letters
+    source.dead_letters(uid="letters").sink(print)
+    assert isinstance(connector_of(off, "letters"), IterableSource)

@@ -1,0 +1,150 @@
+"""Which rules of retries an operator of a graph has: its own, its sources', the topology's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ftlayer.circuit import Limit
+from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
+from ftlayer.functions.retry_rules import rules_of
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.facts import rules_of_operator
+from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.topology.streams import DataStream
+from ftlayer.vertex.calls import StreamCircuit, StreamOptions
+
+
+def one(value: Any) -> Any:
+    return value
+
+
+def rules_in(env: GraphBuilder, **options: Any) -> dict[str, Any]:
+    graph = job_graph(env.build(), **options)
+    return {op.uid: rules_of_operator(op).levels for vertex in graph.vertices for op in vertex.operators}
+
+
+def test_rules_come_from_the_operator_its_source_and_the_topology(env: GraphBuilder) -> None:
+    source = env.source([], "n int", uid="source", dead_on=KeyError)
+    source.map(one, uid="own", retry_on=OSError).map(one, uid="plain").sink(
+        print, uid="out", dead_on=EOFError
+    )
+    found = rules_in(env, rules=rules_of(None, ValueError, "layer"))
+    layer, of_source = rules_of(None, ValueError, "").levels, rules_of(None, KeyError, "").levels
+    assert found["plain"] == found["source"] == found["replay:source"] == of_source + layer
+    assert found["own"] == rules_of(OSError, None, "").levels + of_source + layer
+    assert found["out"] == rules_of(None, EOFError, "").levels + of_source + layer
+
+
+def every_operator(stream: DataStream, **rules: Any) -> list[Any]:
+    """Return what adds each operator that can fail a record."""
+    from ftlayer.functions.process import ProcessFunction
+    from ftlayer.topology.windows import tumbling
+
+    class Plain(ProcessFunction):
+        def process(self, record: Any, ctx: Any) -> Any:
+            return [record]
+
+    timed = stream.map(one, "n int, ts timestamp").assign_watermarks("ts").key_by("n")
+    keyed = stream.key_by("n")
+    state = {"volatile_state": True, **rules}
+    return [
+        lambda: stream.map(one, **rules),
+        lambda: stream.flat_map(one, **rules),
+        lambda: stream.filter(one, **rules),
+        lambda: stream.map_batches(one, **rules),
+        lambda: stream.process(Plain(), **rules),
+        lambda: keyed.reduce(max, **state),
+        lambda: keyed.aggregate(int, max, "n int", **state),
+        lambda: keyed.process(Plain(), **state),
+        lambda: timed.window(tumbling("1s")).reduce(max, **state),
+        lambda: timed.window(tumbling("1s")).aggregate(int, max, "n int", **state),
+        lambda: timed.window(tumbling("1s")).process(lambda key, window, records: records, "n int", **state),
+        lambda: timed.join(timed, lower=0, upper=1, function=max, schema="n int", **state),
+        lambda: stream.sink(print, **rules),
+    ]
+
+
+@pytest.mark.parametrize("number", range(13))
+def test_every_operator_takes_rules_and_refuses_what_is_none(env: GraphBuilder, number: int) -> None:
+    stream = env.source([], "n int")
+    with pytest.raises(ConfigError, match="retry_on"):
+        every_operator(stream, retry_on=3)[number]()
+    every_operator(stream, dead_on=KeyError)[number]()
+    last = env._nodes[-1].operator
+    assert rules_of_operator(last) == rules_of(None, KeyError, "")
+
+
+@pytest.mark.parametrize("number", range(13))
+def test_every_operator_takes_a_limit_of_failures(env: GraphBuilder, number: int) -> None:
+    stream = env.source([], "n int")
+    with pytest.raises(ConfigError, match="max_failing"):
+        every_operator(stream, max_failing="many")[number]()
+    every_operator(stream, max_failing="5%")[number]()
+    assert rules_of_operator(env._nodes[-1].operator).limit == Limit(share=0.05)
+
+
+def test_streams_have_the_breakers_of_what_they_feed(env: GraphBuilder) -> None:
+    from ftlayer.functions.process import ProcessFunction
+
+    class Late(ProcessFunction):
+        def process(self, record: Any, ctx: Any) -> Any:
+            ctx.set_processing_timer(0)
+            return []
+
+        def on_timer(self, time_ms: int, ctx: Any) -> Any:
+            return [1]
+
+    left = env.source([], "n int", uid="left", max_failing=7)
+    right = env.source([], "n int", uid="right")
+    env.source([], "n int", uid="aside").sink(print, uid="else")
+    both = left.union(right).map(one, "n int", uid="enrich", max_failing="5%")
+    timed = both.key_by("n").process(Late(), "n int", uid="timed", volatile_state=True)
+    timed.sink(print, uid="out", max_failing="100/min")
+    graph = job_graph(env.build(), limit=Limit(share=0.1))
+    whole, enrich = StreamCircuit("", Limit(share=0.1)), StreamCircuit("enrich", Limit(share=0.05))
+    out = StreamCircuit("out", Limit(count=100))
+    paused = StreamCircuit("out", Limit(count=100), counts=False)
+    found = {name.partition("/")[2]: set(options.circuits) for name, options in graph.options}
+    assert found == {
+        "left": {StreamCircuit("left", Limit(count=7)), enrich, paused},
+        "right": {whole, enrich, paused},
+        "aside": {whole},
+        "timed": {whole, out},
+    }
+
+
+def test_with_checkpoints_a_limit_of_failures_is_refused(off: GraphBuilder) -> None:
+    off.source([], "n int").map(one, uid="parse", max_failing=10).sink(print)
+    with pytest.raises(UnsupportedError, match=r"'parse': max_failing is about single records"):
+        job_graph(off.build(), max_parallelism=8)
+
+
+def test_circuits_are_not_given_with_the_options_of_a_source(env: GraphBuilder) -> None:
+    options = StreamOptions(circuits=(StreamCircuit("", Limit(count=1)),))
+    with pytest.raises(ConfigError, match="use max_failing"):
+        env.source([], "n int", retry=options)
+
+
+def test_sources_that_differ_are_named_unless_the_operator_decides(env: GraphBuilder) -> None:
+    left, right = env.source([], "n int", dead_on=KeyError), env.source([], "n int")
+    both = left.union(right)
+    both.map(one, retry_on=OSError).sink(print, retry_on=OSError)
+    job_graph(env.build())
+    both.map(one, uid="undecided", dead_on=OSError).sink(print, retry_on=OSError)
+    with pytest.raises(
+        InvalidTopologyError, match=r"'undecided' has records of 'source-1' and of 'source-2'"
+    ):
+        job_graph(env.build())
+
+
+def test_with_checkpoints_rules_are_refused(off: GraphBuilder) -> None:
+    off.source([], "n int").map(one, uid="parse", dead_on=KeyError).sink(print)
+    with pytest.raises(UnsupportedError, match=r"'parse': retry_on and dead_on"):
+        job_graph(off.build(), max_parallelism=8)
+
+
+def test_pauses_of_a_source_that_could_never_come_are_refused(env: GraphBuilder) -> None:
+    with pytest.raises(ConfigError, match=r"source: retry: backoff has 3 pauses"):
+        env.source([], "n int", retry=StreamOptions(max_attempts=2, backoff_ms=(1, 2, 3)))

@@ -1,0 +1,277 @@
+"""Several shards behind one face."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ftlayer.config import VertexOptions
+from ftlayer.errors import (
+    ConfigError,
+    MalformedRequestError,
+    ProtocolError,
+    StaleIncarnationError,
+    StoreDamagedError,
+    StorePathError,
+)
+from ftlayer.records.ids import random_root_ids
+from ftlayer.vertex.calls import (
+    Accepted,
+    BeginBatch,
+    Changed,
+    Commit,
+    EmittedRows,
+    Fail,
+    Failed,
+    Failure,
+    Ingest,
+    ListRecords,
+    OpenQuery,
+    OpenStream,
+    Persist,
+    Purge,
+    QueryOpened,
+    QueryStatusCall,
+    Seal,
+    SealedRows,
+    Stats,
+    StreamOpened,
+    Touch,
+    Touched,
+    Xor,
+    Xored,
+)
+from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.rules.owners import owner_of
+from ftlayer.vertex.service.embedded import EmbeddedVertex
+from ftlayer.vertex.service.routing import Router
+
+SHARDS = 4
+
+
+@pytest.fixture
+def running(tmp_path: Path, serving: Callable[..., Any]) -> Iterator[Any]:
+    with serving(tmp_path / "vertex", shards=SHARDS) as it:
+        yield it
+
+
+def persist(client: VertexClient, stream: str, rows: int = 3) -> Persist:
+    shard, shards = client.shard_of(stream)
+    assert shards == SHARDS
+    roots = random_root_ids(rows, shard=shard, shards=shards)
+    return Persist(stream, pa.record_batch({"n": range(rows)}), roots, random_root_ids(rows))
+
+
+def streams_of_all_shards(client: VertexClient) -> list[str]:
+    found: dict[int, str] = {}
+    for number in range(100):
+        found.setdefault(client.shard_of(f"job{number}/s")[0], f"job{number}/s")
+    assert len(found) == SHARDS
+    return list(found.values())
+
+
+@pytest.fixture
+def pending(client: VertexClient) -> list[Persist]:
+    """Three pending roots on each shard."""
+    calls = []
+    for stream in streams_of_all_shards(client):
+        client.call(OpenStream(stream))
+        call = persist(client, stream)
+        assert client.call(call) == Accepted(3)
+        calls.append(call)
+    return calls
+
+
+def joined(calls: list[Persist]) -> tuple[np.ndarray, np.ndarray]:
+    order = np.random.default_rng(1).permutation(3 * len(calls))
+    return (
+        np.concatenate([call.roots for call in calls])[order],
+        np.concatenate([call.values for call in calls])[order],
+    )
+
+
+def test_streams_of_one_job_share_a_shard(client: VertexClient) -> None:
+    assert len({client.shard_of(f"job/{number}")[0] for number in range(20)}) == 1
+    assert owner_of("ingest/clicks") == "ingest/clicks"
+
+
+def test_one_xor_completes_roots_of_all_shards(client: VertexClient, pending: list[Persist]) -> None:
+    roots, values = joined(pending)
+    incarnation = client.health().incarnation
+    assert client.call(Touch(roots, incarnation)) == Touched(12)
+    with client.pipeline() as pipeline:
+        assert pipeline.submit(Xor(roots, values, incarnation)).result() == Xored(12, 0)
+    assert client.call(Xor(roots[:0], values[:0], incarnation)) == Xored(0, 0)
+
+
+def test_stats_are_of_all_shards(client: VertexClient, pending: list[Persist]) -> None:
+    stats: Any = client.call(Stats())
+    assert stats.values["pending"] == 12
+    assert 0 < stats.values["used_share"] < 0.5
+
+
+def test_an_incarnation_of_one_shard_is_none_of_the_vertex(
+    client: VertexClient, pending: list[Persist]
+) -> None:
+    roots, values = joined(pending)
+    opened: Any = client.call(OpenStream("job0/s"))
+    assert isinstance(opened, StreamOpened)
+    assert opened.incarnation == client.health().incarnation == SHARDS
+    with pytest.raises(StaleIncarnationError):
+        client.call(Xor(roots, values, 1))
+
+
+def test_roots_of_another_shard_are_refused(client: VertexClient) -> None:
+    stream = streams_of_all_shards(client)[0]
+    client.call(OpenStream(stream))
+    call = persist(client, stream)
+    other = (client.shard_of(stream)[0] + 1) % SHARDS
+    foreign = call.roots.copy()
+    foreign[1] = random_root_ids(1, shard=other, shards=SHARDS)[0]
+    with pytest.raises(MalformedRequestError, match=r"Persist\.roots\[1\]"):
+        client.call(dataclasses.replace(call, roots=foreign))
+
+
+def test_records_of_all_shards_are_listed_and_purged(client: VertexClient, pending: list[Persist]) -> None:
+    roots, _ = joined(pending)
+    failures = tuple(Failure(int(root), "bad", fatal=True) for root in roots)
+    assert client.call(Fail(failures, client.health().incarnation)) == Failed(0, 12, 0)
+    keys: list[bytes] = []
+    after = b""
+    while True:
+        page: Any = client.call(ListRecords("dead", limit=2, after=after))
+        keys += [record.key for record in page.records]
+        after = page.more
+        if not after:
+            break
+    assert len(set(keys)) == len(keys) == 12
+    one: Any = client.call(ListRecords("dead", pending[2].stream))
+    assert {record.root for record in one.records} == set(pending[2].roots.tolist())
+    assert client.call(Purge(tuple(keys[:5]))) == Changed(5)
+    assert client.call(Purge(tuple(keys))) == Changed(7)
+    assert client.call(Purge(())) == Changed(0)
+    for wrong in (b"", b"\xff\xff", b"\x00\x04"):
+        with pytest.raises(MalformedRequestError, match=r"keys\[0\]"):
+            client.call(Purge((wrong,)))
+
+
+# ---------------------------------------------------------------- queries
+
+
+def test_a_query_is_where_its_ingest_is_for_ever(client: VertexClient) -> None:
+    ingest = "ingest/clicks"
+    home = client.shard_of(ingest)[0]
+    for number in range(6):
+        query = f"query{number}"
+        if number:
+            ingest = f"ingest/clicks{number}"
+        client.call(OpenQuery(query, "run", (ingest, f"{query}/logs")))
+        assert client.shard_of(f"{query}/logs")[0] == client.shard_of(ingest)[0]
+        status: Any = client.call(QueryStatusCall(query))
+        assert status.drained
+    assert client.shard_of("ingest/clicks")[0] == home
+
+
+def far_apart(client: VertexClient, count: int) -> list[str]:
+    found: dict[int, str] = {}
+    for number in range(100):
+        found.setdefault(client.shard_of(f"ingest/i{number}")[0], f"ingest/i{number}")
+    return list(found.values())[:count]
+
+
+def test_ingests_of_different_shards_cannot_be_read_by_one_query(client: VertexClient) -> None:
+    first, second = far_apart(client, 2)
+    with pytest.raises(ProtocolError, match="one ingest a query"):
+        client.call(OpenQuery("q", "run", (first, second)))
+    client.call(OpenQuery("q", "run", (first,)))
+    with pytest.raises(ProtocolError, match="new name"):
+        client.call(OpenQuery("q", "run", (second,)))
+    client.call(OpenQuery("q", "another run", (first,)))
+
+
+def test_the_batch_protocol_on_the_querys_shard(client: VertexClient) -> None:
+    [ingest] = far_apart(client, 1)
+    opened: Any = client.call(OpenQuery("q", "run", (ingest, "q/logs")))
+    assert isinstance(opened, QueryOpened)
+    client.call(Ingest(ingest, pa.record_batch({"n": [1, 2]})))
+    client.call(BeginBatch("q", opened.epoch, 0))
+    shard, shards = client.shard_of("q/logs")
+    assert (opened.shard, opened.shards) == (shard, shards)
+    roots = random_root_ids(1, shard=shard, shards=shards)
+    failed = SealedRows("q/logs", pa.record_batch({"n": [1]}), roots, (Failure(int(roots[0]), "bad"),))
+    seal = Seal("q", opened.epoch, 0, {}, (failed,))
+    elsewhere = streams_of_all_shards(client)
+    elsewhere = [stream for stream in elsewhere if client.shard_of(stream)[0] != shard]
+    foreign = random_root_ids(1, shard=(shard + 1) % shards, shards=shards)
+    for wrong, named in [
+        (dataclasses.replace(seal, delivered={elsewhere[0]: (0, 1)}), "delivered"),
+        (dataclasses.replace(seal, failed=(dataclasses.replace(failed, stream=elsewhere[0]),)), "failed"),
+        (dataclasses.replace(seal, emitted=(EmittedRows("q/logs", None, foreign, foreign),)), "emitted"),
+    ]:
+        with pytest.raises(MalformedRequestError, match=named):
+            client.call(wrong)
+    client.call(seal)
+    client.call(Commit("q", opened.epoch, 0))
+    status: Any = client.call(QueryStatusCall("q"))
+    assert status.waiting == 1
+
+
+# ---------------------------------------------------------------- what is fixed at the first start
+
+
+def test_the_number_of_shards_is_fixed(tmp_path: Path, serving: Callable[..., Any]) -> None:
+    with serving(tmp_path / "vertex", shards=2):
+        pass
+    with pytest.raises(ConfigError, match="shards=2"), serving(tmp_path / "vertex", shards=4):
+        pass
+    with serving(tmp_path / "vertex", shards=2) as running:
+        assert running.client().health().shards == 2
+
+
+def test_the_store_is_for_its_owner_alone(tmp_path: Path, serving: Callable[..., Any]) -> None:
+    with serving(tmp_path / "vertex"):
+        assert (tmp_path / "vertex").stat().st_mode & 0o777 == 0o700
+
+
+def test_routes_survive_and_are_checked(tmp_path: Path) -> None:
+    path = tmp_path / "routes.json"
+    router = Router(path, 8)
+    ingest = next(name for n in range(99) if router.shard_of(name := f"ingest/{n}") != router.shard_of("q"))
+    shard = router.open_query("q", (ingest,))
+    assert shard == router.shard_of(ingest)
+    assert Router(path, 8).shard_of("q") == shard
+    assert json.loads(path.read_text()) == {"q": shard}
+    path.write_text("[1, 2")
+    with pytest.raises(StoreDamagedError, match="routes"):
+        Router(path, 8)
+
+
+def test_a_directory_with_other_files_is_refused_and_left_as_it_is(
+    tmp_path: Path, serving: Callable[..., Any]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(StorePathError, match=r"has other files in it \(notes\.txt\)"), serving(tmp_path):
+        pass
+    with pytest.raises(StorePathError, match=r"notes\.txt"):
+        EmbeddedVertex(VertexOptions(tmp_path)).start()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_new_volume_and_what_a_start_that_was_cut_short_has_left_are_taken(
+    tmp_path: Path, serving: Callable[..., Any]
+) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "vertex.log").write_text("began")
+    (tmp_path / "vertex.new").write_text("{")
+    with serving(tmp_path):
+        pass
+    (tmp_path / "notes.txt").write_text("beside a store")
+    with serving(tmp_path) as running:
+        assert running.vertex.shards == 1
