@@ -31,8 +31,8 @@ def words_of(error: BaseException) -> str:
 def error_of_sink(error: Exception, sink: str) -> FTLayerError:
     """Return the error to raise from what a sink has raised: it names the sink and the class.
 
-    Where starting again cannot mend it, it is of the same class (for a user's own the nearest one of ftlayer's), else a
-    `QueryError`.
+    It is of the same class if that is one of ftlayer's, or derives from one, else a `QueryError`. What starting again
+    cannot mend is of the class that says so.
     """
     final = lasting(error)
     raised = error if final is None else final
@@ -40,5 +40,5 @@ def error_of_sink(error: Exception, sink: str) -> FTLayerError:
     if not said.startswith(type(raised).__name__):
         said = f"{type(raised).__name__}: {said}"
     note = f" ({_NO_PAUSE})" if isinstance(error, RetryLater) else ""
-    kind = QueryError if final is None else error_for_code(final.code)
+    kind = error_for_code(raised.code) if isinstance(raised, FTLayerError) else QueryError
     return kind(f"{sink} raised {said}{note}")

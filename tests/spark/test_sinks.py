@@ -14,7 +14,15 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import LongType, StructType
 
-from ftlayer.errors import ConfigError, FTLayerError, PermanentFailure, QueryError, RetryLater, RowsRejected
+from ftlayer.errors import (
+    ConfigError,
+    FTLayerError,
+    PermanentFailure,
+    QueryError,
+    RetryLater,
+    RowsRejected,
+    SinkError,
+)
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.recovery import lasting
 from ftlayer.spark.rejected import rejections
@@ -92,6 +100,8 @@ def test_what_a_sink_raises_names_it_and_the_class(
     assert str(error).startswith(f"{name} raised RetryLater: later (")
     assert "restart strategy" in str(error)
     assert lasting(error) is None
+    error = raised_by(SinkError("the table is gone"))
+    assert (type(error), str(error)) == (SinkError, f"{name} raised SinkError: the table is gone")
     error = raised_by(PermanentFailure("no way"))
     assert (type(error), str(error)) == (PermanentFailure, f"{name} raised PermanentFailure: no way")
 
