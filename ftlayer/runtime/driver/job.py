@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -40,6 +41,7 @@ class Job(JobThread):
         super().__init__(job)
         self._last_status: StreamStatus | None = None
         self._before: StreamStatus | None = None
+        self._asking = threading.Lock()
 
     @property
     def state(self) -> JobState:
@@ -58,12 +60,15 @@ class Job(JobThread):
 
         Of a job that is over it is what the vertex said at the first call behind its end.
         """
-        vertex = self._vertex_status()
-        moment_ms = now_ms()
+        # One at a time: an older answer behind a newer one would look like a vertex that counts from 0 again.
+        with self._asking:
+            vertex = self._vertex_status()
+            moment_ms = now_ms()
+            if vertex is not None:
+                with self._lock:
+                    self._meter.update_vertex(vertex, moment_ms)
         with self._lock:
             core = self._core
-            if vertex is not None:
-                self._meter.update_vertex(vertex, moment_ms)
             rates = {} if self._over.is_set() else self._meter.rates(moment_ms)
             totals = self._meter.totals
             return JobStatus(

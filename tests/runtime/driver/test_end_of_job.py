@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
+from itertools import count
 from typing import Any
 from unittest.mock import Mock
 
@@ -44,3 +47,38 @@ def test_a_part_that_cannot_be_closed_leaves_no_one_waiting_and_nothing_open(par
     for each in (made.planners, made.server, made.vertex):
         each.close.assert_called_once_with()
     made.on_over.assert_called_once_with()
+
+
+def test_two_threads_that_ask_for_the_status_count_nothing_twice() -> None:
+    """An older answer behind a newer one looks as if the vertex had been started again, and counted from 0."""
+    both_ask = threading.Barrier(2)
+    newer_is_counted = threading.Event()
+    asked = count()
+
+    def call(*_: Any, **__: Any) -> StreamStatus:
+        number = next(asked)
+        if number in (1, 2):
+            # Where one waits for the other they never meet here.
+            with suppress(threading.BrokenBarrierError):
+                both_ask.wait(0.5)
+                if number == 1:
+                    assert newer_is_counted.wait(WAIT_S)
+        return StreamStatus(0, 0, 0, 0, -1, done=(0, 5, 8)[min(number, 2)])
+
+    def look() -> None:
+        if job.status().counters["done"] == 8:
+            newer_is_counted.set()
+
+    job = Job("asked-1")
+    job.start(
+        parts(vertex=Mock(client=Mock(call=call)), planners=Mock(start=Mock(side_effect=ValueError("no"))))
+    )
+    assert job.over(WAIT_S)
+    # As while it runs: a job that is over asks once.
+    job._over.clear()
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for looker in lookers:
+        looker.start()
+    for looker in lookers:
+        looker.join(WAIT_S)
+    assert job.status().counters["done"] == 8
