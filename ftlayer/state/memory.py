@@ -51,6 +51,7 @@ class StateMemory:
         """``most``: what bases may keep."""
         self._most = most
         self._exact = True
+        self._has_grown = False
         self._moving = False
         self.front = 0
         self.layers = 0
@@ -69,7 +70,7 @@ class StateMemory:
     def grew(self, size: int) -> None:
         """So much more lies in bases; some of it may have replaced other values."""
         self.bases += size
-        self._exact = False
+        self._exact, self._has_grown = False, True
 
     def moved(self, size: int) -> None:
         """So much of the bases was moved to disk."""
@@ -78,15 +79,20 @@ class StateMemory:
         self._exact = False
 
     def excess(self, measure: Callable[[], int]) -> int:
-        """Return how many bytes of bases are to be moved to disk; ``measure`` returns what really lies there."""
-        if not self._exact and (self._is_over() or (self._moving and self.bases <= self._most)):
-            self.bases, self._exact = measure(), True
+        """Return how many bytes of bases are to be moved to disk; ``measure`` returns what really lies there.
+
+        It reads all bases, so it is called when they have grown and seem to be over, and when they seem to be down;
+        not for each slice that is moved in between.
+        """
+        seems_down = self._moving and self.bases <= self._most
+        if (self._has_grown and self._is_over()) or (not self._exact and seems_down):
+            self.bases, self._exact, self._has_grown = measure(), True, False
         self._moving = self._is_over() or (self._moving and self.bases > self._most)
         return self.bases - self._most if self._moving else 0
 
     def emptied(self) -> None:
         """Nothing lies in bases."""
-        self.bases, self._exact = 0, True
+        self.bases, self._exact, self._has_grown = 0, True, False
 
     def _is_over(self) -> bool:
         return 4 * self.bases > 5 * self._most

@@ -100,6 +100,21 @@ def test_bases_are_measured_before_anything_is_moved_for_what_was_only_written_a
     assert measured == [1_300, 1_300]
 
 
+def test_bases_are_measured_when_they_seem_over_and_when_they_seem_down_not_for_each_slice() -> None:
+    """Measuring reads all of them: with slices of some hundred entries it cost more than moving."""
+    rule, real, measured = StateMemory(1_000), [5_000], []
+
+    def measure() -> int:
+        measured.append(real[0])
+        return real[0]
+
+    rule.grew(5_000)
+    while rule.excess(measure):
+        real[0] -= 10
+        rule.moved(10)
+    assert measured == [5_000, 1_000]
+
+
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 500)), max_size=60))
 def test_what_is_moved_brings_bases_below_the_bound(steps: list[tuple[int, int]]) -> None:
     """``real`` is never more than what the rule knows, and moving goes on until it is below the bound."""
