@@ -277,6 +277,13 @@ class VertexUnavailableError(VertexError):
     recoverable = True
 
 
+class LayerClosedError(VertexError):
+    """An `FTLayer` that was closed, or something it gave out, is asked for something."""
+
+    code = "LAYER_CLOSED"
+    recoverable = False
+
+
 class ProtocolError(VertexError):
     """A call that is well-formed and makes no sense now (a commit without a seal, say)."""
 

@@ -212,7 +212,7 @@ class StreamEnvironment:
             ConfigError: the session cannot run slots, or a topology of this name runs already.
             JobStartError: there are too few task slots, or the driver cannot be reached.
             SessionLostError: Spark's JVM, or its Connect server, ends meanwhile.
-            VertexError: the vertex does not answer.
+            VertexError: the vertex does not answer, or the layer is closed (`LayerClosedError`).
             CheckpointError: there is nothing to restore from there, it is damaged, or it does not fit the topology.
         """
         check_bool(stop_at_latest, "stop_at_latest")
@@ -224,6 +224,8 @@ class StreamEnvironment:
             raise ConfigError(
                 "restore_from: there are checkpoints in barrier mode alone; give checkpointing=…"
             )
+        if self._layer is not None:
+            self._layer.check_open()
         graph = self.job_graph()
         ended = ended_before(graph.name, self._checkpointing, restore_from)
         if ended is not None:

@@ -25,7 +25,7 @@ from ftlayer.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.dead_letters.announcer import Announcer
 from ftlayer.dead_letters.letter import DeadLetter
-from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.notebook import tell
 from ftlayer.spark.frames import list_records, record_frame
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")
 MAX_ROWS = 100_000
+CLOSED = "the layer is closed: use it, and what it gave out, before FTLayer.close, or make another one"
 
 
 class FTLayer:
@@ -86,6 +87,8 @@ class FTLayer:
             check_function(on_dead, "on_dead", takes=1)
         self._on_dead = on_dead
         self._announcer: Announcer | None = None
+        self._others: list[VertexClient] = []
+        self._closed = False
         self.status = member(status, "status", FTStatus)
         check_bool(strict, "strict")
         self.strict = strict
@@ -217,7 +220,11 @@ class FTLayer:
 
     @property
     def client(self) -> VertexClient:
-        """The connection to the vertex; starts an embedded one if it does not run yet."""
+        """The connection to the vertex; starts an embedded one if it does not run yet.
+
+        Raises `LayerClosedError` after `close`.
+        """
+        self.check_open()
         if self._client is None:
             assert self._vertex_options is not None
             self._place_by_active_session()
@@ -230,6 +237,11 @@ class FTLayer:
             )
             self._client = self._embedded.client(client_id="driver")
         return self._client
+
+    def check_open(self) -> None:
+        """Raise `LayerClosedError` after `close`."""
+        if self._closed:
+            raise LayerClosedError(CLOSED)
 
     def check_retry(self, options: StreamOptions, what: str) -> None:
         """Raise `ConfigError` unless an embedded vertex can follow records for this ``timeout_ms``."""
@@ -279,12 +291,17 @@ class FTLayer:
     def close(self) -> None:
         """Stop an embedded vertex; what it holds stays in its store. Stop the queries first.
 
-        Tells ``on_dead`` what it was not told yet, for up to ten seconds.
+        Tells ``on_dead`` what it was not told yet, for up to ten seconds. After that every call of the layer, of its
+        ingests and of its dead letters' readers raises `LayerClosedError`, and calls that wait for the vertex end with
+        it, once the attempt under way has. Closing again does nothing.
         """
         if self._announcer is not None:
+            # First: the callback may use the layer.
             self._announcer.close()
-        if self._client is not None:
-            self._client.close()
+        self._closed = True
+        for client in (self._client, *self._others):
+            if client is not None:
+                client.end(LayerClosedError(CLOSED))
         if self._embedded is not None:
             self._embedded.stop()
 
@@ -311,6 +328,7 @@ class FTLayer:
 
         Raises `InvalidTopologyError`, `UnsupportedError` or `UnhashableKeyError` for what cannot be wrapped.
         """
+        self.check_open()
         rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self.rules)
         limit = limit_of(max_failing, f"source {name!r}")
         if isinstance(frame, Ingest):
@@ -342,6 +360,7 @@ class FTLayer:
         from where it came into the other query. ``retry_on``, ``dead_on`` and
         ``max_failing`` as for `source`.
         """
+        self.check_open()
         rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self.rules)
         limit = limit_of(max_failing, f"resume {name!r}")
         _check_name(name)
@@ -362,6 +381,7 @@ class FTLayer:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
         from ftlayer.spark.tracked import struct_of
 
+        self.check_open()
         _check_name(name)
         if not self.enabled:
             raise ConfigError(
@@ -457,6 +477,7 @@ class FTLayer:
         letter, after a pause of 1 s that doubles up to a minute; the failure is logged. Does nothing without
         ``on_dead``.
         """
+        self.check_open()
         if self._on_dead is None:
             return
         if self._announcer is None:
@@ -464,13 +485,15 @@ class FTLayer:
         self._announcer.watch(stream)
 
     def _another_client(self, client: VertexClient, label: str) -> VertexClient:
-        return VertexClient(
+        another = VertexClient(
             client.address,
             client.token,
             root_certs=client.root_certs,
             client_pem=client.client_pem,
             client_id=label,
         )
+        self._others.append(another)
+        return another
 
     @known_options
     def requeue(self, keys: Iterable[str | bytes]) -> int:

@@ -168,8 +168,9 @@ class TrackedWriter:
 
         Raises `ConfigError` if a query of this name runs already, `CheckpointMismatchError` if the checkpoint is not
         this query's, `InvalidTopologyError` for a function that cannot be pickled, `SessionLostError` if Spark's JVM
-        ends meanwhile, and whatever Spark or the vertex raises at the start.
+        ends meanwhile, `LayerClosedError` if the layer is closed, and whatever Spark or the vertex raises at the start.
         """
+        self._stream.layer.check_open()
         check_functions(self._stream.steps)
         spark = self._stream.source.frame.sparkSession
         with tells_of_its_end(spark):

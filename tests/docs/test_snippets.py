@@ -68,6 +68,7 @@ OTHERS_OPTIONS = {
 """Of the benchmarks, of spark-submit and of pytest."""
 
 CALLED_BY_FTLAYER = {
+    "check_open",
     "check_retry",
     "note_failure",
     "report",

@@ -171,6 +171,13 @@ class VertexClient:
         """Give the connection up. Pipelines are closed by themselves, before this."""
         self._connection.close()
 
+    def end(self, reason: FTLayerError) -> None:
+        """Close it permanently: later calls raise ``reason`` at once.
+
+        A call under way raises it instead of trying again; an attempt that the vertex answers ends as it would have.
+        """
+        self._connection.end(reason)
+
     # ------------------------------------------------------------ names
 
     def _start_names(self) -> None:

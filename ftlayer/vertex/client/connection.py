@@ -66,14 +66,21 @@ class Connection:
         self._is_here = where.is_here
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
+        self._end: FTLayerError | None = None
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[type[Connection], tuple[str, str, bytes | None, bytes | None]]:
         return Connection, (self.address, self.token, self.root_certs, self.client_pem)
 
     def client(self) -> flight.FlightClient:
-        """Return the Flight client; made on the first call of a process, without waiting for the vertex."""
+        """Return the Flight client; made on the first call of a process, without waiting for the vertex.
+
+        Raises what `end` was told, after it.
+        """
         with self._lock:
+            if self._end is not None:
+                # A copy: several threads raise it.
+                raise type(self._end)(*self._end.args)
             self.check_process()
             if self._client is None:
                 self._client = self._connect()
@@ -104,6 +111,12 @@ class Connection:
             if self._client is not None and self._pid == os.getpid():
                 self._client.close()
             self._client = None
+
+    def end(self, reason: FTLayerError) -> None:
+        """Give the connection up permanently: later calls of this process, and further attempts, raise ``reason``."""
+        with self._lock:
+            self._end = reason
+        self.close()
 
     def _connect(self) -> flight.FlightClient:
         options: list[tuple[str, int]] = [
