@@ -63,20 +63,23 @@ def make_certificate(hosts: list[str]) -> Certificate:
     )
 
 
-def check_certificate(cert: bytes, key: bytes) -> None:
-    """Raise `ConfigError` unless these are PEM of a certificate chain and of its private key; gRPC says nothing."""
-    chain = load_certificates(cert, "tls_cert")
+def check_certificate(cert: bytes, key: bytes, *, cert_option: str, key_option: str) -> None:
+    """Raise `ConfigError` unless these are PEM of a certificate chain and of its private key; gRPC says nothing.
+
+    One text may hold both. The options are those that the error names.
+    """
+    chain = load_certificates(cert, cert_option)
     try:
         private = serialization.load_pem_private_key(key, None)
     except TypeError:
         raise ConfigError(
-            "tls_key: the key has a passphrase, and a server cannot ask for it: give it without one"
+            f"{key_option}: the key has a passphrase, which gRPC cannot ask for: give it without one"
         ) from None
     except (ValueError, UnsupportedAlgorithm) as error:
         # The error's text may quote the key.
-        raise ConfigError(f"tls_key: expected PEM of a private key ({type(error).__name__})") from None
+        raise ConfigError(f"{key_option}: expected PEM of a private key ({type(error).__name__})") from None
     if _public(private) != _public(chain[0]):
-        raise ConfigError("tls_key: it is not the key of the first certificate of tls_cert")
+        raise ConfigError(f"{key_option}: the key is not that of the first certificate of {cert_option}")
 
 
 def load_certificates(pem: bytes, option: str) -> list[x509.Certificate]:

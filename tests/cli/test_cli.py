@@ -189,7 +189,7 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
     for cert, private, ca, said in (
         ("none", "key", "cert", "--tls-cert: expected PEM of certificates"),
         ("cert", "none", "cert", "--tls-key: expected PEM of a private key"),
-        ("cert", "other", "cert", "--tls-key: it is not the key of the first certificate of --tls-cert"),
+        ("cert", "other", "cert", "--tls-key: the key is not that of the first certificate of --tls-cert"),
         ("cert", "locked", "cert", "--tls-key: the key has a passphrase"),
         ("cert", "key", "none", "--tls-client-ca: expected PEM of certificates"),
     ):
@@ -198,6 +198,12 @@ def test_files_that_are_no_certificates_are_named(tmp_path: Path) -> None:
         code, output = ftlayer("serve", tmp_path / "store", "--listen", "127.0.0.1:0", *places)
         assert (code, said in output) == (2, True), output
     assert not (tmp_path / "store").exists()
+    for option in ("--root-certs", "--client-pem"):
+        place = ("--address", "grpc+tls://127.0.0.1:1", "--token-file", tmp_path / "token")
+        code, output = ftlayer("dead", "list", *place, option, tmp_path / "none")
+        assert (code, output.startswith(f"ftlayer: {option}: expected PEM of certificates")) == (2, True), (
+            output
+        )
 
 
 def test_inspect_says_what_is_wrong_with_a_path(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Connection:
             raise ConfigError(f"address: with root_certs use {way_out}")
         if not where.tls and client_pem is not None:
             raise ConfigError(f"address: with client_pem use {way_out}")
-        check_bytes(root_certs, "root_certs")
+        _check_certificates(root_certs, client_pem)
         check_token(token)
         self.address = address
         self.token = token
@@ -136,6 +136,21 @@ class Connection:
             private_key=self.client_pem,
             generic_options=options,
         )
+
+
+def _check_certificates(root_certs: bytes | None, client_pem: bytes | None) -> None:
+    """Look at the certificates before gRPC does, which would try until the deadline and name no reason."""
+    check_bytes(root_certs, "root_certs")
+    check_bytes(client_pem, "client_pem")
+    if root_certs is None and client_pem is None:
+        return
+    # Late: most clients have none.
+    from ftlayer.transport.tls import check_certificate, load_certificates
+
+    if root_certs is not None:
+        load_certificates(root_certs, "root_certs")
+    if client_pem is not None:
+        check_certificate(client_pem, client_pem, cert_option="client_pem", key_option="client_pem")
 
 
 def vertex_error(error: BaseException) -> FTLayerError | None:

@@ -137,7 +137,7 @@ def _check_tls(options: ServeOptions) -> None:
     # Late: most vertices have none.
     from ftlayer.transport.tls import check_certificate, load_certificates
 
-    check_certificate(options.tls_cert, options.tls_key)
+    check_certificate(options.tls_cert, options.tls_key, cert_option="tls_cert", key_option="tls_key")
     if options.tls_client_ca is not None:
         load_certificates(options.tls_client_ca, "tls_client_ca")
 

@@ -26,6 +26,7 @@ from ftlayer.errors import (
     UnsupportedError,
     VertexUnavailableError,
 )
+from ftlayer.transport.tls import make_certificate
 from ftlayer.vertex.calls import (
     Accepted,
     Deliverable,
@@ -343,6 +344,24 @@ def test_a_closed_pipeline_takes_nothing(client: VertexClient, batches: Any) -> 
 def test_wrong_arguments_are_named(address: str, options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named.replace("+", r"\+")):
         VertexClient(address, **({"token": TOKEN} | options))
+
+
+def test_certificates_that_are_none_are_named_at_once() -> None:
+    mine, other = make_certificate(["client"]), make_certificate(["client"])
+    for options, said in (
+        ({"root_certs": b"garbage"}, "root_certs: expected PEM of certificates"),
+        ({"root_certs": mine.key}, "root_certs: expected PEM of certificates"),
+        ({"client_pem": b"garbage"}, "client_pem: expected PEM of certificates"),
+        ({"client_pem": mine.key}, "client_pem: expected PEM of certificates"),
+        ({"client_pem": mine.cert}, "client_pem: expected PEM of a private key"),
+        ({"client_pem": mine.cert + other.key}, "client_pem: the key is not that of the first certificate"),
+        ({"client_pem": "text"}, "client_pem: expected at least 1 bytes, or None, got a str"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            VertexClient("grpc+tls://127.0.0.1:1", TOKEN, **options)
+    VertexClient(
+        "grpc+tls://127.0.0.1:1", TOKEN, root_certs=mine.cert + other.cert, client_pem=mine.cert + mine.key
+    )
 
 
 def test_a_pickled_client_has_names_of_its_own(running: Any, client: VertexClient, batches: Any) -> None:
