@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
@@ -141,12 +142,16 @@ class CheckpointConfig:
         check_int(self.max_file_size, "max_file_size", least=4 * KIB, most=MOST_BYTES)
         if type(self.max_space_amplification) is not int or self.max_space_amplification:
             # 0 is no bound.
-            check_number(self.max_space_amplification, "max_space_amplification", least=1, most=1e6)
+            check_number(
+                self.max_space_amplification, "max_space_amplification: 0 (no bound), or", least=1, most=1e6
+            )
         for option in fields(self):
             if option.type == "bool":
                 check_bool(getattr(self, option.name), option.name)
         for name in ("directory", "savepoint_directory", "local_recovery", "state_directory"):
             check_path(getattr(self, name), name)
+        for name in ("directory", "savepoint_directory"):
+            _check_scheme(getattr(self, name), name)
         object.__setattr__(self, "mode", member(self.mode, "mode", CheckpointingMode))
         if self.retention is not None:
             object.__setattr__(self, "retention", member(self.retention, "retention", Retention))
@@ -261,3 +266,20 @@ class CheckpointConfig:
     def debloat_target_ms(self) -> int:
         """``debloat_target`` in ms."""
         return duration_ms(self.debloat_target, "debloat_target")
+
+
+def _check_scheme(url: str | None, name: str) -> None:
+    """Raise `ConfigError` for a scheme that fsspec does not know; its package need not be installed here."""
+    scheme, is_url, _ = (url or "").partition("://")
+    if not is_url:
+        return
+    # Late: a directory of this machine needs no fsspec.
+    from fsspec import available_protocols
+
+    unknown = [part for part in scheme.lower().split("::") if part not in available_protocols()]
+    if unknown:
+        near = get_close_matches(unknown[0], available_protocols(), 1)
+        raise ConfigError(
+            f"{name}: {url!r}: fsspec knows no scheme {unknown[0]!r}"
+            + (f"; did you mean {near[0]!r}?" if near else "; write a path, or a URL of one that it knows")
+        )

@@ -220,8 +220,9 @@ def _name(files: Files, written: list[WrittenFile]) -> None:
         elif not files.move(one.temporary, one.target) and files.size(one.target) != one.size:
             raise UncommittableError(
                 f"{join(files.url, one.temporary)} is gone, and {one.target}, as which it is committed, is not there: "
-                "either it was committed and moved away or removed since, or something has removed it before "
-                "(FileSink.clean with a checkpoint that was kept, say), and its rows are lost"
+                "the sink has another path than where it was written (files that wait for their commit lie there, not "
+                "in the checkpoint), or it was committed and moved away or removed since, or something has removed it "
+                "before (FileSink.clean with a checkpoint that was kept, say), and its rows are lost"
             )
 
     crew = StoragePool()

@@ -524,6 +524,10 @@ def _embedded_options() -> list[str]:
 
 
 def _keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
+    if isinstance(keys, str | bytes) or not isinstance(keys, Iterable):
+        raise ConfigError(
+            f"keys: expected a list of keys of dead letters, got {shown(keys)}; for one write [key]"
+        )
     return tuple(_key(key) for key in keys)
 
 

@@ -49,6 +49,15 @@ def test_the_key_is_not_shown() -> None:
     ("options", "said"),
     [
         ({"interval": 0}, "interval"),
+        (
+            {"directory": "s33://bucket/chk"},
+            "directory: 's33://bucket/chk': fsspec knows no scheme 's33'; did you mean 's3'",
+        ),
+        (
+            {"savepoint_directory": "simplecache::qqq://x"},
+            "savepoint_directory: .* no scheme 'qqq'; write a path",
+        ),
+        ({"max_space_amplification": 0.5}, r"max_space_amplification: 0 \(no bound\), or.* got 0.5"),
         ({"interval": "soon"}, "interval"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": True}, "timeout"),

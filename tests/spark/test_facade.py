@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ftlayer.errors import UnsupportedError
+from ftlayer.config import FTStatus
+from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.spark.facade import FTLayer
 
 
@@ -35,3 +37,15 @@ def test_an_embedded_vertex_cannot_serve_a_session_of_spark_connect(tmp_path: Pa
     assert layer.vertex is None
     connected = FTLayer.connect("grpc://127.0.0.1:1", token="x" * 16)
     assert connected.client_for(session) is connected.client
+
+
+@pytest.mark.parametrize("keys", [None, "abc123", b"\x01", 7])
+@pytest.mark.parametrize("change", ["requeue", "purge"])
+def test_keys_of_dead_letters_come_as_a_list(tmp_path: Path, change: str, keys: Any) -> None:
+    with (
+        FTLayer.embedded(tmp_path / "ft", status=FTStatus.OFF) as layer,
+        pytest.raises(
+            ConfigError, match=r"keys: expected a list of keys of dead letters, got .*write \[key\]"
+        ),
+    ):
+        getattr(layer, change)(keys)

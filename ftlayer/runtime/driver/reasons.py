@@ -117,6 +117,7 @@ def given_up(error: FTLayerError, quick_losses: int) -> FTLayerError:
         return error
     return SlotLostError(
         f"{quick_losses} times in a row a slot was lost within {SOON_MS // 1_000} s of the replay of what was "
-        "pending: one of these records may end the process that works on it (they are still in the vertex; "
-        f"FTLayer.pending and FTLayer.waiting list them). {error}"
+        "pending. What ends slots may be outside (the machine, its memory, Spark), or a record that ends the process "
+        "that works on it: it is in the vertex then, among what FTLayer.pending and FTLayer.waiting list, if they "
+        f"list any. {error}"
     )
