@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -166,6 +167,24 @@ def vertex_error(error: BaseException) -> FTLayerError | None:
     return None
 
 
+def possible_cause(address: str, failure: str) -> str:
+    """Return what a failure of the transport may come from, to follow its text; empty where its text says enough.
+
+    gRPC has no codes for these: its texts are all there is.
+    """
+    where = parse_address(address, "address")
+    cause = ""
+    if where.tls and "certificate verify failed" in failure:
+        cause = "the vertex's certificate was not accepted: root_certs needs it, or what it is signed by"
+    elif where.tls and "wrong version number" in failure:
+        cause = f"a vertex without TLS is addressed as {replace(where, tls=False)}"
+    elif where.tls and "Socket closed" in failure:
+        cause = "a vertex with --tls-client-ca takes only clients whose client_pem is signed by that"
+    elif not where.path and "Socket closed" in failure:
+        cause = f"a vertex with TLS is addressed as {replace(where, tls=True)}"
+    return cause and f"; possible cause: {cause}"
+
+
 def retried(attempt: Callable[[float], T], what: str, address: str, deadline_ms: int) -> T:
     """Call ``attempt(seconds left)`` until it answers; what the vertex refuses is raised at once.
 
@@ -184,7 +203,7 @@ def retried(attempt: Callable[[float], T], what: str, address: str, deadline_ms:
             if left <= pause:
                 raise VertexUnavailableError(
                     f"{what}: no answer from the vertex at {address} before the deadline; "
-                    f"last failure: {error}"
+                    f"last failure: {error}{possible_cause(address, str(error))}"
                 ) from error
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -22,6 +22,7 @@ from ftlayer.vertex.client.connection import (
     LONGEST_PAUSE_S,
     Connection,
     monotonic_ms,
+    possible_cause,
     vertex_error,
 )
 from ftlayer.vertex.wire.frames import decode_reply, fields_of, frame_of
@@ -154,9 +155,10 @@ class Lane:
             self._changed.notify_all()
 
     def _unavailable(self, what: str) -> VertexUnavailableError:
+        address = self._connection.address
         return VertexUnavailableError(
-            f"{self._kind} to the vertex at {self._connection.address}: {what}; "
-            f"last failure of the connection: {self._last_failure}"
+            f"{self._kind} to the vertex at {address}: {what}; last failure of the connection: "
+            f"{self._last_failure}{possible_cause(address, str(self._last_failure))}"
         )
 
     def _write(self, writer: flight.FlightStreamWriter, sent: _Sent) -> None:

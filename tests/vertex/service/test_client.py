@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 from ftlayer.errors import (
     ConfigError,
@@ -37,6 +38,7 @@ from ftlayer.vertex.calls import (
     Xored,
 )
 from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.client.connection import retried
 
 TOKEN = "t" * 32
 
@@ -362,6 +364,36 @@ def test_certificates_that_are_none_are_named_at_once() -> None:
     VertexClient(
         "grpc+tls://127.0.0.1:1", TOKEN, root_certs=mine.cert + other.cert, client_pem=mine.cert + mine.key
     )
+
+
+# What gRPC says, as it ends.
+CLOSED = "last error: UNAVAILABLE: ipv4:127.0.0.1:7077: Socket closed"
+NOT_TLS = "SSL_ERROR_SSL: error:0A00010B:SSL routines::wrong version number"
+NOT_TRUSTED = "SSL_ERROR_SSL: error:0A000086:SSL routines::certificate verify failed: self-signed certificate"
+REFUSED = "ipv4:127.0.0.1:7077: Failed to connect to remote host: Connection refused"
+
+
+@pytest.mark.parametrize(
+    ("address", "failure", "said"),
+    [
+        ("grpc://127.0.0.1:7077", CLOSED, "a vertex with TLS is addressed as grpc+tls://127.0.0.1:7077"),
+        ("grpc://127.0.0.1:7077", REFUSED, ""),
+        ("grpc+unix:///run/x", CLOSED, ""),
+        ("grpc+tls://127.0.0.1:7077", CLOSED, "client_pem"),
+        ("grpc+tls://127.0.0.1:7077", NOT_TLS, "a vertex without TLS is addressed as grpc://127.0.0.1:7077"),
+        ("grpc+tls://127.0.0.1:7077", NOT_TRUSTED, "the vertex's certificate was not accepted"),
+        ("grpc+tls://127.0.0.1:7077", REFUSED, ""),
+    ],
+)
+def test_the_error_at_the_deadline_names_a_possible_cause(address: str, failure: str, said: str) -> None:
+    def attempt(_: float) -> None:
+        raise flight.FlightUnavailableError(failure)
+
+    with pytest.raises(VertexUnavailableError) as caught:
+        retried(attempt, "Stats", address, deadline_ms=0)
+    assert failure in str(caught.value)
+    assert said in str(caught.value)
+    assert ("possible cause" in str(caught.value)) == bool(said)
 
 
 def test_a_pickled_client_has_names_of_its_own(running: Any, client: VertexClient, batches: Any) -> None:
