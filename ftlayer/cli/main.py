@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from ftlayer import __version__
 from ftlayer.cli import checkpoints as cli_checkpoints
 from ftlayer.demo.choices import Engine, Kill, Mode
-from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError
+from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError, VertexUnavailableError
 from ftlayer.printable import printable, printing_console
 from ftlayer.secret_files import read_secret
 
@@ -60,7 +60,7 @@ def _in_words_of_options(error: FTLayerError) -> str:
             "FTLAYER_TOKEN"
         )
     text = str(error)
-    if not isinstance(error, ConfigError):
+    if not isinstance(error, ConfigError | VertexUnavailableError):
         return text
     text = re.sub(r"\b(\w+_\w+)\b", lambda found: _ANYWHERE.get(found[1], found[1]), text)
     return re.sub(r"^(\w+)(?=:)", lambda found: _IN_FRONT.get(found[1], found[1]), text)
@@ -412,6 +412,8 @@ def _token(token_file: Path | None) -> str:
 def _connect(
     address: str, token_file: Path | None, root_certs: Path | None, client_pem: Path | None
 ) -> VertexClient:
+    # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from ftlayer.vertex.client.client import VertexClient
 
     certificates = None if root_certs is None else _read(root_certs, "--root-certs")

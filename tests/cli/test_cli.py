@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from cryptography.hazmat.primitives import serialization
+from pyarrow import flight
 from typer.testing import CliRunner
 
 from ftlayer.cli.main import app, parse_size
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.transport.tls import make_certificate
 from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
@@ -32,6 +33,8 @@ def ftlayer(*arguments: object, answer: str | None = None) -> tuple[int, str]:
 @pytest.fixture(autouse=True)
 def no_token_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FTLAYER_TOKEN", raising=False)
+    # Commands set it where it is missing.
+    monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")
     # Wide, so that no word is cut off in the frames of usage errors.
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -261,6 +264,46 @@ def test_a_wrong_token_is_one_sentence(served: Served) -> None:
     assert code == 1
     assert output.startswith("ftlayer: the vertex does not take the token: ")
     assert "by --token-file or FTLAYER_TOKEN" in output
+
+
+def test_an_error_of_the_transport_names_options_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise VertexUnavailableError("possible cause: the certificate was not accepted: root_certs needs it")
+
+    monkeypatch.setenv("FTLAYER_TOKEN", TOKEN)
+    monkeypatch.setattr(VertexClient, "call", fail)
+    code, output = ftlayer("dead", "list")
+    assert (code, output.split(": ")[-1]) == (1, "--root-certs needs it\n")
+
+
+def test_grpc_writes_nothing_of_its_own_about_a_certificate(tmp_path: Path) -> None:
+    mine, other = make_certificate(["127.0.0.1"]), make_certificate(["127.0.0.1"])
+    code = """
+from ftlayer.cli.main import _connect
+from ftlayer.errors import VertexUnavailableError
+from pathlib import Path
+import sys
+with _connect(sys.argv[1], None, Path(sys.argv[2]), None) as client:
+    try:
+        client.health(deadline_ms=1_000)
+    except VertexUnavailableError:
+        pass
+    else:
+        sys.exit("the certificate was accepted")
+"""
+    (tmp_path / "ca").write_bytes(other.cert)
+    tls = {"tls_certificates": [(mine.cert, mine.key)]}
+    with flight.FlightServerBase("grpc+tls://127.0.0.1:0", **tls) as server:
+        address = f"grpc+tls://127.0.0.1:{server.port}"
+        known = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+        done = subprocess.run(
+            [sys.executable, "-c", code, address, str(tmp_path / "ca")],
+            env=known | {"FTLAYER_TOKEN": TOKEN},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_inspect_works_beside_a_live_vertex_and_after_it(served: Served) -> None:
