@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from ftlayer.spark.facade import FTLayer
     from ftlayer.spark.writer import TrackedWriter
 
+# What Spark says where a session is missing: the classic one, and Spark Connect's.
+_NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION")
+
 
 @dataclass(frozen=True)
 class SourceSpec:
@@ -390,8 +393,11 @@ def _reason(error: Exception) -> str:
 
 
 def struct_of(schema: StructType | str, uid: str) -> StructType:
-    """Return a schema given as DDL or StructType; `ConfigError` names the operator where it is neither."""
-    from pyspark.errors import ParseException
+    """Return a schema given as DDL or StructType; `ConfigError` names the operator where it is neither.
+
+    Spark reads DDL, in its session: `ConfigError` for DDL where there is none.
+    """
+    from pyspark.errors import ParseException, PySparkRuntimeError
     from pyspark.sql.types import StructType
 
     if isinstance(schema, StructType):
@@ -406,6 +412,13 @@ def struct_of(schema: StructType | str, uid: str) -> StructType:
     except (ParseException, ValueError) as error:
         raise ConfigError(
             f"schema of {uid!r}: {schema!r} is not a schema ({_reason(error)}); write 'name type, …' with its types"
+        ) from error
+    except PySparkRuntimeError as error:
+        if error.getCondition() not in _NO_SESSION:
+            raise
+        raise ConfigError(
+            f"schema of {uid!r}: a schema as text is read by a Spark session, and there is none: give a "
+            "pyspark.sql.types.StructType, or start the session first"
         ) from error
     if not isinstance(parsed, StructType):
         raise ConfigError(f"schema of {uid!r}: {schema!r} names no columns; write 'name type, …'")

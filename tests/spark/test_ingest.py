@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark import SparkContext
 from pyspark.sql.types import LongType, StringType, StructType
 
 from ftlayer.errors import (
@@ -19,6 +20,7 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.spark.ingest import Ingest
+from ftlayer.spark.tracked import struct_of
 from ftlayer.vertex.calls import Accepted
 from ftlayer.vertex.calls import Ingest as IngestCall
 
@@ -198,3 +200,11 @@ def test_batches_must_have_the_schemas_columns() -> None:
 def test_a_reader_is_for_a_topology_with_a_name(name: Any) -> None:
     with pytest.raises(ConfigError, match="name of the topology"):
         ingest_of(FakeClient()).reader(name)
+
+
+def test_a_ddl_schema_without_a_session_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As in a process that has started none.
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    with pytest.raises(ConfigError, match=r"ingest 'clicks'.*there is none.*StructType"):
+        struct_of("a bigint, s string", "ingest 'clicks'")
+    assert struct_of(SCHEMA, "ingest 'clicks'") is SCHEMA
