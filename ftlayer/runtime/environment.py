@@ -38,6 +38,7 @@ from ftlayer.runtime.driver.spark_checks import (
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
 from ftlayer.runtime.protocol.order import CheckpointPlan, Door, SlotOrder
 from ftlayer.runtime.protocol.sealed import KEY_BYTES
+from ftlayer.runtime.slot.main import run_slot
 from ftlayer.spark.sessions import tells_of_its_end
 from ftlayer.spark.workers import prepare_workers
 from ftlayer.topology.builder import GraphBuilder
@@ -256,7 +257,7 @@ class StreamEnvironment:
             checkpoints, plan = open_checkpoints(graph, self._checkpointing, job.job, restore_from)
         server, order = self._open_door(job, graph, place, client, plan)
         try:
-            runner = SlotRunner(pickled_order(order))
+            runner = SlotRunner(pickled_order(order), run_slot)
             if vertex is not None:
                 _check_reachable(place, vertex.client)
                 # Behind all that can be wrong with this program: from here on an earlier run ends.

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, error_for_code
 from ftlayer.restart import RestartStrategy
-from ftlayer.runtime.acker_mode.driver.isolation import IsolationStatus
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskSession,
@@ -32,6 +31,7 @@ from ftlayer.runtime.driver.events import (
     TasksCounted,
     Tick,
 )
+from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.reasons import never_works, not_up, reason_of, with_spark_error
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.driver.stopping import Stopping

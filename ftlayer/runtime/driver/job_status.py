@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.notebook import html_table
-from ftlayer.runtime.acker_mode.driver.isolation import IsolationStatus
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.meter import DONE, IN
 from ftlayer.vertex.calls import StreamStatus
@@ -50,6 +49,21 @@ class ChainStatus:
     in_per_s: float
     out_per_s: float
     late: int = 0
+
+
+@dataclass(frozen=True)
+class IsolationStatus:
+    """How far the search for a record that ends processes is.
+
+    Attributes:
+        group: how many records are out, or are next.
+        suspects: of so many records one has ended a process; 0 while the others are let out in growing groups.
+        found: how many were found since it began.
+    """
+
+    group: int
+    suspects: int
+    found: int
 
 
 @dataclass(frozen=True)

@@ -139,8 +139,7 @@ class SlotRunner:
     ``order`` is a cloudpickled `SlotOrder` of slot 0.
     """
 
-    def __init__(self, order: bytes, run: Callable[[Any], None] | None = None) -> None:
-        """``run`` is `ftlayer.runtime.slot.main.run_slot` by default."""
+    def __init__(self, order: bytes, run: Callable[[Any], None]) -> None:
         self._order, self._run = order, run
 
     def of(self, slot: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -153,19 +152,13 @@ class SlotRunner:
 
             import pyarrow
 
-            from ftlayer.runtime.slot.pandas_later import leave_pandas_to_others
+            from ftlayer.runtime.pandas_later import leave_pandas_to_others
 
             # Before the plan, whose modules may make arrays.
             leave_pandas_to_others()
             for _ in batches:
                 pass  # the one row, which is there so that there is a task
-            mine = replace(pickle.loads(order), slot=slot)
-            if run is None:
-                from ftlayer.runtime.slot.main import run_slot
-
-                run_slot(mine)
-            else:
-                run(mine)
+            run(replace(pickle.loads(order), slot=slot))
             yield pyarrow.record_batch({"ok": [True]})
 
         return task

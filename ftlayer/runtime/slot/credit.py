@@ -12,8 +12,8 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from ftlayer.errors import CodecError
-from ftlayer.runtime.barrier_mode.slot.snapshots import snapshot
 from ftlayer.runtime.protocol.channel_frames import is_barrier
+from ftlayer.runtime.slot.views import snapshot
 
 K = TypeVar("K", bound=Hashable)
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.barrier_mode.slot.snapshots import snapshot
 from ftlayer.runtime.protocol.elements import Barrier, Batch, Element
 from ftlayer.runtime.slot.batching import can_join, joined, rows_of, size_of
+from ftlayer.runtime.slot.views import snapshot
 from ftlayer.topology.job_graph import Channel
 
 

@@ -6,7 +6,7 @@ import queue
 from collections import deque
 from typing import Generic, TypeVar
 
-from ftlayer.runtime.barrier_mode.slot.snapshots import snapshot
+from ftlayer.runtime.slot.views import snapshot
 
 T = TypeVar("T")
 

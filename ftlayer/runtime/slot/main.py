@@ -31,6 +31,7 @@ from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
+from ftlayer.runtime.pandas_later import leave_pandas_to_others
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.assembly import build_tasks, restores_of
@@ -41,7 +42,6 @@ from ftlayer.runtime.slot.interpreter import tuned_interpreter
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
-from ftlayer.runtime.slot.pandas_later import leave_pandas_to_others
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.seat import AnyTask

@@ -24,7 +24,6 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
     Convicted,
     GroupSizes,
     Isolation,
-    IsolationStatus,
     RecallAll,
     ReplayInput,
     Tell,
@@ -47,6 +46,7 @@ from ftlayer.runtime.driver.events import (
     SubmitSlot,
     Tick,
 )
+from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     Cancel,

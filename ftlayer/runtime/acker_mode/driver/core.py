@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
-from ftlayer.runtime.acker_mode.driver.isolation import IsolationStatus, ReplayInput
+from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
 from ftlayer.runtime.acker_mode.driver.suspicion import Suspicion
 from ftlayer.runtime.driver.crew import Recalls
 from ftlayer.runtime.driver.ending import (
@@ -45,6 +45,7 @@ from ftlayer.runtime.driver.events import (
     Tick,
 )
 from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.reasons import (
     given_up,
     untracked,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.reasons import SOON_MS
 from ftlayer.runtime.protocol.messages import AllowReplays, LetOut, ReplaysOut
 
@@ -127,21 +128,6 @@ class Convicted:
     root: int
     origin: int
     slot: int
-
-
-@dataclass(frozen=True)
-class IsolationStatus:
-    """How far the search for a record that ends processes is.
-
-    Attributes:
-        group: how many records are out, or are next.
-        suspects: of so many records one has ended a process; 0 while the others are let out in growing groups.
-        found: how many were found since it began.
-    """
-
-    group: int
-    suspects: int
-    found: int
 
 
 class _Phase(Enum):

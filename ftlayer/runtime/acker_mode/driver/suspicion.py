@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from ftlayer.runtime.acker_mode.driver.isolation import (
     AllThrough,
     Isolation,
-    IsolationStatus,
     RecallAll,
     ReplayInput,
     Step,
@@ -16,6 +15,7 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
 from ftlayer.runtime.driver.crew import Crew, Recalls
 from ftlayer.runtime.driver.ending import EndDetection, Settled, at_rest
 from ftlayer.runtime.driver.events import Condemn, Decision
+from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.reasons import SOON_MS, SUSPICIOUS_LOSSES, conviction
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.driver.upkeep import Upkeep

@@ -10,7 +10,7 @@ import pytest
 BEGIN = """
 import sys
 import pyarrow as pa
-from ftlayer.runtime.slot.pandas_later import leave_pandas_to_others
+from ftlayer.runtime.pandas_later import leave_pandas_to_others
 leave_pandas_to_others()
 leave_pandas_to_others()
 assert pa.array([1, 2]).to_numpy().sum() == 3
@@ -21,7 +21,7 @@ KNOWN = """
 import pandas
 column = pa.array(pandas.Series([1.0, float("nan")]))
 assert column.null_count == 1, "not seen to be a Series"
-assert type(pandas.__spec__.loader).__module__ != "ftlayer.runtime.slot.pandas_later"
+assert type(pandas.__spec__.loader).__module__ != "ftlayer.runtime.pandas_later"
 assert not any("ftlayer.runtime" in type(finder).__module__ for finder in sys.meta_path)
 """
 
