@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from ftlayer.checkpoint.barrier import SnapshotKind
-from ftlayer.checkpoint.coordinator.decisions import JobEnd
+from ftlayer.checkpoint.coordinator.instructions import JobEnd
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.pieces import Scope
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
@@ -113,6 +113,12 @@ class CompletedStore:
         """
         places = _shared(parts)
         return any(not places.isdisjoint(gone) for gone in self._gone)
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        numbers = [each.checkpoint for each in self._checkpoints]
+        assert numbers == sorted(set(numbers)), f"completed checkpoints are {numbers}"
+        assert self._foreign <= set(numbers), f"{self._foreign} are foreign, of {numbers}"
 
     def _forget(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
         dropped = {each.checkpoint for each in checkpoints}

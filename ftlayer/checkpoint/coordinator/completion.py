@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from ftlayer.checkpoint.coordinator.completed import CompletedStore
-from ftlayer.checkpoint.coordinator.decisions import (
+from ftlayer.checkpoint.coordinator.failures import AbortReason
+from ftlayer.checkpoint.coordinator.in_flight import PendingCheckpoints
+from ftlayer.checkpoint.coordinator.instructions import (
+    CheckpointInstruction,
     CommitSinks,
-    Decision,
     Discard,
     JobEnd,
     NotifyCompleted,
     Publish,
 )
-from ftlayer.checkpoint.coordinator.failures import AbortReason
-from ftlayer.checkpoint.coordinator.in_flight import PendingCheckpoints
 from ftlayer.checkpoint.coordinator.pending import CheckpointStage, JobFacts, PendingCheckpoint
 from ftlayer.checkpoint.coordinator.schedule import Schedule
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.clock import Now
-from ftlayer.errors import CheckpointError, CommitFailedError
+from ftlayer.errors import CheckpointError, CommitFailedError, FTLayerError
 
 
 class Completion:
-    """Decisions are added to ``out``. Answers that were not asked for are a `ValueError`: the owner has lost count."""
+    """Answers that were not asked for are a `ValueError`: the owner has lost count."""
 
     def __init__(
         self,
@@ -29,13 +29,11 @@ class Completion:
         flight: PendingCheckpoints,
         store: CompletedStore,
         schedule: Schedule,
-        out: list[Decision],
     ) -> None:
         self._facts = facts
         self._flight = flight
         self._store = store
         self._schedule = schedule
-        self._out = out
         self._current: PendingCheckpoint | None = None
         self._committed = 0
         self._completed_ms = max((known.completed_ms for known in store.checkpoints), default=0)
@@ -49,54 +47,58 @@ class Completion:
         """Whether an answer is waited for, which says which checkpoint the job is restored from."""
         return self._current is not None
 
-    def advance(self, now: Now) -> None:
+    def advance(self, now: Now) -> list[CheckpointInstruction]:
         """Publish the earliest that is written; none behind a failed commit, before the job is restored."""
+        instructions: list[CheckpointInstruction] = []
         if self._commits_again:
-            return
+            return instructions
         for pending in self._flight.all:
             if self._current is not None or pending.stage is not CheckpointStage.WRITTEN:
                 continue
             if self._store.lacks_base(pending.parts.values()):
-                self._flight.abort(pending, AbortReason.BASE_GONE, now)
+                instructions += self._flight.abort(pending, AbortReason.BASE_GONE, now)
                 continue
             self._current, pending.stage = pending, CheckpointStage.PUBLISHING
             # "The latest" goes by this time, whatever the clock of this driver says, or that of the one before.
             self._completed_ms = max(now.wall_ms, self._completed_ms + 1)
             whole = pending.assembled(self._facts, self._completed_ms)
-            self._out.append(Publish(whole, pending.barrier.location))
+            instructions.append(Publish(whole, pending.barrier.location))
+        return instructions
 
-    def published(self, checkpoint: Checkpoint, now: Now) -> None:
+    def published(self, checkpoint: Checkpoint, now: Now) -> list[CheckpointInstruction]:
         """The metadata is written."""
         pending = self._answered(checkpoint.checkpoint, CheckpointStage.PUBLISHING)
         self._flight.published(pending.number)
         if not pending.commits:
-            self._complete(pending, checkpoint, now)
-            return
-        self._subsume_earlier(pending, now)
+            return self._complete(pending, checkpoint, now)
+        subsumed = self._subsume_earlier(pending, now)
         self._store.add(checkpoint, full=pending.barrier.full)
         pending.stage, pending.checkpoint = CheckpointStage.COMMITTING, checkpoint
         if self._end is not None:
             # Nothing is committed for a job that is over: the job that restores the checkpoint does that.
-            self._complete(pending, checkpoint, now)
-            self.discard(self._store.subsume() + self._store.over(self._end))
-        elif self._has_to_commit(checkpoint):
-            self._out.append(CommitSinks(checkpoint))
-        else:
-            self._sinks_committed(pending, checkpoint, now)
+            answers = self._complete(pending, checkpoint, now)
+            return subsumed + answers + _discard(self._store.subsume() + self._store.over(self._end))
+        if self._has_to_commit(checkpoint):
+            return [*subsumed, CommitSinks(checkpoint)]
+        return subsumed + self._sinks_committed(pending, checkpoint, now)
 
-    def publish_failed(self, checkpoint: int, reason: str, now: Now) -> None:
+    def publish_failed(
+        self, checkpoint: int, reason: str, final: FTLayerError | None, now: Now
+    ) -> list[CheckpointInstruction]:
         """The metadata could not be written."""
         pending = self._answered(checkpoint, CheckpointStage.PUBLISHING)
         self._current = None
-        self._flight.abort(pending, AbortReason.STORAGE, now, reason)
+        return self._flight.abort(pending, AbortReason.STORAGE, now, reason, final)
 
-    def committed(self, checkpoint: int, now: Now) -> None:
+    def committed(self, checkpoint: int, now: Now) -> list[CheckpointInstruction]:
         """The sinks are committed."""
         pending = self._answered(checkpoint, CheckpointStage.COMMITTING)
         assert pending.checkpoint is not None
-        self._sinks_committed(pending, pending.checkpoint, now)
+        return self._sinks_committed(pending, pending.checkpoint, now)
 
-    def commit_failed(self, checkpoint: int, reason: str, now: Now) -> None:
+    def commit_failed(
+        self, checkpoint: int, reason: str, final: FTLayerError | None, now: Now
+    ) -> list[CheckpointInstruction]:
         """The sinks are not committed, or not all of them. It is complete all the same, and restored from."""
         pending = self._answered(checkpoint, CheckpointStage.COMMITTING)
         assert pending.checkpoint is not None
@@ -107,25 +109,28 @@ class Completion:
                 f". The job goes on from savepoint {pending.checkpoint.location}; if its driver dies before the next "
                 "checkpoint is complete, restore it from there"
             )
-        self._complete(pending, pending.checkpoint, now, CommitFailedError(text))
         self._commits_again = True
-        self._flight.failure = text
+        self._flight.fail_job(text, final)
+        return self._complete(pending, pending.checkpoint, now, CommitFailedError(text))
 
-    def restored(self, checkpoint: Checkpoint | None) -> None:
+    def restored(self, checkpoint: Checkpoint | None) -> list[CheckpointInstruction]:
         """Tasks begin with this one, whose sinks are committed."""
         self._commits_again = False
         if checkpoint is not None:
             self._committed = max(self._committed, checkpoint.checkpoint)
-        self.discard(self._store.restored(checkpoint))
+        return _discard(self._store.restored(checkpoint))
 
-    def over(self, end: JobEnd) -> None:
+    def over(self, end: JobEnd) -> list[CheckpointInstruction]:
         """The job is over."""
         self._end = end
-        self.discard(self._store.over(end))
+        return _discard(self._store.over(end))
 
-    def discard(self, checkpoints: list[Checkpoint]) -> None:
-        """Have them removed."""
-        self._out.extend(Discard(checkpoint) for checkpoint in checkpoints)
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        answering = (CheckpointStage.PUBLISHING, CheckpointStage.COMMITTING)
+        waits = [pending for pending in self._flight.all if pending.stage in answering]
+        expected = [] if self._current is None else [self._current]
+        assert waits == expected, f"{waits} are published or committed, and {expected} waits for an answer"
 
     def _has_to_commit(self, checkpoint: Checkpoint) -> bool:
         return any(
@@ -134,21 +139,26 @@ class Completion:
             for committable in part.committables
         )
 
-    def _subsume_earlier(self, pending: PendingCheckpoint, now: Now) -> None:
+    def _subsume_earlier(self, pending: PendingCheckpoint, now: Now) -> list[CheckpointInstruction]:
+        instructions: list[CheckpointInstruction] = []
         for earlier in self._flight.all:
             if earlier.number < pending.number and earlier.can_be_aborted and not earlier.is_savepoint:
                 # Who asked for a checkpoint has got one.
                 pending.requests += earlier.requests
                 earlier.requests = []
-                self._flight.abort(earlier, AbortReason.SUBSUMED, now)
+                instructions += self._flight.abort(earlier, AbortReason.SUBSUMED, now)
+        return instructions
 
-    def _sinks_committed(self, pending: PendingCheckpoint, checkpoint: Checkpoint, now: Now) -> None:
+    def _sinks_committed(
+        self, pending: PendingCheckpoint, checkpoint: Checkpoint, now: Now
+    ) -> list[CheckpointInstruction]:
         self._committed = max(self._committed, pending.number)
-        self._out.append(NotifyCompleted(pending.number))
-        self.discard(self._store.subsume())
-        self._complete(pending, checkpoint, now)
-        if pending.barrier.final:
-            self.last_done = True
+        self.last_done = self.last_done or pending.barrier.final
+        return [
+            NotifyCompleted(pending.number),
+            *_discard(self._store.subsume()),
+            *self._complete(pending, checkpoint, now),
+        ]
 
     def _complete(
         self,
@@ -156,13 +166,17 @@ class Completion:
         checkpoint: Checkpoint,
         now: Now,
         error: CheckpointError | None = None,
-    ) -> None:
+    ) -> list[CheckpointInstruction]:
         self._current = None
-        self._flight.complete(pending, checkpoint, now, error)
         self._schedule.completed(now.mono_ms)
+        return self._flight.complete(pending, checkpoint, now, error)
 
     def _answered(self, checkpoint: int, stage: CheckpointStage) -> PendingCheckpoint:
         pending = self._current
         if pending is None or pending.number != checkpoint or pending.stage is not stage:
             raise ValueError(f"checkpoint {checkpoint} is not one that waits for this answer")
         return pending
+
+
+def _discard(checkpoints: list[Checkpoint]) -> list[CheckpointInstruction]:
+    return [Discard(checkpoint) for checkpoint in checkpoints]

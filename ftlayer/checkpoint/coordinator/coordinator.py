@@ -2,7 +2,8 @@
 
 A checkpoint's life:
 
-    `Trigger` → every subtask has `acked` → `Publish` → `published` → `CommitSinks` → `committed` → `NotifyCompleted`
+    `Trigger` → `PartWritten` of every subtask → `Publish` → `Published` → `CommitSinks` → `SinksCommitted` →
+    `NotifyCompleted`
 
 Until it is being published it can be given up (`NotifyAborted`): it expires, a task declines, a later one completes
 first, the job restarts. Once its metadata is being written, whether it stands is decided there alone: a restart waits
@@ -14,27 +15,46 @@ No slot hears of it again, unless it is given up.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
+from typing import assert_never
 
 from ftlayer.checkpoint.coordinator.barriers import BarrierFactory
 from ftlayer.checkpoint.coordinator.completed import CompletedStore
 from ftlayer.checkpoint.coordinator.completion import Completion
-from ftlayer.checkpoint.coordinator.decisions import (
-    Answer,
-    Decision,
-    FailJob,
-    FinishTasks,
-    JobEnd,
-    RestoreFrom,
+from ftlayer.checkpoint.coordinator.events import (
+    BacklogChanged,
+    CheckpointEvent,
+    CheckpointRequested,
+    CommitFailed,
+    JobOver,
+    JobStopping,
+    PartDeclined,
+    PartWritten,
+    Published,
+    PublishFailed,
+    SavepointRequested,
+    SinksCommitted,
+    StopRequested,
+    SubtaskFinished,
+    TasksRestarting,
+    TasksRestored,
+    TasksRunning,
+    TimePassed,
 )
 from ftlayer.checkpoint.coordinator.failures import AbortReason
 from ftlayer.checkpoint.coordinator.in_flight import PendingCheckpoints
+from ftlayer.checkpoint.coordinator.instructions import (
+    Answer,
+    CheckpointInstruction,
+    FinishTasks,
+    RestoreFrom,
+)
 from ftlayer.checkpoint.coordinator.pending import JobFacts, Subtask
 from ftlayer.checkpoint.coordinator.schedule import Schedule
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError
 
@@ -45,14 +65,14 @@ FINAL_AGAIN_MS = 1_000
 class _Phase(Enum):
     DOWN = auto()  # starts or restarts
     RUNNING = auto()
-    FAILING = auto()  # from `FailJob` to `restarting`
+    FAILING = auto()  # from `FailJob` to `TasksRestarting`
     ENDING = auto()  # from `FinishTasks` on
     CLOSED = auto()  # is being cancelled
     OVER = auto()
 
 
 class CheckpointCoordinator:
-    """Methods are events; each returns what is to be done, in order. Its owner serializes the calls."""
+    """Takes events, and returns what is to be done, in order. Its owner serializes the calls."""
 
     def __init__(
         self,
@@ -66,162 +86,113 @@ class CheckpointCoordinator:
         """``highest``: no id up to it is used again. ``known``: see `CompletedStore`."""
         self._config = config
         self._facts = facts
-        self._out: list[Decision] = []
         self._store = CompletedStore(config, known, claimed=claimed)
         highest = max([highest, *(each.checkpoint for each in known)])
         self._barriers = BarrierFactory(config, highest)
         self._schedule = Schedule(config)
-        self._flight = PendingCheckpoints(config, facts, self._out)
-        self._completion = Completion(facts, self._flight, self._store, self._schedule, self._out)
+        self._flight = PendingCheckpoints(config, facts)
+        self._completion = Completion(facts, self._flight, self._store, self._schedule)
         self._phase = _Phase.DOWN
         self._asked: list[int] = []
         self._requests: list[int] = []
         self._ended: set[Subtask] = set()
 
-    # ------------------------------------------------------------ the job
+    def handle(self, event: CheckpointEvent, now: Now) -> list[CheckpointInstruction]:
+        """Take one event and return what is to be done, in order."""
+        return [*self._take(event, now), *self._advance(now)]
 
-    def restarting(self, number: int, now: Now, sources: Collection[Subtask] | None = None) -> list[Decision]:
-        """Tasks are to be restored (at the start too): `RestoreFrom` with this number answers, now or later.
+    def _take(self, event: CheckpointEvent, now: Now) -> list[CheckpointInstruction]:
+        match event:
+            case TasksRestarting():
+                return self._restarting(event, now)
+            case TasksRestored(checkpoint):
+                self._flight.restored()
+                return self._completion.restored(checkpoint)
+            case TasksRunning():
+                self._running(now)
+            case JobStopping():
+                return [] if self._phase is _Phase.OVER else self._close(_Phase.CLOSED, now)
+            case JobOver(end):
+                return self._close(_Phase.OVER, now) + self._completion.over(end)
+            case PartWritten(checkpoint, part):
+                return self._flight.acked(checkpoint, part)
+            case PartDeclined():
+                return self._declined(event, now)
+            case SubtaskFinished(subtask):
+                self._ended.add(subtask)
+            case BacklogChanged(subtask, working_off):
+                self._schedule.backlog(subtask, working_off, now.mono_ms)
+            case Published(checkpoint):
+                return self._completion.published(checkpoint, now)
+            case PublishFailed(checkpoint, reason, final):
+                return self._completion.publish_failed(checkpoint, reason, final, now)
+            case SinksCommitted(checkpoint):
+                return self._completion.committed(checkpoint, now)
+            case CommitFailed(checkpoint, reason, final):
+                return self._completion.commit_failed(checkpoint, reason, final, now)
+            case CheckpointRequested() | SavepointRequested() | StopRequested():
+                return self._requested(event, now)
+            case TimePassed():
+                pass
+            case _:
+                assert_never(event)
+        return []
 
-        `FinishTasks` answers where there is nothing left to do, and nothing does once the job is cancelled or over.
+    # ------------------------------------------------------------ what happens
 
-        Everything under way is given up, and nothing begins before `running`. ``sources``: the subtasks of sources
-        that begin again, None for all: what they said of their end and backlog is forgotten.
-        """
+    def _restarting(self, event: TasksRestarting, now: Now) -> list[CheckpointInstruction]:
         if self._phase in (_Phase.CLOSED, _Phase.OVER):
             return []
         if self._phase is not _Phase.ENDING:
             self._phase = _Phase.DOWN
         self._schedule.stop()
-        again = self._facts.sources if sources is None else sources
+        again = self._facts.sources if event.sources is None else event.sources
         self._ended.difference_update(again)
         self._schedule.forget_backlogs(again)
-        self._asked.append(number)
-        self._give_up_all(AbortReason.JOB_RESTARTS, now)
-        return self._advance(now)
+        self._asked.append(event.number)
+        return self._give_up_all(AbortReason.JOB_RESTARTS, now)
 
-    def restored(self, checkpoint: Checkpoint | None, now: Now) -> list[Decision]:
-        """This one was restored, and its sinks are committed: the one of `RestoreFrom`, or an earlier one.
-
-        Those behind it do not stand any more, and are discarded.
-        """
-        self._flight.restored()
-        self._completion.restored(checkpoint)
-        return self._advance(now)
-
-    def running(self, now: Now) -> list[Decision]:
-        """All tasks run. The first periodic checkpoint is due after an interval."""
+    def _running(self, now: Now) -> None:
         if self._phase is _Phase.DOWN:
             self._phase = _Phase.RUNNING
             self._flight.final_failed_ms = None
             self._schedule.start(now.mono_ms)
-        return self._advance(now)
 
-    def cancel(self, now: Now) -> list[Decision]:
-        """The job is being cancelled, or has failed for good: everything under way is given up, nothing begins."""
-        if self._phase is not _Phase.OVER:
-            self._close(_Phase.CLOSED, now)
-        return self._advance(now)
+    def _declined(self, event: PartDeclined, now: Now) -> list[CheckpointInstruction]:
+        pending = self._flight.get(event.checkpoint)
+        if pending is None or not pending.can_be_aborted:
+            return []
+        uid, number = event.subtask
+        why = AbortReason.DECLINED if event.counts else AbortReason.GIVEN_UP
+        detail = f"{uid!r}, subtask {number}: {event.reason}"
+        return self._flight.abort(pending, why, now, detail, event.final)
 
-    def over(self, end: JobEnd, now: Now) -> list[Decision]:
-        """The job is over: discard what is not to be retained."""
-        self._close(_Phase.OVER, now)
-        self._completion.over(end)
-        return self._advance(now)
+    def _requested(
+        self, event: CheckpointRequested | SavepointRequested | StopRequested, now: Now
+    ) -> list[CheckpointInstruction]:
+        refusal = self._refusal
+        if refusal:
+            return [_refused(event.request, refusal)]
+        match event:
+            case CheckpointRequested(request):
+                self._requests.append(request)
+                return []
+            case SavepointRequested(request, location):
+                barrier = self._barriers.savepoint(now.wall_ms, location, final=False)
+                return self._flight.begin(barrier, now, [request])
+            case StopRequested(request, location):
+                barrier = self._barriers.savepoint(now.wall_ms, location, final=True)
+                return self._flight.begin(barrier, now, [request], stops=True)
 
-    # ------------------------------------------------------------ time
-
-    def tick(self, now: Now) -> list[Decision]:
-        """Time has passed; early calls do no harm."""
-        return self._advance(now)
+    # ------------------------------------------------------------ views
 
     @property
     def due_ms(self) -> int | None:
-        """Monotone time at which `tick` has something to do; None: not foreseen."""
+        """Monotone time at which `TimePassed` has something to do; None: not foreseen."""
         times = [self._flight.expires_ms]
         if self._may_trigger:
             times.append(self._final_due_ms if self._all_ended else self._schedule.due_ms)
         return min((time for time in times if time is not None), default=None)
-
-    # ------------------------------------------------------------ tasks
-
-    def acked(self, checkpoint: int, part: SubtaskSnapshot, now: Now) -> list[Decision]:
-        """A subtask's part is written."""
-        self._flight.acked(checkpoint, part)
-        return self._advance(now)
-
-    def declined(
-        self,
-        checkpoint: int,
-        subtask: Subtask,
-        reason: str,
-        now: Now,
-        *,
-        counts: bool = True,
-    ) -> list[Decision]:
-        """A subtask cannot take its part: see `ftlayer.runtime.protocol.messages.SubtaskDeclined`."""
-        pending = self._flight.get(checkpoint)
-        detail = f"{subtask[0]!r}, subtask {subtask[1]}: {reason}"
-        if pending is not None and pending.can_be_aborted:
-            why = AbortReason.DECLINED if counts else AbortReason.GIVEN_UP
-            self._flight.abort(pending, why, now, detail)
-        return self._advance(now)
-
-    def data_ended(self, subtask: Subtask, now: Now) -> list[Decision]:
-        """A source's subtask has emitted its last record (in its present life)."""
-        self._ended.add(subtask)
-        return self._advance(now)
-
-    def backlog(self, subtask: Subtask, working_off: bool, now: Now) -> list[Decision]:
-        """A source's subtask begins, or ceases, to work off a backlog."""
-        self._schedule.backlog(subtask, working_off, now.mono_ms)
-        return self._advance(now)
-
-    # ------------------------------------------------------------ what was decided is done
-
-    def published(self, checkpoint: Checkpoint, now: Now) -> list[Decision]:
-        """`Publish` is done; ``checkpoint`` is what was written, with its location."""
-        self._completion.published(checkpoint, now)
-        return self._advance(now)
-
-    def publish_failed(self, checkpoint: int, reason: str, now: Now) -> list[Decision]:
-        """`Publish` has failed."""
-        self._completion.publish_failed(checkpoint, reason, now)
-        return self._advance(now)
-
-    def committed(self, checkpoint: int, now: Now) -> list[Decision]:
-        """`CommitSinks` is done."""
-        self._completion.committed(checkpoint, now)
-        return self._advance(now)
-
-    def commit_failed(self, checkpoint: int, reason: str, now: Now) -> list[Decision]:
-        """`CommitSinks` has failed, wholly or in part: the job is restored from this checkpoint, and commits again."""
-        self._completion.commit_failed(checkpoint, reason, now)
-        return self._advance(now)
-
-    # ------------------------------------------------------------ users
-
-    def checkpoint_now(self, request: int, now: Now) -> list[Decision]:
-        """Take a checkpoint beside the periodic ones: no pause holds it back, but ``max_concurrent`` does."""
-        if not self._refused(request):
-            self._requests.append(request)
-        return self._advance(now)
-
-    def savepoint(self, request: int, now: Now, location: str) -> list[Decision]:
-        """Take a savepoint at once, in the new directory ``location``."""
-        if not self._refused(request):
-            barrier = self._barriers.savepoint(now.wall_ms, location, final=False)
-            self._flight.begin(barrier, now, [request])
-        return self._advance(now)
-
-    def stop_with_savepoint(self, request: int, now: Now, location: str) -> list[Decision]:
-        """Take a savepoint, commit it, and end the job. Where that fails, the job is restarted."""
-        if not self._refused(request):
-            barrier = self._barriers.savepoint(now.wall_ms, location, final=True)
-            self._flight.begin(barrier, now, [request], stops=True)
-        return self._advance(now)
-
-    # ------------------------------------------------------------ views
 
     @property
     def completed(self) -> tuple[Checkpoint, ...]:
@@ -242,70 +213,92 @@ class CheckpointCoordinator:
         """Checkpoints under way, and the last 100 others; the latest first."""
         return self._flight.history(now)
 
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests, behind each event."""
+        self._store.validate()
+        self._flight.validate()
+        self._completion.validate()
+        assert self._flight.failure is None, f"the job was not failed: {self._flight.failure}"
+        asked = f"{self._asked} are not answered"
+        assert not self._asked or self._completion.busy, asked
+        assert not self._asked or self._phase in (_Phase.DOWN, _Phase.ENDING), f"{asked}: {self._phase}"
+        running = self._phase in (_Phase.RUNNING, _Phase.FAILING)
+        assert running or not self._requests, f"{self._requests} are not refused: {self._phase}"
+        if not running:
+            left = [pending.number for pending in self._flight.all if pending.can_be_aborted]
+            assert not left, f"{left} are not given up: {self._phase}"
+
     # ------------------------------------------------------------ going on
 
-    def _advance(self, now: Now) -> list[Decision]:
-        self._flight.expire(now)
-        self._completion.advance(now)
-        if self._completion.last_done:
-            self._refuse_waiting("the job has come to its end")
-        if self._flight.failure is not None:
-            self._fail_job(self._flight.failure)
-            self._flight.failure = None
-        while self._trigger_next(now):
-            pass
-        if self._asked and not self._completion.busy:
-            self._answer_restarts()
-        if self._completion.last_done and not self._flight.all and self._phase is _Phase.RUNNING:
-            self._phase = _Phase.ENDING
-            self._out.append(FinishTasks(drain=self._all_ended))
-        out = list(self._out)
-        self._out.clear()
-        return out
+    def _advance(self, now: Now) -> list[CheckpointInstruction]:
+        return [
+            *self._flight.expire(now),
+            *self._completion.advance(now),
+            *(self._refuse_waiting("the job has come to its end") if self._completion.last_done else ()),
+            *self._fail_job(),
+            *self._trigger_due(now),
+            *self._answer_restarts(),
+            *self._finish(),
+        ]
 
-    def _trigger_next(self, now: Now) -> bool:
-        """Trigger what is due, if anything is."""
+    def _fail_job(self) -> list[CheckpointInstruction]:
+        failure, self._flight.failure = self._flight.failure, None
+        if failure is None or self._phase is not _Phase.RUNNING or self._completion.last_done:
+            return []
+        self._phase = _Phase.FAILING
+        self._schedule.stop()
+        return [failure]
+
+    def _trigger_due(self, now: Now) -> list[CheckpointInstruction]:
+        instructions: list[CheckpointInstruction] = []
+        while self._is_due(now):
+            requests, self._requests = self._requests, []
+            if not self._all_ended and not requests:
+                self._schedule.triggered(now.mono_ms)
+            final, full = self._all_ended, self._store.needs_full
+            barrier = self._barriers.checkpoint(now.wall_ms, final=final, full=full)
+            instructions += self._flight.begin(barrier, now, requests)
+        return instructions
+
+    def _is_due(self, now: Now) -> bool:
+        """Whether a checkpoint is to be triggered now: the final one, one that users wait for, or a periodic one."""
         if not self._may_trigger:
             return False
         if self._all_ended:
-            if now.mono_ms < self._final_due_ms:
-                return False
-        elif not self._requests:
-            due_ms = self._schedule.due_ms
-            if due_ms is None or now.mono_ms < due_ms:
-                return False
-            self._schedule.triggered(now.mono_ms)
-        requests, self._requests = self._requests, []
-        barrier = self._barriers.checkpoint(now.wall_ms, final=self._all_ended, full=self._store.needs_full)
-        self._flight.begin(barrier, now, requests)
-        return True
+            return now.mono_ms >= self._final_due_ms
+        due_ms = self._schedule.due_ms
+        return bool(self._requests) or (due_ms is not None and now.mono_ms >= due_ms)
 
-    def _answer_restarts(self) -> None:
+    def _answer_restarts(self) -> list[CheckpointInstruction]:
+        if not self._asked or self._completion.busy:
+            return []
+        asked, self._asked = self._asked, []
         if self._completion.last_done:
             # Everything is committed: there is nothing to be restored for.
             self._phase = _Phase.ENDING
-            self._out.append(FinishTasks(drain=False))
-        else:
-            self._out.extend(RestoreFrom(number, self._store.latest) for number in self._asked)
-        self._asked.clear()
+            return [FinishTasks(drain=False)]
+        return [RestoreFrom(number, self._store.latest) for number in asked]
 
-    def _give_up_all(self, reason: AbortReason, now: Now) -> None:
-        for pending in self._flight.all:
-            if pending.can_be_aborted:
-                self._flight.abort(pending, reason, now)
-        self._refuse_waiting(reason.text)
+    def _finish(self) -> list[CheckpointInstruction]:
+        if not self._completion.last_done or self._flight.all or self._phase is not _Phase.RUNNING:
+            return []
+        self._phase = _Phase.ENDING
+        return [FinishTasks(drain=self._all_ended)]
 
-    def _close(self, phase: _Phase, now: Now) -> None:
+    def _give_up_all(self, reason: AbortReason, now: Now) -> list[CheckpointInstruction]:
+        given_up = [
+            each
+            for pending in self._flight.all
+            if pending.can_be_aborted
+            for each in self._flight.abort(pending, reason, now)
+        ]
+        return given_up + self._refuse_waiting(reason.text)
+
+    def _close(self, phase: _Phase, now: Now) -> list[CheckpointInstruction]:
         self._phase = phase
         self._asked.clear()
         self._schedule.stop()
-        self._give_up_all(AbortReason.JOB_OVER, now)
-
-    def _fail_job(self, reason: str) -> None:
-        if self._phase is _Phase.RUNNING and not self._completion.last_done:
-            self._phase = _Phase.FAILING
-            self._schedule.stop()
-            self._out.append(FailJob(reason))
+        return self._give_up_all(AbortReason.JOB_OVER, now)
 
     # ------------------------------------------------------------ small ones
 
@@ -327,17 +320,19 @@ class CheckpointCoordinator:
         failed_ms = self._flight.final_failed_ms
         return 0 if failed_ms is None else failed_ms + FINAL_AGAIN_MS
 
-    def _refused(self, request: int) -> bool:
+    @property
+    def _refusal(self) -> str:
+        """Why no user's request is taken now, "" where one is."""
         if self._completion.last_done or any(pending.stops for pending in self._flight.all):
-            reason = "the job is coming to its end"
-        elif self._phase is not _Phase.RUNNING:
-            reason = "the job does not run now; ask again when it does"
-        else:
-            return False
-        self._out.append(Answer(request, error=CheckpointError(f"no checkpoint: {reason}")))
-        return True
+            return "the job is coming to its end"
+        if self._phase is not _Phase.RUNNING:
+            return "the job does not run now; ask again when it does"
+        return ""
 
-    def _refuse_waiting(self, reason: str) -> None:
-        error = CheckpointError(f"no checkpoint: {reason}")
-        self._out.extend(Answer(request, error=error) for request in self._requests)
-        self._requests.clear()
+    def _refuse_waiting(self, reason: str) -> list[CheckpointInstruction]:
+        requests, self._requests = self._requests, []
+        return [_refused(request, reason) for request in requests]
+
+
+def _refused(request: int, reason: str) -> Answer:
+    return Answer(request, error=CheckpointError(f"no checkpoint: {reason}"))

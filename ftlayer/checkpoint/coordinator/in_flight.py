@@ -3,36 +3,42 @@
 from __future__ import annotations
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.coordinator.decisions import Answer, Decision, DiscardParts, NotifyAborted, Trigger
 from ftlayer.checkpoint.coordinator.failures import AbortReason, FailureCounter
+from ftlayer.checkpoint.coordinator.instructions import (
+    Answer,
+    CheckpointInstruction,
+    DiscardParts,
+    FailJob,
+    NotifyAborted,
+    Trigger,
+)
 from ftlayer.checkpoint.coordinator.pending import CheckpointStage, JobFacts, PendingCheckpoint
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats, Statistics
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.clock import Now
-from ftlayer.errors import CheckpointError
+from ftlayer.errors import CheckpointError, FTLayerError
 
 _REMEMBERED = 1_000
 # Of so many checkpoints that were given up, parts that come late are removed.
 
 
 class PendingCheckpoints:
-    """Holds them by their ids, in order. Decisions are added to ``out``.
+    """Holds them by their ids, in order.
 
     Attributes:
-        failure: why the job has to be restarted; its owner resets it to None.
+        failure: what is to become of the job for it; its owner resets it to None.
         final_failed_ms: when the final checkpoint, or a savepoint to stop with, was given up last; None: never.
     """
 
-    def __init__(self, config: CheckpointConfig, facts: JobFacts, out: list[Decision]) -> None:
+    def __init__(self, config: CheckpointConfig, facts: JobFacts) -> None:
         self._config = config
         self._facts = facts
-        self._out = out
         self._pending: dict[int, PendingCheckpoint] = {}
         self._aborted: dict[int, Barrier] = {}
         self._failures = FailureCounter(config.tolerable_failures)
         self._statistics = Statistics()
-        self.failure: str | None = None
+        self.failure: FailJob | None = None
         self.final_failed_ms: int | None = None
 
     def __len__(self) -> int:
@@ -57,22 +63,25 @@ class PendingCheckpoints:
         """Return it if it is under way."""
         return self._pending.get(checkpoint)
 
-    def begin(self, barrier: Barrier, now: Now, requests: list[int], *, stops: bool = False) -> None:
+    def begin(
+        self, barrier: Barrier, now: Now, requests: list[int], *, stops: bool = False
+    ) -> list[CheckpointInstruction]:
         """Trigger one."""
         subtasks = set(self._facts.subtasks)
         self._pending[barrier.checkpoint] = PendingCheckpoint(
             barrier, now.mono_ms, subtasks, stops=stops, requests=requests
         )
         self._statistics.triggered += 1
-        self._out.append(Trigger(barrier))
+        return [Trigger(barrier)]
 
-    def acked(self, checkpoint: int, part: SubtaskSnapshot) -> None:
+    def acked(self, checkpoint: int, part: SubtaskSnapshot) -> list[CheckpointInstruction]:
         """Take a part. One of a checkpoint that was given up is to be removed."""
         pending = self._pending.get(checkpoint)
         if pending is not None:
             pending.acked(part)
         elif checkpoint in self._aborted:
-            self._out.append(DiscardParts(checkpoint, (part,), self._aborted[checkpoint].location))
+            return [DiscardParts(checkpoint, (part,), self._aborted[checkpoint].location)]
+        return []
 
     def published(self, checkpoint: int) -> None:
         """It stands: failures before it do not count any more."""
@@ -84,41 +93,56 @@ class PendingCheckpoints:
         checkpoint: Checkpoint,
         now: Now,
         error: CheckpointError | None = None,
-    ) -> None:
+    ) -> list[CheckpointInstruction]:
         """It is complete, and its sinks are committed, or could not be (``error``)."""
         del self._pending[pending.number]
         self._statistics.complete(pending, checkpoint, now.wall_ms)
         answer = checkpoint if error is None else None
-        self._out.extend(Answer(request, answer, error) for request in pending.requests)
+        return [Answer(request, answer, error) for request in pending.requests]
 
-    def abort(self, pending: PendingCheckpoint, reason: AbortReason, now: Now, detail: str = "") -> None:
-        """Give it up."""
+    def abort(
+        self,
+        pending: PendingCheckpoint,
+        reason: AbortReason,
+        now: Now,
+        detail: str = "",
+        final: FTLayerError | None = None,
+    ) -> list[CheckpointInstruction]:
+        """Give it up; ``final``: the error behind it, where no restart mends it."""
         number, text = pending.number, f"{reason.text}: {detail}" if detail else reason.text
-        location = pending.barrier.location
         del self._pending[number]
         self._remember(pending.barrier)
         self._statistics.fail(pending, text, now.wall_ms)
-        self._out.append(NotifyAborted(number, text))
-        if pending.parts:
-            self._out.append(DiscardParts(number, tuple(pending.parts.values()), location))
-        error = CheckpointError(f"{pending.barrier.kind} {number} was given up: {text}")
-        self._out.extend(Answer(request, error=error) for request in pending.requests)
         if pending.barrier.final:
             self.final_failed_ms = now.mono_ms
         if pending.stops:
-            self.failure = f"the job could not be stopped with savepoint {number}: {text}"
+            self.fail_job(f"the job could not be stopped with savepoint {number}: {text}", final)
         elif not pending.is_savepoint and self._failures.failed(number, reason):
             tolerable = self._config.tolerable_failures
-            self.failure = (
-                f"more than {tolerable} checkpoints in a row failed; the last one, {number}: {text}"
+            self.fail_job(
+                f"more than {tolerable} checkpoints in a row failed; the last one, {number}: {text}", final
             )
+        error = CheckpointError(f"{pending.barrier.kind} {number} was given up: {text}")
+        instructions: list[CheckpointInstruction] = [NotifyAborted(number, text)]
+        if pending.parts:
+            parts = tuple(pending.parts.values())
+            instructions.append(DiscardParts(number, parts, pending.barrier.location))
+        return instructions + [Answer(request, error=error) for request in pending.requests]
 
-    def expire(self, now: Now) -> None:
+    def expire(self, now: Now) -> list[CheckpointInstruction]:
         """Give up what takes too long."""
-        for pending in self.all:
-            late = now.mono_ms - pending.triggered_ms >= self._config.timeout_ms
-            if late and pending.stage is CheckpointStage.WRITING:
-                self.abort(pending, AbortReason.EXPIRED, now)
+        late = [
+            pending
+            for pending in self.all
+            if pending.stage is CheckpointStage.WRITING
+            and now.mono_ms - pending.triggered_ms >= self._config.timeout_ms
+        ]
+        return [each for pending in late for each in self.abort(pending, AbortReason.EXPIRED, now)]
+
+    def fail_job(self, reason: str, final: FTLayerError | None) -> None:
+        """The job has to be restarted; of several failures at once the last says why, any of them that it is final."""
+        before = None if self.failure is None else self.failure.final
+        self.failure = FailJob(reason, final or before)
 
     def restored(self) -> None:
         """Tasks were restored."""
@@ -132,6 +156,18 @@ class PendingCheckpoints:
     def history(self, now: Now) -> tuple[CheckpointStats, ...]:
         """See `Statistics.history`."""
         return self._statistics.history(self.all, now.wall_ms)
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        numbers = list(self._pending)
+        assert numbers == sorted(numbers), f"ids do not grow: {numbers}"
+        assert not self._pending.keys() & self._aborted.keys(), "what was given up is under way"
+        checkpoints = [pending for pending in self.all if not pending.is_savepoint]
+        assert len(checkpoints) <= self._config.max_concurrent, f"{numbers} are too many at a time"
+        requests = [request for pending in self.all for request in pending.requests]
+        assert len(requests) == len(set(requests)), f"a request is to be answered twice: {requests}"
+        for pending in self.all:
+            pending.validate(self._facts)
 
     def _remember(self, barrier: Barrier) -> None:
         self._aborted[barrier.checkpoint] = barrier

@@ -101,6 +101,16 @@ class PendingCheckpoint:
             if not self.waiting:
                 self.stage = CheckpointStage.WRITTEN
 
+    def validate(self, facts: JobFacts) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        have = self.parts.keys()
+        assert self.waiting.isdisjoint(have), f"checkpoint {self.number} waits for parts that it has"
+        assert self.waiting | have == facts.subtasks, f"checkpoint {self.number} has lost a subtask"
+        writing = self.stage is CheckpointStage.WRITING
+        assert writing == bool(self.waiting), f"checkpoint {self.number} is {self.stage}: {self.waiting}"
+        committing = self.stage is CheckpointStage.COMMITTING
+        assert committing == (self.checkpoint is not None), f"checkpoint {self.number} is {self.stage}"
+
     def assembled(self, facts: JobFacts, completed_ms: int) -> Checkpoint:
         """Return the whole. ``completed_ms``: wall clock."""
         parts = tuple(self.parts[subtask] for subtask in sorted(self.parts))

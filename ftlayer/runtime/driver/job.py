@@ -9,12 +9,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
-from ftlayer.checkpoint.coordinator.decisions import Decision as CheckpointDecision
+from ftlayer.checkpoint.coordinator.events import (
+    CheckpointEvent,
+    CheckpointRequested,
+    SavepointRequested,
+    StopRequested,
+)
 from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.results import JobResult
-from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError, FTLayerError, VertexError
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
@@ -117,7 +120,7 @@ class Job(JobThread):
 
         After ``timeout`` seconds (None: as long as it takes) a `TimeoutError` is raised.
         """
-        return self._requested(lambda rules, number, now: rules.checkpoint_now(number, now), timeout)
+        return self._requested(CheckpointRequested, timeout)
 
     def savepoint(self, directory: str = "", timeout: float | None = None) -> str:
         """Take a savepoint, as soon as all tasks run, and wait for it; return where it lies.
@@ -133,7 +136,7 @@ class Job(JobThread):
         Raises `CheckpointError` if it fails, `TimeoutError` if it takes longer.
         """
         location = self._with_checkpoints().savepoint_location(directory)
-        taken = self._requested(lambda rules, number, now: rules.savepoint(number, now, location), timeout)
+        taken = self._requested(lambda number: SavepointRequested(number, location), timeout)
         return taken.location
 
     def stop_with_savepoint(self, directory: str = "", timeout: float | None = None) -> str:
@@ -142,17 +145,11 @@ class Job(JobThread):
         Sources emit nothing behind the savepoint. If it fails the job goes on from its last checkpoint.
         """
         location = self._with_checkpoints().savepoint_location(directory)
-        taken = self._requested(
-            lambda rules, number, now: rules.stop_with_savepoint(number, now, location), timeout
-        )
+        taken = self._requested(lambda number: StopRequested(number, location), timeout)
         self._over.wait()
         return taken.location
 
-    def _requested(
-        self,
-        ask: Callable[[CheckpointCoordinator, int, Now], list[CheckpointDecision]],
-        timeout: float | None,
-    ) -> Checkpoint:
+    def _requested(self, ask: Callable[[int], CheckpointEvent], timeout: float | None) -> Checkpoint:
         answer: Future[Checkpoint] = Future()
         checkpoints = self._with_checkpoints()
         deadline = None if timeout is None else time.monotonic() + timeout

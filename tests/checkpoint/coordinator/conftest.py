@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
-from ftlayer.checkpoint.coordinator.decisions import Decision, Trigger
+from ftlayer.checkpoint.coordinator.events import (
+    CheckpointEvent,
+    PartWritten,
+    Published,
+    TasksRestarting,
+    TasksRestored,
+    TasksRunning,
+    TimePassed,
+)
+from ftlayer.checkpoint.coordinator.instructions import CheckpointInstruction, Trigger
 from ftlayer.checkpoint.coordinator.pending import JobFacts
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, Committable, OperatorInfo, SubtaskSnapshot
@@ -20,7 +29,7 @@ WALL_MS = 1_700_000_000_000
 
 
 class Desk:
-    """Calls the coordinator; `said` gathers its decisions, `call` returns those of one event."""
+    """Calls the coordinator; `said` gathers its instructions, `call` returns those of one event."""
 
     def __init__(self, config: CheckpointConfig, **options: Any) -> None:
         facts = JobFacts(
@@ -35,60 +44,61 @@ class Desk:
         self.coordinator = CheckpointCoordinator(config, facts, **options)
         self.mono_ms = 1_000
         self.wall_ms = WALL_MS
-        self.said: list[Decision] = []
+        self.said: list[CheckpointInstruction] = []
 
     @property
     def now(self) -> Now:
         return Now(self.mono_ms, self.wall_ms + self.mono_ms)
 
-    def call(self, event: str, *args: Any, **options: Any) -> list[Decision]:
-        decisions: list[Decision] = getattr(self.coordinator, event)(*args, now=self.now, **options)
-        self.said += decisions
-        return decisions
+    def call(self, event: CheckpointEvent) -> list[CheckpointInstruction]:
+        instructions = self.coordinator.handle(event, self.now)
+        self.coordinator.validate()
+        self.said += instructions
+        return instructions
 
-    def wait(self, ms: int) -> list[Decision]:
+    def wait(self, ms: int) -> list[CheckpointInstruction]:
         """Let time pass, tick by tick as the coordinator foresees."""
         end, decided = self.mono_ms + ms, []
         while self.mono_ms < end:
             due = self.coordinator.due_ms
             self.mono_ms = end if due is None else min(max(due, self.mono_ms + 1), end)
-            decided += self.call("tick")
+            decided += self.call(TimePassed())
         return decided
 
     def begin(self) -> Desk:
         """Start the job, from nothing."""
-        self.call("restarting", 1)
-        self.call("restored", None)
-        self.call("running")
+        self.call(TasksRestarting(1))
+        self.call(TasksRestored(None))
+        self.call(TasksRunning())
         return self
 
     def trigger(self) -> int:
         """Have a checkpoint of the schedule triggered; returns its id."""
         due = self.coordinator.due_ms
         assert due is not None, "no checkpoint is planned"
-        for decision in self.wait(max(1, due - self.mono_ms)):
-            if isinstance(decision, Trigger):
-                return decision.barrier.checkpoint
+        for instruction in self.wait(max(1, due - self.mono_ms)):
+            if isinstance(instruction, Trigger):
+                return instruction.barrier.checkpoint
         raise AssertionError("no checkpoint was triggered")
 
-    def ack_all(self, checkpoint: int, committables: bool = False) -> list[Decision]:
-        decided: list[Decision] = []
+    def ack_all(self, checkpoint: int, committables: bool = False) -> list[CheckpointInstruction]:
+        decided: list[CheckpointInstruction] = []
         for uid, subtask in SUBTASKS:
             written = (Committable(uid, b"rows", checkpoint),) if committables and uid == "count" else ()
             part = SubtaskSnapshot(uid, subtask, committables=written, written_bytes=10, state_bytes=100)
-            decided += self.call("acked", checkpoint, part)
+            decided += self.call(PartWritten(checkpoint, part))
         return decided
 
-    def publish(self, checkpoint: Checkpoint, location: str = "") -> list[Decision]:
-        return self.call("published", replace(checkpoint, location=location))
+    def publish(self, checkpoint: Checkpoint, location: str = "") -> list[CheckpointInstruction]:
+        return self.call(Published(replace(checkpoint, location=location)))
 
-    def complete(self, checkpoint: int) -> list[Decision]:
+    def complete(self, checkpoint: int) -> list[CheckpointInstruction]:
         """All subtasks ack, and it is published: without committables that is all."""
         (publish,) = self.ack_all(checkpoint)
         return self.publish(publish.checkpoint, publish.location)  # type: ignore[union-attr]
 
     def kinds(self) -> list[str]:
-        return [type(decision).__name__ for decision in self.said]
+        return [type(instruction).__name__ for instruction in self.said]
 
 
 @pytest.fixture

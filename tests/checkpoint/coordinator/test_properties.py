@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,10 +15,30 @@ from hypothesis.stateful import (
 
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
-from ftlayer.checkpoint.coordinator.decisions import (
+from ftlayer.checkpoint.coordinator.events import (
+    BacklogChanged,
+    CheckpointEvent,
+    CheckpointRequested,
+    CommitFailed,
+    JobOver,
+    JobStopping,
+    PartDeclined,
+    PartWritten,
+    Published,
+    PublishFailed,
+    SavepointRequested,
+    SinksCommitted,
+    StopRequested,
+    SubtaskFinished,
+    TasksRestarting,
+    TasksRestored,
+    TasksRunning,
+    TimePassed,
+)
+from ftlayer.checkpoint.coordinator.instructions import (
     Answer,
+    CheckpointInstruction,
     CommitSinks,
-    Decision,
     Discard,
     DiscardParts,
     FailJob,
@@ -101,16 +119,17 @@ class Coordinated(RuleBasedStateMachine):
 
     # ------------------------------------------------------------ what is decided
 
-    def call(self, event: str, *args: Any, **options: Any) -> None:
+    def call(self, event: CheckpointEvent) -> None:
         now = Now(self.mono_ms, self.mono_ms + 1_000_000)
-        decisions: list[Decision] = getattr(self.coordinator, event)(*args, now=now, **options)
-        for decision in decisions:
-            self.note(decision, asked=event)
+        instructions = self.coordinator.handle(event, now)
+        self.coordinator.validate()
+        for instruction in instructions:
+            self.note(instruction)
 
-    def note(self, decision: Decision, asked: str) -> None:
-        match decision:
+    def note(self, instruction: CheckpointInstruction) -> None:
+        match instruction:
             case Trigger(barrier):
-                self.triggered(barrier, asked)
+                self.triggered(barrier)
             case Publish(checkpoint, location):
                 assert self.to_publish is None
                 assert self.to_commit is None
@@ -121,7 +140,7 @@ class Coordinated(RuleBasedStateMachine):
             case CommitSinks(checkpoint):
                 assert checkpoint.checkpoint in self.published
                 assert self.commits(checkpoint.checkpoint)
-                self.to_commit = decision
+                self.to_commit = instruction
             case NotifyCompleted(number):
                 assert number in self.published
                 assert self.commits(number)
@@ -172,7 +191,7 @@ class Coordinated(RuleBasedStateMachine):
                 self.end_said = True
                 self.to_restore.clear()
 
-    def triggered(self, barrier: Barrier, asked: str) -> None:
+    def triggered(self, barrier: Barrier) -> None:
         number = barrier.checkpoint
         assert number > max(self.barriers, default=10)
         assert self.running
@@ -206,7 +225,7 @@ class Coordinated(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1, 100, 999, 1_000, 3_000]))
     def time_passes(self, ms: int) -> None:
         self.mono_ms += ms
-        self.call("tick")
+        self.call(TimePassed())
 
     @rule()
     def time_passes_until_something_is_due(self) -> None:
@@ -214,7 +233,7 @@ class Coordinated(RuleBasedStateMachine):
         if due is not None:
             assert due >= self.mono_ms, "what is due was not done"
             self.mono_ms = due
-            self.call("tick")
+            self.call(TimePassed())
             assert self.coordinator.due_ms is None or self.coordinator.due_ms > self.mono_ms
 
     @rule(data=st.data())
@@ -237,7 +256,7 @@ class Coordinated(RuleBasedStateMachine):
         # A sink's part has everything that it was not told to be committed.
         mine = [each for each in sorted(self.barriers) if told < each <= number and each > self.restored_at]
         committables = tuple(Committable("sink", b"", each) for each in mine) if subtask[0] == "sink" else ()
-        self.call("acked", number, SubtaskSnapshot(*subtask, committables=committables))
+        self.call(PartWritten(number, SubtaskSnapshot(*subtask, committables=committables)))
 
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data(), counts=st.booleans())
@@ -245,7 +264,7 @@ class Coordinated(RuleBasedStateMachine):
         number = data.draw(st.sampled_from(sorted(self.in_flight)))
         if self.waiting[number]:
             subtask = data.draw(st.sampled_from(sorted(self.waiting[number])))
-            self.call("declined", number, subtask, "cannot", counts=counts)
+            self.call(PartDeclined(number, subtask, "cannot", counts=counts))
 
     @precondition(lambda self: self.to_publish is not None)
     @rule(works=st.sampled_from([True, True, True, False]))
@@ -254,13 +273,13 @@ class Coordinated(RuleBasedStateMachine):
         assert checkpoint is not None
         number = checkpoint.checkpoint
         if not works:
-            self.call("publish_failed", number, "no space")
+            self.call(PublishFailed(number, "no space"))
             assert number in self.aborted
             return
         self.published[number] = checkpoint
         if not (self.numbers(checkpoint) - self.committed) or not self.commits(number) or self.over:
             self.completed(number)
-        self.call("published", checkpoint)
+        self.call(Published(checkpoint))
 
     @precondition(lambda self: self.to_commit is not None)
     @rule(works=st.sampled_from([True, True, True, False]))
@@ -271,9 +290,9 @@ class Coordinated(RuleBasedStateMachine):
         self.completed(number)
         if works:
             self.committed |= self.numbers(decision.checkpoint)
-            self.call("committed", number)
+            self.call(SinksCommitted(number))
         else:
-            self.call("commit_failed", number, "no connection")
+            self.call(CommitFailed(number, "no connection"))
 
     def completed(self, number: int) -> None:
         self.in_flight.discard(number)
@@ -282,24 +301,26 @@ class Coordinated(RuleBasedStateMachine):
     @precondition(live)
     @rule(
         kind=st.sampled_from(
-            ["checkpoint_now", "checkpoint_now", "savepoint", "savepoint", "stop_with_savepoint"]
+            [CheckpointRequested, CheckpointRequested, SavepointRequested, SavepointRequested, StopRequested]
         )
     )
-    def a_user_asks(self, kind: str) -> None:
+    def a_user_asks(self, kind: type[CheckpointRequested | SavepointRequested | StopRequested]) -> None:
         self.number += 1
         self.open_requests.add(self.number)
-        self.manual = self.manual or kind == "checkpoint_now"
-        self.call(kind, self.number, **({} if kind == "checkpoint_now" else {"location": "/save"}))
+        self.manual = self.manual or kind is CheckpointRequested
+        self.call(
+            CheckpointRequested(self.number) if kind is CheckpointRequested else kind(self.number, "/save")
+        )
 
     @precondition(lambda self: self.running)
     @rule(subtask=st.sampled_from(SOURCES))
     def a_source_ends(self, subtask: tuple[str, int]) -> None:
         self.ended.add(subtask)
-        self.call("data_ended", subtask)
+        self.call(SubtaskFinished(subtask))
 
     @rule(subtask=st.sampled_from(SOURCES), working_off=st.booleans())
     def a_source_has_a_backlog(self, subtask: tuple[str, int], working_off: bool) -> None:
-        self.call("backlog", subtask, working_off)
+        self.call(BacklogChanged(subtask, working_off))
 
     @precondition(live)
     @rule()
@@ -308,7 +329,7 @@ class Coordinated(RuleBasedStateMachine):
         self.ended.clear()
         self.number += 1
         self.to_restore.append(self.number)
-        self.call("restarting", self.number)
+        self.call(TasksRestarting(self.number))
 
     @precondition(
         lambda self: not self.running and not self.to_restore and not self.end_said and not self.over
@@ -321,12 +342,12 @@ class Coordinated(RuleBasedStateMachine):
         if found is not None:
             self.committed |= self.numbers(found)
             self.restored_at = max(self.barriers)
-        self.call("restored", found)
+        self.call(TasksRestored(found))
         assert self.coordinator.completed == tuple(
             each for each in kept if found and each.checkpoint <= found.checkpoint
         )
         self.running = True
-        self.call("running")
+        self.call(TasksRunning())
 
     @precondition(live)
     @rule(end=st.sampled_from(JobEnd), cancelled=st.booleans(), sure=st.sampled_from([False] * 9 + [True]))
@@ -336,11 +357,11 @@ class Coordinated(RuleBasedStateMachine):
         self.running = self.failing = False
         if cancelled:
             self.to_restore.clear()
-            self.call("cancel")
+            self.call(JobStopping())
             assert not self.in_flight - self.answered_later()
         self.over = True
         self.to_restore.clear()
-        self.call("over", end)
+        self.call(JobOver(end))
 
     def answered_later(self) -> set[int]:
         waiting = [self.to_publish, None if self.to_commit is None else self.to_commit.checkpoint]
@@ -381,7 +402,7 @@ class Coordinated(RuleBasedStateMachine):
             if self.to_commit is not None:
                 self.its_sinks_are_committed(works=True)
             self.mono_ms += TIMEOUT_MS
-            self.call("tick")
+            self.call(TimePassed())
             if self.failing and not self.over:
                 self.restart()
             if not self.running and not self.to_restore and not self.end_said and not self.over:

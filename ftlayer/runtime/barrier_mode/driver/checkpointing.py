@@ -1,6 +1,6 @@
 """Checkpoints of a job, as its driver carries them out: storage and sinks in a thread of their own.
 
-The rules are `ftlayer.checkpoint.coordinator`'s; here its decisions become messages, files and commits, and what
+The rules are `ftlayer.checkpoint.coordinator`'s; here its instructions become messages, files and commits, and what
 comes of them becomes its events. All public methods belong to the job's thread, save what says otherwise.
 """
 
@@ -11,14 +11,29 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from functools import partial
 
 from ftlayer.checkpoint.barrier import SnapshotKind
-from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
-from ftlayer.checkpoint.coordinator.decisions import (
+from ftlayer.checkpoint.coordinator.events import (
+    BacklogChanged,
+    CheckpointEvent,
+    CommitFailed,
+    JobOver,
+    JobStopping,
+    PartDeclined,
+    PartWritten,
+    Published,
+    PublishFailed,
+    SinksCommitted,
+    SubtaskFinished,
+    TasksRestarting,
+    TasksRestored,
+    TasksRunning,
+    TimePassed,
+)
+from ftlayer.checkpoint.coordinator.instructions import (
     Answer,
+    CheckpointInstruction,
     CommitSinks,
-    Decision,
     Discard,
     DiscardParts,
     FailJob,
@@ -129,8 +144,6 @@ class JobCheckpoints:
             restored=self._restored,
         )
         self._requests = Requests()
-        # Why the checkpoint that has just failed cannot be taken, or committed, after a restart either.
-        self._lasting: FTLayerError | None = None
         self._cancelled = False
         self._close_by_s: float | None = None
         self._is_settled = True
@@ -152,21 +165,19 @@ class JobCheckpoints:
 
     def tick(self) -> None:
         """Time has passed."""
-        self._do(self._rules.tick(_now()))
+        self._handle(TimePassed())
 
     def said(self, message: FromSlot) -> None:
         """An instance that counts has said something."""
         match message:
             case SubtaskAcked(checkpoint, snapshot):
-                self._do(self._rules.acked(checkpoint, snapshot, _now()))
+                self._handle(PartWritten(checkpoint, snapshot))
             case SubtaskDeclined(checkpoint, uid, subtask, reason, counts, code):
-                self._do_for(
-                    error_for_code(code)(reason) if code else None,
-                    lambda now: self._rules.declined(checkpoint, (uid, subtask), reason, now, counts=counts),
-                )
+                final = error_for_code(code)(reason) if code else None
+                self._handle(PartDeclined(checkpoint, (uid, subtask), reason, counts, final))
             # Of an instance that is about to be reset it means nothing: the next one reads on from the checkpoint.
             case DataEnded(uid, subtask) if self._parts.graph.slot_of(uid, subtask) not in self._down:
-                self._do(self._rules.data_ended((uid, subtask), _now()))
+                self._handle(SubtaskFinished((uid, subtask)))
 
     def prepare(self, asked: PrepareRestore) -> None:
         """Slots are lost, or begin: find out what they restore."""
@@ -180,7 +191,7 @@ class JobCheckpoints:
             for subtask in range(vertex.parallelism)
             if graph.slot_of(vertex.uid, subtask) in asked.slots
         ]
-        self._do(self._rules.restarting(asked.number, _now(), sources))
+        self._handle(TasksRestarting(asked.number, sources))
 
     def deployed(self, region: RegionDeployed) -> None:
         """The tasks of a region were told to start."""
@@ -189,7 +200,7 @@ class JobCheckpoints:
     def running(self) -> None:
         """All tasks are restored and run."""
         self._sweep()
-        self._do(self._rules.running(_now()))
+        self._handle(TasksRunning())
 
     def _sweep(self) -> None:
         """Remove what instances have left behind that are gone."""
@@ -212,7 +223,7 @@ class JobCheckpoints:
 
     def backlog(self, source: str, working_off: bool) -> None:
         """A reader source begins, or ceases, to work off a backlog."""
-        self._do(self._rules.backlog((source, 0), working_off, _now()))
+        self._handle(BacklogChanged((source, 0), working_off))
 
     def damaged(self, checkpoint: int, reason: str) -> None:
         """A slot could not read this checkpoint: it is not restored any more."""
@@ -222,7 +233,7 @@ class JobCheckpoints:
         """The job is being ended: nothing begins any more. Calling it again does no harm."""
         if not self._cancelled:
             self._cancelled = True
-            self._do(self._rules.cancel(_now()))
+            self._handle(JobStopping())
 
     def close(
         self,
@@ -249,9 +260,8 @@ class JobCheckpoints:
             if self.result is None and self._parts.config.directory is not None:
                 self._leave_all(take_events)
                 return
-        decisions = self._rules.over(_end_of(state, interrupted), _now())
-        self._do(decisions)
-        if state is not JobState.ENDED and any(isinstance(decision, Discard) for decision in decisions):
+        instructions = self._handle(JobOver(_end_of(state, interrupted)))
+        if state is not JobState.ENDED and any(isinstance(each, Discard) for each in instructions):
             # Behind the removal, which another driver's job is spared.
             self._clean(lambda: self._say_what_is_gone(state))
         self._close_storage(take_events)
@@ -319,24 +329,28 @@ class JobCheckpoints:
             )
         return new_savepoint(where, self._parts.run)
 
-    def request(
-        self, ask: Callable[[CheckpointCoordinator, int, Now], list[Decision]], answer: Future[Checkpoint]
-    ) -> None:
-        """Have a user's request carried out; ``answer`` gets what became of it."""
+    def request(self, ask: Callable[[int], CheckpointEvent], answer: Future[Checkpoint]) -> None:
+        """Have a user's request carried out; ``answer`` gets what became of it.
+
+        ``ask`` makes the event of it, by the number of the request.
+        """
         number = self._requests.add(answer)
         if self._cancelled:
             self._requests.refuse_all("the job is ending")
         else:
-            self._do(ask(self._rules, number, _now()))
+            self._handle(ask(number))
 
     # ------------------------------------------------------------ carrying out
 
-    def _do(self, decisions: list[Decision]) -> None:
-        for decision in decisions:
-            self._do_one(decision)
+    def _handle(self, event: CheckpointEvent) -> list[CheckpointInstruction]:
+        """Carry out what the rules say to an event, and return it."""
+        instructions = self._rules.handle(event, _now())
+        for instruction in instructions:
+            self._carry_out(instruction)
+        return instructions
 
-    def _do_one(self, decision: Decision) -> None:
-        match decision:
+    def _carry_out(self, instruction: CheckpointInstruction) -> None:
+        match instruction:
             case Trigger(barrier):
                 self._planners.under_way(self._rules.in_progress)
                 for slot in self._source_slots:
@@ -364,12 +378,12 @@ class JobCheckpoints:
                 keep = self._rules.completed
                 self._given_up.add(parts)
                 self._clean(lambda: self._parts.storage.discard_parts(number, parts, keep, location))
-            case FailJob(reason):
-                self._happened(Broken(self._lasting) if self._lasting else RestartRequested(reason))
+            case FailJob(reason, final):
+                self._happened(RestartRequested(reason) if final is None else Broken(final))
             case RestoreFrom(number, checkpoint):
                 self._restores.restore(number, checkpoint)
             case Answer():
-                self._requests.answer(decision)
+                self._requests.answer(instruction)
             case FinishTasks(drain):
                 self._happened(EndTasksRequested(drain))
 
@@ -380,9 +394,9 @@ class JobCheckpoints:
             except StaleOwnerError:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
-                self._failed(error, partial(self._rules.publish_failed, checkpoint.checkpoint))
+                self._later_handle(PublishFailed(checkpoint.checkpoint, _said(error), lasting(error)))
             else:
-                self._event(lambda now: self._rules.published(published, now))
+                self._later_handle(Published(published))
 
         self._io.do(work)
 
@@ -393,9 +407,9 @@ class JobCheckpoints:
             except StaleOwnerError:
                 raise
             except Exception as error:  # noqa: BLE001 - as above
-                self._failed(error, partial(self._rules.commit_failed, checkpoint.checkpoint))
+                self._later_handle(CommitFailed(checkpoint.checkpoint, _said(error), lasting(error)))
             else:
-                self._event(lambda now: self._rules.committed(checkpoint.checkpoint, now))
+                self._later_handle(SinksCommitted(checkpoint.checkpoint))
 
         self._io.do(work)
 
@@ -412,28 +426,14 @@ class JobCheckpoints:
             self._io.do(lambda: self._parts.committer.abort(gone))
 
     def _restored(self, asked: PrepareRestore, checkpoint: Checkpoint | None) -> None:
-        self._do(self._rules.restored(checkpoint, _now()))
+        self._handle(TasksRestored(checkpoint))
         self._abort_given_up(asked.slots)
 
     # ------------------------------------------------------------ small ones
 
-    def _event(self, event: Callable[[Now], list[Decision]]) -> None:
-        self._later(lambda: self._do(event(_now())))
-
-    def _failed(self, error: Exception, event: Callable[[str, Now], list[Decision]]) -> None:
-        """Tell the rules why a step of a checkpoint has failed; the job ends with what no restart can mend."""
-        reason, final = _said(error), lasting(error)
-
-        def decide(now: Now) -> list[Decision]:
-            return event(reason, now)
-
-        self._later(lambda: self._do_for(final, decide))
-
-    def _do_for(self, final: FTLayerError | None, event: Callable[[Now], list[Decision]]) -> None:
-        """Carry out what an event decides; if that is to fail the job, it ends with ``final``."""
-        self._lasting = final
-        self._do(event(_now()))
-        self._lasting = None
+    def _later_handle(self, event: CheckpointEvent) -> None:
+        """Take an event in the job's thread; any thread."""
+        self._later(lambda: self._handle(event))
 
     def _io_failed(self, error: Exception) -> None:
         if isinstance(error, StaleOwnerError):

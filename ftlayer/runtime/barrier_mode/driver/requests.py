@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from ftlayer.checkpoint.coordinator.decisions import Answer
+from ftlayer.checkpoint.coordinator.instructions import Answer
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.errors import CheckpointError
 

@@ -14,9 +14,11 @@ from barrier_topologies import Case
 from pyspark import cloudpickle
 
 from ftlayer.checkpoint.barrier import SnapshotKind
-from ftlayer.checkpoint.coordinator import decisions
+from ftlayer.checkpoint.coordinator.events import CheckpointEvent
+from ftlayer.checkpoint.coordinator.instructions import Answer, CheckpointInstruction, NotifyAborted, Trigger
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint
+from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
@@ -71,6 +73,8 @@ class Driver:
         self.key = plan.key
         self.order = cloudpickle.dumps(order)
         self.storage = parts.storage
+        self.rules = parts.rules
+        self._watch()
         restart = FixedDelay(attempts=10_000, delay="10ms")
         planners = Planners(
             self.graph,
@@ -95,27 +99,32 @@ class Driver:
                 checkpoints=parts,
             )
         )
-        self._watch()
         self.job._do_all(self.job._core.start(self.job._started_ms))
         planners.start()
         self.ticked_ms = world.mono
 
     def _watch(self) -> None:
-        """Note how each checkpoint ends, before it is carried out."""
-        carry_out = self.job._checkpoints._do_one
+        """Check the rules of checkpoints behind each event, and note how each checkpoint ends."""
+        handle = self.rules.handle
 
-        def noted(decision: Any) -> None:
-            match decision:
-                case decisions.Trigger(barrier):
-                    self.triggered.append(barrier.checkpoint)
-                case decisions.NotifyAborted(checkpoint, _):
-                    self.ends[checkpoint] += 1
-                    self.world.was_undecided |= bool(self.storage._undecided)
-                case decisions.Answer(_, Checkpoint(kind=SnapshotKind.SAVEPOINT) as savepoint):
-                    self.world.note_savepoint(savepoint, self.key)
-            carry_out(decision)
+        def watched(event: CheckpointEvent, now: Now) -> list[CheckpointInstruction]:
+            instructions = handle(event, now)
+            self.rules.validate()
+            for instruction in instructions:
+                self._note(instruction)
+            return instructions
 
-        self.job._checkpoints._do_one = noted
+        self.rules.handle = watched  # type: ignore[method-assign]
+
+    def _note(self, instruction: CheckpointInstruction) -> None:
+        match instruction:
+            case Trigger(barrier):
+                self.triggered.append(barrier.checkpoint)
+            case NotifyAborted(checkpoint, _):
+                self.ends[checkpoint] += 1
+                self.world.was_undecided |= bool(self.storage._undecided)
+            case Answer(_, Checkpoint(kind=SnapshotKind.SAVEPOINT) as savepoint):
+                self.world.note_savepoint(savepoint, self.key)
 
     @property
     def verdict(self) -> Over | None:

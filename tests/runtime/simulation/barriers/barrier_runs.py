@@ -23,6 +23,7 @@ from barrier_topologies import Case, Extent
 from barrier_world import World
 
 from ftlayer.checkpoint.barrier import SnapshotKind
+from ftlayer.checkpoint.coordinator.events import CheckpointRequested, SavepointRequested, StopRequested
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.config import TopologyOptions
@@ -196,7 +197,7 @@ class Run:
                 self._next_driver()
             case "savepoint":
                 where = world.savepoint()
-                world.driver.request(lambda rules, number, now: rules.savepoint(number, now, where))
+                world.driver.request(lambda number: SavepointRequested(number, where))
             case "damage-copies":
                 damage_copies(world)
             case "drain":
@@ -209,12 +210,10 @@ class Run:
                 world.driver.events.put(Broken(JobError("meant to fail for good")))
                 self.expected.add(JobState.FAILED)
             case "checkpoint":
-                world.driver.request(lambda rules, number, now: rules.checkpoint_now(number, now))
+                world.driver.request(CheckpointRequested)
             case "stop":
                 where = world.savepoint()
-                answer = world.driver.request(
-                    lambda rules, number, now: rules.stop_with_savepoint(number, now, where)
-                )
+                answer = world.driver.request(lambda number: StopRequested(number, where))
                 self.stops.append((where, answer))
                 before = None if self.stopping is None else self.stopping[1]
                 # One that has succeeded is what the next life begins with, whatever is asked for behind it.
@@ -283,7 +282,7 @@ class Run:
         assert driver.verdict is not None
         left = {path for path in world.files() if path.split("/")[1] == driver.job.job}
         if driver.verdict.state is not JobState.ENDED:
-            kept = driver.job._checkpoints._rules.completed
+            kept = driver.rules.completed
             if not self._is_retained(driver.verdict.state):
                 # One that fails before its own first checkpoint leaves what it was restored from in any case.
                 assert not kept or self._failed_without_own(), kept

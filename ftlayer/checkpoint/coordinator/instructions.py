@@ -1,4 +1,4 @@
-"""The coordinator's decisions. Frozen values; its owner carries them out in their order."""
+"""What `CheckpointCoordinator` wants done: its instructions. Frozen values, to be carried out in their order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
-from ftlayer.errors import CheckpointError
+from ftlayer.errors import CheckpointError, FTLayerError
 
 
 class JobEnd(StrEnum):
@@ -31,7 +31,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Write the metadata; answered by `published` or `publish_failed`. One at a time.
+    """Write the metadata; answered by `Published` or `PublishFailed`. One at a time.
 
     ``checkpoint.sources`` is empty: the owner fills it in. ``location`` is a savepoint's directory, "" otherwise.
     """
@@ -42,7 +42,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class CommitSinks:
-    """Commit what the checkpoint's sinks have written; answered by `committed` or `commit_failed`.
+    """Commit what the checkpoint's sinks have written; answered by `SinksCommitted` or `CommitFailed`.
 
     Some of it may be committed already, and is to be left out.
     """
@@ -83,14 +83,18 @@ class DiscardParts:
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """Restore all tasks from the last checkpoint. Nothing is triggered until the job is `running` again."""
+    """Restore all tasks from the last checkpoint. Nothing is triggered until `TasksRunning`.
+
+    ``final``: no restart mends the failure, and the job is to end with this instead.
+    """
 
     reason: str
+    final: FTLayerError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreFrom:
-    """Answer to `restarting`: this is the checkpoint to restore, which stands whatever happens; None: there is none."""
+    """Answer to `TasksRestarting`: the checkpoint to restore, which stands whatever happens; None: there is none."""
 
     number: int
     checkpoint: Checkpoint | None
@@ -116,7 +120,7 @@ class FinishTasks:
     drain: bool
 
 
-Decision = (
+CheckpointInstruction = (
     Trigger
     | Publish
     | CommitSinks

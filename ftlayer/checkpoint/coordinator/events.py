@@ -1,0 +1,184 @@
+"""What happens to checkpoints: the events of `CheckpointCoordinator`. Frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ftlayer.checkpoint.coordinator.instructions import JobEnd
+from ftlayer.checkpoint.coordinator.pending import Subtask
+from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
+from ftlayer.errors import FTLayerError
+
+# ---------------------------------------------------------------- the job
+
+
+@dataclass(frozen=True, slots=True)
+class TasksRestarting:
+    """Tasks are to be restored (at the start too): `RestoreFrom` with this number answers, now or later.
+
+    `FinishTasks` answers where there is nothing left to do, and nothing does once the job is cancelled or over.
+
+    Everything under way is given up, and nothing begins before `TasksRunning`. ``sources``: the subtasks of sources
+    that begin again, None for all: what they said of their end and backlog is forgotten.
+    """
+
+    number: int
+    sources: Collection[Subtask] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TasksRestored:
+    """This one was restored, and its sinks are committed: the one of `RestoreFrom`, or an earlier one.
+
+    Those behind it do not stand any more, and are discarded.
+    """
+
+    checkpoint: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class TasksRunning:
+    """All tasks run. The first periodic checkpoint is due after an interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStopping:
+    """The job is being cancelled, or has failed for good: everything under way is given up, nothing begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """The job is over: what is not to be retained is discarded."""
+
+    end: JobEnd
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """It may be time for something; coming early does no harm."""
+
+
+# ---------------------------------------------------------------- tasks
+
+
+@dataclass(frozen=True, slots=True)
+class PartWritten:
+    """A subtask's part is written."""
+
+    checkpoint: int
+    part: SubtaskSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class PartDeclined:
+    """A subtask cannot take its part: see `ftlayer.runtime.protocol.messages.SubtaskDeclined`.
+
+    ``final``: the error, where no restart mends it.
+    """
+
+    checkpoint: int
+    subtask: Subtask
+    reason: str
+    counts: bool = True
+    final: FTLayerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskFinished:
+    """A source's subtask has emitted its last record (in its present life)."""
+
+    subtask: Subtask
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogChanged:
+    """A source's subtask begins, or ceases, to work off a backlog."""
+
+    subtask: Subtask
+    working_off: bool
+
+
+# ---------------------------------------------------------------- what was to be done is done
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`Publish` is done; ``checkpoint`` is what was written, with its location."""
+
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class PublishFailed:
+    """`Publish` has failed; ``final``: the error, where no restart mends it."""
+
+    checkpoint: int
+    reason: str
+    final: FTLayerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SinksCommitted:
+    """`CommitSinks` is done."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFailed:
+    """`CommitSinks` has failed, wholly or in part: the job is restored from this checkpoint, and commits again.
+
+    ``final``: the error, where no restart mends it.
+    """
+
+    checkpoint: int
+    reason: str
+    final: FTLayerError | None = None
+
+
+# ---------------------------------------------------------------- users
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """Take a checkpoint beside the periodic ones: no pause holds it back, but ``max_concurrent`` does."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointRequested:
+    """Take a savepoint at once, in the new directory ``location``."""
+
+    request: int
+    location: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Take a savepoint in ``location``, commit it, and end the job. Where that fails, the job is restarted."""
+
+    request: int
+    location: str
+
+
+CheckpointEvent = (
+    TasksRestarting
+    | TasksRestored
+    | TasksRunning
+    | JobStopping
+    | JobOver
+    | TimePassed
+    | PartWritten
+    | PartDeclined
+    | SubtaskFinished
+    | BacklogChanged
+    | Published
+    | PublishFailed
+    | SinksCommitted
+    | CommitFailed
+    | CheckpointRequested
+    | SavepointRequested
+    | StopRequested
+)
