@@ -14,6 +14,7 @@ from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Process, Reduce
 from ftlayer.handler.handler import Handler
 from ftlayer.partitioning.partitioners import Forward
+from ftlayer.runtime.acker_mode.task.companion import AckerCompanion
 from ftlayer.runtime.acker_mode.task.replay_task import ReplayTask
 from ftlayer.runtime.acker_mode.task.source_task import SourceTask
 from ftlayer.runtime.acker_mode.task.timer_roots import TimerRoots
@@ -21,6 +22,7 @@ from ftlayer.runtime.barrier_mode.task.checkpointed_chain import CheckpointedCha
 from ftlayer.runtime.barrier_mode.task.checkpointed_source import CheckpointedSourceTask
 from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
 from ftlayer.runtime.task.chain_task import ChainTask
+from ftlayer.runtime.task.companion import ChainCompanion, NoCompanion
 from ftlayer.runtime.task.contract import CommittingSinkBody, InputTask, SinkBody, Task
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import StatusWatermarkValve
@@ -137,12 +139,13 @@ def _input_task(graph: JobGraph, uid: str, subtask: int, handler: Handler, open_
         timed = graph.tracked and has_timers(last)
         roots = TimerRoots(graph, uid, last.uid, subtask, handler, emitter) if timed else None
         outlet = ChannelOutlet(handler, emitter, roots)
+    companion: ChainCompanion = AckerCompanion(handler.xor) if handler.tracking else NoCompanion()
     if isinstance(first, IterationHead):
         loop = LoopGate.of(graph, uid, subtask)
-        head = HeadTask(uid, subtask, edges, loop, pipeline, handler, outlet)
+        head = HeadTask(uid, subtask, edges, loop, pipeline, handler, outlet, companion)
         head.attach(graph, loop)
         return head
-    return ChainTask(uid, subtask, edges, gate, pipeline, handler, outlet)
+    return ChainTask(uid, subtask, edges, gate, pipeline, handler, outlet, companion)
 
 
 def _checkpointed_task(

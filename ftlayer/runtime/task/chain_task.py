@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from ftlayer.clock import Now
 from ftlayer.functions.topology import TimerOutput
 from ftlayer.handler.handler import Handler
@@ -9,12 +11,14 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.alarm import Alarm
+from ftlayer.runtime.task.companion import ChainCompanion
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.lineages import known_of, replayed
 from ftlayer.runtime.task.outlet import Outlet
 from ftlayer.runtime.task.pipeline import OperatorChain
-from ftlayer.runtime.task.reports import reports
 from ftlayer.topology.job_graph import Channel, JobEdge
+
+logger = logging.getLogger(__name__)
 
 
 class ChainTask:
@@ -33,8 +37,9 @@ class ChainTask:
         pipeline: OperatorChain,
         handler: Handler,
         outlet: Outlet,
+        companion: ChainCompanion,
     ) -> None:
-        """``edges`` lead into the chain."""
+        """``edges`` lead into the chain; ``companion`` is its own."""
         self.uid = uid
         self.subtask = subtask
         self._input = {edge.number: edge.input for edge in edges}
@@ -42,13 +47,17 @@ class ChainTask:
         self._pipeline = pipeline
         self._handler = handler
         self._outlet = outlet
+        self._companion = companion
         self._alarm = Alarm()
+        self._opened = False
         self._closing = False
         self._ended = False
 
     def start(self, now: Now) -> list[Action]:
         """See `Task.start`."""
-        self._open_functions(now)
+        self._opened = True
+        self._pipeline.open(now.mono_ms)
+        self._companion.opened()
         return [*self._gate_moved(now), *self._wake(now)]
 
     def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
@@ -56,9 +65,11 @@ class ChainTask:
         if self._closing:
             return []
         if isinstance(element, Batch):
-            return [*self._take(self._input[channel.edge], element, now), *self._wake(now)]
-        self._gate.mark(channel, element)
-        return [*self._gate_moved(now), *self._wake(now)]
+            actions, records = self._take(self._input[channel.edge], element, now), element.num_rows
+        else:
+            self._gate.mark(channel, element)
+            actions, records = self._gate_moved(now), 0
+        return [*actions, *self._wake(now), *self._companion.tend(records, now)]
 
     def reset(self, channel: Channel, now: Now) -> list[Action]:
         """See `InputTask.reset`."""
@@ -72,6 +83,9 @@ class ChainTask:
         if self._closing:
             return []
         self._alarm.rung()
+        rest_ms = self._companion.rest_ms
+        if rest_ms is not None:
+            return [*self._alarm.set(now.mono_ms + rest_ms), *self._companion.tend(0, now)]
         actions: list[Action] = []
         for place, stage in enumerate(self._pipeline.stages):
             due = stage.chain.next_processing_ms
@@ -81,8 +95,8 @@ class ChainTask:
         due_ms = self._outlet.due_ms
         if due_ms is not None and due_ms <= now.mono_ms:
             self._outlet.flush(now, force=False)
-            actions.extend(reports(self._handler.xor))
-        return [*actions, *self._wake(now)]
+            actions.extend(self._companion.reports())
+        return [*actions, *self._wake(now), *self._companion.tend(0, now)]
 
     def accepted(self, ticket: int, now: Now) -> list[Action]:
         """See `Task.accepted`."""
@@ -91,6 +105,29 @@ class ChainTask:
     def held_roots(self) -> U64Array:
         """See `Task.held_roots`."""
         return self._outlet.held
+
+    def flush(self, now: Now) -> list[Action]:
+        """Settle all that waits in the chain."""
+        self._outlet.flush(now, force=True)
+        return self._companion.reports()
+
+    def abandon(self) -> None:
+        """Close the functions before the chain's end, if they were opened: it starts again elsewhere.
+
+        What a function raises is logged. The chain takes nothing any more; its companion hears nothing of it.
+        """
+        opened = self._opened and not self._closing
+        self._closing = self._ended = True
+        if opened:
+            try:
+                self._pipeline.close()
+            except Exception:
+                logger.warning("%r does not close cleanly; it starts again", self.uid, exc_info=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it takes nothing any more."""
+        return self._closing
 
     @property
     def progress(self) -> int:
@@ -102,9 +139,6 @@ class ChainTask:
         """The row of its batch that a function works on now, None if unknown. Any thread may look."""
         return self._pipeline.row
 
-    def _open_functions(self, now: Now) -> None:
-        self._pipeline.open(now.mono_ms)
-
     # ------------------------------------------------------------ records
 
     def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:
@@ -112,7 +146,7 @@ class ChainTask:
         fresh = lineage is None or lineage.origins is None or not replayed(lineage).all()
         passed = self._pipeline.run(batch.payload, batch.times, fresh, input, now, known_of(lineage))
         actions = self._outlet.take(lineage, batch.num_rows, passed, now)
-        actions.extend(reports(self._handler.xor))
+        actions.extend(self._companion.reports())
         actions.extend(self._event_time_moved(now))
         return actions
 
@@ -193,12 +227,13 @@ class ChainTask:
 
     def _close(self, now: Now) -> list[Action]:
         self._closing = True
-        self._outlet.flush(now, force=True)
-        actions = reports(self._handler.xor)
+        actions = self.flush(now)
         self._pipeline.close()
         self._outlet.close()
         actions.extend(self._outlet.mark(EndOfStream()))
-        return [*actions, *self._end()]
+        actions.extend(self._end())
+        self._companion.closed()
+        return actions
 
     def _end(self) -> list[Action]:
         if not self._closing or self._ended or self._outlet.waiting:

@@ -11,11 +11,8 @@ from collections.abc import Callable
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.clock import Now
-from ftlayer.runtime.barrier_mode.task.checkpointed_chain import (
-    RETRY_MS,
-    ChainSnapshot,
-    CheckpointedChainTask,
-)
+from ftlayer.runtime.barrier_mode.task.checkpointed_chain import ChainSnapshot, CheckpointedChainTask
+from ftlayer.runtime.barrier_mode.task.companion import RETRY_MS
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.task.actions import Action, DataEnded
 from ftlayer.runtime.task.alarm import Alarm
@@ -160,7 +157,11 @@ class CheckpointedHeadTask(HeadTask, CheckpointedChainTask):
 
     def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
         """See `InputTask.input`."""
-        if self._last_barrier is not None and channel.edge in self._back and isinstance(element, Batch):
+        if (
+            self._beside.last_barrier is not None
+            and channel.edge in self._back
+            and isinstance(element, Batch)
+        ):
             self._kept.append((channel, element))
             return self._bell.set(now.mono_ms + RETRY_MS)
         return super().input(channel, element, now)
@@ -177,7 +178,7 @@ class CheckpointedHeadTask(HeadTask, CheckpointedChainTask):
 
     def _go_on(self, now: Now) -> list[Action]:
         """Let what was kept go round, if the last checkpoint was given up: there is another one to come."""
-        if self._last_barrier is not None or self._closing:
+        if self._beside.last_barrier is not None or self._closing:
             return []
         kept, self._kept = self._kept, []
         return [action for channel, batch in kept for action in self.input(channel, batch, now)]

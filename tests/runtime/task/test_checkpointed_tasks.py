@@ -31,7 +31,7 @@ from ftlayer.handler.handler import NonFTHandler
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.barrier_mode.task.checkpointed_chain import LOOK_MS
+from ftlayer.runtime.barrier_mode.task.companion import LOOK_MS
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Watermark
 from ftlayer.runtime.task.actions import Action, HoldInput, Send, TaskEnded, WakeAt

@@ -1,0 +1,55 @@
+"""Barrier mode beside a chain of functions: its state is tended, and nothing stirs behind the job's last barrier."""
+
+from __future__ import annotations
+
+from ftlayer.clock import Now
+from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
+from ftlayer.runtime.task.actions import Action, HoldInput
+
+RETRY_MS = 100
+"""How often a task whose timers are due behind the last barrier looks whether that checkpoint was given up."""
+
+LOOK_MS = 2
+"""How often a task whose state is too much for memory looks whether there is room again."""
+
+
+class BarrierCompanion:
+    """`ftlayer.runtime.task.companion.ChainCompanion` of barrier mode.
+
+    Attributes:
+        backend: the chain's state; None: it keeps none.
+        last_barrier: the checkpoint that the job ends with, once its barrier has passed: no timer of processing time
+            fires behind it, since what it gave would be in no checkpoint.
+    """
+
+    def __init__(self, backend: SharedBackend | None) -> None:
+        self.backend = backend
+        self.last_barrier: int | None = None
+
+    def opened(self) -> None:
+        """Tell the backend that all states are declared."""
+        if self.backend is not None:
+            self.backend.backend.opened()
+
+    def closed(self) -> None:
+        """Close the backend behind the snapshots that are being written."""
+        if self.backend is not None:
+            self.backend.close()
+
+    def reports(self) -> list[Action]:
+        """Return nothing: the first failure was raised, and nobody asks what was settled."""
+        return []
+
+    def tend(self, records: int, now: Now) -> list[Action]:
+        """Let the backend do its work beside; hold the input while there is no room for more state."""
+        if self.backend is None or self.backend.closed:
+            return []
+        backend = self.backend.backend
+        backend.tend(now.mono_ms, records)
+        # Where a snapshot is in the way, it says so by no event.
+        return [HoldInput(now.mono_ms + LOOK_MS)] if backend.is_full else []
+
+    @property
+    def rest_ms(self) -> int | None:
+        """See `ChainCompanion.rest_ms`."""
+        return None if self.last_barrier is None else RETRY_MS

@@ -1,0 +1,48 @@
+"""What a mode does beside a chain of functions."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ftlayer.clock import Now
+from ftlayer.runtime.task.actions import Action
+
+
+class ChainCompanion(Protocol):
+    """A mode's part in one chain. Its `ChainTask` owns it, and calls it in its own thread."""
+
+    def opened(self) -> None:
+        """All functions are open: no state is declared any more."""
+
+    def closed(self) -> None:
+        """All functions are closed, at the chain's end."""
+
+    def reports(self) -> list[Action]:
+        """Return what is to be told of the records that failed, and that were settled, since the last call."""
+
+    def tend(self, records: int, now: Now) -> list[Action]:
+        """Do what is to be done between two calls of functions; the chain has just taken so many records."""
+
+    @property
+    def rest_ms(self) -> int | None:
+        """None: the chain goes on. A number: time brings it nothing now; it is to look again in so many ms."""
+
+
+class NoCompanion:
+    """`ChainCompanion` with fault tolerance off."""
+
+    rest_ms: int | None = None
+
+    def opened(self) -> None:
+        """Do nothing."""
+
+    def closed(self) -> None:
+        """Do nothing."""
+
+    def reports(self) -> list[Action]:
+        """Return nothing: the first failure was raised, and nobody asks what was settled."""
+        return []
+
+    def tend(self, records: int, now: Now) -> list[Action]:
+        """Do nothing."""
+        return []
