@@ -260,7 +260,8 @@ class JobCheckpoints:
             if self.result is None and self._parts.config.directory is not None:
                 self._leave_all(take_events)
                 return
-        instructions = self._handle(JobOver(_end_of(state, interrupted)))
+        instructions = self._rules.handle(JobOver(_end_of(state, interrupted)), _now())
+        self._carry_out_all(instructions)
         if state is not JobState.ENDED and any(isinstance(each, Discard) for each in instructions):
             # Behind the removal, which another driver's job is spared.
             self._clean(lambda: self._say_what_is_gone(state))
@@ -342,12 +343,12 @@ class JobCheckpoints:
 
     # ------------------------------------------------------------ carrying out
 
-    def _handle(self, event: CheckpointEvent) -> list[CheckpointInstruction]:
-        """Carry out what the rules say to an event, and return it."""
-        instructions = self._rules.handle(event, _now())
+    def _handle(self, event: CheckpointEvent) -> None:
+        self._carry_out_all(self._rules.handle(event, _now()))
+
+    def _carry_out_all(self, instructions: list[CheckpointInstruction]) -> None:
         for instruction in instructions:
             self._carry_out(instruction)
-        return instructions
 
     def _carry_out(self, instruction: CheckpointInstruction) -> None:
         match instruction:
