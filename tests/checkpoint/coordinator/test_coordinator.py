@@ -880,12 +880,12 @@ def test_a_job_that_fails_before_its_own_first_checkpoint_leaves_what_it_was_res
         old.complete(old.trigger())
     never = Retention.NO_EXTERNALIZED_CHECKPOINTS
     it = desk({"known": old.coordinator.completed}, retained=3, retention=never, directory="/chk")
-    it.call("restarting", 1)
-    it.call("restored", old.coordinator.completed[-1])
-    it.call("running")
+    it.call(TasksRestarting(1))
+    it.call(TasksRestored(old.coordinator.completed[-1]))
+    it.call(TasksRunning())
     for _ in range(own):
         it.complete(it.trigger())
-    assert ids(it.call("over", JobEnd.FAILED), Discard) == ([1, 2, 3] if own else [])
+    assert ids(it.call(JobOver(JobEnd.FAILED)), Discard) == ([1, 2, 3] if own else [])
 
 
 @pytest.mark.parametrize("retention", [Retention.RETAIN_ON_CANCELLATION, Retention.DELETE_ON_CANCELLATION])
