@@ -1,4 +1,4 @@
-"""The events of a coordinator, and its decisions. Frozen values; the shell (`job.py`) carries them out."""
+"""The events of a job's rules, and their instructions. Frozen values; `JobThread` carries the instructions out."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ Event = (
     | EndTasksRequested
 )
 
-# ---------------------------------------------------------------- decisions
+# ---------------------------------------------------------------- instructions
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ class Over:
     error: FTLayerError | None = None
 
 
-Decision = (
+JobInstruction = (
     SendTo
     | SubmitSlot
     | CancelSlot

@@ -18,9 +18,9 @@ from ftlayer.runtime.driver.events import (
     Broken,
     CancelRequested,
     CountTasks,
-    Decision,
     DrainRequested,
     Event,
+    JobInstruction,
     JobState,
     Over,
     Said,
@@ -43,7 +43,6 @@ from ftlayer.runtime.protocol.messages import (
     Hello,
     SlotFailed,
     SourceFailed,
-    StopSources,
     TasksStarted,
 )
 
@@ -69,17 +68,15 @@ class JobCore(ABC):
     def __init__(self, slots: int, options: TopologyOptions, restart: RestartStrategy) -> None:
         """``restart`` says when the process of a slot that is lost is replaced."""
         self._options = options
-        self._out: list[Decision] = []
-        self._crew = Crew(slots, self._out)
+        self._crew = Crew(slots, options.start_timeout_ms)
         self.slots = self._crew.slots
         self.epoch = 0
         self.last_failure = ""
         self._counting_since_ms: int | None = None
-        self._draining = False
         self._ending = False
         self._end: Stopping | None = None
         self._started_ms = self._last_ms = self._asked_session_ms = 0
-        self._upkeep = Upkeep(options, restart, self._out)
+        self._upkeep = Upkeep(options, restart)
 
     # ------------------------------------------------------------ what differs
 
@@ -112,15 +109,15 @@ class JobCore(ABC):
         return None
 
     @abstractmethod
-    def _begin(self, now_ms: int) -> None:
+    def _begin(self, now_ms: int) -> list[JobInstruction]:
         """The job begins; the slots are submitted behind this."""
 
     @abstractmethod
-    def _take(self, event: Event, now_ms: int) -> None:
+    def _take(self, event: Event, now_ms: int) -> list[JobInstruction]:
         """Take an event that this class does not know; `Tick` too."""
 
     @abstractmethod
-    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> None:
+    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
         """The connected instance of a slot says something that is no failure."""
 
     @property
@@ -129,7 +126,7 @@ class JobCore(ABC):
         """Whether a failure that its slot says is a lasting one ends the job."""
 
     @abstractmethod
-    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> None:
+    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> list[JobInstruction]:
         """An instance is lost that ran; ``alone``: all others were deployed."""
 
     def _lost_before(self) -> None:  # noqa: B027 - most have nothing to do
@@ -140,11 +137,12 @@ class JobCore(ABC):
         return error
 
     @abstractmethod
-    def _go_on(self, now_ms: int) -> None:
+    def _go_on(self, now_ms: int) -> list[JobInstruction]:
         """Do what has become possible: start tasks, look for the end."""
 
-    def _last_wish(self, verdict: Over) -> None:  # noqa: B027 - as above
-        """The job is over: add what is to be done before that is said."""
+    def _last_wish(self, verdict: Over) -> list[JobInstruction]:
+        """The job is over: return what is to be done before that is said."""
+        return []
 
     # ------------------------------------------------------------ from outside
 
@@ -169,191 +167,199 @@ class JobCore(ABC):
             return JobState.ENDING
         if not (self._is_complete and self._crew.all_started):
             return JobState.RECOVERING if self._was_lost else JobState.INITIALIZING
-        return self._state_while_it_runs() or (JobState.DRAINING if self._draining else JobState.RUNNING)
+        return self._state_while_it_runs() or (JobState.DRAINING if self._crew.draining else JobState.RUNNING)
 
-    def start(self, now_ms: int) -> list[Decision]:
+    def start(self, now_ms: int) -> list[JobInstruction]:
         """Begin: find out what there is to go on with, and submit the slots."""
         self._started_ms = self._last_ms = self._asked_session_ms = now_ms
-        self._begin(now_ms)
-        for slot in self.slots:
-            self._upkeep.submit(slot, now_ms)
-        return self._decided()
+        begun = self._begin(now_ms)
+        return begun + [each for slot in self.slots for each in self._upkeep.submit(slot, now_ms)]
 
-    def handle(self, event: Event, now_ms: int) -> list[Decision]:
+    def handle(self, event: Event, now_ms: int) -> list[JobInstruction]:
         """Take one event and return what is to be done, in order."""
         if self._end is not None and self._end.over:
             return []
         self._mind_the_gap(now_ms)
+        return [*self._happened(event, now_ms), *self._advance(now_ms)]
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests, behind each event."""
+        self._crew.validate()
+
+    def _happened(self, event: Event, now_ms: int) -> list[JobInstruction]:
         match event:
             case Said():
-                self._said(self.slots[event.slot], event.instance, event.message, now_ms)
+                return self._said(self.slots[event.slot], event.instance, event.message, now_ms)
             case Broke():
                 slot = self.slots[event.slot]
                 if slot.is_instance(event.instance) and not slot.ended:
-                    self._lose(slot, event.reason, now_ms)
+                    return self._lose(slot, event.reason, now_ms)
+                return []
             case SparkJobEnded():
-                self._spark_job_ended(self.slots[event.slot], event, now_ms)
+                return self._spark_job_ended(self.slots[event.slot], event, now_ms)
             case CancelRequested():
-                self._stop(Over(JobState.CANCELLED), event.reason, now_ms)
+                return self._stop(Over(JobState.CANCELLED), event.reason, now_ms)
             case DrainRequested():
-                self._drain()
+                return [] if self._stopping() else self._crew.drain()
             case TasksCounted():
-                self._end_late(event.counts, now_ms)
+                return self._end_late(event.counts, now_ms)
             case SessionOver():
-                self._session_over(event.error, now_ms)
+                return self._session_over(event.error, now_ms)
             case Broken():
-                self._fail(event.error, now_ms)
+                return self._fail(event.error, now_ms)
             case Tick():
-                self._check_silence(now_ms)
-                self._take(event, now_ms)
+                return [*self._check_silence(now_ms), *self._take(event, now_ms)]
             case _:
-                self._take(event, now_ms)
-        self._advance(now_ms)
-        return self._decided()
-
-    def _decided(self) -> list[Decision]:
-        out = list(self._out)
-        self._out.clear()
-        return out
+                return self._take(event, now_ms)
 
     # ------------------------------------------------------------ what slots say
 
-    def _said(self, slot: SlotRecord, instance: str, message: FromSlot, now_ms: int) -> None:
+    def _said(self, slot: SlotRecord, instance: str, message: FromSlot, now_ms: int) -> list[JobInstruction]:
         if isinstance(message, Hello):
-            self._hello(slot, message, now_ms)
-            return
+            return self._hello(slot, message, now_ms)
         if not slot.is_instance(instance):
-            if isinstance(message, SlotFailed) and slot.hello is None and not self._stopping():
-                slot.failure = self.last_failure = f"slot {slot.number}: {reason_of(message)}"
-                if message.code:
-                    self._fail(error_for_code(message.code)(message.reason), now_ms)
-            return
+            return self._said_by_another(slot, message, now_ms)
         slot.heard_ms = now_ms
         match message:
             case SlotFailed(code=code) if code:
-                self._fail(error_for_code(code)(message.reason), now_ms)
+                return self._fail(error_for_code(code)(message.reason), now_ms)
             case SlotFailed(lasting=True) if self._never_ran:
-                self._fail(never_works(slot.number, message), now_ms)
+                return self._fail(never_works(slot.number, message), now_ms)
             case SlotFailed():
-                self._lose(slot, reason_of(message), now_ms, message.operator)
+                return self._lose(slot, reason_of(message), now_ms, message.operator)
             case TasksStarted():
                 slot.started = slot.deployed
             case SourceFailed():
                 self.last_failure = f"slot {slot.number}: {message.reason}"
             case Heartbeat():
                 slot.heartbeat = message
-                self._heard(slot, message, now_ms)
+                return self._heard(slot, message, now_ms)
             case _:
-                self._heard(slot, message, now_ms)
+                return self._heard(slot, message, now_ms)
+        return []
 
-    def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> None:
+    def _said_by_another(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
+        """An instance that has not said Hello may say why it cannot; others are not listened to."""
+        if not isinstance(message, SlotFailed) or slot.hello is not None or self._stopping():
+            return []
+        slot.failure = self.last_failure = f"slot {slot.number}: {reason_of(message)}"
+        return self._fail(error_for_code(message.code)(message.reason), now_ms) if message.code else []
+
+    def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> list[JobInstruction]:
         if self._stopping() or slot.ended:
-            self._out.append(SendTo(slot.number, hello.instance, Cancel("the job does not need it any more")))
-            return
+            return [SendTo(slot.number, hello.instance, Cancel("the job does not need it any more"))]
+        instructions: list[JobInstruction] = []
         if slot.hello is not None:
-            self._crew.tell(slot, Cancel("another process has taken its place"))
-            self._lose(slot, "another process took its place", now_ms)
+            instructions += self._crew.tell(slot, Cancel("another process has taken its place"))
+            instructions += self._lose(slot, "another process took its place", now_ms)
             if self._stopping():
-                return
+                return instructions
         slot.connect(hello, now_ms)
         slot.submit_at_ms = slot.lost_ms = None
+        return instructions
 
-    def _spark_job_ended(self, slot: SlotRecord, event: SparkJobEnded, now_ms: int) -> None:
+    def _spark_job_ended(self, slot: SlotRecord, event: SparkJobEnded, now_ms: int) -> list[JobInstruction]:
         if event.attempt != slot.attempt:
-            return
+            return []
         if self._stopping():
             slot.submitted = False
-            return
+            return []
         error = self._upkeep.ended(slot, event)
         if event.error is not None and slot.hello is None:
             self.last_failure = slot.loss = slot.failure
-        if error is not None:
-            self._fail(error, now_ms)
+        return [] if error is None else self._fail(error, now_ms)
 
     # ------------------------------------------------------------ losses
 
-    def _check_silence(self, now_ms: int) -> None:
+    def _check_silence(self, now_ms: int) -> list[JobInstruction]:
         limit = self._options.heartbeat_timeout_ms
+        instructions: list[JobInstruction] = []
         for slot in () if self._stopping() else self.slots:
             if slot.running and now_ms - slot.heard_ms >= limit:
-                self._lose(slot, f"it was not heard of for {limit} ms", now_ms)
-                self._upkeep.cancel(slot, now_ms)
+                instructions += self._lose(slot, f"it was not heard of for {limit} ms", now_ms)
+                instructions += self._upkeep.cancel(slot, now_ms)
+        return instructions
 
-    def _lose(self, slot: SlotRecord, reason: str, now_ms: int, operator: str = "") -> None:
+    def _lose(self, slot: SlotRecord, reason: str, now_ms: int, operator: str = "") -> list[JobInstruction]:
         was_deployed, alone = slot.deployed, self._crew.all_deployed
         busy = "" if slot.heartbeat is None else slot.heartbeat.busy
-        slot.disconnect(now_ms + self._options.start_timeout_ms)
+        self._crew.drop(slot, now_ms)
         if self._stopping():
-            return
+            return []
         slot.failure = self.last_failure = with_spark_error(f"slot {slot.number}: {reason}", slot.spark_error)
         if not was_deployed:
             self._lost_before()
-            return
+            return []
         slot.loss, slot.loss_in = slot.failure, operator or busy
         slot.was_lost = True
-        self._lost(slot, now_ms, alone=alone)
+        return self._lost(slot, now_ms, alone=alone)
 
     # ------------------------------------------------------------ going on
 
-    def _advance(self, now_ms: int) -> None:
-        self._mind_the_session(now_ms)
+    def _advance(self, now_ms: int) -> list[JobInstruction]:
+        instructions = self._mind_the_session(now_ms)
         if not self._stopping():
-            self._keep_slots_up(now_ms)
+            instructions += self._keep_slots_up(now_ms)
         if not self._stopping():
-            self._go_on(now_ms)
-        if self._end is not None and self._end.advance(now_ms):
-            self._last_wish(self._end.verdict)
-            self._out.append(self._end.verdict)
+            instructions += self._go_on(now_ms)
+        if self._end is not None:
+            instructions += self._end.advance(now_ms)
+            if self._end.over:
+                instructions += [*self._last_wish(self._end.verdict), self._end.verdict]
+        return instructions
 
-    def _keep_slots_up(self, now_ms: int) -> None:
+    def _keep_slots_up(self, now_ms: int) -> list[JobInstruction]:
+        instructions = self._mind_the_start(now_ms)
+        for slot in self.slots:
+            if slot.hello is None and not self._stopping():
+                due = self._upkeep.keep_up(slot, now_ms)
+                instructions += due if isinstance(due, list) else self._fail(self._given_up(due), now_ms)
+        return instructions
+
+    def _mind_the_start(self, now_ms: int) -> list[JobInstruction]:
+        """Where slots are not up in time, ask Spark which of them it has started: the error says so."""
         if self._is_late(now_ms):
             if self._counting_since_ms is None:
                 self._counting_since_ms = now_ms
-                self._out.append(CountTasks())
-            elif now_ms - self._counting_since_ms >= COUNT_TASKS_MS:
-                self._end_late(None, now_ms)
-        for slot in self.slots:
-            if slot.hello is None and not self._stopping():
-                error = self._upkeep.keep_up(slot, now_ms)
-                if error is not None:
-                    self._fail(self._given_up(error), now_ms)
+                return [CountTasks()]
+            if now_ms - self._counting_since_ms >= COUNT_TASKS_MS:
+                return self._end_late(None, now_ms)
+        return []
 
     def _is_late(self, now_ms: int) -> bool:
         late = not self._has_begun and now_ms - self._started_ms >= self._options.start_timeout_ms
         return late and not all(slot.hello for slot in self.slots)
 
-    def _end_late(self, counts: TaskCounts | None, now_ms: int) -> None:
-        if self._is_late(now_ms) and not self._stopping():
-            self._fail(not_up(self.slots, self._options.start_timeout_ms, counts), now_ms)
+    def _end_late(self, counts: TaskCounts | None, now_ms: int) -> list[JobInstruction]:
+        if not self._is_late(now_ms) or self._stopping():
+            return []
+        return self._fail(not_up(self.slots, self._options.start_timeout_ms, counts), now_ms)
 
-    def _mind_the_session(self, now_ms: int) -> None:
+    def _mind_the_session(self, now_ms: int) -> list[JobInstruction]:
         """Ask for the session where a slot has no instance, or a Spark job does not end: it may be gone."""
         missing = any(slot.hello is None and not slot.ended for slot in self.slots)
         if (missing or self._stopping()) and now_ms - self._asked_session_ms >= ASK_SESSION_MS:
             self._asked_session_ms = now_ms
-            self._out.append(AskSession())
+            return [AskSession()]
+        return []
 
-    def _session_over(self, error: FTLayerError, now_ms: int) -> None:
+    def _session_over(self, error: FTLayerError, now_ms: int) -> list[JobInstruction]:
         for slot in self.slots:
             # No message will say that it has ended.
             slot.submitted = False
-        self._fail(error, now_ms)
-
-    def _drain(self) -> None:
-        if not self._draining and not self._stopping():
-            self._draining = True
-            self._crew.tell_running(StopSources())
+        return self._fail(error, now_ms)
 
     # ------------------------------------------------------------ coming to an end
 
-    def _fail(self, error: FTLayerError, now_ms: int) -> None:
+    def _fail(self, error: FTLayerError, now_ms: int) -> list[JobInstruction]:
         self.last_failure = str(error)
-        self._stop(Over(JobState.FAILED, error), str(error).partition("\n")[0], now_ms)
+        return self._stop(Over(JobState.FAILED, error), str(error).partition("\n")[0], now_ms)
 
-    def _stop(self, verdict: Over, reason: str, now_ms: int) -> None:
-        if self._end is None:
-            self._end = Stopping(verdict, self.slots, self._out, now_ms)
-            self._end.begin(reason)
+    def _stop(self, verdict: Over, reason: str, now_ms: int) -> list[JobInstruction]:
+        if self._end is not None:
+            return []
+        self._end = Stopping(verdict, self.slots, now_ms)
+        return self._end.begin(reason)
 
     def _stopping(self) -> bool:
         return self._end is not None

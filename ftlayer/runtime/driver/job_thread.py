@@ -33,9 +33,9 @@ from ftlayer.runtime.driver.events import (
     Condemn,
     Condemned,
     CountTasks,
-    Decision,
     DrainRequested,
     Event,
+    JobInstruction,
     JobState,
     Over,
     PrepareRestore,
@@ -225,7 +225,7 @@ class JobThread:
             if isinstance(event, Said):
                 self._note(event, moment_ms)
             before = self._core.state
-            decisions = self._core.handle(event, moment_ms)
+            instructions = self._core.handle(event, moment_ms)
             is_other = self._core.state is not before
         if isinstance(event, StatusKnown):
             # A job that ends asks the vertex a last time: what it says of breakers is told too.
@@ -233,7 +233,7 @@ class JobThread:
         self._watch_circuits(moment_ms)
         if isinstance(event, DrainRequested):
             self._parts.planners.drain()
-        self._do_all(decisions)
+        self._do_all(instructions)
         if self._checkpoints is not None:
             self._checkpoint(event, self._checkpoints)
         if is_other:
@@ -285,13 +285,13 @@ class JobThread:
         if slot.running and slot.hello is not None:
             self._parts.server.send(slot.hello.instance, splits)
 
-    def _do_all(self, decisions: list[Decision]) -> None:
-        for decision in decisions:
-            self._do(decision)
+    def _do_all(self, instructions: list[JobInstruction]) -> None:
+        for instruction in instructions:
+            self._do(instruction)
 
-    def _do(self, decision: Decision) -> None:
+    def _do(self, instruction: JobInstruction) -> None:
         parts = self._parts
-        match decision:
+        match instruction:
             case SendTo(_, instance, message):
                 parts.server.send(instance, message)
             case SubmitSlot(slot, attempt):
@@ -317,13 +317,13 @@ class JobThread:
             case SlotDown(slot):
                 parts.planners.slot_down(slot)
             case PrepareRestore() if self._checkpoints is not None:
-                self._checkpoints.prepare(decision)
+                self._checkpoints.prepare(instruction)
             case RegionDeployed() if self._checkpoints is not None:
-                self._checkpoints.deployed(decision)
+                self._checkpoints.deployed(instruction)
             case AllRunning() if self._checkpoints is not None:
                 self._checkpoints.running()
             case Over():
-                self._verdict = decision
+                self._verdict = instruction
 
     def _tell_all(self, message: ToSlot) -> None:
         for slot in self._core.slots:

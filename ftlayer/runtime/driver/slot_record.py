@@ -97,3 +97,12 @@ class SlotRecord:
         self.started = False
         self.asked_epoch = self.dropped_epoch = 0
         self.patience_ms = patience_ms
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        where = f"slot {self.number}"
+        assert self.hello is not None or not self.deployed, f"{where} is deployed without an instance"
+        assert self.hello is None or self.greeted, f"{where} has an instance that did not say Hello"
+        assert self.deployed or not self.started, f"{where} runs tasks that it was not told to start"
+        assert self.deployed or not self.ended, f"{where} has ended before it was told to start"
+        assert self.attempt or not self.submitted, f"{where} is submitted without an attempt"

@@ -8,7 +8,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
 from ftlayer.recovery import lasting_in_text
 from ftlayer.restart import RestartStrategy
-from ftlayer.runtime.driver.events import CancelSlot, Decision, SparkJobEnded, SubmitSlot
+from ftlayer.runtime.driver.events import CancelSlot, JobInstruction, SparkJobEnded, SubmitSlot
 from ftlayer.runtime.driver.reasons import with_spark_error
 from ftlayer.runtime.driver.slot_record import SlotRecord
 
@@ -19,31 +19,29 @@ CANCEL_GRACE_MS = 10_000
 
 
 class Upkeep:
-    """Submits slots that have neither a Spark job nor an instance. Decisions are added to ``out``."""
+    """Submits slots that have neither a Spark job nor an instance."""
 
-    def __init__(self, options: TopologyOptions, restart: RestartStrategy, out: list[Decision]) -> None:
+    def __init__(self, options: TopologyOptions, restart: RestartStrategy) -> None:
         self._options = options
         self._restart = restart
         self._fresh = copy.deepcopy(restart)
-        self._out = out
 
     def forgive(self) -> None:
         """Begin the restart strategy afresh: the losses so far were a record's doing."""
         self._restart = copy.deepcopy(self._fresh)
 
-    def submit(self, slot: SlotRecord, now_ms: int) -> None:
+    def submit(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
         """Start a Spark job for the slot."""
         slot.attempt += 1
         slot.submitted, slot.cancelled, slot.submit_at_ms, slot.lost_ms = True, False, None, None
         slot.patience_ms = now_ms + self._options.start_timeout_ms
-        self._out.append(SubmitSlot(slot.number, slot.attempt))
+        return [SubmitSlot(slot.number, slot.attempt)]
 
-    def cancel(self, slot: SlotRecord, now_ms: int) -> None:
+    def cancel(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction]:
         """End the slot's Spark job, whatever it does."""
         slot.cancelled = True
         slot.patience_ms = now_ms + CANCEL_GRACE_MS
-        if slot.submitted:
-            self._out.append(CancelSlot(slot.number, slot.attempt))
+        return [CancelSlot(slot.number, slot.attempt)] if slot.submitted else []
 
     def ended(self, slot: SlotRecord, event: SparkJobEnded) -> FTLayerError | None:
         """The slot's Spark job has ended; return an error if there is no use in another one."""
@@ -65,14 +63,13 @@ class Upkeep:
         )
         return JobStartError(f"a slot cannot start, {START_ATTEMPTS} attempts failed. {reason}")
 
-    def keep_up(self, slot: SlotRecord, now_ms: int) -> FTLayerError | None:
-        """Do what is due for a slot without an instance; return an error if it is given up."""
+    def keep_up(self, slot: SlotRecord, now_ms: int) -> list[JobInstruction] | FTLayerError:
+        """Return what is due for a slot without an instance, or an error if it is given up."""
         if slot.submitted:
             if now_ms < slot.patience_ms:
-                return None
+                return []
             if not slot.cancelled:
-                self.cancel(slot, now_ms)
-                return None
+                return self.cancel(slot, now_ms)
             slot.submitted = False  # it does not answer; its successor fences it
         if slot.submit_at_ms is None:
             pause = 0 if slot.revived or slot.excused else self._restart.on_failure(now_ms)
@@ -82,6 +79,4 @@ class Upkeep:
             slot.start_again()
             # Spark takes its time to say that a job has ended whose process is gone: part of the pause is over.
             slot.submit_at_ms = (now_ms if slot.lost_ms is None else slot.lost_ms) + pause
-        if now_ms >= slot.submit_at_ms:
-            self.submit(slot, now_ms)
-        return None
+        return self.submit(slot, now_ms) if now_ms >= slot.submit_at_ms else []

@@ -19,10 +19,10 @@ from ftlayer.runtime.driver.events import (
     Broke,
     CancelRequested,
     CancelSlot,
-    Decision,
     DrainRequested,
     EndTasksRequested,
     Event,
+    JobInstruction,
     JobState,
     Over,
     PrepareRestore,
@@ -70,11 +70,14 @@ class Played:
             options=options,
             restart=restart or FixedDelay(attempts=100, delay="10ms"),
         )
-        self.decided: list[Decision] = self.core.start(self.now)
+        self.decided: list[JobInstruction] = self.core.start(self.now)
 
-    def on(self, *events: Event, after_ms: int = 0) -> list[Decision]:
+    def on(self, *events: Event, after_ms: int = 0) -> list[JobInstruction]:
         self.now += after_ms
-        self.decided = [made for event in events for made in self.core.handle(event, self.now)]
+        self.decided = []
+        for event in events:
+            self.decided += self.core.handle(event, self.now)
+            self.core.validate()
         return self.decided
 
     def sent(self, kind: type) -> list[tuple[int, object]]:
@@ -344,7 +347,7 @@ class World(RuleBasedStateMachine):
         self.over: Over | None = None
         self.carry_out(self.core.start(0))
 
-    def carry_out(self, decisions: list[Decision]) -> None:
+    def carry_out(self, decisions: list[JobInstruction]) -> None:
         for made in decisions:
             match made:
                 case SubmitSlot(slot, attempt):
@@ -380,7 +383,9 @@ class World(RuleBasedStateMachine):
                 process.over = True
 
     def event(self, event: Event) -> None:
-        self.carry_out(self.core.handle(event, self.now))
+        instructions = self.core.handle(event, self.now)
+        self.core.validate()
+        self.carry_out(instructions)
 
     @rule(slot=st.integers(0, 2))
     def starts(self, slot: int) -> None:

@@ -19,9 +19,9 @@ from ftlayer.runtime.driver.events import (
     CancelSlot,
     Condemn,
     Condemned,
-    Decision,
     DrainRequested,
     Event,
+    JobInstruction,
     JobState,
     Over,
     RecallDone,
@@ -124,14 +124,16 @@ class World(RuleBasedStateMachine):
     # ------------------------------------------------------------ carrying decisions out
 
     def tell(self, event: Event) -> None:
-        self.apply(self.core.handle(event, self.now))
+        instructions = self.core.handle(event, self.now)
+        self.core.validate()
+        self.apply(instructions)
 
-    def apply(self, decisions: list[Decision]) -> None:
+    def apply(self, decisions: list[JobInstruction]) -> None:
         for decision in decisions:
             assert self.over is None, f"{decision} after the end"
             self.apply_one(decision)
 
-    def apply_one(self, decision: Decision) -> None:
+    def apply_one(self, decision: JobInstruction) -> None:
         match decision:
             case SubmitSlot(slot, attempt):
                 self.jobs[slot] = attempt

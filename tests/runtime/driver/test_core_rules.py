@@ -27,9 +27,9 @@ from ftlayer.runtime.driver.events import (
     CancelRequested,
     CancelSlot,
     CountTasks,
-    Decision,
     DrainRequested,
     Event,
+    JobInstruction,
     JobState,
     Over,
     RecallDone,
@@ -74,7 +74,7 @@ ModuleNotFoundError: No module named 'helper'
 """
 
 
-def recalls_of(decisions: list[Decision]) -> list[int]:
+def recalls_of(decisions: list[JobInstruction]) -> list[int]:
     return [it.number for it in decisions if isinstance(it, RecallStreams)]
 
 
@@ -90,40 +90,41 @@ class Rig:
         self.began = self.core.start(0)
         self.recalls = recalls_of(self.began)
 
-    def tell(self, event: Event) -> list[Decision]:
+    def tell(self, event: Event) -> list[JobInstruction]:
         decisions = self.core.handle(event, self.now)
+        self.core.validate()
         self.recalls += recalls_of(decisions)
         return decisions
 
-    def recalled(self) -> list[Decision]:
+    def recalled(self) -> list[JobInstruction]:
         """The vertex answers all it was asked to recall."""
-        decisions: list[Decision] = []
+        decisions: list[JobInstruction] = []
         while self.recalls:
             decisions += self.tell(RecallDone(self.recalls.pop(0), 0))
         return decisions
 
-    def said(self, instance: str, message: Any) -> list[Decision]:
+    def said(self, instance: str, message: Any) -> list[JobInstruction]:
         return self.tell(Said(int(instance[0]), instance, message))
 
-    def hello(self, instance: str) -> list[Decision]:
+    def hello(self, instance: str) -> list[JobInstruction]:
         return self.said(instance, Hello(int(instance[0]), instance, f"grpc://{instance}", "host", 1))
 
-    def up(self) -> list[Decision]:
+    def up(self) -> list[JobInstruction]:
         """Bring all slots up, as instances "0a", "1a", …"""
         self.recalled()
-        decisions: list[Decision] = []
+        decisions: list[JobInstruction] = []
         for slot in range(len(self.core.slots)):
             decisions += self.hello(f"{slot}a")
         for slot in range(len(self.core.slots)):
             decisions += self.started(f"{slot}a")
         return decisions
 
-    def started(self, instance: str) -> list[Decision]:
+    def started(self, instance: str) -> list[JobInstruction]:
         """An instance says that its tasks run."""
         return self.said(instance, TasksStarted())
 
-    def pass_ms(self, ms: int, beats: tuple[str, ...] = ()) -> list[Decision]:
-        decisions: list[Decision] = []
+    def pass_ms(self, ms: int, beats: tuple[str, ...] = ()) -> list[JobInstruction]:
+        decisions: list[JobInstruction] = []
         for _ in range(ms // 50):
             self.now += 50
             for instance in beats:
@@ -132,17 +133,17 @@ class Rig:
         return decisions
 
 
-def sent(decisions: list[Decision], kind: type | None = None) -> list[tuple[str, Any]]:
+def sent(decisions: list[JobInstruction], kind: type | None = None) -> list[tuple[str, Any]]:
     found = [(it.instance, it.message) for it in decisions if isinstance(it, SendTo)]
     return [one for one in found if kind is None or isinstance(one[1], kind)]
 
 
-def over(decisions: list[Decision]) -> Over:
+def over(decisions: list[JobInstruction]) -> Over:
     (found,) = [it for it in decisions if isinstance(it, Over)]
     return found
 
 
-def lose(rig: Rig, instance: str) -> list[Decision]:
+def lose(rig: Rig, instance: str) -> list[JobInstruction]:
     return rig.tell(Broke(int(instance[0]), instance, "gone"))
 
 
@@ -528,7 +529,7 @@ def test_untracked_a_loss_ends_the_job() -> None:
 
 
 def quiet_until_probed(rig: Rig, instances: tuple[str, ...]) -> int:
-    decisions: list[Decision] = []
+    decisions: list[JobInstruction] = []
     for instance in instances:
         decisions += rig.said(instance, Heartbeat(0, 5, True))
     return int(sent(decisions, Probe)[0][1].number)

@@ -33,8 +33,8 @@ from ftlayer.runtime.driver.events import (
     Broke,
     Condemn,
     Condemned,
-    Decision,
     Event,
+    JobInstruction,
     JobState,
     Over,
     RecallDone,
@@ -130,7 +130,7 @@ class World:
 
     # ------------------------------------------------------------ the coordinator's side
 
-    def apply(self, decisions: list[Decision]) -> None:
+    def apply(self, decisions: list[JobInstruction]) -> None:
         for decision in decisions:
             match decision:
                 case SubmitSlot(slot, _):
@@ -149,7 +149,9 @@ class World:
                     self.over = decision
 
     def tell(self, event: Event) -> None:
-        self.apply(self.core.handle(event, self.now))
+        instructions = self.core.handle(event, self.now)
+        self.core.validate()
+        self.apply(instructions)
 
     def say(self, process: Process, message: Any) -> None:
         self.told.append(Said(process.slot, process.name, message))

@@ -30,8 +30,8 @@ from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Broke,
-    Decision,
     Event,
+    JobInstruction,
     RecallDone,
     RecallStreams,
     Said,
@@ -391,9 +391,11 @@ class Cluster:
     # ------------------------------------------------------------ the coordinator
 
     def tell(self, event: Event) -> None:
-        self.obey(self.core.handle(event, self.mono))
+        instructions = self.core.handle(event, self.mono)
+        self.core.validate()
+        self.obey(instructions)
 
-    def obey(self, decisions: list[Decision]) -> None:
+    def obey(self, decisions: list[JobInstruction]) -> None:
         for decision in decisions:
             match decision:
                 case RecallStreams(number):

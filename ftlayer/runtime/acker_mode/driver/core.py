@@ -1,4 +1,4 @@
-"""The coordinator's rules as a state machine: events in, decisions out. No I/O, no threads, no clock.
+"""The coordinator's rules as a state machine: events in, instructions out. No I/O, no threads, no clock.
 
 A job starts when every slot has an instance, and is repaired when one is lost:
 
@@ -36,11 +36,11 @@ from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Condemned,
     Event,
+    JobInstruction,
     JobState,
     Over,
     RecallDone,
     SlotDown,
-    SlotUp,
     StatusKnown,
     Tick,
 )
@@ -63,7 +63,6 @@ from ftlayer.runtime.protocol.messages import (
     ReplayNow,
     ReplaysOut,
     SlotEnded,
-    StopSources,
 )
 from ftlayer.vertex.calls import StreamOptions
 
@@ -93,11 +92,9 @@ class CoordinatorCore(JobCore):
         super().__init__(slots, options, restart)
         self._tracked = tracked
         self._run = run
-        self._recalls = Recalls(not tracked, timeout_ms, self._out)
+        self._recalls = Recalls(not tracked, timeout_ms)
         self._detection = EndDetection()
-        self._suspicion = Suspicion(
-            replays, self._crew, self._recalls, self._detection, self._upkeep, self._out
-        )
+        self._suspicion = Suspicion(replays, self._crew, self._recalls, self._detection, self._upkeep)
 
     @property
     def isolation(self) -> IsolationStatus | None:
@@ -128,25 +125,24 @@ class CoordinatorCore(JobCore):
     def _state_while_it_runs(self) -> JobState | None:
         return JobState.ISOLATING if self._suspicion.active else None
 
-    def _begin(self, now_ms: int) -> None:
+    def _begin(self, now_ms: int) -> list[JobInstruction]:
         # What an earlier run left pending becomes due.
-        if self._tracked:
-            self._recalls.ask()
+        return self._recalls.ask() if self._tracked else []
 
-    def _take(self, event: Event, now_ms: int) -> None:
+    def _take(self, event: Event, now_ms: int) -> list[JobInstruction]:
         match event:
             case StatusKnown():
-                self._probe(self._detection.status(event.number, event.status, now_ms))
+                return self._probe(self._detection.status(event.number, event.status, now_ms))
             case RecallDone():
                 self._recalls.answered(event.number)
-                if not self._stopping():
-                    self._suspicion.recalled(event.rows, now_ms)
+                return [] if self._stopping() else self._suspicion.recalled(event.rows, now_ms)
             case Condemned():
                 self._suspicion.condemned()
             case Tick() if not self._stopping():
-                self._suspicion.tick(now_ms)
+                return self._suspicion.tick(now_ms)
+        return []
 
-    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> None:
+    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
         match message:
             case Heartbeat() if slot.running:
                 self._detection.heartbeat(slot.number, message)
@@ -156,9 +152,10 @@ class CoordinatorCore(JobCore):
                 slot.ended = slot.deployed
                 is_over = self._stopping() or self._ending
                 if slot.ended and not is_over and not self._crew.all_deployed:
-                    self._repair([], now_ms)
+                    return self._repair([], now_ms)
             case ReplaysOut() if not self._stopping():
-                self._suspicion.took(message, now_ms)
+                return self._suspicion.took(message, now_ms)
+        return []
 
     # ------------------------------------------------------------ losses
 
@@ -167,102 +164,100 @@ class CoordinatorCore(JobCore):
             # The others went on since the vertex was asked to recall.
             self._recalls.forget()
 
-    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> None:
+    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> list[JobInstruction]:
         slot.lost_ms = now_ms
         if not self._tracked:
-            self._fail(untracked(slot.failure), now_ms)
-        elif self._ending:
+            return self._fail(untracked(slot.failure), now_ms)
+        if self._ending:
             # Everything is done and the vertex is empty: what remained was to say so.
-            self._stop(Over(JobState.ENDED), "everything is done", now_ms)
-        else:
-            self._suspicion.lost(slot, now_ms, alone=alone)
-            self._repair([slot.number], now_ms)
+            return self._stop(Over(JobState.ENDED), "everything is done", now_ms)
+        return [
+            *self._suspicion.lost(slot, now_ms, alone=alone),
+            *self._repair([slot.number], now_ms),
+        ]
 
-    def _repair(self, lost: list[int], now_ms: int) -> None:
+    def _repair(self, lost: list[int], now_ms: int) -> list[JobInstruction]:
         """Begin a repair: slots that had ended start again as well."""
         gone = list(lost)
         for slot in self.slots:
             if slot.ended:
                 # Its channels to the new instance would never say that they end.
-                slot.disconnect(now_ms + self._options.start_timeout_ms)
+                self._crew.drop(slot, now_ms)
                 slot.revived = True
                 gone.append(slot.number)
         self.epoch += 1
         self._recalls.forget()
         self._detection.restart()
         for slot in self._crew.running:
-            self._crew.tell(slot, DropPeers(self.epoch, tuple(sorted(gone))))
             slot.asked_epoch = self.epoch
-        self._out.extend(SlotDown(number) for number in gone)
+        told = self._crew.tell_running(DropPeers(self.epoch, tuple(sorted(gone))))
+        return told + [SlotDown(number) for number in gone]
 
     # ------------------------------------------------------------ going on
 
     def _given_up(self, error: FTLayerError) -> FTLayerError:
         return given_up(error, self._suspicion.quick_losses)
 
-    def _go_on(self, now_ms: int) -> None:
-        self._bring_up(now_ms)
-        self._look_for_end(now_ms)
+    def _go_on(self, now_ms: int) -> list[JobInstruction]:
+        return [*self._bring_up(now_ms), *self._look_for_end(now_ms)]
 
-    def _last_wish(self, verdict: Over) -> None:
-        if self._tracked and verdict.state is not JobState.ENDED:
-            # For the next start, which may be long after their timeout.
-            self._recalls.at_the_end()
+    def _last_wish(self, verdict: Over) -> list[JobInstruction]:
+        if not self._tracked or verdict.state is JobState.ENDED:
+            return []
+        # For the next start, which may be long after their timeout.
+        return self._recalls.at_the_end()
 
-    def _bring_up(self, now_ms: int) -> None:
+    def _bring_up(self, now_ms: int) -> list[JobInstruction]:
         new = [slot for slot in self.slots if not slot.deployed]
         if not new:
-            return
+            return []
         others = list(self._crew.running)
         all_know = all(slot.dropped_epoch >= slot.asked_epoch for slot in others)
         if not all_know or not all(slot.hello for slot in self.slots):
-            self._recall_meanwhile(all_know, now_ms)
-            return
+            return self._recall_meanwhile(all_know, now_ms)
         if not self._recalls.is_done:
-            if not self._suspicion.condemns():
-                self._recalls.ask()
-            return
+            return self._suspicion.condemn() if self._suspicion.has_convict else self._recalls.ask()
+        return self._deploy(new, others, now_ms)
+
+    def _deploy(
+        self, new: Sequence[SlotRecord], others: Sequence[SlotRecord], now_ms: int
+    ) -> list[JobInstruction]:
         self.epoch = max(self.epoch, 1)
-        arrived = tuple(slot.peer for slot in new)
-        for slot in others:
-            self._crew.tell(slot, PeersUp(self.epoch, arrived))
+        arrived = PeersUp(self.epoch, tuple(slot.peer for slot in new))
         peers = tuple(slot.peer for slot in self.slots)
-        for slot in new:
-            paused = self._suspicion.active
-            self._crew.tell(slot, Deploy(self.epoch, f"{self._run}/{self.epoch}", peers, paused))
-            slot.deployed, slot.heard_ms = True, now_ms
-            if self._draining:
-                self._crew.tell(slot, StopSources())
-            self._out.append(SlotUp(slot.number))
+        deploy = Deploy(self.epoch, f"{self._run}/{self.epoch}", peers, self._suspicion.active)
+        instructions = [each for slot in others for each in self._crew.tell(slot, arrived)]
+        instructions += [each for slot in new for each in self._crew.deploy(slot, deploy, now_ms)]
         self._suspicion.repaired(now_ms)
         if self._tracked and not self._suspicion.active:
-            for slot in self.slots:
-                self._crew.tell(slot, ReplayNow())
+            instructions += [each for slot in self.slots for each in self._crew.tell(slot, ReplayNow())]
+        return instructions
 
-    def _recall_meanwhile(self, all_know: bool, now_ms: int) -> None:
+    def _recall_meanwhile(self, all_know: bool, now_ms: int) -> list[JobInstruction]:
         if not self._tracked or not self.epoch or not self._recalls.is_due(self.epoch, all_know, now_ms):
-            return
-        if not self._suspicion.condemns():
-            self._recalls.meanwhile(self.epoch, all_know, now_ms)
+            return []
+        if self._suspicion.has_convict:
+            return self._suspicion.condemn()
+        return self._recalls.meanwhile(self.epoch, all_know, now_ms)
 
-    def _look_for_end(self, now_ms: int) -> None:
+    def _look_for_end(self, now_ms: int) -> list[JobInstruction]:
         if self.epoch and all(slot.ended for slot in self.slots):
-            self._stop(Over(JobState.ENDED), "", now_ms)
-        elif not self._tracked or self._ending or not self._crew.all_deployed:
-            return
-        elif self._suspicion.watches:
-            latest = {slot.number: slot.heartbeat for slot in self._crew.running}
-            match self._detection.advance(latest, now_ms):
-                case ProbeAll() as probe:
-                    self._probe(probe)
-                case AskStatus(number):
-                    self._out.append(AskVertexStatus(number))
-                case NothingLeft() if self._suspicion.active:
-                    self._suspicion.at_rest(now_ms)
-                case NothingLeft():
-                    self._ending = True
-                    self._crew.tell_running(EndReplays())
+            return self._stop(Over(JobState.ENDED), "", now_ms)
+        is_up = self._tracked and not self._ending and self._crew.all_deployed
+        if not is_up or not self._suspicion.watches:
+            return []
+        latest = {slot.number: slot.heartbeat for slot in self._crew.running}
+        match self._detection.advance(latest, now_ms):
+            case ProbeAll() as probe:
+                return self._probe(probe)
+            case AskStatus(number):
+                return [AskVertexStatus(number)]
+            case NothingLeft() if self._suspicion.active:
+                return self._suspicion.at_rest(now_ms)
+            case NothingLeft():
+                self._ending = True
+                return self._crew.tell_running(EndReplays())
+        return []
 
-    def _probe(self, probe: ProbeAll | None) -> None:
-        if probe is not None:
-            self._crew.tell_running(Probe(probe.number))
+    def _probe(self, probe: ProbeAll | None) -> list[JobInstruction]:
+        return [] if probe is None else self._crew.tell_running(Probe(probe.number))

@@ -14,7 +14,7 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
 )
 from ftlayer.runtime.driver.crew import Crew, Recalls
 from ftlayer.runtime.driver.ending import EndDetection, Settled, at_rest
-from ftlayer.runtime.driver.events import Condemn, Decision
+from ftlayer.runtime.driver.events import Condemn, JobInstruction
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.reasons import SOON_MS, SUSPICIOUS_LOSSES, conviction
 from ftlayer.runtime.driver.slot_record import SlotRecord
@@ -25,7 +25,7 @@ from ftlayer.runtime.protocol.messages import PauseIntake, ReplaysOut, ResumeInt
 class Suspicion:
     """Counts losses that follow each other, and lets replays in by groups once there are too many.
 
-    Not to be told of anything any more once the job stops. Decisions are added to ``out``.
+    Not to be told of anything any more once the job stops.
     """
 
     def __init__(
@@ -35,14 +35,12 @@ class Suspicion:
         recalls: Recalls,
         detection: EndDetection,
         upkeep: Upkeep,
-        out: list[Decision],
     ) -> None:
         self._isolation = Isolation(replays)
         self._crew = crew
         self._recalls = recalls
         self._detection = detection
         self._upkeep = upkeep
-        self._out = out
         self._condemning = False
         self._repaired_ms = 0
         self.quick_losses = 0
@@ -64,7 +62,7 @@ class Suspicion:
 
     # ------------------------------------------------------------ losses and repairs
 
-    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> None:
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> list[JobInstruction]:
         """A slot that ran was lost; ``alone``: it is not one of several that were lost together."""
         if alone:
             self.quick_losses = self.quick_losses + 1 if now_ms - self._repaired_ms < SOON_MS else 1
@@ -75,7 +73,8 @@ class Suspicion:
                 slot.failure += " (while no record was out)"
         elif self.quick_losses >= SUSPICIOUS_LOSSES:
             self._isolation.begin()
-            self._crew.tell_running(PauseIntake())
+            return self._crew.tell_running(PauseIntake())
+        return []
 
     def repaired(self, now_ms: int) -> None:
         """All slots run again."""
@@ -84,13 +83,18 @@ class Suspicion:
             self._isolation.deployed()
             self._detection.restart(at_rest)
 
-    def condemns(self) -> bool:
+    @property
+    def has_convict(self) -> bool:
         """Whether there is a record that has to be condemned first: by a recall the vertex forgets its root."""
+        return self._isolation.convicted is not None
+
+    def condemn(self) -> list[JobInstruction]:
+        """Have that record condemned, if that is not under way."""
         found = self._isolation.convicted
-        if found is not None and not self._condemning:
-            self._condemning = True
-            self._out.append(Condemn(conviction(found.root, self._crew.slots[found.slot])))
-        return found is not None
+        if found is None or self._condemning:
+            return []
+        self._condemning = True
+        return [Condemn(conviction(found.root, self._crew.slots[found.slot]))]
 
     def condemned(self) -> None:
         """The vertex has done it."""
@@ -99,37 +103,40 @@ class Suspicion:
 
     # ------------------------------------------------------------ groups
 
-    def recalled(self, rows: int, now_ms: int) -> None:
+    def recalled(self, rows: int, now_ms: int) -> list[JobInstruction]:
         """The vertex has recalled so many rows."""
-        self._go(self._isolation.recalled(rows, now_ms))
+        return self._go(self._isolation.recalled(rows, now_ms))
 
-    def took(self, report: ReplaysOut, now_ms: int) -> None:
+    def took(self, report: ReplaysOut, now_ms: int) -> list[JobInstruction]:
         """An input has taken replays."""
-        self._go(self._isolation.took(report, now_ms))
+        instructions = self._go(self._isolation.took(report, now_ms))
         if self._isolation.group_is_out:
             self._detection.restart(Settled())
+        return instructions
 
-    def at_rest(self, now_ms: int) -> None:
+    def at_rest(self, now_ms: int) -> list[JobInstruction]:
         """Nothing moves in any slot, and the group is settled."""
-        self._go(self._isolation.at_rest(now_ms))
+        return self._go(self._isolation.at_rest(now_ms))
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: int) -> list[JobInstruction]:
         """Time has passed."""
-        self._go(self._isolation.tick(now_ms))
+        return self._go(self._isolation.tick(now_ms))
 
-    def _go(self, steps: Sequence[Step]) -> None:
-        for step in steps:
-            match step:
-                case RecallAll():
-                    self._recalls.ask()
-                case Tell(source, message):
-                    self._crew.tell(self._crew.slots[source.slot], message)
-                case AllThrough():
-                    self._go_on_as_usual()
+    def _go(self, steps: Sequence[Step]) -> list[JobInstruction]:
+        return [each for step in steps for each in self._step(step)]
 
-    def _go_on_as_usual(self) -> None:
+    def _step(self, step: Step) -> list[JobInstruction]:
+        match step:
+            case RecallAll():
+                return self._recalls.ask()
+            case Tell(source, message):
+                return self._crew.tell(self._crew.slots[source.slot], message)
+            case AllThrough():
+                return self._go_on_as_usual()
+
+    def _go_on_as_usual(self) -> list[JobInstruction]:
         if self._isolation.found:
             self._upkeep.forgive()
         self.quick_losses = 0
         self._detection.restart()
-        self._crew.tell_running(ResumeIntake())
+        return self._crew.tell_running(ResumeIntake())

@@ -24,6 +24,7 @@ from ftlayer.runtime.driver.events import (
     AllRunning,
     EndTasksRequested,
     Event,
+    JobInstruction,
     JobState,
     Over,
     PrepareRestore,
@@ -32,7 +33,6 @@ from ftlayer.runtime.driver.events import (
     RestoreFailed,
     RestoreReady,
     SlotDown,
-    SlotUp,
 )
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.slot_record import SlotRecord
@@ -42,7 +42,6 @@ from ftlayer.runtime.protocol.messages import (
     FromSlot,
     ResetTasks,
     SlotEnded,
-    StopSources,
 )
 
 # A process that is gone is replaced at once and without limit: it is the region's restart that the strategy judges.
@@ -115,121 +114,120 @@ class BarrierJobCore(JobCore):
     def _state_before_it_runs(self) -> JobState:
         return JobState.RECOVERING if self._restore_fails else JobState.STARTING
 
-    def _begin(self, now_ms: int) -> None:
-        for region in self._regions:
-            self._prepare(region)
+    def _begin(self, now_ms: int) -> list[JobInstruction]:
+        return [each for region in self._regions for each in self._prepare(region)]
 
-    def _take(self, event: Event, now_ms: int) -> None:
+    def _take(self, event: Event, now_ms: int) -> list[JobInstruction]:
         match event:
             case RestartRequested(reason):
-                self._fail_regions(self._regions, reason, now_ms)
+                return self._fail_regions(self._regions, reason, now_ms)
             case RestoreReady():
-                self._restore_known(event, now_ms)
+                return self._restore_known(event, now_ms)
             case RestoreFailed():
-                self._restore_failed(event, now_ms)
+                return self._restore_failed(event, now_ms)
             case EndTasksRequested(drain=True):
                 self._ending = True
-                self._crew.tell_running(EndTasks())
+                return self._crew.tell_running(EndTasks())
             case EndTasksRequested():
-                self._stop(Over(JobState.ENDED), "the job was stopped with a savepoint", now_ms)
+                return self._stop(Over(JobState.ENDED), "the job was stopped with a savepoint", now_ms)
+        return []
 
-    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> None:
+    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
         if isinstance(message, SlotEnded):
             slot.ended = slot.deployed
+        return []
 
     # ------------------------------------------------------------ losses
 
-    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> None:
+    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> list[JobInstruction]:
         if self._ending:
             # The last checkpoint is committed: what remained was to say so.
-            self._stop(Over(JobState.ENDED), "everything is done", now_ms)
-        else:
-            self._fail_regions([self._region(slot.number)], slot.failure, now_ms)
+            return self._stop(Over(JobState.ENDED), "everything is done", now_ms)
+        return self._fail_regions([self._region(slot.number)], slot.failure, now_ms)
 
-    def _fail_regions(self, regions: Sequence[Region], reason: str, now_ms: int) -> None:
+    def _fail_regions(self, regions: Sequence[Region], reason: str, now_ms: int) -> list[JobInstruction]:
         """Take those that run back to a checkpoint; to the restart strategy that is one failure."""
         failed = [region for region in regions if region.deployed]
         if not failed or self._end is not None:
-            return
+            return []
         self.last_failure = reason
         pause = self._restart.on_failure(now_ms)
         if pause is None:
-            self._fail(SlotLostError(f"the restart strategy has given up. Last failure: {reason}"), now_ms)
-            return
+            error = SlotLostError(f"the restart strategy has given up. Last failure: {reason}")
+            return self._fail(error, now_ms)
         self._restarts += 1
         self._all_run = False
+        instructions: list[JobInstruction] = []
         for region in failed:
             region.deployed = False
             region.not_before_ms = now_ms + pause
-            self._out.extend(SlotDown(number) for number in sorted(region.slots))
-            self._prepare(region)
+            instructions += [SlotDown(number) for number in sorted(region.slots)]
+            instructions += self._prepare(region)
+        return instructions
 
-    def _prepare(self, region: Region) -> None:
+    def _prepare(self, region: Region) -> list[JobInstruction]:
         self._asked += 1
         region.asked, region.restore = self._asked, None
-        self._out.append(PrepareRestore(self._asked, tuple(sorted(region.slots))))
+        return [PrepareRestore(self._asked, tuple(sorted(region.slots)))]
 
-    def _restore_known(self, event: RestoreReady, now_ms: int) -> None:
+    def _restore_known(self, event: RestoreReady, now_ms: int) -> list[JobInstruction]:
         region = next((region for region in self._regions if region.asked == event.number), None)
         if region is None or self._end is not None:
-            return
+            return []
         region.asked, region.restore, region.restored = 0, event.restores, event.checkpoint
         self._restore_fails = False
         self.epoch += 1
+        reset = ResetTasks(self.epoch, stands=max(event.checkpoint, event.undecided))
+        instructions: list[JobInstruction] = []
         for number in sorted(region.slots):
             slot = self.slots[number]
             if slot.deployed:
-                stands = max(event.checkpoint, event.undecided)
-                self._crew.tell(slot, ResetTasks(self.epoch, stands))
+                instructions += self._crew.tell(slot, reset)
                 # It comes back by itself, with a new name, in the process that it has.
-                slot.disconnect(now_ms + self._options.start_timeout_ms)
+                self._crew.drop(slot, now_ms)
+        return instructions
 
-    def _restore_failed(self, event: RestoreFailed, now_ms: int) -> None:
+    def _restore_failed(self, event: RestoreFailed, now_ms: int) -> list[JobInstruction]:
         region = next((region for region in self._regions if region.asked == event.number), None)
         if region is None or self._end is not None:
-            return
+            return []
         self.last_failure = str(event.error)
         self._restore_fails = True
         pause = None if event.lasting else self._restart.on_failure(now_ms)
         if pause is None:
-            self._fail(event.error, now_ms)
-            return
+            return self._fail(event.error, now_ms)
         region.asked, region.not_before_ms = 0, now_ms + pause
+        return []
 
     # ------------------------------------------------------------ going on
 
-    def _go_on(self, now_ms: int) -> None:
-        for region in self._regions:
-            self._bring_up(region, now_ms)
+    def _go_on(self, now_ms: int) -> list[JobInstruction]:
+        instructions = [each for region in self._regions for each in self._bring_up(region, now_ms)]
         if not self._all_run and self._is_complete and self._crew.all_started:
             self._all_run = True
-            self._out.append(AllRunning())
+            instructions.append(AllRunning())
         if self._ending and all(slot.ended for slot in self.slots):
-            self._stop(Over(JobState.ENDED), "", now_ms)
+            instructions += self._stop(Over(JobState.ENDED), "", now_ms)
+        return instructions
 
-    def _bring_up(self, region: Region, now_ms: int) -> None:
+    def _bring_up(self, region: Region, now_ms: int) -> list[JobInstruction]:
         if region.deployed or now_ms < region.not_before_ms:
-            return
+            return []
         if region.restore is None:
-            if not region.asked:
-                self._prepare(region)
-            return
+            return [] if region.asked else self._prepare(region)
         members = [self.slots[number] for number in sorted(region.slots)]
         if not all(slot.hello for slot in members):
-            return
+            return []
+        restores, region.restore = region.restore, None
         region.deployed = True
         self._begun = self._begun or self._is_complete
         peers = tuple(slot.peer for slot in members)
+        epoch, instance = max(self.epoch, 1), f"{self._run}/{self.epoch}"
+        instructions: list[JobInstruction] = []
         for slot in members:
-            restore = region.restore.get(slot.number)
-            deploy = Deploy(max(self.epoch, 1), f"{self._run}/{self.epoch}", peers, restore=restore)
-            self._crew.tell(slot, deploy)
-            slot.deployed, slot.heard_ms = True, now_ms
-            if self._draining:
-                self._crew.tell(slot, StopSources())
-            self._out.append(SlotUp(slot.number))
-        region.restore = None
-        self._out.append(RegionDeployed(tuple(sorted(region.slots)), region.restored))
+            deploy = Deploy(epoch, instance, peers, restore=restores.get(slot.number))
+            instructions += self._crew.deploy(slot, deploy, now_ms)
+        return [*instructions, RegionDeployed(tuple(sorted(region.slots)), region.restored)]
 
     def _region(self, slot: int) -> Region:
         return next(region for region in self._regions if slot in region.slots)
