@@ -8,7 +8,7 @@ waits for another one inside a send, which two slots could do for each other wit
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.acks import AckBuffer
 from ftlayer.runtime.barrier_mode.slot.barriers import Barriers
 from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
+from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Batch, Element
@@ -34,7 +35,7 @@ from ftlayer.runtime.slot.loop_watch import watch_loops
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
-from ftlayer.runtime.slot.seat import AnyTask, Seat, TaskKey, counters_of, seat_tasks
+from ftlayer.runtime.slot.seat import AnyTask, Seat, counters_of, seat_tasks
 from ftlayer.runtime.slot.turns import Turns
 from ftlayer.runtime.task.actions import (
     Acknowledge,
@@ -49,7 +50,7 @@ from ftlayer.runtime.task.actions import (
     TaskEnded,
     WakeAt,
 )
-from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
+from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask, TaskKey
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.vertex.calls import Records
 
@@ -76,10 +77,11 @@ class SlotCore:
         vertex: VertexCalls | None,
         checkpoints: CheckpointConfig | None = None,
         snapshots: Snapshots | None = None,
+        checkpointed: Mapping[TaskKey, Checkpointed] | None = None,
     ) -> None:
         """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``vertex`` is None where nothing is tracked.
 
-        A checkpointed graph's tasks are `CheckpointedTask`s, and it needs ``checkpoints`` and ``snapshots``.
+        A checkpointed graph needs ``checkpoints``, ``snapshots`` and the part in checkpoints of each task.
         """
         self._graph = graph
         self._options = options
@@ -103,10 +105,11 @@ class SlotCore:
         self.working: Working | None = None
         self._barriers: Barriers | None = None
         self._debloating: Debloating | None = None
-        if checkpoints is not None and snapshots is not None:
+        if checkpoints is not None and snapshots is not None and checkpointed is not None:
             self._barriers = Barriers(
                 graph,
                 self._seating,
+                checkpointed,
                 self._codec,
                 checkpoints,
                 self._outgoing,
@@ -243,9 +246,9 @@ class SlotCore:
             self._final = barrier.checkpoint
         self._checkpoints().trigger(barrier, now)
 
-    def checkpoint_completed(self, checkpoint: int, now: Now) -> None:
+    def checkpoint_completed(self, checkpoint: int) -> None:
         """See `ftlayer.runtime.protocol.messages.CheckpointCompleted`."""
-        self._checkpoints().completed(checkpoint, now)
+        self._checkpoints().completed(checkpoint)
 
     def checkpoint_aborted(self, checkpoint: int, now: Now) -> None:
         """See `ftlayer.runtime.protocol.messages.CheckpointAborted`."""

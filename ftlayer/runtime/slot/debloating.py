@@ -8,7 +8,8 @@ from ftlayer.config import TopologyOptions
 from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.debloat import Debloater
 from ftlayer.runtime.slot.outputs import LIMIT_FRAMES
-from ftlayer.runtime.slot.seat import Seat, Seating, TaskKey
+from ftlayer.runtime.slot.seat import Seat, Seating
+from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.topology.job_graph import Channel
 
 LEAST_BYTES = 4 << 10

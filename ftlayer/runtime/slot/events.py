@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from ftlayer.runtime.protocol.messages import ToSlot
-from ftlayer.runtime.slot.seat import TaskKey
+from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.vertex.calls import Records
 
 

@@ -263,7 +263,7 @@ class SlotLoop:
             case TriggerCheckpoint(barrier):
                 self._core.trigger(barrier, _now())
             case CheckpointCompleted(checkpoint) if self._snapshots is not None:
-                self._core.checkpoint_completed(checkpoint, _now())
+                self._core.checkpoint_completed(checkpoint)
                 self._snapshots.completed(checkpoint)
             case CheckpointAborted(checkpoint, files_stay) if self._snapshots is not None:
                 self._core.checkpoint_aborted(checkpoint, _now())

@@ -12,7 +12,7 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Restore
@@ -29,12 +29,13 @@ from ftlayer.records.ids import U64Array
 from ftlayer.recovery import lasting
 from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
+from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.pandas_later import leave_pandas_to_others
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
 from ftlayer.runtime.protocol.order import SlotOrder
-from ftlayer.runtime.slot.assembly import build_tasks, restores_of
+from ftlayer.runtime.slot.assembly import barrier_mode, build_tasks, mode_without_checkpoints, restores_of
 from ftlayer.runtime.slot.control_client import ControlClient
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, PartFailed, Wake
@@ -44,10 +45,9 @@ from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
-from ftlayer.runtime.slot.seat import AnyTask
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
-from ftlayer.runtime.task.contract import CheckpointedTask
+from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.topology.names import placed
 from ftlayer.topology.operators import Source
 from ftlayer.transport.address import Address, parse_address
@@ -113,7 +113,7 @@ class _Slot:
         self._core: SlotCore | None = None
         self._pulse: Pulse | None = None
         self._snapshots: SnapshotRunner | None = None
-        self._tasks: list[AnyTask] = []
+        self._checkpointed: dict[TaskKey, Checkpointed] = {}
         self._restored = 0
         # The checkpoint that stands, once the coordinator has said: till then any that was acknowledged may be it.
         self._stands = ANY_CHECKPOINT
@@ -182,9 +182,8 @@ class _Slot:
             self._sources.stop()
         if self._snapshots is not None:
             self._snapshots.close(over=self._is_over)
-        for task in self._tasks:
-            acked = 0 if self._snapshots is None else self._snapshots.latest_acked((task.uid, task.subtask))
-            cast(CheckpointedTask, task).discard(self._stands, acked)
+        for key, task in self._checkpointed.items():
+            task.discard(self._stands, 0 if self._snapshots is None else self._snapshots.latest_acked(key))
         if self._pulse is not None:
             self._pulse.stop()
         if self._links is not None:
@@ -264,7 +263,7 @@ class _Slot:
         order, plan, restore = self._order, self._order.checkpoints, deploy.restore
         run = f"{deploy.run}/{self._instance}"
         if plan is None:
-            tasks = build_tasks(order, run, opened)
+            tasks = build_tasks(order, mode_without_checkpoints(order, run, opened))
             return SlotCore(order.graph, order.slot, tasks, order.options, links, self._port)
         self._restored = 0 if restore is None else restore.checkpoint
         storage = slot_storage(
@@ -276,11 +275,20 @@ class _Slot:
             instance=self._instance,
             key=plan.key,
         )
-        tasks = build_tasks(order, run, opened, restore, storage)
-        self._tasks = list(tasks.values())
+        mode = barrier_mode(order, plan, run, restore, storage)
+        tasks = build_tasks(order, mode)
+        self._checkpointed = mode.checkpointed
         self._snapshots = SnapshotRunner(storage, len(tasks), self._control.send, self._mailbox.put)
         core = SlotCore(
-            order.graph, order.slot, tasks, order.options, links, None, plan.config, self._snapshots
+            order.graph,
+            order.slot,
+            tasks,
+            order.options,
+            links,
+            None,
+            plan.config,
+            self._snapshots,
+            mode.checkpointed,
         )
         if restore is not None:
             core.restore_in_flight(restore, lambda piece: _read(storage, restore.location, piece))

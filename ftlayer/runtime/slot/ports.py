@@ -10,9 +10,10 @@ from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
-from ftlayer.runtime.slot.seat import AnyTask, TaskKey
+from ftlayer.runtime.barrier_mode.task.contract import PendingSnapshot
+from ftlayer.runtime.slot.seat import AnyTask
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
-from ftlayer.runtime.task.contract import PendingSnapshot
+from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.vertex.calls import Failure, Persist
 
 

@@ -16,13 +16,10 @@ from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
 from ftlayer.runtime.task.actions import AskReplays
-from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask
+from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask, TaskKey
 from ftlayer.topology.facts import rate_limit_of
 from ftlayer.topology.job_graph import Channel, JobGraph, JobVertex
 from ftlayer.topology.operators import Replay, Source
-
-TaskKey: TypeAlias = tuple[str, int]
-"""(uid of a chain, subtask)."""
 
 AnyTask: TypeAlias = InputTask | SourceTask | ReplayTask
 

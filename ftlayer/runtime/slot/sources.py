@@ -17,8 +17,7 @@ from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.protocol.messages import AssignSplits, DataEnded, SourceFailed, SplitDone
 from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.slot.seat import TaskKey
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.contract import SourceRows, TaskKey
 
 logger = logging.getLogger(__name__)
 

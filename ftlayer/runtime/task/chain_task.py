@@ -58,7 +58,7 @@ class ChainTask:
         self._opened = True
         self._pipeline.open(now.mono_ms)
         self._companion.opened()
-        return [*self._gate_moved(now), *self._wake(now)]
+        return [*self.gate_moved(now), *self._wake(now)]
 
     def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
         """See `InputTask.input`."""
@@ -68,7 +68,7 @@ class ChainTask:
             actions, records = self._take(self._input[channel.edge], element, now), element.num_rows
         else:
             self._gate.mark(channel, element)
-            actions, records = self._gate_moved(now), 0
+            actions, records = self.gate_moved(now), 0
         return [*actions, *self._wake(now), *self._companion.tend(records, now)]
 
     def reset(self, channel: Channel, now: Now) -> list[Action]:
@@ -76,7 +76,7 @@ class ChainTask:
         if self._closing:
             return []
         self._gate.reset(channel)
-        return self._gate_moved(now)
+        return self.gate_moved(now)
 
     def on_time(self, now: Now) -> list[Action]:
         """See `Task.on_time`."""
@@ -105,6 +105,15 @@ class ChainTask:
     def held_roots(self) -> U64Array:
         """See `Task.held_roots`."""
         return self._outlet.held
+
+    def gate_moved(self, now: Now) -> list[Action]:
+        """Pass on what the inputs have said, and end when they have."""
+        actions: list[Action] = []
+        while (mark := self._gate.news()) is not None:
+            actions.extend(self._before(0, mark, now))
+        if self._gate.ended:
+            actions.extend(self._close(now))
+        return actions
 
     def flush(self, now: Now) -> list[Action]:
         """Settle all that waits in the chain."""
@@ -161,15 +170,6 @@ class ChainTask:
         return self._outlet.take_fired(passed.outputs, now)
 
     # ------------------------------------------------------------ event time
-
-    def _gate_moved(self, now: Now) -> list[Action]:
-        """Pass on what the inputs have said, and end when they have."""
-        actions: list[Action] = []
-        while (mark := self._gate.news()) is not None:
-            actions.extend(self._before(0, mark, now))
-        if self._gate.ended:
-            actions.extend(self._close(now))
-        return actions
 
     def _event_time_moved(self, now: Now) -> list[Action]:
         """Say what the chain's own watermarks are now, and fire timers that were set behind a watermark."""

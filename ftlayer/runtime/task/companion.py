@@ -20,12 +20,18 @@ class ChainCompanion(Protocol):
     def reports(self) -> list[Action]:
         """Return what is to be told of the records that failed, and that were settled, since the last call."""
 
+    def loop_ended(self) -> list[Action]:
+        """Return what is to be told of the end of the loop that the chain is the head of."""
+
     def tend(self, records: int, now: Now) -> list[Action]:
         """Do what is to be done between two calls of functions; the chain has just taken so many records."""
 
     @property
     def rest_ms(self) -> int | None:
-        """None: the chain goes on. A number: time brings it nothing now; it is to look again in so many ms."""
+        """None: all goes on. A number: nothing stirs by itself now, look again in so many ms.
+
+        Timers do not fire then, and what comes back to the head of a loop waits.
+        """
 
 
 class NoCompanion:
@@ -41,6 +47,10 @@ class NoCompanion:
 
     def reports(self) -> list[Action]:
         """Return nothing: the first failure was raised, and nobody asks what was settled."""
+        return []
+
+    def loop_ended(self) -> list[Action]:
+        """Return nothing."""
         return []
 
     def tend(self, records: int, now: Now) -> list[Action]:

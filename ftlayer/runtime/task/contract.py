@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
-from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
 from ftlayer.functions.chain import RowFailure
 from ftlayer.records.ids import U64Array
@@ -18,6 +14,9 @@ from ftlayer.runtime.protocol.elements import Element
 from ftlayer.runtime.task.actions import Action
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import Records, SourcePosition
+
+TaskKey: TypeAlias = tuple[str, int]
+"""(uid of a chain, subtask)."""
 
 
 class Task(Protocol):
@@ -142,74 +141,3 @@ class SinkBody(Protocol):
 
     def close(self) -> None:
         """Give resources up; called once at the end, after a forced flush."""
-
-
-# ---------------------------------------------------------------- barrier mode
-
-
-class PendingSnapshot(Protocol):
-    """A task's snapshot between its synchronous part, which is over, and its end."""
-
-    def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
-        """The asynchronous part; runs once, in another thread. ``channels`` and ``times`` are not filled in.
-
-        Raises as `ftlayer.state.contract.Frozen.write`; any exception declines the checkpoint.
-        """
-
-    def release(self) -> None:
-        """Give up what is kept for it; called once in the task's thread, behind `write` or in its place."""
-
-
-class CheckpointedTask(Task, Protocol):
-    """A task of a graph with checkpoints: every source task and every task with inputs is one.
-
-    Its `start` restores what it was made with. Barriers never reach `InputTask.input`.
-    """
-
-    def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], PendingSnapshot]:
-        """The synchronous part. The actions come before the barrier on the task's outputs.
-
-        (They are `Send`s of what had to be flushed.) The caller sends the barrier on to all outputs by itself.
-        """
-
-    def completed(self, checkpoint: int, now: Now) -> None:
-        """The checkpoint is complete, and its committables are committed."""
-
-    def aborted(self, checkpoint: int, now: Now) -> None:
-        """The checkpoint was given up: the next one has to hold what it would have held."""
-
-    def discard(self, stands: int, acked: int) -> None:
-        """The task goes away before its end: close everything, abort what no checkpoint can hold.
-
-        ``stands`` is the latest checkpoint that may stand, ``acked`` the latest that the task has acknowledged: it is
-        in none behind that, and in no savepoint either.
-        """
-
-
-class CheckpointedSource(CheckpointedTask, Protocol):
-    """A source's task."""
-
-    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
-        """Send rows at once; their position is the task's from now on."""
-
-    def end(self, now: Now) -> list[Action]:
-        """There are no more rows: send the last watermark (`MAX_TIME_MS`); barriers go on until `end_stream`."""
-
-    def end_stream(self, now: Now) -> list[Action]:
-        """Everything is committed: send `EndOfStream`, and end."""
-
-
-class CommittingSinkBody(SinkBody, Protocol):
-    """A sink whose rows become visible with the checkpoint that holds them."""
-
-    def precommit(self, checkpoint: int) -> Callable[[], tuple[Committable, ...]]:
-        """Set aside the rows so far, and return what writes them (in another thread, once).
-
-        It returns every committable that this subtask has not been told to be committed, this checkpoint's last.
-        """
-
-    def completed(self, checkpoint: int) -> None:
-        """All committables for checkpoints up to this one are committed."""
-
-    def discard(self, restored: int) -> None:
-        """Abort what was written for checkpoints behind ``restored``, and what is gathered."""

@@ -7,19 +7,17 @@ DataStream API): it ends when its ordinary inputs have, and nothing has come bac
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.clock import Now
-from ftlayer.runtime.barrier_mode.task.checkpointed_chain import ChainSnapshot, CheckpointedChainTask
-from ftlayer.runtime.barrier_mode.task.companion import RETRY_MS
+from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
-from ftlayer.runtime.task.actions import Action, DataEnded
+from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.chain_task import ChainTask
+from ftlayer.runtime.task.companion import ChainCompanion
 from ftlayer.runtime.task.gate import StatusWatermarkValve
-from ftlayer.topology.job_graph import Channel, JobGraph
-from ftlayer.topology.operators import IterationHead
+from ftlayer.topology.job_graph import Channel
 
 LOOKS = 10
 """So often a head looks around while it waits. What a slot is kept from looking at, by a function that takes long,
@@ -81,38 +79,60 @@ class Quiet:
         return self.due_ms is None
 
 
-class HeadTask(ChainTask):
-    """A chain that begins with an `IterationHead`. `attach` it to its loop before it is started.
+class HeadTask:
+    """A chain that begins with an `IterationHead`.
+
+    Where the companion has the chain rest, what comes back waits, and goes round again when the rest is over.
 
     Attributes:
         late: records that came back behind the loop's end, and were dropped.
     """
 
-    late = 0
-
-    def attach(self, graph: JobGraph, gate: LoopGate) -> None:
-        """``gate`` is the one that it was made with."""
-        head = graph.vertex(self.uid).operators[0]
-        assert isinstance(head, IterationHead)
-        self._back = {edge.number for edge in graph.edges_into(self.uid) if edge.feedback}
+    def __init__(
+        self,
+        chain: ChainTask,
+        gate: LoopGate,
+        companion: ChainCompanion,
+        back: Collection[int],
+        max_wait_ms: int,
+    ) -> None:
+        """``gate`` and ``companion`` are the chain's; ``back`` are the edges that lead back to it."""
+        self.uid = chain.uid
+        self.subtask = chain.subtask
+        self.late = 0
+        self._chain = chain
         self._loop = gate
-        self._quiet = Quiet(head.max_wait_ms)
+        self._companion = companion
+        self._back = back
+        self._quiet = Quiet(max_wait_ms)
         self._bell = Alarm()
         self._is_busy: Callable[[], bool] = lambda: False
+        self._kept: list[tuple[Channel, Batch]] = []
 
     def watch(self, is_busy: Callable[[], bool]) -> None:
         """``is_busy()`` says whether records wait in this slot's part of the loop: such time does not count."""
         self._is_busy = is_busy
 
+    def start(self, now: Now) -> list[Action]:
+        """See `Task.start`."""
+        return self._chain.start(now)
+
     def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
         """See `InputTask.input`."""
         if channel.edge in self._back and isinstance(element, Batch):
-            if self._closing:
+            if self._chain.is_over:
                 self._drop(element)
                 return []
+            if self._companion.rest_ms is not None:
+                self._kept.append((channel, element))
+                return self._wait(now)
             if self._quiet.due_ms is not None:
                 self._quiet.begin(now.mono_ms)
-        return [*super().input(channel, element, now), *self._wait(now)]
+        return [*self._chain.input(channel, element, now), *self._wait(now)]
+
+    def reset(self, channel: Channel, now: Now) -> list[Action]:
+        """See `InputTask.reset`."""
+        return self._chain.reset(channel, now)
 
     def on_time(self, now: Now) -> list[Action]:
         """See `Task.on_time`."""
@@ -120,18 +140,61 @@ class HeadTask(ChainTask):
         actions: list[Action] = []
         due_ms = self._quiet.due_ms
         if due_ms is not None and due_ms <= now.mono_ms and self._quiet.look(now.mono_ms, self._is_busy()):
-            actions = self._loop_ended(now)
-        return [*actions, *super().on_time(now), *self._wait(now)]
+            self._loop.let_go()
+            actions = [*self._chain.gate_moved(now), *self._companion.loop_ended()]
+        return [*actions, *self._chain.on_time(now), *self._go_on(now), *self._wait(now)]
 
-    def _loop_ended(self, now: Now) -> list[Action]:
-        self._loop.let_go()
-        return self._gate_moved(now)
+    def accepted(self, ticket: int, now: Now) -> list[Action]:
+        """See `Task.accepted`."""
+        return self._chain.accepted(ticket, now)
+
+    def held_roots(self) -> U64Array:
+        """See `Task.held_roots`."""
+        return self._chain.held_roots()
+
+    def flush(self, now: Now) -> list[Action]:
+        """Settle all that waits in the chain, and what has waited to go round if the rest is over."""
+        return [*self._go_on(now), *self._chain.flush(now)]
+
+    def abandon(self) -> None:
+        """See `ChainTask.abandon`."""
+        self._chain.abandon()
+
+    @property
+    def is_over(self) -> bool:
+        """See `ChainTask.is_over`."""
+        return self._chain.is_over
+
+    @property
+    def progress(self) -> int:
+        """See `ChainTask.progress`."""
+        return self._chain.progress
+
+    @property
+    def row(self) -> int | None:
+        """See `ChainTask.row`."""
+        return self._chain.row
 
     def _wait(self, now: Now) -> list[Action]:
         """Begin to wait once nothing new comes, and ask to be called for the next look."""
+        if self._chain.is_over:
+            for _, batch in self._kept:
+                self._drop(batch)
+            self._kept = []
+            return []
+        rest_ms = self._companion.rest_ms
+        if self._kept and rest_ms is not None:
+            return self._bell.set(now.mono_ms + rest_ms)
         if self._loop.holds and self._quiet.due_ms is None:
             self._quiet.begin(now.mono_ms)
         return self._bell.set(self._quiet.due_ms)
+
+    def _go_on(self, now: Now) -> list[Action]:
+        """Let what was kept go round, if the rest is over."""
+        if self._companion.rest_ms is not None or self._chain.is_over:
+            return []
+        kept, self._kept = self._kept, []
+        return [action for channel, batch in kept for action in self.input(channel, batch, now)]
 
     def _drop(self, batch: Batch) -> None:
         if not self.late:
@@ -141,57 +204,3 @@ class HeadTask(ChainTask):
                 self.uid,
             )
         self.late += batch.num_rows
-
-
-class CheckpointedHeadTask(HeadTask, CheckpointedChainTask):
-    """`HeadTask` as a `ftlayer.runtime.task.contract.CheckpointedTask`.
-
-    Its loop's end is the end of a source's data to the coordinator: the job's last checkpoint waits for it. Behind the
-    barrier of that checkpoint nothing that comes back goes round again: what came of it would be in no checkpoint.
-    """
-
-    def attach(self, graph: JobGraph, gate: LoopGate) -> None:
-        """See `HeadTask.attach`."""
-        super().attach(graph, gate)
-        self._kept: list[tuple[Channel, Batch]] = []
-
-    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
-        """See `InputTask.input`."""
-        if (
-            self._beside.last_barrier is not None
-            and channel.edge in self._back
-            and isinstance(element, Batch)
-        ):
-            self._kept.append((channel, element))
-            return self._bell.set(now.mono_ms + RETRY_MS)
-        return super().input(channel, element, now)
-
-    def on_time(self, now: Now) -> list[Action]:
-        """See `Task.on_time`."""
-        return [*super().on_time(now), *self._go_on(now)]
-
-    def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], ChainSnapshot]:
-        """See `CheckpointedTask.snapshot`."""
-        going_on = self._go_on(now)
-        actions, pending = super().snapshot(barrier, now)
-        return [*going_on, *actions], pending
-
-    def _go_on(self, now: Now) -> list[Action]:
-        """Let what was kept go round, if the last checkpoint was given up: there is another one to come."""
-        if self._beside.last_barrier is not None or self._closing:
-            return []
-        kept, self._kept = self._kept, []
-        return [action for channel, batch in kept for action in self.input(channel, batch, now)]
-
-    def _loop_ended(self, now: Now) -> list[Action]:
-        return [*super()._loop_ended(now), DataEnded(self.uid, self.subtask)]
-
-    def _wait(self, now: Now) -> list[Action]:
-        if self._kept:
-            return self._bell.set(now.mono_ms + RETRY_MS)
-        return super()._wait(now)
-
-    def _close(self, now: Now) -> list[Action]:
-        for _, batch in self._kept:
-            self._drop(batch)
-        return super()._close(now)

@@ -13,11 +13,9 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.topology import MAIN
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
-from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue
-from ftlayer.runtime.acker_mode.task.timer_roots import TimerRoots
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.contract import Settled, SinkBody
+from ftlayer.runtime.task.contract import SinkBody
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.pipeline import Passed, Rows
 from ftlayer.runtime.task.routes import Routes
@@ -60,14 +58,15 @@ class Outlet(Protocol):
 
 
 class ChannelOutlet:
-    """Rows go to channels, and those of timers become roots first where there are ``timer_roots``."""
+    """Rows go to channels."""
 
     due_ms: int | None = None
+    waiting = False
+    held = NO_ROOTS
 
-    def __init__(self, handler: Handler, emitter: Emitter, timer_roots: TimerRoots | None) -> None:
+    def __init__(self, handler: Handler, emitter: Emitter) -> None:
         self._handler = handler
         self._emitter = emitter
-        self._timer_roots = timer_roots
 
     def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
@@ -105,26 +104,18 @@ class ChannelOutlet:
         """See `Outlet.take_fired`."""
         actions: list[Action] = []
         for tag, rows in outputs.items():
-            if not rows.payload.num_rows:
-                continue
-            if self._timer_roots is None:
+            if rows.payload.num_rows:
                 emission = self._emitter.derived(tag, rows.payload, None, rows.parents, rows.times)
                 actions.extend(emission.sends)
-            else:
-                actions.extend(self._timer_roots.persist(tag, rows.payload, rows.times))
         return actions
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
         """See `Outlet.mark`."""
-        if self._timer_roots is not None:
-            return self._timer_roots.mark(mark)
         return [*self._emitter.mark(mark)]
 
     def accepted(self, ticket: int) -> list[Action]:
-        """See `Outlet.accepted`."""
-        if self._timer_roots is None:
-            raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
-        return self._timer_roots.accepted(ticket)
+        """Nothing is persisted here."""
+        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
         """Nothing waits."""
@@ -132,56 +123,27 @@ class ChannelOutlet:
     def close(self) -> None:
         """Nothing to give up."""
 
-    @property
-    def waiting(self) -> bool:
-        """See `Outlet.waiting`."""
-        return self._timer_roots is not None and self._timer_roots.waiting
-
-    @property
-    def held(self) -> U64Array:
-        """See `Outlet.held`."""
-        return NO_ROOTS if self._timer_roots is None else self._timer_roots.held
-
 
 class SinkOutlet:
-    """Rows go into a sink; records are settled when the sink has settled all their rows."""
+    """Rows go into a sink, and a failure fails the task: nobody waits for a record to be settled."""
 
     waiting = False
+    held = NO_ROOTS
 
     def __init__(self, handler: Handler, sink: SinkBody) -> None:
         self._handler = handler
         self._sink = sink
-        self._queue = SettleQueue()
 
     def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
-        xor = self._handler.xor
-        if passed.failures:
-            xor.fail(lineage, passed.failures)
-        alive = unharmed(records, passed.failures)
-        rows = passed.outputs[MAIN]
-        nothing = self._queue.empty
-        settled = Settled(0)
-        if rows.payload.num_rows:
-            settled = self._sink.write(rows.payload, now.mono_ms)
-        if lineage is None:
-            xor.fail(None, settled.failures)
-            return []
-        owed = np.zeros(len(lineage.roots), np.uint64)
-        if nothing and settled.rows == rows.payload.num_rows and not settled.failures:
-            xor.settle(lineage, owed, alive)
-            return []
-        if alive is None:
-            alive = np.arange(records, dtype=np.int64)
-        self._done(self._queue.add(lineage, owed, rows.parents, alive))
-        self._settle(settled)
+        self._handler.xor.fail(None, passed.failures)
+        self._write(passed.outputs[MAIN], now)
         return []
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
-        """Write rows of timers, which are in a chain with a sink only where nothing is tracked."""
-        rows = outputs.get(MAIN)
-        if rows is not None and rows.payload.num_rows:
-            self._handler.xor.fail(None, self._sink.write(rows.payload, now.mono_ms).failures)
+        """See `Outlet.take_fired`."""
+        if MAIN in outputs:
+            self._write(outputs[MAIN], now)
         return []
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
@@ -194,11 +156,7 @@ class SinkOutlet:
 
     def flush(self, now: Now, *, force: bool) -> None:
         """See `Outlet.flush`."""
-        settled = self._sink.flush(now.mono_ms, force=force)
-        if self._handler.tracking:
-            self._settle(settled)
-        else:
-            self._handler.xor.fail(None, settled.failures)
+        self._handler.xor.fail(None, self._sink.flush(now.mono_ms, force=force).failures)
 
     def close(self) -> None:
         """See `Outlet.close`."""
@@ -209,20 +167,9 @@ class SinkOutlet:
         """See `Outlet.due_ms`."""
         return self._sink.due_ms
 
-    @property
-    def held(self) -> U64Array:
-        """See `Outlet.held`."""
-        return self._queue.held
-
-    def _settle(self, settled: Settled) -> None:
-        for done in self._queue.settle(settled):
-            self._done(done)
-
-    def _done(self, done: Done) -> None:
-        if done.failures:
-            self._handler.xor.fail(done.lineage, done.failures)
-        if len(done.records):
-            self._handler.xor.settle(done.lineage, done.owed, done.records)
+    def _write(self, rows: Rows, now: Now) -> None:
+        if rows.payload.num_rows:
+            self._handler.xor.fail(None, self._sink.write(rows.payload, now.mono_ms).failures)
 
 
 def unharmed(records: int, failures: Sequence[RowFailure]) -> I64Array | None:

@@ -30,13 +30,12 @@ from pyspark.sql.datasource import (
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
 from ftlayer.clock import Now
-from ftlayer.config import TopologyOptions
 from ftlayer.errors import CommitFailedError, JobError
-from ftlayer.handler.handler import NonFTHandler
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
 from ftlayer.runtime.barrier_mode.driver.range_log import unpack_captured
+from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.lane import SplitProgress
 from ftlayer.runtime.connectors.offset_reader import read_split
@@ -61,6 +60,10 @@ OUTSIDE = sys.modules.setdefault("ftlayer_test_outside", ModuleType("ftlayer_tes
 
 def no_cancel() -> bool:
     return False
+
+
+def no_state(chain: str, subtask: int, keys: Any) -> Any:
+    raise AssertionError(f"{chain!r} keeps no state")
 
 
 # ---------------------------------------------------------------- what is outside
@@ -179,7 +182,7 @@ class SourceSlot:
 
     def __init__(self, world: World, subtask: int, restore: SubtaskRestore, before: frozenset[int]) -> None:
         self.world, self.subtask = world, subtask
-        self.task = world.build("src", subtask, restore)
+        self.task, self.checkpoints = world.build("src", subtask, restore)
         self.positions = PositionChain(restore.positions)
         self.todo: deque[tuple[SplitProgress, Iterator[Any], AssignSplits, Split]] = deque()
         self.control: deque[Any] = deque()
@@ -225,9 +228,9 @@ class SourceSlot:
             return
         barrier = self.control.popleft()
         if isinstance(barrier, int):
-            self.task.completed(barrier, NOW)
+            self.checkpoints.completed(barrier)
             return
-        actions, pending = self.task.snapshot(barrier, NOW)
+        actions, pending = self.checkpoints.snapshot(barrier, NOW)
         assert actions == []
         part = pending.write(None, no_cancel)
         pending.release()
@@ -241,7 +244,7 @@ class SinkSlot:
 
     def __init__(self, world: World, subtask: int) -> None:
         self.world, self.subtask = world, subtask
-        self.task = world.build("out", subtask, None)
+        self.task, self.checkpoints = world.build("out", subtask, None)
         self.task.start(NOW)
         self.arrived: set[int] = set()
         self.control: deque[int] = deque()
@@ -264,7 +267,7 @@ class SinkSlot:
         self.arrived.add(sender)
         if len(self.arrived) == world.parallelism:
             self.arrived.clear()
-            _, pending = self.task.snapshot(element, NOW)
+            _, pending = self.checkpoints.snapshot(element, NOW)
             self.writing.append((element.checkpoint, pending))
 
     def write(self, place: int) -> None:
@@ -281,7 +284,7 @@ class SinkSlot:
 
     def take_control(self) -> None:
         if self.control:
-            self.task.completed(self.control.popleft(), NOW)
+            self.checkpoints.completed(self.control.popleft())
 
 
 # ---------------------------------------------------------------- the driver
@@ -345,26 +348,22 @@ class World:
     def _broken(self, error: Exception) -> None:
         raise AssertionError(error)
 
-    def build(self, uid: str, subtask: int, restore: SubtaskRestore | None) -> Any:
+    def build(self, uid: str, subtask: int, restore: SubtaskRestore | None) -> tuple[Any, Any]:
+        """Return a task, and its part in checkpoints."""
+
         def open_sinks(sink: Sink, number: int, parallelism: int) -> Any:
             own = Sink(sink.uid, WriterSink(Table(self.outside), 1, 1), sink.schema)
             return open_sink(own, number, parallelism, "run", KEY)
 
-        return build_task(
-            self.graph,
-            uid,
-            subtask,
-            NonFTHandler(),
-            options=TopologyOptions(),
-            open_sink=open_sinks,
-            restore=restore,
-        )
+        restored = {} if restore is None else {(uid, subtask): restore}
+        mode = BarrierTaskMode(restored, no_state, open_sinks)
+        return build_task(self.graph, uid, subtask, mode), mode.checkpointed[uid, subtask]
 
     # ------------------------------------------------------------ recovery
 
     def crash_driver(self, parallelism: int) -> None:
         """The driver is gone, and with it its slots."""
-        self.dead.update(slot.task._sink._writer for slot in self.sinks)
+        self.dead.update(slot.checkpoints._sink._writer for slot in self.sinks)
         self.outside.during.clear()
         self.start_driver(parallelism)
 
@@ -395,9 +394,9 @@ class World:
         restored = 0 if checkpoint is None else checkpoint.checkpoint
         for sink in self.sinks:
             if sink.subtask in lost:
-                self.dead.add(sink.task._sink._writer)
+                self.dead.add(sink.checkpoints._sink._writer)
             else:
-                sink.task.discard(restored, ANY_CHECKPOINT)
+                sink.checkpoints.discard(restored, ANY_CHECKPOINT)
                 # What was being written when it was discarded comes to its end later.
                 self.zombies += [pending for _, pending in sink.writing]
         positions = {
@@ -468,7 +467,7 @@ class World:
         if pending is not None:
             self.given_up += pending.parts.values()
             for slot in (*self.sources, *self.sinks):
-                slot.task.aborted(checkpoint, NOW)
+                slot.checkpoints.aborted(checkpoint)
 
     def give_up_all(self) -> None:
         for checkpoint in list(self.pending):

@@ -20,12 +20,15 @@ import pytest
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.handler.handler import FTHandler, NonFTHandler
+from ftlayer.handler.handler import FTHandler
+from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task import actions
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.mode import TaskMode
+from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.store import MemoryStore
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.operators import Replay
@@ -163,16 +166,11 @@ class Simulation:
         self.instances[slot] += 1
         for uid, subtask in self.graph.subtasks_in(slot):
             run = f"run-{slot}-{self.instances[slot]}"
-            tracked = FTHandler(uid, job=self.graph.name, run=run, exact=self.exact)
-            handler = tracked if self.graph.tracked else NonFTHandler()
-            task = build_task(
-                self.graph,
-                uid,
-                subtask,
-                handler,
-                options=TopologyOptions(),
-                open_sink=partial(open_sink, run=run),
-            )
+            sinks = partial(open_sink, run=run)
+            handler = partial(FTHandler, job=self.graph.name, run=run, exact=self.exact)
+            tracked = AckerTaskMode(handler, TopologyOptions(), sinks)
+            mode: TaskMode = tracked if self.graph.tracked else UntrackedTaskMode(sinks)
+            task = build_task(self.graph, uid, subtask, mode)
             self.tasks[uid, subtask] = task
             self.ended.discard((uid, subtask))
             feed = self.feeds.get((uid, subtask))

@@ -25,6 +25,7 @@ from ftlayer.handler.handler import FTHandler
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.acker_mode.driver.core import CoordinatorCore
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
+from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.driver.events import (
@@ -284,17 +285,11 @@ class Cluster:
         self.events.append(Said(slot, name, Hello(slot, name, f"grpc://{name}", "host", 1)))
 
     def deploy(self, process: Process, deploy: Deploy) -> None:
-        tasks: dict[Any, Any] = {}
-        for uid, subtask in self.graph.subtasks_in(process.slot):
-            handler = FTHandler(uid, job=self.graph.name, run=f"{deploy.run}/{process.name}")
-            tasks[uid, subtask] = build_task(
-                self.graph,
-                uid,
-                subtask,
-                handler,
-                options=OPTIONS,
-                open_sink=partial(open_sink, run=process.name),
-            )
+        handler = partial(FTHandler, job=self.graph.name, run=f"{deploy.run}/{process.name}")
+        mode = AckerTaskMode(handler, OPTIONS, partial(open_sink, run=process.name))
+        tasks: dict[Any, Any] = {
+            key: build_task(self.graph, *key, mode) for key in self.graph.subtasks_in(process.slot)
+        }
         core = SlotCore(self.graph, process.slot, tasks, OPTIONS, process.wires, process.wires)
         sources = Sources(core, lambda done: None)
         if ("numbers", process.slot) in tasks:

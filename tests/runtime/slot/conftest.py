@@ -17,9 +17,8 @@ from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage
 from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.slot.seat import TaskKey
 from ftlayer.runtime.task.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.contract import SourceRows, TaskKey
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Replay, Sink, Source
 from ftlayer.vertex.calls import Failure, Persist, Records, StreamOptions

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from ftlayer.clock import Now
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.functions.process import ProcessFunction
-from ftlayer.handler.handler import NonFTHandler
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.feedback import FeedbackOutput, HeadInbox
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import Channel, JobGraph
@@ -116,13 +116,7 @@ class World:
 
     def _tasks(self, slot: int) -> Any:
         return {
-            key: build_task(
-                self.graph,
-                *key,
-                NonFTHandler(),
-                options=self.options,
-                open_sink=partial(open_sink, run="run"),
-            )
+            key: build_task(self.graph, *key, UntrackedTaskMode(partial(open_sink, run="run")))
             for key in self.graph.subtasks_in(slot)
         }
 

@@ -19,6 +19,7 @@ from ftlayer.functions.steps import Filter, FlatMap, Map, Process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
@@ -256,7 +257,7 @@ def start(task, tracker: Tracker) -> None:
 def test_records_are_acknowledged_with_their_children_and_failed_ones_never(script):
     handler = FTHandler("first", job="job", run="run")
     task = build_task(
-        graph_of(sink=False), "first", 0, handler, options=TopologyOptions(), open_sink=lambda *_: None
+        graph_of(sink=False), "first", 0, AckerTaskMode(lambda _: handler, TopologyOptions(), lambda *_: None)
     )
     tracker, ids = Tracker(), Ids()
     start(task, tracker)
@@ -314,7 +315,7 @@ def test_records_of_a_sink_are_acknowledged_with_their_last_row(script, rotten):
     sink = BufferingSink(rotten)
     handler = FTHandler("first", job="job", run="run")
     task = build_task(
-        graph_of(sink=True), "first", 0, handler, options=TopologyOptions(), open_sink=lambda *_: sink
+        graph_of(sink=True), "first", 0, AckerTaskMode(lambda _: handler, TopologyOptions(), lambda *_: sink)
     )
     tracker, ids = Tracker(), Ids()
     start(task, tracker)
@@ -381,9 +382,7 @@ def test_a_sink_that_settles_as_many_old_rows_as_it_is_given_new_ones():
         graph_of(sink=True),
         "first",
         0,
-        FTHandler("first", job="job", run="run"),
-        options=TopologyOptions(),
-        open_sink=lambda *_: sink,
+        AckerTaskMode(lambda _: FTHandler("first", job="job", run="run"), TopologyOptions(), lambda *_: sink),
     )
     task.start(Now(0, 0))
     assert not xors(task.input(BEFORE, batch_of([Record(1, 2, "", 0, [(1, 11)])]), Now(0, 0)))
@@ -420,9 +419,9 @@ def test_side_outputs_are_owed_too():
         JobGraph("job", vertices, edges, tracked=True),
         "process",
         0,
-        FTHandler("process", job="job", run="run"),
-        options=TopologyOptions(),
-        open_sink=lambda *_: None,
+        AckerTaskMode(
+            lambda _: FTHandler("process", job="job", run="run"), TopologyOptions(), lambda *_: None
+        ),
     )
     task.start(Now(0, 0))
     records = [Record(n, n, "", 0, [(n + 1, n + 100), (9, n + 200)]) for n in range(4)]
@@ -450,9 +449,7 @@ def test_a_chain_of_nothing_but_watermarks():
         JobGraph("job", vertices, edges, tracked=True),
         "times",
         0,
-        FTHandler("times", job="job", run="run"),
-        options=TopologyOptions(),
-        open_sink=lambda *_: None,
+        AckerTaskMode(lambda _: FTHandler("times", job="job", run="run"), TopologyOptions(), lambda *_: None),
     )
     assert task.start(Now(0, 0)) == [WakeAt(50)]
     # Watermarks of before mean nothing behind it.
@@ -490,9 +487,7 @@ def test_the_row_that_is_worked_on_is_known_behind_what_dropped_others():
         JobGraph("job", vertices, edges, tracked=True),
         "odd",
         0,
-        FTHandler("odd", job="job", run="run"),
-        options=TopologyOptions(),
-        open_sink=lambda *_: None,
+        AckerTaskMode(lambda _: FTHandler("odd", job="job", run="run"), TopologyOptions(), lambda *_: None),
     )
     task.start(Now(0, 0))
     rows = [{"number": n, "copies": 0, "fails": "", "at": None if n == 1 else n} for n in range(6)]

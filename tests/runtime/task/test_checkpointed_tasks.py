@@ -23,21 +23,21 @@ from ftlayer.checkpoint.snapshots import (
     SubtaskRestore,
 )
 from ftlayer.clock import Now
-from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError, JobError, ProtocolError, SnapshotCancelledError, SourceError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process, Reduce
-from ftlayer.handler.handler import NonFTHandler
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.barrier_mode.task.companion import LOOK_MS
+from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Watermark
 from ftlayer.runtime.task.actions import Action, HoldInput, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled, SourceRows
 from ftlayer.runtime.task.key_schemas import key_schemas
+from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -192,7 +192,8 @@ def build(
     backend: Any = None,
     restore: SubtaskRestore | None = None,
     subtask: int = 0,
-) -> Any:
+) -> tuple[Any, Any]:
+    """Return a task, and its part in checkpoints."""
     opened: list[Mapping[str, pa.Schema]] = []
 
     def open_backend(chain: str, number: int, keys: Mapping[str, pa.Schema]) -> Any:
@@ -200,18 +201,11 @@ def build(
         opened.append(keys)
         return backend
 
-    task: Any = build_task(
-        graph,
-        uid,
-        subtask,
-        NonFTHandler(),
-        options=TopologyOptions(),
-        open_sink=lambda *_: sink,
-        restore=restore,
-        open_backend=open_backend,
-    )
+    restored = {} if restore is None else {(uid, subtask): restore}
+    mode = BarrierTaskMode(restored, open_backend, lambda *_: sink)
+    task = build_task(graph, uid, subtask, mode)
     assert len(opened) == (backend is not None)
-    return task
+    return task, mode.checkpointed[uid, subtask]
 
 
 def batch(*rows: tuple[str, int]) -> Batch:
@@ -240,7 +234,7 @@ SUM = Reduce("sum", lambda old, new: (new[0], old[1] + new[1]), ("key",), ROW)
 
 def test_a_task_whose_state_is_too_much_for_memory_takes_no_input_until_there_is_room() -> None:
     backend = ModelBackend()
-    task = build(graph(SUM), "sum", backend=backend)
+    task, _ = build(graph(SUM), "sum", backend=backend)
     task.start(now(0))
     assert not any(isinstance(action, HoldInput) for action in task.input(IN, batch(("a", 1)), now(1)))
     assert backend.handled == 1
@@ -262,7 +256,9 @@ def test_the_backend_is_told_that_functions_are_open_behind_the_last_one_and_bef
         def open(self, ctx: Any) -> None:
             seen.append(backend.is_open)
 
-    task = build(graph(*[Process(uid, Opens(), ("key",), ROW) for uid in ("p", "q")]), "p", backend=backend)
+    task, _ = build(
+        graph(*[Process(uid, Opens(), ("key",), ROW) for uid in ("p", "q")]), "p", backend=backend
+    )
     task.start(now(0))
     assert seen == [False, False]
     assert backend.is_open
@@ -281,13 +277,13 @@ def test_the_backend_is_told_that_functions_are_open_behind_the_last_one_and_bef
 def test_state_is_that_of_all_records_before_the_barrier_and_none_behind(events: list[Any]) -> None:
     job = graph(SUM)
     backend = ModelBackend()
-    task = build(job, "sum", backend=backend)
+    task, checkpoints = build(job, "sum", backend=backend)
     task.start(now(0))
     sums: dict[str, int] = {}
     kept: tuple[Any, dict[str, int]] = (None, {})
     for number, event in enumerate(events, start=1):
         if event == "barrier":
-            actions, pending = task.snapshot(Barrier(number, 0), now(0))
+            actions, pending = checkpoints.snapshot(Barrier(number, 0), now(0))
             assert actions == []
             expected = dict(sums)
             # Records that come while it is written are not in it.
@@ -295,12 +291,12 @@ def test_state_is_that_of_all_records_before_the_barrier_and_none_behind(events:
             sums["a"] = sums.get("a", 0) + 1
             pending.write(Writer(), no_cancel)
             pending.release()
-            task.completed(number, now(0))
+            checkpoints.completed(number)
             kept = backend.written[number], expected
         elif event == "crash":
-            task.discard(0, 0)
+            checkpoints.discard(0, 0)
             backend = ModelBackend(kept[0])
-            task = build(job, "sum", backend=backend)
+            task, checkpoints = build(job, "sum", backend=backend)
             task.start(now(0))
             sums = dict(kept[1])
         else:
@@ -311,10 +307,12 @@ def test_state_is_that_of_all_records_before_the_barrier_and_none_behind(events:
 
 def test_the_snapshot_of_a_chain_has_its_state_and_what_its_sink_has_written() -> None:
     backend, sink = ModelBackend(), ModelSink()
-    task = build(graph(SUM, Sink("out", WriterSink(None, 1, 1), ROW)), "sum", backend=backend, sink=sink)
+    task, checkpoints = build(
+        graph(SUM, Sink("out", WriterSink(None, 1, 1), ROW)), "sum", backend=backend, sink=sink
+    )
     task.start(now(0))
     task.input(IN, batch(("a", 1), ("a", 2)), now(0))
-    _, pending = task.snapshot(Barrier(4, 0), now(0))
+    _, pending = checkpoints.snapshot(Barrier(4, 0), now(0))
     task.input(IN, batch(("a", 5)), now(0))
     snapshot = pending.write(Writer(), no_cancel)
     assert (snapshot.uid, snapshot.subtask) == ("sum", 0)
@@ -323,61 +321,63 @@ def test_the_snapshot_of_a_chain_has_its_state_and_what_its_sink_has_written() -
     assert [operator.name for operator in snapshot.operators] == ["list"]
     assert snapshot.committables == (Committable("out", bytes([1, 3]), 4),)
     assert sink.gathered == [8]
-    task.completed(4, now(0))
+    checkpoints.completed(4)
     assert sink.said == backend.said == [("completed", 4)]
 
 
 def test_rows_are_not_written_for_a_checkpoint_that_was_given_up() -> None:
     sink = ModelSink()
-    task = build(graph(Sink("out", WriterSink(None, 1, 1), ROW)), "out", sink=sink)
+    task, checkpoints = build(graph(Sink("out", WriterSink(None, 1, 1), ROW)), "out", sink=sink)
     task.start(now(0))
-    _, pending = task.snapshot(Barrier(1, 0), now(0))
+    _, pending = checkpoints.snapshot(Barrier(1, 0), now(0))
     with pytest.raises(SnapshotCancelledError, match="'out'"):
         pending.write(Writer(), lambda: True)
     pending.release()
 
 
 def test_a_chain_without_state_has_no_backend_and_an_empty_snapshot() -> None:
-    task = build(graph(Map("map", lambda row: row, ROW), AssignWatermarks("time", "n", 0, None, ROW)), "map")
+    task, checkpoints = build(
+        graph(Map("map", lambda row: row, ROW), AssignWatermarks("time", "n", 0, None, ROW)), "map"
+    )
     task.start(now(0))
     assert sent(task.input(IN, batch(("a", 1)), now(0))) == [("a", 1)]
-    _, pending = task.snapshot(Barrier(1, 0), now(0))
+    _, pending = checkpoints.snapshot(Barrier(1, 0), now(0))
     snapshot = pending.write(Writer(), no_cancel)
     pending.release()
     assert (snapshot.keyed, snapshot.operators, snapshot.committables) == (None, (), ())
-    task.completed(1, now(0))
-    task.aborted(2, now(0))
-    task.discard(1, 1)
+    checkpoints.completed(1)
+    checkpoints.aborted(2)
+    checkpoints.discard(1, 1)
 
 
 def test_the_backend_is_tended_between_batches_and_told_what_became_of_checkpoints() -> None:
     backend = ModelBackend()
-    task = build(graph(SUM), "sum", backend=backend)
+    task, checkpoints = build(graph(SUM), "sum", backend=backend)
     task.start(now(0))
     task.input(IN, batch(("a", 1)), now(5))
     task.on_time(now(7))
     task.input(IN, Watermark(3), now(8))
     assert backend.tended == [5, 7, 8]
-    task.aborted(1, now(9))
-    task.completed(2, now(9))
+    checkpoints.aborted(1)
+    checkpoints.completed(2)
     assert backend.said == [("aborted", 1), ("completed", 2)]
 
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_the_backend_is_closed_behind_the_last_snapshot_that_is_written(ends: bool) -> None:
     backend = ModelBackend()
-    task = build(graph(SUM), "sum", backend=backend)
+    task, checkpoints = build(graph(SUM), "sum", backend=backend)
     task.start(now(0))
-    _, first = task.snapshot(Barrier(1, 0), now(0))
-    _, second = task.snapshot(Barrier(2, 0), now(0))
+    _, first = checkpoints.snapshot(Barrier(1, 0), now(0))
+    _, second = checkpoints.snapshot(Barrier(2, 0), now(0))
     first.release()
     if ends:
         assert task.input(IN, EndOfStream(), now(0))[-1] == TaskEnded()
-        task.discard(2, 2)
+        checkpoints.discard(2, 2)
     else:
-        task.discard(2, 2)
+        checkpoints.discard(2, 2)
         assert task.input(IN, batch(("a", 1)), now(0)) == []
-    task.completed(2, now(0))
+    checkpoints.completed(2)
     assert backend.said == []
     second.write(Writer(), no_cancel)
     second.release()
@@ -387,12 +387,12 @@ def test_the_backend_is_closed_behind_the_last_snapshot_that_is_written(ends: bo
 def test_restored_timers_fire_with_the_next_call() -> None:
     first = ModelBackend()
     operator = Process("alarm", Alarmed(), ("key",), ROW)
-    task = build(graph(operator), "alarm", backend=first)
+    task, checkpoints = build(graph(operator), "alarm", backend=first)
     task.start(now(0))
     task.input(IN, batch(("a", 500), ("b", 900)), now(0))
-    _, pending = task.snapshot(Barrier(1, 0), now(0))
+    _, pending = checkpoints.snapshot(Barrier(1, 0), now(0))
     pending.write(Writer(), no_cancel)
-    task = build(graph(operator), "alarm", backend=ModelBackend(first.written[1]))
+    task, checkpoints = build(graph(operator), "alarm", backend=ModelBackend(first.written[1]))
     # The wall clock has gone on; the monotone one is another machine's.
     assert WakeAt(7) in task.start(now(7, wall_ms=600))
     assert sent(task.on_time(now(7, wall_ms=600))) == [("a", 500)]
@@ -401,17 +401,17 @@ def test_restored_timers_fire_with_the_next_call() -> None:
 
 def test_no_timer_fires_behind_the_last_barrier_unless_that_was_for_nothing() -> None:
     backend = ModelBackend()
-    task = build(graph(Process("alarm", Alarmed(), ("key",), ROW)), "alarm", backend=backend)
+    task, checkpoints = build(graph(Process("alarm", Alarmed(), ("key",), ROW)), "alarm", backend=backend)
     task.start(now(0))
     task.input(IN, batch(("a", 500)), now(0))
     task.input(IN, Watermark(MAX_TIME_MS), now(0))
-    task.snapshot(Barrier(1, 0, final=True), now(0))
+    checkpoints.snapshot(Barrier(1, 0, final=True), now(0))
     (again,) = task.on_time(now(600))
     assert isinstance(again, WakeAt)
-    task.aborted(1, now(650))
+    checkpoints.aborted(1)
     assert again.mono_ms > 600
     assert sent(task.on_time(now(again.mono_ms))) == [("a", 500)]
-    task.snapshot(Barrier(2, 0, final=True), now(0))
+    checkpoints.snapshot(Barrier(2, 0, final=True), now(0))
     assert task.input(IN, EndOfStream(), now(0))[-1] == TaskEnded()
     assert task.on_time(now(9_000)) == []
 
@@ -422,7 +422,7 @@ def test_a_function_that_does_not_close_does_not_hinder_the_others(caplog: pytes
             raise OSError("stuck")
 
     backend, sink = ModelBackend(), ModelSink()
-    task = build(
+    task, checkpoints = build(
         graph(Process("p", Stuck(), ("key",), ROW), Sink("out", WriterSink(None, 1, 1), ROW)),
         "p",
         backend=backend,
@@ -430,40 +430,40 @@ def test_a_function_that_does_not_close_does_not_hinder_the_others(caplog: pytes
     )
     task.start(now(0))
     with caplog.at_level(logging.WARNING):
-        task.discard(3, 3)
-        task.discard(3, 3)
+        checkpoints.discard(3, 3)
+        checkpoints.discard(3, 3)
     assert "'p' does not close cleanly" in caplog.text
     assert backend.said == ["closed"]
     assert sink.said == [("discard", 3)]
 
 
 def test_what_a_savepoint_may_hold_is_not_aborted() -> None:
-    def snapshot(task: Any, number: int, kind: SnapshotKind) -> None:
-        task.snapshot(Barrier(number, 0, kind=kind), now(0))
+    def snapshot(checkpoints: Any, number: int, kind: SnapshotKind) -> None:
+        checkpoints.snapshot(Barrier(number, 0, kind=kind), now(0))
 
     cases = (("nothing", 4, 3), ("aborted", 4, 1), ("aborted before", 4, 1), ("not acknowledged", 2, 1))
     for what, acked, kept in cases:
         sink = ModelSink()
-        task = build(graph(Sink("out", WriterSink(None, 1, 1), ROW)), "out", sink=sink)
+        task, checkpoints = build(graph(Sink("out", WriterSink(None, 1, 1), ROW)), "out", sink=sink)
         task.start(now(0))
         if what == "aborted before":
-            task.aborted(3, now(0))
-        snapshot(task, 3, SnapshotKind.SAVEPOINT)
-        snapshot(task, 4, SnapshotKind.CHECKPOINT)
+            checkpoints.aborted(3)
+        snapshot(checkpoints, 3, SnapshotKind.SAVEPOINT)
+        snapshot(checkpoints, 4, SnapshotKind.CHECKPOINT)
         if what == "aborted":
-            task.aborted(3, now(0))
-        task.discard(1, acked)
+            checkpoints.aborted(3)
+        checkpoints.discard(1, acked)
         assert sink.said == [("discard", kept)]
 
 
 def test_functions_are_closed_if_they_were_opened() -> None:
     Alarmed.closed = 0
     operator = Process("alarm", Alarmed(), ("key",), ROW)
-    build(graph(operator), "alarm", backend=ModelBackend()).discard(0, 0)
+    build(graph(operator), "alarm", backend=ModelBackend())[1].discard(0, 0)
     assert Alarmed.closed == 0
-    task = build(graph(operator), "alarm", backend=ModelBackend())
+    task, checkpoints = build(graph(operator), "alarm", backend=ModelBackend())
     task.start(now(0))
-    task.discard(0, 0)
+    checkpoints.discard(0, 0)
     assert Alarmed.closed == 1
 
 
@@ -471,7 +471,7 @@ def test_a_failing_function_fails_the_slot_and_is_named() -> None:
     def bad(row: Any) -> Any:
         raise ValueError(f"not {row[0]}")
 
-    task = build(graph(Map("first", lambda row: row, ROW), Map("bad", bad, ROW)), "first")
+    task, _ = build(graph(Map("first", lambda row: row, ROW), Map("bad", bad, ROW)), "first")
     task.start(now(0))
     with pytest.raises(JobError, match=r"'bad' failed: ValueError: not a"):
         task.input(IN, batch(("a", 1)), now(0))
@@ -488,11 +488,11 @@ class Both(CoProcessFunction):
 def test_a_chain_of_two_inputs() -> None:
     backend = ModelBackend()
     operator = CoProcess("both", Both(), (("key",), ("key",)), (ROW, ROW), ROW)
-    task = build(graph(operator, inputs=2), "both", backend=backend)
+    task, checkpoints = build(graph(operator, inputs=2), "both", backend=backend)
     task.start(now(0))
     assert sent(task.input(Channel(0, 0, 0), batch(("a", 1)), now(0))) == [("left", 1)]
     assert sent(task.input(Channel(1, 0, 0), batch(("a", 2)), now(0))) == [("right", 2)]
-    _, pending = task.snapshot(Barrier(1, 0), now(0))
+    _, pending = checkpoints.snapshot(Barrier(1, 0), now(0))
     assert pending.write(Writer(), no_cancel).keyed is not None
 
 
@@ -551,7 +551,7 @@ def positions_of(task: Any) -> dict[str, bytes]:
 
 
 def test_a_source_sends_at_once_and_its_positions_are_its_snapshot() -> None:
-    task = build(source_graph(1), "src")
+    task, _ = build(source_graph(1), "src")
     assert task.start(now(0)) == task.on_time(now(0)) == []
     assert sent(task.rows(rows(0, 0, 1, 2), now(0))) == [("k", 1), ("k", 2)]
     assert sent(task.rows(rows(3, 0, 7), now(0))) == [("k", 7)]
@@ -562,27 +562,27 @@ def test_a_source_sends_at_once_and_its_positions_are_its_snapshot() -> None:
 
 def test_positions_that_were_restored_stay_with_the_subtask_that_reads_the_partition() -> None:
     restore = SubtaskRestore("src", 0, positions={partition_key(i): pack_rows(i) for i in range(5)})
-    found = [positions_of(build(source_graph(2), "src", restore=restore, subtask=i)) for i in range(2)]
+    found = [positions_of(build(source_graph(2), "src", restore=restore, subtask=i)[0]) for i in range(2)]
     assert sorted(found[0]) == ["p0", "p2", "p4"]
     assert sorted(found[1]) == ["p1", "p3"]
     assert found[0] | found[1] == restore.positions
 
 
 def test_a_source_goes_on_with_barriers_when_its_rows_have_ended() -> None:
-    task = build(source_graph(1), "src")
+    task, checkpoints = build(source_graph(1), "src")
     task.rows(rows(0, 0, 1), now(0))
     assert [action.element for action in task.end(now(0))] == [Watermark(MAX_TIME_MS)] * 2
     assert positions_of(task) == {"p0": pack_rows(1)}
-    task.completed(1, now(0))
-    task.aborted(2, now(0))
+    checkpoints.completed(1)
+    checkpoints.aborted(2)
     *marks, end = task.end_stream(now(0))
     assert [action.element for action in marks] == [EndOfStream()] * 2
     assert end == TaskEnded()
-    task.discard(1, 1)
+    checkpoints.discard(1, 1)
 
 
 def test_what_a_source_with_checkpoints_does_not_know() -> None:
-    task = build(source_graph(1), "src")
+    task, _ = build(source_graph(1), "src")
     with pytest.raises(ProtocolError):
         task.accepted(1, now(0))
     pushed = SourceRows("push-0", 0, 0, batch(("a", 1)).payload, None)
@@ -605,3 +605,10 @@ def test_chains_that_barriers_cannot_go_through(operators: Any, says: str) -> No
     job = JobGraph("job", (JobVertex(operators[0].uid, operators, 1),), (), tracked=False, max_parallelism=8)
     with pytest.raises(InvalidTopologyError, match=says):
         build(job, operators[0].uid)
+
+
+def test_a_topology_without_fault_tolerance_replays_nothing() -> None:
+    operators = (Replay("r", "s", "src", ROW),)
+    job = JobGraph("job", (JobVertex("r", operators, 1),), (), tracked=False)
+    with pytest.raises(InvalidTopologyError, match="'r' lets records in again"):
+        build_task(job, "r", 0, UntrackedTaskMode(lambda *_: ModelSink()))

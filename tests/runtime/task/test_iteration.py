@@ -9,12 +9,13 @@ import pytest
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.clock import Now
-from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.handler.handler import NonFTHandler
+from ftlayer.config import FTStatus
+from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.actions import Action, DataEnded, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.iteration import CheckpointedHeadTask, HeadTask, LoopGate, Quiet
+from ftlayer.runtime.task.iteration import HeadTask, LoopGate, Quiet
+from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
@@ -42,15 +43,10 @@ class Rig:
     def __init__(self, checkpoints: bool) -> None:
         self.graph = graph_of(checkpoints=checkpoints)
         self.mono = 0
-        task = build_task(
-            self.graph,
-            "head",
-            0,
-            NonFTHandler(),
-            options=TopologyOptions(),
-            open_sink=lambda sink, subtask, parallelism: None,  # type: ignore[arg-type, return-value]
-        )
+        mode: Any = BarrierTaskMode({}, None, None) if checkpoints else UntrackedTaskMode(None)  # type: ignore[arg-type]
+        task = build_task(self.graph, "head", 0, mode)
         assert isinstance(task, HeadTask)
+        self.checkpoints: Any = mode.checkpointed["head", 0] if checkpoints else None
         self.task: Any = task
         (self.fresh, self.back) = (
             Channel(
@@ -111,7 +107,7 @@ def test_it_ends_when_nothing_has_come_back_for_long_enough() -> None:
 
 def test_what_comes_back_begins_the_wait_anew(rig: Rig) -> None:
     rig.take(rig.fresh, Watermark(MAX_TIME_MS))
-    if isinstance(rig.task, CheckpointedHeadTask):
+    if rig.checkpoints is not None:
         assert rig.did == []
     else:
         rig.take(rig.fresh, EndOfStream())
@@ -151,21 +147,26 @@ def test_its_end_is_told_the_coordinator(checked: Rig) -> None:
 def test_behind_the_last_barrier_nothing_goes_round(checked: Rig, caplog: pytest.LogCaptureFixture) -> None:
     checked.take(checked.fresh, Watermark(MAX_TIME_MS))
     checked.wait(200)
-    checked.task.snapshot(FINAL, checked.now)
+    checked.checkpoints.snapshot(FINAL, checked.now)
     assert checked.take(checked.back, batch_of(1, 2)) == []
     assert checked.wait(1_000) == []
     assert checked.take(checked.fresh, EndOfStream()) == [EndOfStream(), TaskEnded()]
     assert checked.task.late == 2
     assert "longer max_wait" in caplog.text
+    # The next is late as well, and nothing is left to wait for.
+    assert checked.take(checked.back, batch_of(3)) == []
+    assert checked.task.late == 3
+    assert checked.wait(1_000) == []
+    assert checked.wake is None
 
 
 def test_what_was_kept_goes_on_if_the_last_checkpoint_was_given_up(checked: Rig) -> None:
     checked.take(checked.fresh, Watermark(MAX_TIME_MS))
     checked.wait(200)
-    checked.task.snapshot(FINAL, checked.now)
+    checked.checkpoints.snapshot(FINAL, checked.now)
     checked.take(checked.back, batch_of(1))
     checked.take(checked.back, batch_of(2))
-    checked.task.aborted(FINAL.checkpoint, checked.now)
+    checked.checkpoints.aborted(FINAL.checkpoint)
     sent = checked.wait(1_000)
     assert [element.payload.column(0).to_pylist() for element in sent] == [[1], [2]]
     assert checked.wait(10_000) == []
@@ -175,10 +176,10 @@ def test_what_was_kept_goes_on_if_the_last_checkpoint_was_given_up(checked: Rig)
 def test_what_was_kept_goes_ahead_of_the_next_barrier(checked: Rig) -> None:
     checked.take(checked.fresh, Watermark(MAX_TIME_MS))
     checked.wait(200)
-    checked.task.snapshot(FINAL, checked.now)
+    checked.checkpoints.snapshot(FINAL, checked.now)
     checked.take(checked.back, batch_of(1))
-    checked.task.aborted(FINAL.checkpoint, checked.now)
-    actions, _ = checked.task.snapshot(Barrier(4, 0, final=True), checked.now)
+    checked.checkpoints.aborted(FINAL.checkpoint)
+    actions, _ = checked.checkpoints.snapshot(Barrier(4, 0, final=True), checked.now)
     assert [element.payload.column(0).to_pylist() for element in checked.do(actions)] == [[1]]
 
 

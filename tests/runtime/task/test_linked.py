@@ -11,13 +11,15 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import FailException, JobError
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.steps import Filter, Map
-from ftlayer.handler.handler import FTHandler, NonFTHandler
+from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Lineage, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled, SourceRows
+from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Join, Sink, Source
 
@@ -110,7 +112,7 @@ def test_a_joined_record_waits_for_the_rows_of_its_pairs_at_the_sink_and_for_its
         Sink("sink", FunctionSink(print), PAIR),
     )
     handler = FTHandler("join", job="job", run="run")
-    task = build_task(graph, "join", 0, handler, options=OPTIONS, open_sink=lambda *_: sink)
+    task = build_task(graph, "join", 0, AckerTaskMode(lambda _: handler, OPTIONS, lambda *_: sink))
     left, right, other = batch_of(1, 1, 1, 2), batch_of(11, 1, 3, 9), batch_of(21, 5, 5)
     table = Table(left, right, other)
     table.take(task.start(NOW))
@@ -137,9 +139,7 @@ def test_a_pair_that_fails_behind_the_join_fails_both_roots():
         join_graph(Sink("sink", FunctionSink(print), PAIR)),
         "join",
         0,
-        handler,
-        options=OPTIONS,
-        open_sink=lambda *_: sink,
+        AckerTaskMode(lambda _: handler, OPTIONS, lambda *_: sink),
     )
     left, right = batch_of(1, 1, 1, 2), batch_of(11, 1, 2)
     table = Table(left, right)
@@ -165,7 +165,10 @@ def test_ids_on_the_edges_of_a_cut_chain_come_out_even():
     )
     graph = JobGraph("job", (*graph.vertices, *sinks), edges, tracked=True)
     task = build_task(
-        graph, "join", 0, FTHandler("join", job="job", run="run"), options=OPTIONS, open_sink=lambda *_: None
+        graph,
+        "join",
+        0,
+        AckerTaskMode(lambda _: FTHandler("join", job="job", run="run"), OPTIONS, lambda *_: None),
     )
     left, right = batch_of(1, 1, 1, 2, 3), batch_of(11, 1, 4, 5)
     table = Table(left, right)
@@ -200,7 +203,7 @@ def untracked():
     )
     edges = (JobEdge(0, "source", "sink", 0, Rebalance(), IN),)
     graph = JobGraph("job", vertices, edges, tracked=False)
-    task = build_task(graph, "source", 1, NonFTHandler(), options=OPTIONS, open_sink=lambda *_: None)
+    task = build_task(graph, "source", 1, UntrackedTaskMode(lambda *_: None))
     task.start(NOW)
     return task
 
@@ -250,9 +253,7 @@ def test_a_thread_beside_sees_which_row_a_join_works_on_and_that_it_comes_forwar
         JobGraph("job", tuple(vertices), graph.edges, tracked=True),
         "join",
         0,
-        handler,
-        options=OPTIONS,
-        open_sink=lambda *_: SlowSink(),
+        AckerTaskMode(lambda _: handler, OPTIONS, lambda *_: SlowSink()),
     )
     assert task.row is None
     task.start(NOW)

@@ -14,7 +14,7 @@ from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey
 from ftlayer.records.ids import random_root_ids, xor_fold_by_root
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.acker_mode.task.replay_task import ReplayTask
+from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream
 from ftlayer.runtime.task.actions import (
     Acknowledge,
@@ -56,9 +56,9 @@ def graph() -> JobGraph:
     )
 
 
-def task(*, exact: bool = False) -> ReplayTask:
+def task(*, exact: bool = False) -> StreamReplayTask:
     uid = replay_uid("s")
-    return ReplayTask(graph(), uid, 0, FTHandler(uid, job="job", run="run", exact=exact), OPTIONS)
+    return StreamReplayTask(graph(), uid, 0, FTHandler(uid, job="job", run="run", exact=exact), OPTIONS)
 
 
 def records(*numbers: int, schema: pa.Schema = SCHEMA, hashes: bool = True) -> Records:
@@ -195,7 +195,7 @@ def test_metadata_of_a_schema_does_not_matter() -> None:
 
 def test_a_chain_that_is_no_replay_is_refused() -> None:
     with pytest.raises(InvalidTopologyError, match="'s' is not a replay, but Source"):
-        ReplayTask(graph(), "s", 0, FTHandler("s", job="job", run="run"), OPTIONS)
+        StreamReplayTask(graph(), "s", 0, FTHandler("s", job="job", run="run"), OPTIONS)
 
 
 def test_paused_it_takes_what_it_is_allowed_and_no_more() -> None:

@@ -16,8 +16,8 @@ from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.acker_mode.task.replay_task import ReplayTask
-from ftlayer.runtime.acker_mode.task.source_task import SourceTask
+from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
+from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.actions import (
     Acknowledge,
@@ -67,8 +67,10 @@ class World:
         self.vertex = FTLayerCore(self.store, LayerOptions(tracker="exact"), self.now)
         self.call(calls.OpenStream(STREAM, calls.StreamOptions(backoff_ms=(100,), jitter=0.0)))
         self.graph = graph()
-        self.source = SourceTask(self.graph, "s", 1, self.handler("s"))
-        self.replay = ReplayTask(self.graph, REPLAY, 0, self.handler(REPLAY), TopologyOptions(batch_rows=2))
+        self.source = PersistingSourceTask(self.graph, "s", 1, self.handler("s"))
+        self.replay = StreamReplayTask(
+            self.graph, REPLAY, 0, self.handler(REPLAY), TopologyOptions(batch_rows=2)
+        )
         self.sinks = {uid: self.handler(uid) for uid in "fhb"}
         self.delivered: list[tuple[str, int, int]] = []
         self.asked = False

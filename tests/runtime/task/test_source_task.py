@@ -15,10 +15,11 @@ from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.acker_mode.task.source_task import SourceTask
+from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream
 from ftlayer.runtime.task.actions import Action, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.untracked import UntrackedSourceTask
 from ftlayer.topology.ft_builder import OpFTLayerBuilder
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
@@ -43,8 +44,8 @@ def graph() -> JobGraph:
     return OpFTLayerBuilder().wire(plain, {})
 
 
-def task(*, exact: bool = False, shard: int = 0) -> SourceTask:
-    return SourceTask(
+def task(*, exact: bool = False, shard: int = 0) -> PersistingSourceTask:
+    return PersistingSourceTask(
         graph(), "s", 1, FTHandler("s", job="job", run="run", shard=shard, shards=4, exact=exact)
     )
 
@@ -179,7 +180,7 @@ def test_time_brings_nothing_and_an_empty_source_ends_at_once() -> None:
 
 
 def test_with_fault_tolerance_off_rows_are_sent_at_once() -> None:
-    source = SourceTask(graph(), "s", 1, NonFTHandler())
+    source = UntrackedSourceTask(graph(), "s", 1, NonFTHandler())
     out = source.rows(rows(1, 2), NOW)
     assert forwarded(out) == [[1, 2]]
     assert all(batch.lineage is None and batch.times is None for batch in sent(out))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,14 +15,16 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import ProtocolError, TimerFailedError
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Map, Process
-from ftlayer.handler.handler import FTHandler, NonFTHandler
+from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.ids import initial_record_ids
 from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, PersistRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
+from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Replay, Sink, Source
 
@@ -97,9 +101,11 @@ def graph_of(function, *, tracked: bool = True, with_late: bool = True, tail: tu
 
 
 def build(graph: JobGraph, uid: str = "process", **arguments):
-    handler = FTHandler(uid, job="job", run="run") if graph.tracked else NonFTHandler()
-    arguments.setdefault("open_sink", lambda *_: None)
-    return build_task(graph, uid, 0, handler, options=OPTIONS, **arguments)
+    open_sink = arguments.get("open_sink", lambda *_: None)
+    if not graph.tracked:
+        return build_task(graph, uid, 0, UntrackedTaskMode(open_sink))
+    tracked = partial(FTHandler, job="job", run="run")
+    return build_task(graph, uid, 0, AckerTaskMode(tracked, OPTIONS, open_sink))
 
 
 def batch_of(*rows: tuple[int, int], first_root: int = 1, tracked: bool = True, time: int = 0) -> Batch:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ftlayer.errors import IntakeTimeoutError
-from ftlayer.runtime.slot.seat import TaskKey
+from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.vertex.calls import Persist, Reply
 
 logger = logging.getLogger(__name__)

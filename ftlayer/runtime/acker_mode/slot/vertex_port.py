@@ -21,8 +21,8 @@ from ftlayer.errors import StaleIncarnationError
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.persisting import PersistOrder, PersistQueue, answer_to
 from ftlayer.runtime.slot.events import Event, PartFailed, ReplaysCame, RootsAccepted, Wake
-from ftlayer.runtime.slot.seat import TaskKey
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
+from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.worker import Worker
 from ftlayer.vertex.calls import (
     Fail,

@@ -27,6 +27,10 @@ class AckerCompanion:
         """Return failures first, so that no root of theirs is open."""
         return reports(self._xor)
 
+    def loop_ended(self) -> list[Action]:
+        """Return nothing."""
+        return []
+
     def tend(self, records: int, now: Now) -> list[Action]:
         """Do nothing."""
         return []

@@ -40,7 +40,7 @@ class _Group:
     rows: int = 0
 
 
-class ReplayTask:
+class StreamReplayTask:
     """`ftlayer.runtime.task.contract.ReplayTask`.
 
     The vertex registers a replay with its root as its one copy's id. This task is that copy's receiver: it

@@ -30,11 +30,8 @@ class _Unsent:
     accepted: bool = False
 
 
-class SourceTask:
-    """`ftlayer.runtime.task.contract.SourceTask`. Sends rows in the order it got them, and no watermarks.
-
-    With fault tolerance off rows are sent at once.
-    """
+class PersistingSourceTask:
+    """`ftlayer.runtime.task.contract.SourceTask`. Sends rows in the order it got them, and no watermarks."""
 
     def __init__(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> None:
         """``handler`` is this subtask's own; its run is a name no earlier start of the subtask has had."""
@@ -61,9 +58,9 @@ class SourceTask:
         persister = self._handler.persister
         n = rows.payload.num_rows
         roots = persister.roots(self._stream, self.subtask, rows.number, rows.first_ordinal, n)
-        emission = self._emitter.roots(rows.payload, roots)
         if roots is None:
-            return [*emission.sends]
+            raise ProtocolError(f"source {self.uid!r} persists rows only with fault tolerance on")
+        emission = self._emitter.roots(rows.payload, roots)
         call = persister.persist(
             self._stream,
             rows.payload,

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import I64Array, U64Array
-from ftlayer.runtime.protocol.elements import EndOfStream, Idle, Watermark
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, Lineage, Watermark
 from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.outlet import ChannelOutlet
+from ftlayer.runtime.task.pipeline import Passed, Rows
 from ftlayer.runtime.task.reports import failures_of
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import Failure
@@ -123,3 +126,50 @@ class TimerRoots:
 
     def _publish(self) -> None:
         self._held = tuple(ticket.roots for ticket in self._out.values())
+
+
+class TimerRootsOutlet:
+    """`ftlayer.runtime.task.outlet.Outlet` of a chain that ends in timers: their results become roots."""
+
+    due_ms: int | None = None
+
+    def __init__(self, channels: ChannelOutlet, roots: TimerRoots) -> None:
+        """``channels`` takes what comes of records; both have one emitter."""
+        self._channels = channels
+        self._roots = roots
+
+    def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
+        """See `Outlet.take`."""
+        return self._channels.take(lineage, records, passed, now)
+
+    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
+        """See `Outlet.take_fired`."""
+        actions: list[Action] = []
+        for tag, rows in outputs.items():
+            if rows.payload.num_rows:
+                actions.extend(self._roots.persist(tag, rows.payload, rows.times))
+        return actions
+
+    def mark(self, mark: Mark) -> list[Action]:
+        """See `Outlet.mark`."""
+        return self._roots.mark(mark)
+
+    def accepted(self, ticket: int) -> list[Action]:
+        """See `Outlet.accepted`."""
+        return self._roots.accepted(ticket)
+
+    def flush(self, now: Now, *, force: bool) -> None:
+        """Nothing waits for time."""
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+    @property
+    def waiting(self) -> bool:
+        """See `Outlet.waiting`."""
+        return self._roots.waiting
+
+    @property
+    def held(self) -> U64Array:
+        """See `Outlet.held`."""
+        return self._roots.held

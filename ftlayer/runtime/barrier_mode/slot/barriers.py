@@ -6,7 +6,7 @@ As in the core, nothing here waits, and time comes in with the calls.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,6 +25,7 @@ from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
 from ftlayer.runtime.barrier_mode.slot.seat_barriers import SeatBarriers, Underway
+from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CheckpointedSource, PendingSnapshot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import CancelMarker, Element, EndOfStream
 from ftlayer.runtime.slot.crediting import Crediting
@@ -34,7 +35,7 @@ from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Snapshots
 from ftlayer.runtime.slot.seat import Seat, Seating
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.contract import CheckpointedSource, PendingSnapshot
+from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.topology.job_graph import Channel, JobGraph
 
 
@@ -57,6 +58,7 @@ class Barriers:
         self,
         graph: JobGraph,
         seating: Seating,
+        tasks: Mapping[TaskKey, Checkpointed],
         codec: ElementCodec,
         config: CheckpointConfig,
         outgoing: Outgoing,
@@ -64,14 +66,18 @@ class Barriers:
         snapshots: Snapshots,
         run: Callable[[Seat, Callable[[], list[Action]], Now], None],
     ) -> None:
-        """``seating`` has a `CheckpointedTask` in each seat; ``run`` runs a part of one and does what it decides."""
+        """Begin without any.
+
+        ``tasks`` has the part in checkpoints of each task of ``seating``, for a source a `CheckpointedSource`; ``run``
+        runs a part of a task and does what it decides.
+        """
         self._graph = graph
         self._codec = codec
         self._outgoing = outgoing
         self._snapshots = snapshots
         self._credit = credit
         self._run = run
-        self._all = [SeatBarriers.of(seat, config) for seat in seating.seats.values()]
+        self._all = [SeatBarriers.of(seat, tasks[key], config) for key, seat in seating.seats.items()]
         self._of_seat = {mine.seat.key: mine for mine in self._all}
         self._receivers = {channel: self._of_seat[seat.key] for channel, seat in seating.receivers.items()}
         self._arrived: deque[_Arrived] = deque()
@@ -87,11 +93,11 @@ class Barriers:
                 self._take_snapshot(mine, TakeSnapshot(barrier, 0, delay), now)
         self.settle(now)
 
-    def completed(self, checkpoint: int, now: Now) -> None:
+    def completed(self, checkpoint: int) -> None:
         """Tell all tasks."""
         for mine in self._all:
             if not mine.seat.ended:
-                mine.task.completed(checkpoint, now)
+                mine.task.completed(checkpoint)
 
     def aborted(self, checkpoint: int, now: Now) -> None:
         """A checkpoint is given up: forget it, and go on with what it held up."""
@@ -102,7 +108,7 @@ class Barriers:
                 self._carry_out(mine, mine.handler.aborted(checkpoint, now.wall_ms), now)
             self._forget(mine, checkpoint)
             self._snapshots.cancel(mine.seat.key, checkpoint)
-            mine.task.aborted(checkpoint, now)
+            mine.task.aborted(checkpoint)
         self._outgoing.forget_late(checkpoint)
         self.settle(now)
 
@@ -110,7 +116,7 @@ class Barriers:
         """Everything is committed: the sources end their streams."""
         for mine in self._all:
             if mine.seat.is_source and not mine.seat.ended:
-                source = cast(CheckpointedSource, mine.seat.task)
+                source = cast(CheckpointedSource, mine.task)
                 self._run(mine.seat, lambda source=source: source.end_stream(now), now)  # type: ignore[misc]
 
     # ------------------------------------------------------------ elements

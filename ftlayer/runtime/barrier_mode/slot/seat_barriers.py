@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
 
 from ftlayer.checkpoint.handlers.contract import BarrierHandler
 from ftlayer.checkpoint.handlers.making import make_handler
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
+from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.feedback import HeadInbox
 from ftlayer.runtime.slot.seat import Seat
-from ftlayer.runtime.task.contract import CheckpointedTask
 from ftlayer.topology.job_graph import Channel
 
 
@@ -38,6 +37,7 @@ class SeatBarriers:
 
     Attributes:
         seat: the task's.
+        task: the task's part in checkpoints.
         handler: knows input channels by their place in ``channels``, which ``numbers`` has the other way round.
         captures: by channel, the batches that belong to the checkpoint whose barriers have not all come.
         underway: by checkpoint.
@@ -45,6 +45,7 @@ class SeatBarriers:
     """
 
     seat: Seat
+    task: Checkpointed
     handler: BarrierHandler | None
     channels: tuple[Channel, ...]
     numbers: dict[Channel, int]
@@ -55,15 +56,10 @@ class SeatBarriers:
     start_delay_ms: int = 0
     in_flight: int = 0
 
-    @property
-    def task(self) -> CheckpointedTask:
-        """The task."""
-        return cast(CheckpointedTask, self.seat.task)
-
     @classmethod
-    def of(cls, seat: Seat, config: CheckpointConfig) -> SeatBarriers:
+    def of(cls, seat: Seat, task: Checkpointed, config: CheckpointConfig) -> SeatBarriers:
         """Begin with no barriers. None come by the channels that lead back to the head of an iteration."""
         back = seat.inbox.feedback if isinstance(seat.inbox, HeadInbox) else ()
         channels = tuple(channel for channel in seat.inbox.channels if channel not in back)
         handler = make_handler(config.mode, config.unaligned, len(channels)) if channels else None
-        return cls(seat, handler, channels, {channel: place for place, channel in enumerate(channels)})
+        return cls(seat, task, handler, channels, {channel: place for place, channel in enumerate(channels)})

@@ -19,10 +19,10 @@ from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
 from ftlayer.errors import CheckpointError, SnapshotCancelledError
 from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
+from ftlayer.runtime.barrier_mode.task.contract import PendingSnapshot
 from ftlayer.runtime.protocol.messages import FromSlot, SubtaskAcked, SubtaskDeclined
 from ftlayer.runtime.slot.events import Event, SnapshotOver
-from ftlayer.runtime.slot.seat import TaskKey
-from ftlayer.runtime.task.contract import PendingSnapshot
+from ftlayer.runtime.task.contract import TaskKey
 
 logger = logging.getLogger(__name__)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
-from ftlayer.runtime.task.actions import Action, HoldInput
+from ftlayer.runtime.task.actions import Action, DataEnded, HoldInput
 
 RETRY_MS = 100
-"""How often a task whose timers are due behind the last barrier looks whether that checkpoint was given up."""
+"""How often a task that rests behind the last barrier looks whether that checkpoint was given up."""
 
 LOOK_MS = 2
 """How often a task whose state is too much for memory looks whether there is room again."""
@@ -18,11 +18,13 @@ class BarrierCompanion:
 
     Attributes:
         backend: the chain's state; None: it keeps none.
-        last_barrier: the checkpoint that the job ends with, once its barrier has passed: no timer of processing time
-            fires behind it, since what it gave would be in no checkpoint.
+        last_barrier: the checkpoint that the job ends with, once its barrier has passed. Behind it no timer of
+            processing time fires, and nothing goes round a loop: what came of it would be in no checkpoint.
     """
 
-    def __init__(self, backend: SharedBackend | None) -> None:
+    def __init__(self, uid: str, subtask: int, backend: SharedBackend | None) -> None:
+        self._uid = uid
+        self._subtask = subtask
         self.backend = backend
         self.last_barrier: int | None = None
 
@@ -39,6 +41,10 @@ class BarrierCompanion:
     def reports(self) -> list[Action]:
         """Return nothing: the first failure was raised, and nobody asks what was settled."""
         return []
+
+    def loop_ended(self) -> list[Action]:
+        """Tell the coordinator: the job's last checkpoint waits for it, as for the end of a source's data."""
+        return [DataEnded(self._uid, self._subtask)]
 
     def tend(self, records: int, now: Now) -> list[Action]:
         """Let the backend do its work beside; hold the input while there is no room for more state."""

@@ -25,9 +25,8 @@ from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batc
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
 from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.slot.seat import TaskKey
 from ftlayer.runtime.task.actions import Action, Send, TaskEnded
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.contract import SourceRows, TaskKey
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 
@@ -119,10 +118,10 @@ class Task:
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], Any]:
         return [], Frozen(tuple(self.taken))
 
-    def completed(self, checkpoint: int, now: Now) -> None:
+    def completed(self, checkpoint: int) -> None:
         self.told.append(("completed", checkpoint))
 
-    def aborted(self, checkpoint: int, now: Now) -> None:
+    def aborted(self, checkpoint: int) -> None:
         self.told.append(("aborted", checkpoint))
 
     def _take(self, payload: pa.RecordBatch) -> list[Action]:
@@ -224,6 +223,7 @@ class World:
                 None,
                 config,
                 shelf,
+                tasks,
             )
             self.slots.append(Slot(core, links, tasks, shelf))
         for place, slot in enumerate(self.slots):

@@ -106,7 +106,7 @@ def test_an_aborted_checkpoint_holds_nothing_up(kit: Any, tools: Any) -> None:
     assert slot.tasks["work", 0].taken == list(range(10))
     assert (("work", 0), 7) in slot.shelf.cancelled
     assert all(task.told == [("aborted", 7)] for task in slot.tasks.values())
-    slot.core.checkpoint_completed(8, world.now)
+    slot.core.checkpoint_completed(8)
     assert all(task.told[-1] == ("completed", 8) for task in slot.tasks.values())
     assert not slot.shelf.given_up
 
@@ -167,7 +167,7 @@ def test_a_source_whose_rows_have_ended_goes_on_with_barriers(kit: Any, tools: A
     assert world.complete(1)
     assert slot.shelf.barriers[("sink", 0), 1] == barrier
     assert slot.core.counters()["start_delay_ms/source"] == 300
-    slot.core.checkpoint_completed(1, world.now)
+    slot.core.checkpoint_completed(1)
     slot.core.end_tasks(world.now)
     world.run_out(random.Random(0))
     assert slot.core.has_ended

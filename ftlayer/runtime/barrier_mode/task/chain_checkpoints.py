@@ -1,4 +1,4 @@
-"""A chain of functions in a graph with checkpoints: its state and its sink take part in them."""
+"""A chain's part in checkpoints: its state, and what its sink has set aside."""
 
 from __future__ import annotations
 
@@ -9,59 +9,47 @@ from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
 from ftlayer.errors import SnapshotCancelledError
-from ftlayer.handler.handler import Handler
 from ftlayer.runtime.barrier_mode.task.companion import BarrierCompanion
-from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
+from ftlayer.runtime.barrier_mode.task.contract import CommittingSinkBody
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.chain_task import ChainTask
-from ftlayer.runtime.task.contract import CommittingSinkBody
-from ftlayer.runtime.task.gate import StatusWatermarkValve
-from ftlayer.runtime.task.outlet import Outlet
-from ftlayer.runtime.task.pipeline import OperatorChain
+from ftlayer.runtime.task.iteration import HeadTask
 from ftlayer.state.contract import BackendSnapshot, Frozen
-from ftlayer.topology.job_graph import JobEdge
 
 Precommitted = Callable[[], tuple[Committable, ...]]
 
 
-class CheckpointedChainTask(ChainTask):
-    """`ChainTask` as a `ftlayer.runtime.task.contract.CheckpointedTask`."""
+class ChainCheckpoints:
+    """`ftlayer.runtime.barrier_mode.task.contract.Checkpointed` of a chain: its state, and its sink if that commits."""
 
     def __init__(
-        self,
-        uid: str,
-        subtask: int,
-        edges: tuple[JobEdge, ...],
-        gate: StatusWatermarkValve,
-        pipeline: OperatorChain,
-        handler: Handler,
-        outlet: Outlet,
-        backend: SharedBackend | None,
-        sink: CommittingSinkBody | None,
+        self, chain: ChainTask | HeadTask, companion: BarrierCompanion, sink: CommittingSinkBody | None
     ) -> None:
-        """``backend``: None for a chain that keeps no state. ``sink``: the one in ``outlet``, if it commits."""
-        self._beside = BarrierCompanion(backend)
-        super().__init__(uid, subtask, edges, gate, pipeline, handler, outlet, self._beside)
+        """``companion`` is the chain's, ``sink`` the one at its end."""
+        self._chain = chain
+        self._companion = companion
         self._sink = sink
         self._savepoints: set[int] = set()
         self._given_up: set[int] = set()
 
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], ChainSnapshot]:
-        """See `CheckpointedTask.snapshot`."""
-        actions = self.flush(now)
+        """See `Checkpointed.snapshot`."""
+        actions = self._chain.flush(now)
         if barrier.final:
-            self._beside.last_barrier = barrier.checkpoint
+            self._companion.last_barrier = barrier.checkpoint
         # That it was given up may be known before its barrier has come.
         if barrier.kind is SnapshotKind.SAVEPOINT and barrier.checkpoint not in self._given_up:
             self._savepoints.add(barrier.checkpoint)
-        backend = self._beside.backend
+        backend = self._companion.backend
         frozen = None if backend is None else backend.freeze(barrier, now.wall_ms)
         precommitted = None if self._sink is None else self._sink.precommit(barrier.checkpoint)
-        return actions, ChainSnapshot(self.uid, self.subtask, barrier.checkpoint, frozen, precommitted)
+        return actions, ChainSnapshot(
+            self._chain.uid, self._chain.subtask, barrier.checkpoint, frozen, precommitted
+        )
 
-    def completed(self, checkpoint: int, now: Now) -> None:
-        """See `CheckpointedTask.completed`; also behind the task's end."""
-        backend = self._beside.backend
+    def completed(self, checkpoint: int) -> None:
+        """See `Checkpointed.completed`; also behind the task's end."""
+        backend = self._companion.backend
         if backend is not None and not backend.closed:
             backend.backend.completed(checkpoint)
         self._savepoints = {savepoint for savepoint in self._savepoints if savepoint > checkpoint}
@@ -69,22 +57,22 @@ class CheckpointedChainTask(ChainTask):
         if self._sink is not None:
             self._sink.completed(checkpoint)
 
-    def aborted(self, checkpoint: int, now: Now) -> None:
-        """See `CheckpointedTask.aborted`. What a sink has written goes into the next one by itself."""
-        if checkpoint == self._beside.last_barrier:
-            self._beside.last_barrier = None
+    def aborted(self, checkpoint: int) -> None:
+        """See `Checkpointed.aborted`. What a sink has written goes into the next one by itself."""
+        if checkpoint == self._companion.last_barrier:
+            self._companion.last_barrier = None
         self._savepoints.discard(checkpoint)
         self._given_up.add(checkpoint)
-        backend = self._beside.backend
+        backend = self._companion.backend
         if backend is not None and not backend.closed:
             backend.backend.aborted(checkpoint)
 
     def discard(self, stands: int, acked: int) -> None:
-        """See `CheckpointedTask.discard`. What a function raises while it is closed is logged."""
-        if self.is_over:
+        """See `Checkpointed.discard`. What a function raises while it is closed is logged."""
+        if self._chain.is_over:
             return
-        self.abandon()
-        self._beside.closed()
+        self._chain.abandon()
+        self._companion.closed()
         if self._sink is not None:
             # A savepoint is a user's: what it holds of the sink stays, whether the job goes on from there or not.
             savepoints = (savepoint for savepoint in self._savepoints if savepoint <= acked)
@@ -92,7 +80,7 @@ class CheckpointedChainTask(ChainTask):
 
 
 class ChainSnapshot:
-    """`ftlayer.runtime.task.contract.PendingSnapshot` of a chain.
+    """`ftlayer.runtime.barrier_mode.task.contract.PendingSnapshot` of a chain.
 
     The caller of `write` syncs the writer, and measures.
     """

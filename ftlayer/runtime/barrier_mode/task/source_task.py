@@ -20,7 +20,7 @@ from ftlayer.topology.job_graph import JobGraph
 
 
 class CheckpointedSourceTask:
-    """`ftlayer.runtime.task.contract.CheckpointedSource`.
+    """`ftlayer.runtime.barrier_mode.task.contract.CheckpointedSource`.
 
     A partition's position is in the snapshot of the subtask that reads it, whether it has read of it since the
     restore or not: partition i is subtask i modulo parallelism's.
@@ -76,13 +76,13 @@ class CheckpointedSourceTask:
     # ------------------------------------------------------------ checkpoints
 
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], SourceSnapshot]:
-        """See `CheckpointedTask.snapshot`."""
+        """See `Checkpointed.snapshot`."""
         return [], SourceSnapshot(self.uid, self.subtask, dict(self._positions))
 
-    def completed(self, checkpoint: int, now: Now) -> None:
+    def completed(self, checkpoint: int) -> None:
         """The driver tells the reader."""
 
-    def aborted(self, checkpoint: int, now: Now) -> None:
+    def aborted(self, checkpoint: int) -> None:
         """The next one has the positions of its own time."""
 
     def discard(self, stands: int, acked: int) -> None:
@@ -90,7 +90,7 @@ class CheckpointedSourceTask:
 
 
 class SourceSnapshot:
-    """`ftlayer.runtime.task.contract.PendingSnapshot` of a source: nothing is written, it is all in the metadata."""
+    """`ftlayer.runtime.barrier_mode.task.contract.PendingSnapshot` of a source: all of it is metadata."""
 
     def __init__(self, uid: str, subtask: int, positions: dict[str, bytes]) -> None:
         self._snapshot = SubtaskSnapshot(uid, subtask, positions=positions)

@@ -1,0 +1,64 @@
+"""Acker mode's tasks: sources that persist, replays, and chains that acknowledge records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ftlayer.config import TopologyOptions
+from ftlayer.handler.handler import Handler
+from ftlayer.runtime.acker_mode.task.companion import AckerCompanion
+from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
+from ftlayer.runtime.acker_mode.task.sink_outlet import AckingSinkOutlet
+from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
+from ftlayer.runtime.acker_mode.task.timer_roots import TimerRoots, TimerRootsOutlet
+from ftlayer.runtime.task.chain_plan import ChainPlan
+from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask
+from ftlayer.runtime.task.mode import OpenSink
+from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet
+from ftlayer.state.heap import HeapBackend
+from ftlayer.topology.facts import has_timers
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.operators import Operator
+
+
+class AckerTaskMode:
+    """`ftlayer.runtime.task.mode.TaskMode` of acker mode."""
+
+    def __init__(
+        self, make_handler: Callable[[str], Handler], options: TopologyOptions, open_sink: OpenSink
+    ) -> None:
+        """``make_handler(uid)`` makes one that tracks records, as `TaskMode.handler` does."""
+        self._make_handler = make_handler
+        self._options = options
+        self._open_sink = open_sink
+
+    def check(self, operators: tuple[Operator, ...]) -> None:
+        """Every chain can be run."""
+
+    def handler(self, uid: str) -> Handler:
+        """See `TaskMode.handler`."""
+        return self._make_handler(uid)
+
+    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> SourceTask:
+        """See `TaskMode.source`."""
+        return PersistingSourceTask(graph, uid, subtask, handler)
+
+    def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
+        """See `TaskMode.replay`."""
+        return StreamReplayTask(graph, uid, subtask, handler, self._options)
+
+    def chain(self, plan: ChainPlan) -> InputTask:
+        """See `TaskMode.chain`. State is in memory, and gone with the slot."""
+        return plan.task(HeapBackend(), self._outlet(plan), AckerCompanion(plan.handler.xor))
+
+    def _outlet(self, plan: ChainPlan) -> Outlet:
+        sink, handler, last = plan.sink, plan.handler, plan.vertex.operators[-1]
+        if sink is not None:
+            return AckingSinkOutlet(handler, self._open_sink(sink, plan.subtask, plan.vertex.parallelism))
+        emitter = plan.emitter()
+        channels = ChannelOutlet(handler, emitter)
+        if not has_timers(last):
+            return channels
+        return TimerRootsOutlet(
+            channels, TimerRoots(plan.graph, plan.uid, last.uid, plan.subtask, handler, emitter)
+        )

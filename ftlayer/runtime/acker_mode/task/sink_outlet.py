@@ -1,0 +1,91 @@
+"""The end of a chain in acker mode: records are acknowledged once the sink has settled their rows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ftlayer.clock import Now
+from ftlayer.errors import ProtocolError
+from ftlayer.functions.topology import MAIN
+from ftlayer.handler.handler import Handler
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.task.actions import Action
+from ftlayer.runtime.task.contract import Settled, SinkBody
+from ftlayer.runtime.task.outlet import unharmed
+from ftlayer.runtime.task.pipeline import Passed, Rows
+
+
+class AckingSinkOutlet:
+    """`ftlayer.runtime.task.outlet.Outlet` of a chain with a sink; records are settled when all their rows are."""
+
+    waiting = False
+
+    def __init__(self, handler: Handler, sink: SinkBody) -> None:
+        self._handler = handler
+        self._sink = sink
+        self._queue = SettleQueue()
+
+    def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
+        """See `Outlet.take`."""
+        if lineage is None:
+            raise ProtocolError("a record without RecordIds came to a sink that acknowledges")
+        xor = self._handler.xor
+        if passed.failures:
+            xor.fail(lineage, passed.failures)
+        alive = unharmed(records, passed.failures)
+        rows = passed.outputs[MAIN]
+        nothing = self._queue.empty
+        settled = Settled(0)
+        if rows.payload.num_rows:
+            settled = self._sink.write(rows.payload, now.mono_ms)
+        owed = np.zeros(len(lineage.roots), np.uint64)
+        if nothing and settled.rows == rows.payload.num_rows and not settled.failures:
+            xor.settle(lineage, owed, alive)
+            return []
+        if alive is None:
+            alive = np.arange(records, dtype=np.int64)
+        self._done(self._queue.add(lineage, owed, rows.parents, alive))
+        self._settle(settled)
+        return []
+
+    def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
+        """Refuse: results of timers become roots before a sink gets them, and a chain ends there."""
+        raise ProtocolError("results of timers came to a sink in their own chain, which acknowledges records")
+
+    def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
+        """Do nothing: a sink has no output."""
+        return []
+
+    def accepted(self, ticket: int) -> list[Action]:
+        """Nothing is persisted here."""
+        raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
+
+    def flush(self, now: Now, *, force: bool) -> None:
+        """See `Outlet.flush`."""
+        self._settle(self._sink.flush(now.mono_ms, force=force))
+
+    def close(self) -> None:
+        """See `Outlet.close`."""
+        self._sink.close()
+
+    @property
+    def due_ms(self) -> int | None:
+        """See `Outlet.due_ms`."""
+        return self._sink.due_ms
+
+    @property
+    def held(self) -> U64Array:
+        """See `Outlet.held`."""
+        return self._queue.held
+
+    def _settle(self, settled: Settled) -> None:
+        for done in self._queue.settle(settled):
+            self._done(done)
+
+    def _done(self, done: Done) -> None:
+        if done.failures:
+            self._handler.xor.fail(done.lineage, done.failures)
+        if len(done.records):
+            self._handler.xor.settle(done.lineage, done.owed, done.records)

@@ -1,0 +1,113 @@
+"""Barrier mode's tasks: sources that give their positions, and chains whose state and sink are in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import pyarrow as pa
+
+from ftlayer.checkpoint.snapshots import SubtaskRestore
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.functions.steps import Process, Reduce
+from ftlayer.handler.handler import Handler, NonFTHandler
+from ftlayer.runtime.barrier_mode.task.chain_checkpoints import ChainCheckpoints
+from ftlayer.runtime.barrier_mode.task.companion import BarrierCompanion
+from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CommittingSinkBody
+from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
+from ftlayer.runtime.barrier_mode.task.source_task import CheckpointedSourceTask
+from ftlayer.runtime.task.chain_plan import ChainPlan
+from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask, TaskKey
+from ftlayer.runtime.task.key_schemas import key_schemas
+from ftlayer.runtime.task.mode import OpenSink
+from ftlayer.runtime.task.outlet import ChannelOutlet, SinkOutlet
+from ftlayer.state.contract import CheckpointedBackend
+from ftlayer.state.heap import HeapBackend
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.operators import CoProcess, Join, Operator, Source, WriterSink
+
+OpenBackend = Callable[[str, int, Mapping[str, pa.Schema]], CheckpointedBackend]
+"""``open_backend(chain, subtask, keys)`` opens, and restores, the state of one subtask of a chain.
+
+``keys`` are the types of the key columns of each operator that has a key, by uid.
+"""
+
+
+class BarrierTaskMode:
+    """`ftlayer.runtime.task.mode.TaskMode` of barrier mode.
+
+    Attributes:
+        checkpointed: what takes part in checkpoints of each task that was made.
+    """
+
+    def __init__(
+        self, restored: Mapping[TaskKey, SubtaskRestore], open_backend: OpenBackend, open_sink: OpenSink
+    ) -> None:
+        """Begin without tasks.
+
+        Args:
+            restored: what subtasks begin with. A source takes its positions from it; state is restored by
+                ``open_backend``.
+            open_backend: called for each chain with an operator that can keep state; raises `CheckpointError`.
+            open_sink: makes a `CommittingSinkBody` for a `WriterSink`.
+        """
+        self._restored = restored
+        self._open_backend = open_backend
+        self._open_sink = open_sink
+        self.checkpointed: dict[TaskKey, Checkpointed] = {}
+
+    def check(self, operators: tuple[Operator, ...]) -> None:
+        """Refuse a chain that barriers cannot go through."""
+        first = operators[0]
+        if isinstance(first, Join):
+            raise InvalidTopologyError(
+                f"join {first.uid!r}: its buffers are in no checkpoint; with checkpoints a join is a CoProcess with "
+                "keyed state"
+            )
+        if isinstance(first, Source) and len(operators) > 1:
+            raise InvalidTopologyError(
+                f"source {first.uid!r} is chained with {operators[1].uid!r}; with checkpoints it is a chain of its own"
+            )
+
+    def handler(self, uid: str) -> Handler:
+        """See `TaskMode.handler`: no record is followed."""
+        return NonFTHandler()
+
+    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> SourceTask:
+        """See `TaskMode.source`."""
+        restore = self._restored.get((uid, subtask))
+        task = CheckpointedSourceTask(
+            graph, uid, subtask, handler, {} if restore is None else restore.positions
+        )
+        self.checkpointed[uid, subtask] = task
+        return task
+
+    def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
+        """Nothing is stored, so that nothing can be replayed."""
+        raise InvalidTopologyError(
+            f"{uid!r} lets records in again that were not acknowledged, and with checkpoints none is: "
+            "leave fault tolerance by records or checkpointing out"
+        )
+
+    def chain(self, plan: ChainPlan) -> InputTask:
+        """See `TaskMode.chain`."""
+        backend = self._backend(plan)
+        companion = BarrierCompanion(plan.uid, plan.subtask, backend)
+        body = None
+        if plan.sink is not None:
+            body = self._open_sink(plan.sink, plan.subtask, plan.vertex.parallelism)
+        outlet = (
+            ChannelOutlet(plan.handler, plan.emitter()) if body is None else SinkOutlet(plan.handler, body)
+        )
+        task = plan.task(HeapBackend() if backend is None else backend.backend, outlet, companion)
+        commits = plan.sink is not None and isinstance(plan.sink.connector, WriterSink)
+        sink = cast(CommittingSinkBody, body) if commits else None
+        self.checkpointed[plan.uid, plan.subtask] = ChainCheckpoints(task, companion, sink)
+        return task
+
+    def _backend(self, plan: ChainPlan) -> SharedBackend | None:
+        """Open the state of a chain that can keep some."""
+        keys = key_schemas(plan.functions, plan.inputs)
+        if not any(isinstance(operator, Process | CoProcess | Reduce) for operator in plan.functions):
+            return None
+        return SharedBackend(self._open_backend(plan.uid, plan.subtask, keys))

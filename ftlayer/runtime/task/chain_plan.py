@@ -1,0 +1,82 @@
+"""A chain of functions that one subtask is to run, before there is a task for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ftlayer.functions.keyed import Backend
+from ftlayer.functions.preparing import ChainOperator
+from ftlayer.handler.handler import Handler
+from ftlayer.runtime.task.chain_task import ChainTask
+from ftlayer.runtime.task.companion import ChainCompanion
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.gate import StatusWatermarkValve
+from ftlayer.runtime.task.iteration import HeadTask, LoopGate
+from ftlayer.runtime.task.outlet import Outlet
+from ftlayer.runtime.task.pipeline import OperatorChain
+from ftlayer.topology.job_graph import JobGraph, JobVertex
+from ftlayer.topology.operators import (
+    AssignWatermarks,
+    CoProcess,
+    IterationHead,
+    IterationTail,
+    Join,
+    Operator,
+    Replay,
+    Sink,
+    Source,
+)
+
+NoFunction = Source | Replay | Join | IterationHead | IterationTail | Sink
+"""Operators that are no part of a chain's pipeline: they are what the task itself does, or nothing at all."""
+
+
+@dataclass(frozen=True)
+class ChainPlan:
+    """A chain, and which of its subtasks. ``handler`` is that subtask's own."""
+
+    graph: JobGraph
+    uid: str
+    subtask: int
+    handler: Handler
+
+    @property
+    def vertex(self) -> JobVertex:
+        """The chain."""
+        return self.graph.vertex(self.uid)
+
+    @property
+    def functions(self) -> list[ChainOperator | AssignWatermarks]:
+        """The operators of its pipeline."""
+        return [op for op in self.vertex.operators if not isinstance(op, NoFunction)]
+
+    @property
+    def inputs(self) -> tuple[pa.Schema, ...]:
+        """The schemas of what the first of them takes."""
+        first: Operator = self.vertex.operators[0]
+        return first.inputs if isinstance(first, CoProcess) else (self.graph.edges_into(self.uid)[0].schema,)
+
+    @property
+    def sink(self) -> Sink | None:
+        """The sink at its end; None: it has outputs."""
+        last = self.vertex.operators[-1]
+        return last if isinstance(last, Sink) else None
+
+    def emitter(self) -> Emitter:
+        """Make what sends on its channels; one is enough for a task."""
+        return Emitter(self.graph, self.uid, self.subtask, self.handler)
+
+    def task(self, backend: Backend, outlet: Outlet, companion: ChainCompanion) -> ChainTask | HeadTask:
+        """Make the task. ``backend`` keeps the state of its functions; all three are its own."""
+        pipeline = OperatorChain(self.functions, self.inputs, backend)
+        edges = self.graph.edges_into(self.uid)
+        head = self.vertex.operators[0]
+        if not isinstance(head, IterationHead):
+            gate = StatusWatermarkValve.of(self.graph, self.uid, self.subtask)
+            return ChainTask(self.uid, self.subtask, edges, gate, pipeline, self.handler, outlet, companion)
+        loop = LoopGate.of(self.graph, self.uid, self.subtask)
+        chain = ChainTask(self.uid, self.subtask, edges, loop, pipeline, self.handler, outlet, companion)
+        back = {edge.number for edge in edges if edge.feedback}
+        return HeadTask(chain, loop, companion, back, head.max_wait_ms)

@@ -1,0 +1,90 @@
+"""Tasks with fault tolerance off: rows are sent as they are read, and a failure fails the slot."""
+
+from __future__ import annotations
+
+from ftlayer.clock import Now
+from ftlayer.errors import InvalidTopologyError, ProtocolError
+from ftlayer.handler.handler import Handler, NonFTHandler
+from ftlayer.records.ids import NO_ROOTS, U64Array
+from ftlayer.runtime.protocol.elements import EndOfStream
+from ftlayer.runtime.task.actions import Action, TaskEnded
+from ftlayer.runtime.task.chain_plan import ChainPlan
+from ftlayer.runtime.task.companion import NoCompanion
+from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
+from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.mode import OpenSink
+from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
+from ftlayer.state.heap import HeapBackend
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.operators import Operator
+
+
+class UntrackedTaskMode:
+    """`ftlayer.runtime.task.mode.TaskMode` with fault tolerance off."""
+
+    def __init__(self, open_sink: OpenSink) -> None:
+        self._open_sink = open_sink
+
+    def check(self, operators: tuple[Operator, ...]) -> None:
+        """Every chain can be run."""
+
+    def handler(self, uid: str) -> Handler:
+        """See `TaskMode.handler`."""
+        return NonFTHandler()
+
+    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> SourceTask:
+        """See `TaskMode.source`."""
+        return UntrackedSourceTask(graph, uid, subtask, handler)
+
+    def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
+        """Nothing is stored, so that nothing can be replayed."""
+        raise InvalidTopologyError(
+            f"{uid!r} lets records in again that were not acknowledged, and with fault tolerance off none is: "
+            "leave it out, or turn fault tolerance on"
+        )
+
+    def chain(self, plan: ChainPlan) -> InputTask:
+        """See `TaskMode.chain`. State lies in memory, and is gone with the slot."""
+        outlet: Outlet
+        if plan.sink is None:
+            outlet = ChannelOutlet(plan.handler, plan.emitter())
+        else:
+            outlet = SinkOutlet(
+                plan.handler, self._open_sink(plan.sink, plan.subtask, plan.vertex.parallelism)
+            )
+        return plan.task(HeapBackend(), outlet, NoCompanion())
+
+
+class UntrackedSourceTask:
+    """`ftlayer.runtime.task.contract.SourceTask` with fault tolerance off: it sends rows at once, and no watermarks."""
+
+    def __init__(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> None:
+        self.uid = uid
+        self.subtask = subtask
+        self._emitter = Emitter(graph, uid, subtask, handler)
+
+    def start(self, now: Now) -> list[Action]:
+        """Nothing to begin with."""
+        return []
+
+    def on_time(self, now: Now) -> list[Action]:
+        """Nothing waits for time."""
+        return []
+
+    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
+        """Send rows in the order they came."""
+        return [*self._emitter.roots(rows.payload, None).sends]
+
+    def accepted(self, ticket: int, now: Now) -> list[Action]:
+        """Nothing is persisted here."""
+        raise ProtocolError(
+            f"source {self.uid!r}: ticket {ticket} was accepted, and nothing is persisted here"
+        )
+
+    def end(self, now: Now) -> list[Action]:
+        """End at once."""
+        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+
+    def held_roots(self) -> U64Array:
+        """Nothing is held."""
+        return NO_ROOTS
