@@ -14,15 +14,10 @@ class Handler(Protocol):
     """The fault tolerance of one task. Its parts know of each other; no two tasks share a handler.
 
     Attributes:
-        tracking: whether records have RecordIds and are acknowledged.
         persister: gives source records their roots and puts them into the form the vertex takes.
         anchor: derives the ids of what comes out from the ids of what went in.
         xor: collects what is to be acknowledged, and what failed.
     """
-
-    @property
-    def tracking(self) -> bool:
-        """See the class."""
 
     @property
     def persister(self) -> Persister:
@@ -54,7 +49,6 @@ class FTHandler:
             exact: the vertex keeps single ids, so make `EventIds` (slow).
         """
         book = IdBook() if exact else None
-        self.tracking = True
         self.persister: Persister = FTPersister(job, run, shard, shards)
         self.anchor: AnchorHandler = FTAnchorHandler(uid, book)
         self.xor: XorHandler = FTXorHandler(book)
@@ -64,7 +58,6 @@ class NonFTHandler:
     """Fault tolerance is off: nothing is persisted, nothing has RecordIds, a failure fails the task."""
 
     def __init__(self) -> None:
-        self.tracking = False
         self.persister: Persister = NonFTPersister()
         self.anchor: AnchorHandler = NonFTAnchorHandler()
         self.xor: XorHandler = NonFTXorHandler()

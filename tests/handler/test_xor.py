@@ -133,7 +133,6 @@ def test_with_fault_tolerance_on_anchors_are_needed(handler: FTHandler) -> None:
 
 def test_with_fault_tolerance_off_nothing_is_collected_and_a_failure_is_raised() -> None:
     handler: Handler = NonFTHandler()
-    assert not handler.tracking
     assert handler.persister.roots("s", 0, 0, 0, 5) is None
     handler.xor.settle(None, u64())
     assert handler.xor.events() is None

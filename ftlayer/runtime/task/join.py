@@ -171,7 +171,7 @@ class JoinTask:
         for buffer, past in zip(self._buffers, self._past, strict=True):
             for run, rows in buffer.expire(self._gate.time_ms, now.mono_ms):
                 self._settle(run, rows)
-                if self._handler.tracking:
+                if run.rows.owed is not None:
                     past.add(run.rows.take(rows), now.mono_ms)
             buffer.tidy()
             past.forget(now.mono_ms)
