@@ -1,37 +1,52 @@
-"""The coordinator's rules that both modes share. No I/O, no threads, no clock.
+"""The rules of a job's life. No I/O, no threads, no clock.
 
 Slots are submitted, say Hello, are heard of, are lost, and end; the job drains, fails, and comes to its end. What a
-loss leads to, and when tasks start, is `ftlayer.runtime.acker_mode.driver.core`'s and `barrier_core`'s.
+loss leads to, and when tasks start, is its mode's: `ftlayer.runtime.driver.mode`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import assert_never
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, error_for_code
-from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskSession,
     Broke,
     Broken,
     CancelRequested,
+    Condemned,
     CountTasks,
     DrainRequested,
+    EndTasksRequested,
     Event,
     JobInstruction,
     JobState,
     Over,
+    RecallDone,
+    RestartRequested,
+    RestoreFailed,
+    RestoreReady,
     Said,
     SendTo,
     SessionOver,
     SparkJobEnded,
+    StatusKnown,
     TaskCounts,
     TasksCounted,
     Tick,
 )
 from ftlayer.runtime.driver.job_status import IsolationStatus
+from ftlayer.runtime.driver.mode import (
+    FailureNoted,
+    JobMode,
+    LossesForgiven,
+    ModeInstruction,
+    StopJob,
+    failed,
+)
 from ftlayer.runtime.driver.reasons import never_works, not_up, reason_of, with_spark_error
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.driver.stopping import Stopping
@@ -41,6 +56,7 @@ from ftlayer.runtime.protocol.messages import (
     FromSlot,
     Heartbeat,
     Hello,
+    SlotEnded,
     SlotFailed,
     SourceFailed,
     TasksStarted,
@@ -53,7 +69,7 @@ ASK_SESSION_MS = 5_000
 COUNT_TASKS_MS = 5_000
 
 
-class JobCore(ABC):
+class JobCore:
     """The state of one execution of a job. Times are of one monotone clock (ms).
 
     What an instance says that is not the connected one of its slot is not listened to. Each event changes what is
@@ -61,95 +77,37 @@ class JobCore(ABC):
 
     Attributes:
         slots: what is known of each.
-        epoch: how often tasks were told to begin anew.
         last_failure: as a text, "" for none yet.
     """
 
-    def __init__(self, slots: int, options: TopologyOptions, restart: RestartStrategy) -> None:
-        """``restart`` says when the process of a slot that is lost is replaced."""
+    def __init__(self, crew: Crew, options: TopologyOptions, mode: JobMode) -> None:
+        """``mode`` shares ``crew``, and is of this job alone."""
+        self._crew = crew
         self._options = options
-        self._crew = Crew(slots, options.start_timeout_ms)
-        self.slots = self._crew.slots
-        self.epoch = 0
+        self._mode = mode
+        self.slots = crew.slots
         self.last_failure = ""
         self._counting_since_ms: int | None = None
-        self._ending = False
         self._end: Stopping | None = None
         self._started_ms = self._last_ms = self._asked_session_ms = 0
-        self._upkeep = Upkeep(options, restart)
+        self._upkeep = Upkeep(options, mode.slot_restart)
 
-    # ------------------------------------------------------------ what differs
-
-    @property
-    @abstractmethod
-    def _has_begun(self) -> bool:
-        """Whether all tasks have been told to start."""
+    # ------------------------------------------------------------ views
 
     @property
-    @abstractmethod
+    def epoch(self) -> int:
+        """How often tasks were told to begin anew."""
+        return self._mode.epoch
+
+    @property
     def restarts(self) -> int:
         """How often something that ran was started again, as the restart strategy counts it."""
-
-    @property
-    @abstractmethod
-    def _was_lost(self) -> bool:
-        """Whether something was lost that ran."""
-
-    @property
-    @abstractmethod
-    def _is_complete(self) -> bool:
-        """Whether no slot is being replaced."""
-
-    def _state_before_it_runs(self) -> JobState:
-        """Return where the job is while not all tasks have been told to start."""
-        return JobState.STARTING
-
-    def _state_while_it_runs(self) -> JobState | None:
-        """Return where the job is, all tasks being up; None if nothing is the matter."""
-        return None
-
-    @abstractmethod
-    def _begin(self, now_ms: int) -> list[JobInstruction]:
-        """The job begins; the slots are submitted behind this."""
-
-    @abstractmethod
-    def _take(self, event: Event, now_ms: int) -> list[JobInstruction]:
-        """Take an event that this class does not know; `Tick` too."""
-
-    @abstractmethod
-    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
-        """The connected instance of a slot says something that is no failure."""
-
-    @property
-    @abstractmethod
-    def _never_ran(self) -> bool:
-        """Whether a failure that its slot says is a lasting one ends the job."""
-
-    @abstractmethod
-    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> list[JobInstruction]:
-        """An instance is lost that ran; ``alone``: all others were deployed."""
-
-    def _lost_before(self) -> None:  # noqa: B027 - most have nothing to do
-        """An instance is lost that is unknown here."""
-
-    def _given_up(self, error: FTLayerError) -> FTLayerError:
-        """Return why the job ends when a slot is not submitted any more."""
-        return error
-
-    @abstractmethod
-    def _go_on(self, now_ms: int) -> list[JobInstruction]:
-        """Do what has become possible: start tasks, look for the end."""
-
-    def _last_wish(self, verdict: Over) -> list[JobInstruction]:
-        """The job is over: return what is to be done before that is said."""
-        return []
-
-    # ------------------------------------------------------------ from outside
+        return self._mode.restarts
 
     @property
     def isolation(self) -> IsolationStatus | None:
         """How far the search for a record that ends processes is; None while there is none."""
-        return None
+        return self._mode.isolation
 
     @property
     def error(self) -> FTLayerError | None:
@@ -161,18 +119,26 @@ class JobCore(ABC):
         """Where the job is."""
         if self._end is not None:
             return self._end.verdict.state if self._end.over else JobState.STOPPING
-        if not self._has_begun:
-            return self._state_before_it_runs()
-        if self._ending:
+        if not self._mode.has_begun:
+            return self._mode.state or JobState.STARTING
+        if self._mode.is_ending:
             return JobState.ENDING
-        if not (self._is_complete and self._crew.all_started):
-            return JobState.RECOVERING if self._was_lost else JobState.INITIALIZING
-        return self._state_while_it_runs() or (JobState.DRAINING if self._crew.draining else JobState.RUNNING)
+        if not (self._mode.is_complete and self._crew.all_started):
+            return JobState.RECOVERING if self._mode.was_lost else JobState.INITIALIZING
+        return self._mode.state or (JobState.DRAINING if self._crew.draining else JobState.RUNNING)
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests, behind each event."""
+        self._crew.validate()
+        if not self._stopping():
+            self._mode.validate()
+
+    # ------------------------------------------------------------ from outside
 
     def start(self, now_ms: int) -> list[JobInstruction]:
         """Begin: find out what there is to go on with, and submit the slots."""
         self._started_ms = self._last_ms = self._asked_session_ms = now_ms
-        begun = self._begin(now_ms)
+        begun = self._carried_out(self._mode.begin(), now_ms)
         return begun + [each for slot in self.slots for each in self._upkeep.submit(slot, now_ms)]
 
     def handle(self, event: Event, now_ms: int) -> list[JobInstruction]:
@@ -181,10 +147,6 @@ class JobCore(ABC):
             return []
         self._mind_the_gap(now_ms)
         return [*self._happened(event, now_ms), *self._advance(now_ms)]
-
-    def validate(self) -> None:
-        """Raise `AssertionError` if what is known does not fit together; for tests, behind each event."""
-        self._crew.validate()
 
     def _happened(self, event: Event, now_ms: int) -> list[JobInstruction]:
         match event:
@@ -208,9 +170,43 @@ class JobCore(ABC):
             case Broken():
                 return self._fail(event.error, now_ms)
             case Tick():
-                return [*self._check_silence(now_ms), *self._take(event, now_ms)]
+                return [*self._check_silence(now_ms), *self._told(event, now_ms)]
+            case (
+                StatusKnown()
+                | RecallDone()
+                | Condemned()
+                | RestartRequested()
+                | RestoreReady()
+                | RestoreFailed()
+                | EndTasksRequested()
+            ):
+                return self._told(event, now_ms)
             case _:
-                return self._take(event, now_ms)
+                assert_never(event)
+
+    # ------------------------------------------------------------ the mode
+
+    def _told(self, event: Event, now_ms: int) -> list[JobInstruction]:
+        return [] if self._stopping() else self._carried_out(self._mode.handle(event, now_ms), now_ms)
+
+    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
+        return [] if self._stopping() else self._carried_out(self._mode.heard(slot, message, now_ms), now_ms)
+
+    def _carried_out(self, instructions: Sequence[ModeInstruction], now_ms: int) -> list[JobInstruction]:
+        """Carry out what a mode wants of this class, and return what is to be done for it by others."""
+        return [each for instruction in instructions for each in self._carry_out(instruction, now_ms)]
+
+    def _carry_out(self, instruction: ModeInstruction, now_ms: int) -> list[JobInstruction]:
+        match instruction:
+            case StopJob(verdict, reason):
+                return self._stop(verdict, reason, now_ms)
+            case FailureNoted(reason):
+                self.last_failure = reason
+            case LossesForgiven():
+                self._upkeep.forgive()
+            case _:
+                return [instruction]
+        return []
 
     # ------------------------------------------------------------ what slots say
 
@@ -223,7 +219,7 @@ class JobCore(ABC):
         match message:
             case SlotFailed(code=code) if code:
                 return self._fail(error_for_code(code)(message.reason), now_ms)
-            case SlotFailed(lasting=True) if self._never_ran:
+            case SlotFailed(lasting=True) if self._mode.never_ran:
                 return self._fail(never_works(slot.number, message), now_ms)
             case SlotFailed():
                 return self._lose(slot, reason_of(message), now_ms, message.operator)
@@ -233,6 +229,9 @@ class JobCore(ABC):
                 self.last_failure = f"slot {slot.number}: {message.reason}"
             case Heartbeat():
                 slot.heartbeat = message
+                return self._heard(slot, message, now_ms)
+            case SlotEnded():
+                slot.ended = slot.deployed
                 return self._heard(slot, message, now_ms)
             case _:
                 return self._heard(slot, message, now_ms)
@@ -288,11 +287,11 @@ class JobCore(ABC):
             return []
         slot.failure = self.last_failure = with_spark_error(f"slot {slot.number}: {reason}", slot.spark_error)
         if not was_deployed:
-            self._lost_before()
+            self._mode.lost_before()
             return []
         slot.loss, slot.loss_in = slot.failure, operator or busy
         slot.was_lost = True
-        return self._lost(slot, now_ms, alone=alone)
+        return self._carried_out(self._mode.lost(slot, now_ms, alone=alone), now_ms)
 
     # ------------------------------------------------------------ going on
 
@@ -301,11 +300,11 @@ class JobCore(ABC):
         if not self._stopping():
             instructions += self._keep_slots_up(now_ms)
         if not self._stopping():
-            instructions += self._go_on(now_ms)
+            instructions += self._carried_out(self._mode.go_on(now_ms), now_ms)
         if self._end is not None:
             instructions += self._end.advance(now_ms)
             if self._end.over:
-                instructions += [*self._last_wish(self._end.verdict), self._end.verdict]
+                instructions += [*self._mode.last_wish(self._end.verdict), self._end.verdict]
         return instructions
 
     def _keep_slots_up(self, now_ms: int) -> list[JobInstruction]:
@@ -313,7 +312,9 @@ class JobCore(ABC):
         for slot in self.slots:
             if slot.hello is None and not self._stopping():
                 due = self._upkeep.keep_up(slot, now_ms)
-                instructions += due if isinstance(due, list) else self._fail(self._given_up(due), now_ms)
+                instructions += (
+                    due if isinstance(due, list) else self._fail(self._mode.explained(due), now_ms)
+                )
         return instructions
 
     def _mind_the_start(self, now_ms: int) -> list[JobInstruction]:
@@ -327,7 +328,7 @@ class JobCore(ABC):
         return []
 
     def _is_late(self, now_ms: int) -> bool:
-        late = not self._has_begun and now_ms - self._started_ms >= self._options.start_timeout_ms
+        late = not self._mode.has_begun and now_ms - self._started_ms >= self._options.start_timeout_ms
         return late and not all(slot.hello for slot in self.slots)
 
     def _end_late(self, counts: TaskCounts | None, now_ms: int) -> list[JobInstruction]:
@@ -352,10 +353,11 @@ class JobCore(ABC):
     # ------------------------------------------------------------ coming to an end
 
     def _fail(self, error: FTLayerError, now_ms: int) -> list[JobInstruction]:
-        self.last_failure = str(error)
-        return self._stop(Over(JobState.FAILED, error), str(error).partition("\n")[0], now_ms)
+        return self._carry_out(failed(error), now_ms)
 
     def _stop(self, verdict: Over, reason: str, now_ms: int) -> list[JobInstruction]:
+        if verdict.error is not None:
+            self.last_failure = str(verdict.error)
         if self._end is not None:
             return []
         self._end = Stopping(verdict, self.slots, now_ms)

@@ -14,15 +14,16 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import ConfigError, FTLayerError, JobError
 from ftlayer.functions.pickling import missing_in
 from ftlayer.restart import RestartStrategy
-from ftlayer.runtime.acker_mode.driver.core import CoordinatorCore
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
+from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
-from ftlayer.runtime.barrier_mode.driver.barrier_core import BarrierJobCore
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
+from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob
 from ftlayer.runtime.barrier_mode.driver.publishing import CheckpointParts
 from ftlayer.runtime.barrier_mode.driver.regions import regions_of
 from ftlayer.runtime.driver.circuit_watch import CircuitWatch
 from ftlayer.runtime.driver.control_server import ControlServer
+from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AllRunning,
     AskSession,
@@ -54,9 +55,12 @@ from ftlayer.runtime.driver.events import (
     TasksCounted,
     Tick,
 )
+from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.meter import Meter
+from ftlayer.runtime.driver.mode import JobMode
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.submit import SlotSubmitter
+from ftlayer.runtime.driver.untracked import UntrackedJob
 from ftlayer.runtime.protocol.messages import (
     AssignSplits,
     FromSlot,
@@ -161,13 +165,9 @@ class JobThread:
     def start(self, parts: JobParts) -> None:
         """Begin to run."""
         self._parts = parts
-        self._core: CoordinatorCore | BarrierJobCore
-        if parts.checkpoints is None:
-            self._core = self._acker_core(parts)
-        else:
-            self._core = BarrierJobCore(
-                regions=regions_of(parts.graph), run=self.job, options=parts.options, restart=parts.restart
-            )
+        crew = Crew(parts.graph.slots, parts.options.start_timeout_ms)
+        self._core = JobCore(crew, parts.options, self._mode(parts, crew))
+        if parts.checkpoints is not None:
             self._checkpoints = JobCheckpoints(
                 parts.checkpoints,
                 parts.planners,
@@ -183,15 +183,18 @@ class JobThread:
         self._started_ms, self._ended_ms = now_ms(), 0
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
 
-    def _acker_core(self, parts: JobParts) -> CoordinatorCore:
-        return CoordinatorCore(
-            slots=parts.graph.slots,
-            tracked=parts.graph.tracked,
+    def _mode(self, parts: JobParts, crew: Crew) -> JobMode:
+        graph = parts.graph
+        if parts.checkpoints is not None:
+            return BarrierJob(crew, regions=regions_of(graph), run=self.job, restart=parts.restart)
+        if not graph.tracked:
+            return UntrackedJob(crew, run=self.job, restart=parts.restart)
+        return AckerJob(
+            crew,
             run=self.job,
-            options=parts.options,
             restart=parts.restart,
-            replays=[ReplayInput(uid, parts.graph.slot_of(uid, 0)) for uid in parts.graph.replays],
-            timeout_ms=min((options.timeout_ms for _, options in parts.graph.options), default=0),
+            replays=[ReplayInput(uid, graph.slot_of(uid, 0)) for uid in graph.replays],
+            timeout_ms=min((options.timeout_ms for _, options in graph.options), default=0),
         )
 
     # ------------------------------------------------------------ the coordinator's thread

@@ -13,7 +13,8 @@ from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CheckpointError, SlotLostError
 from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
-from ftlayer.runtime.barrier_mode.driver.barrier_core import BarrierJobCore
+from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob
+from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AllRunning,
     Broke,
@@ -36,6 +37,7 @@ from ftlayer.runtime.driver.events import (
     SubmitSlot,
     Tick,
 )
+from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.protocol.messages import (
     Cancel,
     Deploy,
@@ -64,12 +66,14 @@ class Played:
         self, *regions: set[int], restart: RestartStrategy | None = None, options: TopologyOptions = OPTIONS
     ) -> None:
         self.now = 0
-        self.core = BarrierJobCore(
+        crew = Crew(sum(map(len, regions)), options.start_timeout_ms)
+        mode = BarrierJob(
+            crew,
             regions=[frozenset(region) for region in regions],
             run="run",
-            options=options,
             restart=restart or FixedDelay(attempts=100, delay="10ms"),
         )
+        self.core = JobCore(crew, options, mode)
         self.decided: list[JobInstruction] = self.core.start(self.now)
 
     def on(self, *events: Event, after_ms: int = 0) -> list[JobInstruction]:
@@ -333,13 +337,12 @@ class World(RuleBasedStateMachine):
     def begin(self) -> None:
         self.now = 0
         self.names = 0
-        self.core = BarrierJobCore(
-            regions=self.regions,
-            run="run",
-            # A start that takes too long fails the job, which is another test's matter.
-            options=TopologyOptions(heartbeat_ms=100, heartbeat_timeout_ms=1_000, start_timeout_ms=1 << 30),
-            restart=ExponentialDelay("10ms", "100ms", "1m", attempts=None),
-        )
+        # A start that takes too long fails the job, which is another test's matter.
+        options = TopologyOptions(heartbeat_ms=100, heartbeat_timeout_ms=1_000, start_timeout_ms=1 << 30)
+        crew = Crew(3, options.start_timeout_ms)
+        restart = ExponentialDelay("10ms", "100ms", "1m", attempts=None)
+        mode = BarrierJob(crew, regions=self.regions, run="run", restart=restart)
+        self.core = JobCore(crew, options, mode)
         self.jobs: dict[int, int | None] = dict.fromkeys(range(3))
         self.current: dict[int, Process | None] = dict.fromkeys(range(3))
         self.asked: dict[int, PrepareRestore] = {}

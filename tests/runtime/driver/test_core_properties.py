@@ -10,8 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ftlayer.config import TopologyOptions
 from ftlayer.restart import ExponentialDelay
-from ftlayer.runtime.acker_mode.driver.core import CoordinatorCore
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
+from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
+from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Broke,
@@ -35,6 +36,9 @@ from ftlayer.runtime.driver.events import (
     SubmitSlot,
     Tick,
 )
+from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.driver.mode import JobMode
+from ftlayer.runtime.driver.untracked import UntrackedJob
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     Cancel,
@@ -98,14 +102,12 @@ class World(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.now = 0
-        self.core = CoordinatorCore(
-            slots=SLOTS,
-            tracked=self.tracked,
-            run="run",
-            options=OPTIONS,
-            restart=ExponentialDelay("50ms", "1s", "1m", attempts=None),
-            replays=[ReplayInput("in", 0)],
-        )
+        crew = Crew(SLOTS, OPTIONS.start_timeout_ms)
+        restart = ExponentialDelay("50ms", "1s", "1m", attempts=None)
+        mode: JobMode = UntrackedJob(crew, run="run", restart=restart)
+        if self.tracked:
+            mode = AckerJob(crew, run="run", restart=restart, replays=[ReplayInput("in", 0)])
+        self.core = JobCore(crew, OPTIONS, mode)
         self.jobs: dict[int, int | None] = dict.fromkeys(range(SLOTS))  # the attempt that runs
         self.processes: list[Process] = []
         self.current: dict[int, Process | None] = dict.fromkeys(range(SLOTS))

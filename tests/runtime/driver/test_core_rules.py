@@ -17,8 +17,9 @@ from ftlayer.errors import (
     SourceRowError,
 )
 from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
-from ftlayer.runtime.acker_mode.driver.core import CoordinatorCore
 from ftlayer.runtime.acker_mode.driver.isolation import LEFTOVERS
+from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
+from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskSession,
     AskVertexStatus,
@@ -46,6 +47,9 @@ from ftlayer.runtime.driver.events import (
     TasksCounted,
     Tick,
 )
+from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.driver.mode import JobMode
+from ftlayer.runtime.driver.untracked import UntrackedJob
 from ftlayer.runtime.protocol.messages import (
     Cancel,
     Deploy,
@@ -83,9 +87,11 @@ class Rig:
 
     def __init__(self, slots: int = 2, tracked: bool = True, restart: RestartStrategy | None = None) -> None:
         restart = ExponentialDelay("50ms", "1s", "1m") if restart is None else restart
-        self.core = CoordinatorCore(
-            slots=slots, tracked=tracked, run="r", options=OPTIONS, restart=restart, timeout_ms=TIMEOUT_MS
-        )
+        crew = Crew(slots, OPTIONS.start_timeout_ms)
+        mode: JobMode = UntrackedJob(crew, run="r", restart=restart)
+        if tracked:
+            mode = AckerJob(crew, run="r", restart=restart, timeout_ms=TIMEOUT_MS)
+        self.core = JobCore(crew, OPTIONS, mode)
         self.now = 0
         self.began = self.core.start(0)
         self.recalls = recalls_of(self.began)

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import SlotLostError
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.acker_mode.driver.core import CoordinatorCore
 from ftlayer.runtime.acker_mode.driver.isolation import (
     FACTOR,
     FIRST_GROUP,
@@ -28,6 +27,8 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
     ReplayInput,
     Tell,
 )
+from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
+from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Broke,
@@ -46,6 +47,7 @@ from ftlayer.runtime.driver.events import (
     SubmitSlot,
     Tick,
 )
+from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
@@ -106,14 +108,14 @@ class World:
         self.draw = random.Random(seed)
         self.n, self.culprits, self.held, self.kills = n, culprits, held, kills
         self.now = 0
-        self.core = CoordinatorCore(
-            slots=SLOTS,
-            tracked=True,
+        crew = Crew(SLOTS, OPTIONS.start_timeout_ms)
+        self.mode = AckerJob(
+            crew,
             run="run",
-            options=OPTIONS,
             restart=FixedDelay(attempts=4 + 4 * kills, delay="10ms"),
             replays=[ReplayInput(f"in{stream}", stream) for stream in range(INPUTS)],
         )
+        self.core = JobCore(crew, OPTIONS, self.mode)
         self.queue: deque[Callable[[], None]] = deque()  # what happens in its order: the vertex's answers
         self.told: deque[Event] = deque()  # on its way to the coordinator
         self.processes: dict[int, Process | None] = dict.fromkeys(range(SLOTS))
@@ -345,7 +347,7 @@ class World:
 
     def on_trial(self) -> bool:
         """Whether a loss by chance would be taken for a proof."""
-        return self.core._suspicion._isolation._accused is not None
+        return self.mode._suspicion._isolation._accused is not None
 
     def run(self) -> None:
         for _ in range(400_000):

@@ -23,11 +23,12 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.acker_mode.driver.core import CoordinatorCore
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
+from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Broke,
@@ -41,6 +42,7 @@ from ftlayer.runtime.driver.events import (
     StatusKnown,
     Tick,
 )
+from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.protocol.messages import Deploy, Hello, PeersUp
 from ftlayer.runtime.slot import loop as loop_module
 from ftlayer.runtime.slot.core import SlotCore
@@ -231,15 +233,15 @@ class Cluster:
         self.processes: dict[int, Process] = {}
         self.away: set[int] = set()
         self.names = 0
-        self.core = CoordinatorCore(
-            slots=graph.slots,
-            tracked=True,
+        crew = Crew(graph.slots, OPTIONS.start_timeout_ms)
+        mode = AckerJob(
+            crew,
             run="run",
-            options=OPTIONS,
             restart=FixedDelay(attempts=1_000, delay="10ms"),
             replays=[ReplayInput(uid, graph.slot_of(uid, 0)) for uid in graph.replays],
             timeout_ms=TIMEOUT_MS,
         )
+        self.core = JobCore(crew, OPTIONS, mode)
         self.obey(self.core.start(self.mono))
 
     @property

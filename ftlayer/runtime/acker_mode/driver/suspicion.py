@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ftlayer.runtime.acker_mode.driver.ending import EndDetection, Settled, at_rest
 from ftlayer.runtime.acker_mode.driver.isolation import (
     AllThrough,
     Isolation,
@@ -12,13 +13,13 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
     Step,
     Tell,
 )
-from ftlayer.runtime.driver.crew import Crew, Recalls
-from ftlayer.runtime.driver.ending import EndDetection, Settled, at_rest
-from ftlayer.runtime.driver.events import Condemn, JobInstruction
+from ftlayer.runtime.acker_mode.driver.recalls import Recalls
+from ftlayer.runtime.driver.crew import Crew
+from ftlayer.runtime.driver.events import Condemn
 from ftlayer.runtime.driver.job_status import IsolationStatus
+from ftlayer.runtime.driver.mode import LossesForgiven, ModeInstruction
 from ftlayer.runtime.driver.reasons import SOON_MS, SUSPICIOUS_LOSSES, conviction
 from ftlayer.runtime.driver.slot_record import SlotRecord
-from ftlayer.runtime.driver.upkeep import Upkeep
 from ftlayer.runtime.protocol.messages import PauseIntake, ReplaysOut, ResumeIntake
 
 
@@ -34,13 +35,11 @@ class Suspicion:
         crew: Crew,
         recalls: Recalls,
         detection: EndDetection,
-        upkeep: Upkeep,
     ) -> None:
         self._isolation = Isolation(replays)
         self._crew = crew
         self._recalls = recalls
         self._detection = detection
-        self._upkeep = upkeep
         self._condemning = False
         self._repaired_ms = 0
         self.quick_losses = 0
@@ -62,7 +61,7 @@ class Suspicion:
 
     # ------------------------------------------------------------ losses and repairs
 
-    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> list[JobInstruction]:
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction]:
         """A slot that ran was lost; ``alone``: it is not one of several that were lost together."""
         if alone:
             self.quick_losses = self.quick_losses + 1 if now_ms - self._repaired_ms < SOON_MS else 1
@@ -88,7 +87,7 @@ class Suspicion:
         """Whether there is a record that has to be condemned first: by a recall the vertex forgets its root."""
         return self._isolation.convicted is not None
 
-    def condemn(self) -> list[JobInstruction]:
+    def condemn(self) -> Sequence[ModeInstruction]:
         """Have that record condemned, if that is not under way."""
         found = self._isolation.convicted
         if found is None or self._condemning:
@@ -103,29 +102,29 @@ class Suspicion:
 
     # ------------------------------------------------------------ groups
 
-    def recalled(self, rows: int, now_ms: int) -> list[JobInstruction]:
+    def recalled(self, rows: int, now_ms: int) -> Sequence[ModeInstruction]:
         """The vertex has recalled so many rows."""
         return self._go(self._isolation.recalled(rows, now_ms))
 
-    def took(self, report: ReplaysOut, now_ms: int) -> list[JobInstruction]:
+    def took(self, report: ReplaysOut, now_ms: int) -> Sequence[ModeInstruction]:
         """An input has taken replays."""
         instructions = self._go(self._isolation.took(report, now_ms))
         if self._isolation.group_is_out:
             self._detection.restart(Settled())
         return instructions
 
-    def at_rest(self, now_ms: int) -> list[JobInstruction]:
+    def at_rest(self, now_ms: int) -> Sequence[ModeInstruction]:
         """Nothing moves in any slot, and the group is settled."""
         return self._go(self._isolation.at_rest(now_ms))
 
-    def tick(self, now_ms: int) -> list[JobInstruction]:
+    def tick(self, now_ms: int) -> Sequence[ModeInstruction]:
         """Time has passed."""
         return self._go(self._isolation.tick(now_ms))
 
-    def _go(self, steps: Sequence[Step]) -> list[JobInstruction]:
+    def _go(self, steps: Sequence[Step]) -> Sequence[ModeInstruction]:
         return [each for step in steps for each in self._step(step)]
 
-    def _step(self, step: Step) -> list[JobInstruction]:
+    def _step(self, step: Step) -> Sequence[ModeInstruction]:
         match step:
             case RecallAll():
                 return self._recalls.ask()
@@ -134,9 +133,8 @@ class Suspicion:
             case AllThrough():
                 return self._go_on_as_usual()
 
-    def _go_on_as_usual(self) -> list[JobInstruction]:
-        if self._isolation.found:
-            self._upkeep.forgive()
+    def _go_on_as_usual(self) -> Sequence[ModeInstruction]:
         self.quick_losses = 0
         self._detection.restart()
-        return self._crew.tell_running(ResumeIntake())
+        forgiven = [LossesForgiven()] if self._isolation.found else []
+        return [*forgiven, *self._crew.tell_running(ResumeIntake())]

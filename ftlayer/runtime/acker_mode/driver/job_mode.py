@@ -1,4 +1,4 @@
-"""The coordinator's rules as a state machine: events in, instructions out. No I/O, no threads, no clock.
+"""Acker mode's rules of a job: what is replayed when a slot is lost, and when it ends. No I/O, no threads, no clock.
 
 A job starts when every slot has an instance, and is repaired when one is lost:
 
@@ -11,27 +11,20 @@ before all slots are there again.
 Where slots are lost again and again soon after that, a record may end the processes that work on it: `Isolation`
 takes over what is let in until it is found.
 
-A further loss at any point of this begins it again, with a higher epoch. What an instance says that is not the
-connected one of its slot is not listened to. Each event changes what is known; then `_advance` does whatever has
-become possible, so that the order of events does not matter.
+A further loss at any point of this begins it again, with a higher epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
+from ftlayer.runtime.acker_mode.driver.ending import AskStatus, EndDetection, NothingLeft, ProbeAll
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
+from ftlayer.runtime.acker_mode.driver.recalls import Recalls
 from ftlayer.runtime.acker_mode.driver.suspicion import Suspicion
-from ftlayer.runtime.driver.crew import Recalls
-from ftlayer.runtime.driver.ending import (
-    AskStatus,
-    EndDetection,
-    NothingLeft,
-    ProbeAll,
-)
+from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AskVertexStatus,
     Condemned,
@@ -44,12 +37,9 @@ from ftlayer.runtime.driver.events import (
     StatusKnown,
     Tick,
 )
-from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_status import IsolationStatus
-from ftlayer.runtime.driver.reasons import (
-    given_up,
-    untracked,
-)
+from ftlayer.runtime.driver.mode import ModeInstruction, StopJob
+from ftlayer.runtime.driver.reasons import given_up
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import (
     Deploy,
@@ -67,110 +57,116 @@ from ftlayer.runtime.protocol.messages import (
 from ftlayer.vertex.calls import StreamOptions
 
 
-class CoordinatorCore(JobCore):
-    """The state of one execution of a job.
+class AckerJob:
+    """`JobMode` of a job whose records the vertex follows.
 
-    ``run`` names it; each epoch's instances get a name of their own made from it, so that a root id is never
-    made twice. Times are of one monotone clock (ms).
+    ``run`` names the execution; each epoch's instances get a name of their own made from it, so that a root id is
+    never made twice.
     """
 
     def __init__(
         self,
+        crew: Crew,
         *,
-        slots: int,
-        tracked: bool,
         run: str,
-        options: TopologyOptions,
         restart: RestartStrategy,
         replays: Sequence[ReplayInput] = (),
         timeout_ms: int = StreamOptions().timeout_ms,
     ) -> None:
-        """``replays`` are all inputs by which the vertex lets records in again.
+        """``restart`` says when the process of a slot that is lost is replaced.
 
-        ``timeout_ms``: no record times out before.
+        ``replays`` are all inputs by which the vertex lets records in again. ``timeout_ms``: no record times out
+        before.
         """
-        super().__init__(slots, options, restart)
-        self._tracked = tracked
+        self.slot_restart = restart
+        self.epoch = 0
+        self.is_ending = False
+        self._crew = crew
         self._run = run
-        self._recalls = Recalls(not tracked, timeout_ms)
+        self._recalls = Recalls(timeout_ms)
         self._detection = EndDetection()
-        self._suspicion = Suspicion(replays, self._crew, self._recalls, self._detection, self._upkeep)
+        self._suspicion = Suspicion(replays, crew, self._recalls, self._detection)
 
     @property
     def isolation(self) -> IsolationStatus | None:
-        """How far the search for a record that ends processes is; None while there is none."""
+        """See `JobMode`."""
         return self._suspicion.status
 
     @property
     def restarts(self) -> int:
-        """See `JobCore.restarts`: slots, each by itself. Those that a record ended count too."""
-        return sum(slot.restarts for slot in self.slots)
+        """See `JobMode`: slots, each by itself. Those that a record ended count too."""
+        return sum(slot.restarts for slot in self._crew.slots)
 
     @property
-    def _was_lost(self) -> bool:
+    def was_lost(self) -> bool:
+        """See `JobMode`."""
         return self.epoch > 1
 
     @property
-    def _has_begun(self) -> bool:
+    def has_begun(self) -> bool:
+        """See `JobMode`."""
         return self.epoch > 0
 
     @property
-    def _never_ran(self) -> bool:
+    def never_ran(self) -> bool:
+        """See `JobMode`."""
         return self.epoch == 1
 
     @property
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
+        """See `JobMode`."""
         return self._crew.all_deployed
 
-    def _state_while_it_runs(self) -> JobState | None:
+    @property
+    def state(self) -> JobState | None:
+        """See `JobMode`."""
         return JobState.ISOLATING if self._suspicion.active else None
 
-    def _begin(self, now_ms: int) -> list[JobInstruction]:
-        # What an earlier run left pending becomes due.
-        return self._recalls.ask() if self._tracked else []
+    def begin(self) -> Sequence[ModeInstruction]:
+        """See `JobMode`: what an earlier run left pending becomes due."""
+        return [*self._recalls.ask()]
 
-    def _take(self, event: Event, now_ms: int) -> list[JobInstruction]:
+    def handle(self, event: Event, now_ms: int) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
         match event:
             case StatusKnown():
                 return self._probe(self._detection.status(event.number, event.status, now_ms))
             case RecallDone():
                 self._recalls.answered(event.number)
-                return [] if self._stopping() else self._suspicion.recalled(event.rows, now_ms)
+                return self._suspicion.recalled(event.rows, now_ms)
             case Condemned():
                 self._suspicion.condemned()
-            case Tick() if not self._stopping():
+            case Tick():
                 return self._suspicion.tick(now_ms)
         return []
 
-    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
+    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
         match message:
             case Heartbeat() if slot.running:
                 self._detection.heartbeat(slot.number, message)
             case PeersDropped():
                 slot.dropped_epoch = max(slot.dropped_epoch, message.epoch)
-            case SlotEnded():
-                slot.ended = slot.deployed
-                is_over = self._stopping() or self._ending
-                if slot.ended and not is_over and not self._crew.all_deployed:
-                    return self._repair([], now_ms)
-            case ReplaysOut() if not self._stopping():
+            case SlotEnded() if slot.ended and not self.is_ending and not self._crew.all_deployed:
+                return self._repair([], now_ms)
+            case ReplaysOut():
                 return self._suspicion.took(message, now_ms)
         return []
 
     # ------------------------------------------------------------ losses
 
-    def _lost_before(self) -> None:
+    def lost_before(self) -> None:
+        """See `JobMode`."""
         if self.epoch:
             # The others went on since the vertex was asked to recall.
             self._recalls.forget()
 
-    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> list[JobInstruction]:
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
         slot.lost_ms = now_ms
-        if not self._tracked:
-            return self._fail(untracked(slot.failure), now_ms)
-        if self._ending:
+        if self.is_ending:
             # Everything is done and the vertex is empty: what remained was to say so.
-            return self._stop(Over(JobState.ENDED), "everything is done", now_ms)
+            return [StopJob(Over(JobState.ENDED), "everything is done")]
         return [
             *self._suspicion.lost(slot, now_ms, alone=alone),
             *self._repair([slot.number], now_ms),
@@ -179,7 +175,7 @@ class CoordinatorCore(JobCore):
     def _repair(self, lost: list[int], now_ms: int) -> list[JobInstruction]:
         """Begin a repair: slots that had ended start again as well."""
         gone = list(lost)
-        for slot in self.slots:
+        for slot in self._crew.slots:
             if slot.ended:
                 # Its channels to the new instance would never say that they end.
                 self._crew.drop(slot, now_ms)
@@ -195,25 +191,32 @@ class CoordinatorCore(JobCore):
 
     # ------------------------------------------------------------ going on
 
-    def _given_up(self, error: FTLayerError) -> FTLayerError:
+    def explained(self, error: FTLayerError) -> FTLayerError:
+        """See `JobMode`."""
         return given_up(error, self._suspicion.quick_losses)
 
-    def _go_on(self, now_ms: int) -> list[JobInstruction]:
+    def go_on(self, now_ms: int) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
         return [*self._bring_up(now_ms), *self._look_for_end(now_ms)]
 
-    def _last_wish(self, verdict: Over) -> list[JobInstruction]:
-        if not self._tracked or verdict.state is JobState.ENDED:
-            return []
-        # For the next start, which may be long after their timeout.
-        return self._recalls.at_the_end()
+    def last_wish(self, verdict: Over) -> list[JobInstruction]:
+        """See `JobMode`: the next start may be long after the timeout of what is pending."""
+        return [] if verdict.state is JobState.ENDED else self._recalls.at_the_end()
 
-    def _bring_up(self, now_ms: int) -> list[JobInstruction]:
-        new = [slot for slot in self.slots if not slot.deployed]
+    def validate(self) -> None:
+        """See `JobMode`."""
+        for slot in self._crew.slots:
+            epochs = slot.dropped_epoch, slot.asked_epoch, self.epoch
+            assert list(epochs) == sorted(epochs), f"slot {slot.number} is ahead of its epoch: {epochs}"
+        assert not self._suspicion.active or self.was_lost, "a record is looked for, and nothing was lost"
+
+    def _bring_up(self, now_ms: int) -> Sequence[ModeInstruction]:
+        new = [slot for slot in self._crew.slots if not slot.deployed]
         if not new:
             return []
         others = list(self._crew.running)
         all_know = all(slot.dropped_epoch >= slot.asked_epoch for slot in others)
-        if not all_know or not all(slot.hello for slot in self.slots):
+        if not all_know or not all(slot.hello for slot in self._crew.slots):
             return self._recall_meanwhile(all_know, now_ms)
         if not self._recalls.is_done:
             return self._suspicion.condemn() if self._suspicion.has_convict else self._recalls.ask()
@@ -224,27 +227,26 @@ class CoordinatorCore(JobCore):
     ) -> list[JobInstruction]:
         self.epoch = max(self.epoch, 1)
         arrived = PeersUp(self.epoch, tuple(slot.peer for slot in new))
-        peers = tuple(slot.peer for slot in self.slots)
+        peers = tuple(slot.peer for slot in self._crew.slots)
         deploy = Deploy(self.epoch, f"{self._run}/{self.epoch}", peers, self._suspicion.active)
         instructions = [each for slot in others for each in self._crew.tell(slot, arrived)]
         instructions += [each for slot in new for each in self._crew.deploy(slot, deploy, now_ms)]
         self._suspicion.repaired(now_ms)
-        if self._tracked and not self._suspicion.active:
-            instructions += [each for slot in self.slots for each in self._crew.tell(slot, ReplayNow())]
+        if not self._suspicion.active:
+            instructions += [each for slot in self._crew.slots for each in self._crew.tell(slot, ReplayNow())]
         return instructions
 
-    def _recall_meanwhile(self, all_know: bool, now_ms: int) -> list[JobInstruction]:
-        if not self._tracked or not self.epoch or not self._recalls.is_due(self.epoch, all_know, now_ms):
+    def _recall_meanwhile(self, all_know: bool, now_ms: int) -> Sequence[ModeInstruction]:
+        if not self.epoch or not self._recalls.is_due(self.epoch, all_know, now_ms):
             return []
         if self._suspicion.has_convict:
             return self._suspicion.condemn()
         return self._recalls.meanwhile(self.epoch, all_know, now_ms)
 
-    def _look_for_end(self, now_ms: int) -> list[JobInstruction]:
-        if self.epoch and all(slot.ended for slot in self.slots):
-            return self._stop(Over(JobState.ENDED), "", now_ms)
-        is_up = self._tracked and not self._ending and self._crew.all_deployed
-        if not is_up or not self._suspicion.watches:
+    def _look_for_end(self, now_ms: int) -> Sequence[ModeInstruction]:
+        if self.epoch and all(slot.ended for slot in self._crew.slots):
+            return [StopJob(Over(JobState.ENDED))]
+        if self.is_ending or not self._crew.all_deployed or not self._suspicion.watches:
             return []
         latest = {slot.number: slot.heartbeat for slot in self._crew.running}
         match self._detection.advance(latest, now_ms):
@@ -255,7 +257,7 @@ class CoordinatorCore(JobCore):
             case NothingLeft() if self._suspicion.active:
                 return self._suspicion.at_rest(now_ms)
             case NothingLeft():
-                self._ending = True
+                self.is_ending = True
                 return self._crew.tell_running(EndReplays())
         return []
 

@@ -1,4 +1,4 @@
-"""The coordinator's rules in barrier mode: what restarts when a slot is lost. No I/O, no threads, no clock.
+"""Barrier mode's rules of a job: what restarts when a slot is lost. No I/O, no threads, no clock.
 
 A job starts, and starts again, region by region (`ftlayer.runtime.barrier_mode.driver.regions`):
 
@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ftlayer.checkpoint.snapshots import Restore
-from ftlayer.config import TopologyOptions
-from ftlayer.errors import SlotLostError
+from ftlayer.errors import FTLayerError, SlotLostError
 from ftlayer.restart import FixedDelay, RestartStrategy
+from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AllRunning,
     EndTasksRequested,
@@ -34,14 +34,13 @@ from ftlayer.runtime.driver.events import (
     RestoreReady,
     SlotDown,
 )
-from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.driver.mode import FailureNoted, ModeInstruction, StopJob, failed
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import (
     Deploy,
     EndTasks,
     FromSlot,
     ResetTasks,
-    SlotEnded,
 )
 
 # A process that is gone is replaced at once and without limit: it is the region's restart that the strategy judges.
@@ -68,19 +67,19 @@ class Region:
     not_before_ms: int = 0
 
 
-class BarrierJobCore(JobCore):
-    """The state of one execution of a job with checkpoints. Times are of one monotone clock (ms)."""
+class BarrierJob:
+    """`JobMode` of a job with checkpoints."""
+
+    slot_restart = _AT_ONCE
+    isolation = None
 
     def __init__(
-        self,
-        *,
-        regions: Sequence[frozenset[int]],
-        run: str,
-        options: TopologyOptions,
-        restart: RestartStrategy,
+        self, crew: Crew, *, regions: Sequence[frozenset[int]], run: str, restart: RestartStrategy
     ) -> None:
-        """``regions`` cover all slots; ``run`` names the execution."""
-        super().__init__(sum(map(len, regions)), options, _AT_ONCE)
+        """``regions`` cover all slots; ``run`` names the execution. ``restart`` judges losses of regions."""
+        self.epoch = 0
+        self.is_ending = False
+        self._crew = crew
         self._run = run
         self._restart = restart
         self._regions = [Region(slots) for slots in regions]
@@ -92,32 +91,40 @@ class BarrierJobCore(JobCore):
 
     @property
     def restarts(self) -> int:
-        """See `JobCore.restarts`: regions. Those that one event takes back together count once."""
+        """See `JobMode`: regions. Those that one event takes back together count once."""
         return self._restarts
 
     @property
-    def _was_lost(self) -> bool:
+    def was_lost(self) -> bool:
+        """See `JobMode`."""
         return self._restarts > 0
 
     @property
-    def _has_begun(self) -> bool:
+    def has_begun(self) -> bool:
+        """See `JobMode`."""
         return self._begun
 
     @property
-    def _never_ran(self) -> bool:
-        return not self._was_lost
+    def never_ran(self) -> bool:
+        """See `JobMode`."""
+        return not self.was_lost
 
     @property
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
+        """See `JobMode`."""
         return all(region.deployed for region in self._regions)
 
-    def _state_before_it_runs(self) -> JobState:
-        return JobState.RECOVERING if self._restore_fails else JobState.STARTING
+    @property
+    def state(self) -> JobState | None:
+        """See `JobMode`."""
+        return JobState.RECOVERING if self._restore_fails and not self._begun else None
 
-    def _begin(self, now_ms: int) -> list[JobInstruction]:
-        return [each for region in self._regions for each in self._prepare(region)]
+    def begin(self) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
+        return [self._prepare(region) for region in self._regions]
 
-    def _take(self, event: Event, now_ms: int) -> list[JobInstruction]:
+    def handle(self, event: Event, now_ms: int) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
         match event:
             case RestartRequested(reason):
                 return self._fail_regions(self._regions, reason, now_ms)
@@ -126,104 +133,124 @@ class BarrierJobCore(JobCore):
             case RestoreFailed():
                 return self._restore_failed(event, now_ms)
             case EndTasksRequested(drain=True):
-                self._ending = True
-                return self._crew.tell_running(EndTasks())
+                self.is_ending = True
+                return [*self._crew.tell_running(EndTasks())]
             case EndTasksRequested():
-                return self._stop(Over(JobState.ENDED), "the job was stopped with a savepoint", now_ms)
+                return [StopJob(Over(JobState.ENDED), "the job was stopped with a savepoint")]
         return []
 
-    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
-        if isinstance(message, SlotEnded):
-            slot.ended = slot.deployed
+    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
         return []
+
+    def explained(self, error: FTLayerError) -> FTLayerError:
+        """See `JobMode`."""
+        return error
+
+    def last_wish(self, verdict: Over) -> list[JobInstruction]:
+        """See `JobMode`: the last checkpoint has everything."""
+        return []
+
+    def validate(self) -> None:
+        """See `JobMode`."""
+        numbers = sorted(number for region in self._regions for number in region.slots)
+        assert numbers == [slot.number for slot in self._crew.slots], f"regions have the slots {numbers}"
+        for region in self._regions:
+            waits = bool(region.asked) + (region.restore is not None)
+            assert waits <= 1, f"{region} is asked for what is known"
+            assert not region.deployed or not waits, f"{region} is deployed, and is to be restored"
+            slots = [self._crew.slots[number] for number in region.slots]
+            assert not region.deployed or all(slot.deployed for slot in slots), f"{region} has lost a slot"
 
     # ------------------------------------------------------------ losses
 
-    def _lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> list[JobInstruction]:
-        if self._ending:
+    def lost_before(self) -> None:
+        """See `JobMode`: one more instance is waited for."""
+
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
+        if self.is_ending:
             # The last checkpoint is committed: what remained was to say so.
-            return self._stop(Over(JobState.ENDED), "everything is done", now_ms)
+            return [StopJob(Over(JobState.ENDED), "everything is done")]
         return self._fail_regions([self._region(slot.number)], slot.failure, now_ms)
 
-    def _fail_regions(self, regions: Sequence[Region], reason: str, now_ms: int) -> list[JobInstruction]:
+    def _fail_regions(self, regions: Sequence[Region], reason: str, now_ms: int) -> Sequence[ModeInstruction]:
         """Take those that run back to a checkpoint; to the restart strategy that is one failure."""
-        failed = [region for region in regions if region.deployed]
-        if not failed or self._end is not None:
+        running = [region for region in regions if region.deployed]
+        if not running:
             return []
-        self.last_failure = reason
         pause = self._restart.on_failure(now_ms)
         if pause is None:
-            error = SlotLostError(f"the restart strategy has given up. Last failure: {reason}")
-            return self._fail(error, now_ms)
+            return [failed(SlotLostError(f"the restart strategy has given up. Last failure: {reason}"))]
         self._restarts += 1
         self._all_run = False
-        instructions: list[JobInstruction] = []
-        for region in failed:
+        instructions: list[ModeInstruction] = [FailureNoted(reason)]
+        for region in running:
             region.deployed = False
             region.not_before_ms = now_ms + pause
             instructions += [SlotDown(number) for number in sorted(region.slots)]
-            instructions += self._prepare(region)
+            instructions.append(self._prepare(region))
         return instructions
 
-    def _prepare(self, region: Region) -> list[JobInstruction]:
+    def _prepare(self, region: Region) -> PrepareRestore:
         self._asked += 1
         region.asked, region.restore = self._asked, None
-        return [PrepareRestore(self._asked, tuple(sorted(region.slots)))]
+        return PrepareRestore(self._asked, tuple(sorted(region.slots)))
 
-    def _restore_known(self, event: RestoreReady, now_ms: int) -> list[JobInstruction]:
+    def _restore_known(self, event: RestoreReady, now_ms: int) -> Sequence[ModeInstruction]:
         region = next((region for region in self._regions if region.asked == event.number), None)
-        if region is None or self._end is not None:
+        if region is None:
             return []
         region.asked, region.restore, region.restored = 0, event.restores, event.checkpoint
         self._restore_fails = False
         self.epoch += 1
         reset = ResetTasks(self.epoch, stands=max(event.checkpoint, event.undecided))
-        instructions: list[JobInstruction] = []
+        instructions: list[ModeInstruction] = []
         for number in sorted(region.slots):
-            slot = self.slots[number]
+            slot = self._crew.slots[number]
             if slot.deployed:
                 instructions += self._crew.tell(slot, reset)
                 # It comes back by itself, with a new name, in the process that it has.
                 self._crew.drop(slot, now_ms)
         return instructions
 
-    def _restore_failed(self, event: RestoreFailed, now_ms: int) -> list[JobInstruction]:
+    def _restore_failed(self, event: RestoreFailed, now_ms: int) -> Sequence[ModeInstruction]:
         region = next((region for region in self._regions if region.asked == event.number), None)
-        if region is None or self._end is not None:
+        if region is None:
             return []
-        self.last_failure = str(event.error)
         self._restore_fails = True
         pause = None if event.lasting else self._restart.on_failure(now_ms)
         if pause is None:
-            return self._fail(event.error, now_ms)
+            return [failed(event.error)]
         region.asked, region.not_before_ms = 0, now_ms + pause
-        return []
+        return [FailureNoted(str(event.error))]
 
     # ------------------------------------------------------------ going on
 
-    def _go_on(self, now_ms: int) -> list[JobInstruction]:
+    def go_on(self, now_ms: int) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
         instructions = [each for region in self._regions for each in self._bring_up(region, now_ms)]
-        if not self._all_run and self._is_complete and self._crew.all_started:
+        if not self._all_run and self.is_complete and self._crew.all_started:
             self._all_run = True
             instructions.append(AllRunning())
-        if self._ending and all(slot.ended for slot in self.slots):
-            instructions += self._stop(Over(JobState.ENDED), "", now_ms)
+        if self.is_ending and all(slot.ended for slot in self._crew.slots):
+            instructions.append(StopJob(Over(JobState.ENDED)))
         return instructions
 
-    def _bring_up(self, region: Region, now_ms: int) -> list[JobInstruction]:
+    def _bring_up(self, region: Region, now_ms: int) -> Sequence[ModeInstruction]:
         if region.deployed or now_ms < region.not_before_ms:
             return []
         if region.restore is None:
-            return [] if region.asked else self._prepare(region)
-        members = [self.slots[number] for number in sorted(region.slots)]
+            return [] if region.asked else [self._prepare(region)]
+        members = [self._crew.slots[number] for number in sorted(region.slots)]
         if not all(slot.hello for slot in members):
             return []
         restores, region.restore = region.restore, None
         region.deployed = True
-        self._begun = self._begun or self._is_complete
+        self._begun = self._begun or self.is_complete
         peers = tuple(slot.peer for slot in members)
         epoch, instance = max(self.epoch, 1), f"{self._run}/{self.epoch}"
-        instructions: list[JobInstruction] = []
+        instructions: list[ModeInstruction] = []
         for slot in members:
             deploy = Deploy(epoch, instance, peers, restore=restores.get(slot.number))
             instructions += self._crew.deploy(slot, deploy, now_ms)

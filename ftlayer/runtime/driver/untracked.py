@@ -1,0 +1,91 @@
+"""A job without fault tolerance: it starts when every slot has an instance, and a loss ends it. No I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ftlayer.errors import FTLayerError
+from ftlayer.restart import RestartStrategy
+from ftlayer.runtime.driver.crew import Crew
+from ftlayer.runtime.driver.events import Event, JobInstruction, JobState, Over
+from ftlayer.runtime.driver.mode import ModeInstruction, StopJob, failed
+from ftlayer.runtime.driver.reasons import untracked
+from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.runtime.protocol.messages import Deploy, FromSlot
+
+
+class UntrackedJob:
+    """`JobMode` of ``FTStatus.OFF``. ``run`` names the execution."""
+
+    restarts = 0
+    was_lost = is_ending = False
+    state = isolation = None
+
+    def __init__(self, crew: Crew, *, run: str, restart: RestartStrategy) -> None:
+        """``restart`` says when the process of a slot is replaced that was lost before it ran."""
+        self.slot_restart = restart
+        self._crew = crew
+        self._run = run
+        self._begun = False
+
+    @property
+    def epoch(self) -> int:
+        """0 before all tasks have been told to start, and 1 from then on."""
+        return int(self._begun)
+
+    @property
+    def has_begun(self) -> bool:
+        """See `JobMode`."""
+        return self._begun
+
+    @property
+    def never_ran(self) -> bool:
+        """See `JobMode`."""
+        return self._begun
+
+    @property
+    def is_complete(self) -> bool:
+        """See `JobMode`."""
+        return self._crew.all_deployed
+
+    def begin(self) -> Sequence[ModeInstruction]:
+        """See `JobMode`: nothing is left of an earlier run."""
+        return []
+
+    def handle(self, event: Event, now_ms: int) -> Sequence[ModeInstruction]:
+        """See `JobMode`: no event is this one's own."""
+        return []
+
+    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
+        return []
+
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction]:
+        """See `JobMode`: nothing says which records it held."""
+        return [failed(untracked(slot.failure))]
+
+    def lost_before(self) -> None:
+        """See `JobMode`: another instance is waited for."""
+
+    def go_on(self, now_ms: int) -> Sequence[ModeInstruction]:
+        """See `JobMode`."""
+        slots = self._crew.slots
+        if self._begun:
+            return [StopJob(Over(JobState.ENDED))] if all(slot.ended for slot in slots) else []
+        if not all(slot.hello for slot in slots):
+            return []
+        self._begun = True
+        deploy = Deploy(1, f"{self._run}/1", tuple(slot.peer for slot in slots))
+        return [each for slot in slots for each in self._crew.deploy(slot, deploy, now_ms)]
+
+    def explained(self, error: FTLayerError) -> FTLayerError:
+        """See `JobMode`."""
+        return error
+
+    def last_wish(self, verdict: Over) -> list[JobInstruction]:
+        """See `JobMode`."""
+        return []
+
+    def validate(self) -> None:
+        """See `JobMode`."""
+        assert self._begun == self._crew.all_deployed, "a job that goes on has lost a slot"
