@@ -8,13 +8,12 @@ waits for another one inside a send, which two slots could do for each other wit
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import pyarrow as pa
 
 from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.clock import Now
@@ -25,7 +24,6 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.acks import AckBuffer
 from ftlayer.runtime.barrier_mode.slot.barriers import Barriers
 from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
-from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Batch, Element
@@ -34,7 +32,7 @@ from ftlayer.runtime.slot.debloating import Debloating
 from ftlayer.runtime.slot.loop_watch import watch_loops
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
-from ftlayer.runtime.slot.ports import Links, Snapshots, VertexCalls, Working
+from ftlayer.runtime.slot.ports import CheckpointParts, Links, VertexCalls, Working
 from ftlayer.runtime.slot.seat import AnyTask, Seat, counters_of, seat_tasks
 from ftlayer.runtime.slot.turns import Turns
 from ftlayer.runtime.task.actions import (
@@ -75,13 +73,11 @@ class SlotCore:
         options: TopologyOptions,
         links: Links,
         vertex: VertexCalls | None,
-        checkpoints: CheckpointConfig | None = None,
-        snapshots: Snapshots | None = None,
-        checkpointed: Mapping[TaskKey, Checkpointed] | None = None,
+        checkpoints: CheckpointParts | None = None,
     ) -> None:
-        """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``vertex`` is None where nothing is tracked.
+        """``tasks`` are all of `JobGraph.subtasks_in` the slot.
 
-        A checkpointed graph needs ``checkpoints``, ``snapshots`` and the part in checkpoints of each task.
+        ``vertex`` is None where nothing is tracked, ``checkpoints`` outside barrier mode.
         """
         self._graph = graph
         self._options = options
@@ -105,22 +101,19 @@ class SlotCore:
         self.working: Working | None = None
         self._barriers: Barriers | None = None
         self._debloating: Debloating | None = None
-        if checkpoints is not None and snapshots is not None and checkpointed is not None:
+        if checkpoints is not None:
             self._barriers = Barriers(
                 graph,
                 self._seating,
-                checkpointed,
                 self._codec,
                 checkpoints,
                 self._outgoing,
                 self._credit,
-                snapshots,
                 self._run,
             )
-            if checkpoints.debloating:
-                self._debloating = Debloating(
-                    self._seating, self._credit, checkpoints.debloat_target_ms, options
-                )
+            config = checkpoints.config
+            if config.debloating:
+                self._debloating = Debloating(self._seating, self._credit, config.debloat_target_ms, options)
 
     # ------------------------------------------------------------ events
 

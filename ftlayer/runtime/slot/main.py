@@ -43,6 +43,7 @@ from ftlayer.runtime.slot.interpreter import tuned_interpreter
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.ports import CheckpointParts
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.server import ChannelServer
@@ -279,17 +280,8 @@ class _Slot:
         tasks = build_tasks(order, mode)
         self._checkpointed = mode.checkpointed
         self._snapshots = SnapshotRunner(storage, len(tasks), self._control.send, self._mailbox.put)
-        core = SlotCore(
-            order.graph,
-            order.slot,
-            tasks,
-            order.options,
-            links,
-            None,
-            plan.config,
-            self._snapshots,
-            mode.checkpointed,
-        )
+        parts = CheckpointParts(plan.config, self._snapshots, mode.checkpointed)
+        core = SlotCore(order.graph, order.slot, tasks, order.options, links, None, parts)
         if restore is not None:
             core.restore_in_flight(restore, lambda piece: _read(storage, restore.location, piece))
         return core

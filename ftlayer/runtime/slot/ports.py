@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from ftlayer.checkpoint.barrier import Barrier
+from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
-from ftlayer.runtime.barrier_mode.task.contract import PendingSnapshot
+from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, PendingSnapshot
 from ftlayer.runtime.slot.seat import AnyTask
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.contract import TaskKey
@@ -86,6 +88,21 @@ class Snapshots(Protocol):
 
     def cancel(self, key: TaskKey, checkpoint: int) -> None:
         """The coordinator has given the checkpoint up. What was begun is cancelled; nothing to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointParts:
+    """What a slot works with in barrier mode.
+
+    Attributes:
+        config: as the user gave it.
+        snapshots: the way to the storage.
+        tasks: the part in checkpoints of each task of the slot, for a source a `CheckpointedSource`.
+    """
+
+    config: CheckpointConfig
+    snapshots: Snapshots
+    tasks: Mapping[TaskKey, Checkpointed]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ As in the core, nothing here waits, and time comes in with the calls.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -20,22 +20,20 @@ from ftlayer.checkpoint.handlers.contract import (
     TakeSnapshot,
     Unblock,
 )
-from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
 from ftlayer.runtime.barrier_mode.slot.seat_barriers import SeatBarriers, Underway
-from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CheckpointedSource, PendingSnapshot
+from ftlayer.runtime.barrier_mode.task.contract import CheckpointedSource, PendingSnapshot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import CancelMarker, Element, EndOfStream
 from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.feedback import FeedbackOutput
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
-from ftlayer.runtime.slot.ports import Snapshots
+from ftlayer.runtime.slot.ports import CheckpointParts
 from ftlayer.runtime.slot.seat import Seat, Seating
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.topology.job_graph import Channel, JobGraph
 
 
@@ -58,26 +56,22 @@ class Barriers:
         self,
         graph: JobGraph,
         seating: Seating,
-        tasks: Mapping[TaskKey, Checkpointed],
         codec: ElementCodec,
-        config: CheckpointConfig,
+        parts: CheckpointParts,
         outgoing: Outgoing,
         credit: Crediting,
-        snapshots: Snapshots,
         run: Callable[[Seat, Callable[[], list[Action]], Now], None],
     ) -> None:
-        """Begin without any.
-
-        ``tasks`` has the part in checkpoints of each task of ``seating``, for a source a `CheckpointedSource`; ``run``
-        runs a part of a task and does what it decides.
-        """
+        """``parts`` has those of all tasks of ``seating``; ``run`` runs a part of a task and does what it decides."""
         self._graph = graph
         self._codec = codec
         self._outgoing = outgoing
-        self._snapshots = snapshots
+        self._snapshots = parts.snapshots
         self._credit = credit
         self._run = run
-        self._all = [SeatBarriers.of(seat, tasks[key], config) for key, seat in seating.seats.items()]
+        self._all = [
+            SeatBarriers.of(seat, parts.tasks[key], parts.config) for key, seat in seating.seats.items()
+        ]
         self._of_seat = {mine.seat.key: mine for mine in self._all}
         self._receivers = {channel: self._of_seat[seat.key] for channel, seat in seating.receivers.items()}
         self._arrived: deque[_Arrived] = deque()

@@ -25,6 +25,7 @@ from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batc
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
 from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.ports import CheckpointParts
 from ftlayer.runtime.task.actions import Action, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows, TaskKey
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -221,9 +222,7 @@ class World:
                 self.options,
                 links,
                 None,
-                config,
-                shelf,
-                tasks,
+                CheckpointParts(config, shelf, tasks),  # type: ignore[arg-type]
             )
             self.slots.append(Slot(core, links, tasks, shelf))
         for place, slot in enumerate(self.slots):
