@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.functions.steps import Map
-from ftlayer.handler.handler import FTHandler, NonFTHandler
+from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
@@ -19,7 +19,6 @@ from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream
 from ftlayer.runtime.task.actions import Action, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows
-from ftlayer.runtime.task.untracked import UntrackedSourceTask
 from ftlayer.topology.ft_builder import OpFTLayerBuilder
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
@@ -176,13 +175,4 @@ def test_a_ticket_that_is_not_out_is_an_error() -> None:
 def test_time_brings_nothing_and_an_empty_source_ends_at_once() -> None:
     source = task()
     assert source.start(NOW) == source.on_time(NOW) == []
-    assert source.end(NOW)[-1] == TaskEnded()
-
-
-def test_with_fault_tolerance_off_rows_are_sent_at_once() -> None:
-    source = UntrackedSourceTask(graph(), "s", 1, NonFTHandler())
-    out = source.rows(rows(1, 2), NOW)
-    assert forwarded(out) == [[1, 2]]
-    assert all(batch.lineage is None and batch.times is None for batch in sent(out))
-    assert len(source.held_roots()) == 0
     assert source.end(NOW)[-1] == TaskEnded()

@@ -36,8 +36,6 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, W
 from ftlayer.runtime.task.actions import Action, HoldInput, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled, SourceRows
-from ftlayer.runtime.task.key_schemas import key_schemas
-from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -496,33 +494,6 @@ def test_a_chain_of_two_inputs() -> None:
     assert pending.write(Writer(), no_cancel).keyed is not None
 
 
-# ---------------------------------------------------------------- keys
-
-
-def test_keys_of_the_operators_of_a_chain() -> None:
-    nested = pa.schema([("a", pa.struct([("b", pa.int32())])), ("c", pa.string())])
-    count = pa.schema([("count", pa.int64())])
-    operators = [
-        Reduce("total", lambda a, b: a, ("a.b", "c"), count, create=lambda: 0),
-        Map("map", lambda row: row, ROW),
-        Process("process", Alarmed(), ("key",), ROW),
-        Process("keyless", Alarmed(), (), ROW),
-    ]
-    assert key_schemas(operators, [nested]) == {
-        "total": pa.schema([("a.b", pa.int32()), ("c", pa.string())]),
-        "process": pa.schema([("key", pa.string())]),
-    }
-
-
-def test_two_inputs_with_keys_of_other_types_are_refused() -> None:
-    wide, narrow = (pa.schema([("k", kind)]) for kind in (pa.int64(), pa.int32()))
-    operator = CoProcess("both", Both(), (("k",), ("k",)), (wide, narrow), ROW)
-    with pytest.raises(InvalidTopologyError, match=r"'both'.*k int64.*k int32"):
-        key_schemas([operator], [wide, narrow])
-    alike = CoProcess("both", Both(), (("k",), ("k",)), (wide, wide), ROW)
-    assert key_schemas([alike], [wide, wide]) == {"both": wide}
-
-
 # ---------------------------------------------------------------- sources
 
 
@@ -605,10 +576,3 @@ def test_chains_that_barriers_cannot_go_through(operators: Any, says: str) -> No
     job = JobGraph("job", (JobVertex(operators[0].uid, operators, 1),), (), tracked=False, max_parallelism=8)
     with pytest.raises(InvalidTopologyError, match=says):
         build(job, operators[0].uid)
-
-
-def test_a_topology_without_fault_tolerance_replays_nothing() -> None:
-    operators = (Replay("r", "s", "src", ROW),)
-    job = JobGraph("job", (JobVertex("r", operators, 1),), (), tracked=False)
-    with pytest.raises(InvalidTopologyError, match="'r' lets records in again"):
-        build_task(job, "r", 0, UntrackedTaskMode(lambda *_: ModelSink()))
