@@ -9,6 +9,7 @@ import secrets
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,9 +20,12 @@ from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
+from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
+from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST, ended_before, open_checkpoints
 from ftlayer.runtime.driver.control_server import ControlServer
+from ftlayer.runtime.driver.driver_mode import OpenMode
 from ftlayer.runtime.driver.ended_job import EndedJob
 from ftlayer.runtime.driver.job import Job, JobParts
 from ftlayer.runtime.driver.planners import Planners
@@ -36,6 +40,7 @@ from ftlayer.runtime.driver.spark_checks import (
     taken_task_slots,
 )
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
+from ftlayer.runtime.driver.untracked import UntrackedDriver
 from ftlayer.runtime.protocol.order import CheckpointPlan, Door, SlotOrder
 from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.runtime.slot.main import run_slot
@@ -267,6 +272,11 @@ class StreamEnvironment:
         except BaseException:
             server.close()
             raise
+        mode: OpenMode = UntrackedDriver
+        if checkpoints is not None:
+            mode = partial(BarrierDriver, checkpoints)
+        elif vertex is not None:
+            mode = partial(AckerDriver, vertex)
         restart = default_restart() if self._restart is None else copy.deepcopy(self._restart)
         planners = Planners(
             graph,
@@ -286,10 +296,9 @@ class StreamEnvironment:
                 SlotSubmitter(
                     self._spark, job.job, graph.name, runner, job.spark_job_ended, job.session_over
                 ),
-                vertex,
                 planners,
+                mode,
                 on_over=lambda: taken_task_slots().give_back(graph.name),
-                checkpoints=checkpoints,
             )
         )
         return job

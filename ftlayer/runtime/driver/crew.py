@@ -29,6 +29,11 @@ class Crew:
         return (slot for slot in self.slots if slot.running)
 
     @property
+    def instances(self) -> frozenset[str]:
+        """The names of those that are connected."""
+        return frozenset(slot.hello.instance for slot in self.slots if slot.hello is not None)
+
+    @property
     def all_deployed(self) -> bool:
         """Whether none is missing."""
         return all(slot.deployed for slot in self.slots)

@@ -322,19 +322,9 @@ class Over:
     error: FTLayerError | None = None
 
 
-JobInstruction = (
-    SendTo
-    | SubmitSlot
-    | CancelSlot
-    | AskSession
-    | CountTasks
-    | RecallStreams
-    | Condemn
-    | AskVertexStatus
-    | SlotUp
-    | SlotDown
-    | PrepareRestore
-    | RegionDeployed
-    | AllRunning
-    | Over
-)
+JobInstruction = SendTo | SubmitSlot | CancelSlot | AskSession | CountTasks | SlotUp | SlotDown | Over
+"""What the rules of any job may want."""
+
+AckerInstruction = RecallStreams | Condemn | AskVertexStatus
+BarrierInstruction = PrepareRestore | RegionDeployed | AllRunning
+"""What a mode's rules may want beside: its `DriverMode` carries it out."""

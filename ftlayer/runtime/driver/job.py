@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,21 +17,17 @@ from ftlayer.checkpoint.coordinator.events import (
 from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.results import JobResult
-from ftlayer.errors import CheckpointError, FTLayerError, VertexError
-from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
-from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
+from ftlayer.errors import CheckpointError, FTLayerError
+from ftlayer.runtime.driver.driver_mode import CheckpointCalls
 from ftlayer.runtime.driver.events import CancelRequested, DrainRequested, JobState
 from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus, SlotStatus
 from ftlayer.runtime.driver.job_thread import TICK_S, JobThread, Later, now_ms
 from ftlayer.runtime.driver.job_thread import JobParts as JobParts
 from ftlayer.runtime.driver.slot_record import SlotRecord
-from ftlayer.vertex.calls import StreamStatus, StreamStatusCall
+from ftlayer.vertex.calls import StreamStatus
 
-STATUS_DEADLINE_MS = 5_000
 # Of the time that `Job.cancel` is given; the rest is for what comes behind the commit.
 COMMIT_SHARE = 0.8
-
-logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
@@ -43,20 +38,12 @@ class Job(JobThread):
     def __init__(self, job: str) -> None:
         super().__init__(job)
         self._last_status: StreamStatus | None = None
-        self._before: StreamStatus | None = None
         self._asking = threading.Lock()
 
     @property
     def state(self) -> JobState:
         """Where the job is."""
         return self._core.state
-
-    def start(self, parts: JobParts) -> None:
-        """Begin to run."""
-        vertex = self._before = _ask(parts.vertex)
-        if vertex is not None:
-            self._meter.update_vertex(vertex, now_ms())
-        super().start(parts)
 
     def status(self) -> JobStatus:
         """Return what is known of the job now; asks the vertex, and does without its answer if there is none.
@@ -89,7 +76,7 @@ class Job(JobThread):
                 restarts=core.restarts,
                 isolation=core.isolation,
                 last_failure=core.last_failure,
-                checkpoints=None if self._checkpoints is None else self._checkpoints.counts,
+                checkpoints=self._mode.checkpoint_counts,
             )
 
     def _repr_html_(self) -> str:
@@ -109,7 +96,7 @@ class Job(JobThread):
     @property
     def result(self) -> JobResult | None:
         """How the job has ended, as it is kept with its checkpoints; None before, in acker mode, and in memory."""
-        return None if self._checkpoints is None else self._checkpoints.result
+        return self._mode.result
 
     def checkpoints(self) -> tuple[CheckpointStats, ...]:
         """Return the checkpoints and savepoints under way, and the last 100 others, the latest first."""
@@ -175,7 +162,7 @@ class Job(JobThread):
         with self._changed:
             return self._changed.wait_for(lambda: self._over.is_set() or self.state.is_up, timeout)
 
-    def _in_thread(self, work: Callable[[JobCheckpoints], _T]) -> _T:
+    def _in_thread(self, work: Callable[[CheckpointCalls], _T]) -> _T:
         """Have something done in the job's thread (in this one if the job is over), and return what it returned."""
         checkpoints = self._with_checkpoints()
         answer: Future[_T] = Future()
@@ -239,23 +226,10 @@ class Job(JobThread):
 
     def _vertex_status(self) -> StreamStatus | None:
         if not self._over.is_set():
-            return _ask(self._parts.vertex)
+            return self._mode.vertex_status()
         if self._last_status is None:
-            self._last_status = _ask(self._parts.vertex)
+            self._last_status = self._mode.vertex_status()
         return self._last_status
-
-
-def _ask(vertex: JobVertexCalls | None) -> StreamStatus | None:
-    """Return how much there is to do; None without a vertex, or without an answer of it."""
-    if vertex is None:
-        return None
-    try:
-        reply = vertex.client.call(StreamStatusCall(vertex.streams), deadline_ms=STATUS_DEADLINE_MS)
-    except VertexError as error:
-        logger.info("no status of the vertex: %s", error)
-        return None
-    assert isinstance(reply, StreamStatus)
-    return reply
 
 
 def _slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:

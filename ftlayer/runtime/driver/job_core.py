@@ -7,7 +7,7 @@ loss leads to, and when tasks start, is its mode's: `ftlayer.runtime.driver.mode
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Generic, assert_never
 
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, error_for_code
@@ -44,6 +44,7 @@ from ftlayer.runtime.driver.mode import (
     JobMode,
     LossesForgiven,
     ModeInstruction,
+    Own,
     StopJob,
     failed,
 )
@@ -69,7 +70,7 @@ ASK_SESSION_MS = 5_000
 COUNT_TASKS_MS = 5_000
 
 
-class JobCore:
+class JobCore(Generic[Own]):
     """The state of one execution of a job. Times are of one monotone clock (ms).
 
     What an instance says that is not the connected one of its slot is not listened to. Each event changes what is
@@ -80,7 +81,7 @@ class JobCore:
         last_failure: as a text, "" for none yet.
     """
 
-    def __init__(self, crew: Crew, options: TopologyOptions, mode: JobMode) -> None:
+    def __init__(self, crew: Crew, options: TopologyOptions, mode: JobMode[Own]) -> None:
         """``mode`` shares ``crew``, and is of this job alone."""
         self._crew = crew
         self._options = options
@@ -135,20 +136,20 @@ class JobCore:
 
     # ------------------------------------------------------------ from outside
 
-    def start(self, now_ms: int) -> list[JobInstruction]:
+    def start(self, now_ms: int) -> list[JobInstruction | Own]:
         """Begin: find out what there is to go on with, and submit the slots."""
         self._started_ms = self._last_ms = self._asked_session_ms = now_ms
         begun = self._carried_out(self._mode.begin(), now_ms)
-        return begun + [each for slot in self.slots for each in self._upkeep.submit(slot, now_ms)]
+        return [*begun, *(each for slot in self.slots for each in self._upkeep.submit(slot, now_ms))]
 
-    def handle(self, event: Event, now_ms: int) -> list[JobInstruction]:
+    def handle(self, event: Event, now_ms: int) -> list[JobInstruction | Own]:
         """Take one event and return what is to be done, in order."""
         if self._end is not None and self._end.over:
             return []
         self._mind_the_gap(now_ms)
         return [*self._happened(event, now_ms), *self._advance(now_ms)]
 
-    def _happened(self, event: Event, now_ms: int) -> list[JobInstruction]:
+    def _happened(self, event: Event, now_ms: int) -> Sequence[JobInstruction | Own]:
         match event:
             case Said():
                 return self._said(self.slots[event.slot], event.instance, event.message, now_ms)
@@ -186,17 +187,19 @@ class JobCore:
 
     # ------------------------------------------------------------ the mode
 
-    def _told(self, event: Event, now_ms: int) -> list[JobInstruction]:
+    def _told(self, event: Event, now_ms: int) -> Sequence[JobInstruction | Own]:
         return [] if self._stopping() else self._carried_out(self._mode.handle(event, now_ms), now_ms)
 
-    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
+    def _heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[JobInstruction | Own]:
         return [] if self._stopping() else self._carried_out(self._mode.heard(slot, message, now_ms), now_ms)
 
-    def _carried_out(self, instructions: Sequence[ModeInstruction], now_ms: int) -> list[JobInstruction]:
+    def _carried_out(
+        self, instructions: Sequence[ModeInstruction[Own]], now_ms: int
+    ) -> Sequence[JobInstruction | Own]:
         """Carry out what a mode wants of this class, and return what is to be done for it by others."""
         return [each for instruction in instructions for each in self._carry_out(instruction, now_ms)]
 
-    def _carry_out(self, instruction: ModeInstruction, now_ms: int) -> list[JobInstruction]:
+    def _carry_out(self, instruction: ModeInstruction[Own], now_ms: int) -> Sequence[JobInstruction | Own]:
         match instruction:
             case StopJob(verdict, reason):
                 return self._stop(verdict, reason, now_ms)
@@ -210,7 +213,9 @@ class JobCore:
 
     # ------------------------------------------------------------ what slots say
 
-    def _said(self, slot: SlotRecord, instance: str, message: FromSlot, now_ms: int) -> list[JobInstruction]:
+    def _said(
+        self, slot: SlotRecord, instance: str, message: FromSlot, now_ms: int
+    ) -> Sequence[JobInstruction | Own]:
         if isinstance(message, Hello):
             return self._hello(slot, message, now_ms)
         if not slot.is_instance(instance):
@@ -237,17 +242,19 @@ class JobCore:
                 return self._heard(slot, message, now_ms)
         return []
 
-    def _said_by_another(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> list[JobInstruction]:
+    def _said_by_another(
+        self, slot: SlotRecord, message: FromSlot, now_ms: int
+    ) -> Sequence[JobInstruction | Own]:
         """An instance that has not said Hello may say why it cannot; others are not listened to."""
         if not isinstance(message, SlotFailed) or slot.hello is not None or self._stopping():
             return []
         slot.failure = self.last_failure = f"slot {slot.number}: {reason_of(message)}"
         return self._fail(error_for_code(message.code)(message.reason), now_ms) if message.code else []
 
-    def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> list[JobInstruction]:
+    def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> Sequence[JobInstruction | Own]:
         if self._stopping() or slot.ended:
             return [SendTo(slot.number, hello.instance, Cancel("the job does not need it any more"))]
-        instructions: list[JobInstruction] = []
+        instructions: list[JobInstruction | Own] = []
         if slot.hello is not None:
             instructions += self._crew.tell(slot, Cancel("another process has taken its place"))
             instructions += self._lose(slot, "another process took its place", now_ms)
@@ -257,7 +264,9 @@ class JobCore:
         slot.submit_at_ms = slot.lost_ms = None
         return instructions
 
-    def _spark_job_ended(self, slot: SlotRecord, event: SparkJobEnded, now_ms: int) -> list[JobInstruction]:
+    def _spark_job_ended(
+        self, slot: SlotRecord, event: SparkJobEnded, now_ms: int
+    ) -> Sequence[JobInstruction | Own]:
         if event.attempt != slot.attempt:
             return []
         if self._stopping():
@@ -270,16 +279,18 @@ class JobCore:
 
     # ------------------------------------------------------------ losses
 
-    def _check_silence(self, now_ms: int) -> list[JobInstruction]:
+    def _check_silence(self, now_ms: int) -> Sequence[JobInstruction | Own]:
         limit = self._options.heartbeat_timeout_ms
-        instructions: list[JobInstruction] = []
+        instructions: list[JobInstruction | Own] = []
         for slot in () if self._stopping() else self.slots:
             if slot.running and now_ms - slot.heard_ms >= limit:
                 instructions += self._lose(slot, f"it was not heard of for {limit} ms", now_ms)
                 instructions += self._upkeep.cancel(slot, now_ms)
         return instructions
 
-    def _lose(self, slot: SlotRecord, reason: str, now_ms: int, operator: str = "") -> list[JobInstruction]:
+    def _lose(
+        self, slot: SlotRecord, reason: str, now_ms: int, operator: str = ""
+    ) -> Sequence[JobInstruction | Own]:
         was_deployed, alone = slot.deployed, self._crew.all_deployed
         busy = "" if slot.heartbeat is None else slot.heartbeat.busy
         self._crew.drop(slot, now_ms)
@@ -295,8 +306,8 @@ class JobCore:
 
     # ------------------------------------------------------------ going on
 
-    def _advance(self, now_ms: int) -> list[JobInstruction]:
-        instructions = self._mind_the_session(now_ms)
+    def _advance(self, now_ms: int) -> Sequence[JobInstruction | Own]:
+        instructions = [*self._mind_the_session(now_ms)]
         if not self._stopping():
             instructions += self._keep_slots_up(now_ms)
         if not self._stopping():
@@ -307,8 +318,8 @@ class JobCore:
                 instructions += [*self._mode.last_wish(self._end.verdict), self._end.verdict]
         return instructions
 
-    def _keep_slots_up(self, now_ms: int) -> list[JobInstruction]:
-        instructions = self._mind_the_start(now_ms)
+    def _keep_slots_up(self, now_ms: int) -> Sequence[JobInstruction | Own]:
+        instructions = [*self._mind_the_start(now_ms)]
         for slot in self.slots:
             if slot.hello is None and not self._stopping():
                 due = self._upkeep.keep_up(slot, now_ms)
@@ -317,7 +328,7 @@ class JobCore:
                 )
         return instructions
 
-    def _mind_the_start(self, now_ms: int) -> list[JobInstruction]:
+    def _mind_the_start(self, now_ms: int) -> Sequence[JobInstruction | Own]:
         """Where slots are not up in time, ask Spark which of them it has started: the error says so."""
         if self._is_late(now_ms):
             if self._counting_since_ms is None:
@@ -331,12 +342,12 @@ class JobCore:
         late = not self._mode.has_begun and now_ms - self._started_ms >= self._options.start_timeout_ms
         return late and not all(slot.hello for slot in self.slots)
 
-    def _end_late(self, counts: TaskCounts | None, now_ms: int) -> list[JobInstruction]:
+    def _end_late(self, counts: TaskCounts | None, now_ms: int) -> Sequence[JobInstruction | Own]:
         if not self._is_late(now_ms) or self._stopping():
             return []
         return self._fail(not_up(self.slots, self._options.start_timeout_ms, counts), now_ms)
 
-    def _mind_the_session(self, now_ms: int) -> list[JobInstruction]:
+    def _mind_the_session(self, now_ms: int) -> Sequence[JobInstruction | Own]:
         """Ask for the session where a slot has no instance, or a Spark job does not end: it may be gone."""
         missing = any(slot.hello is None and not slot.ended for slot in self.slots)
         if (missing or self._stopping()) and now_ms - self._asked_session_ms >= ASK_SESSION_MS:
@@ -344,7 +355,7 @@ class JobCore:
             return [AskSession()]
         return []
 
-    def _session_over(self, error: FTLayerError, now_ms: int) -> list[JobInstruction]:
+    def _session_over(self, error: FTLayerError, now_ms: int) -> Sequence[JobInstruction | Own]:
         for slot in self.slots:
             # No message will say that it has ended.
             slot.submitted = False
@@ -352,10 +363,10 @@ class JobCore:
 
     # ------------------------------------------------------------ coming to an end
 
-    def _fail(self, error: FTLayerError, now_ms: int) -> list[JobInstruction]:
+    def _fail(self, error: FTLayerError, now_ms: int) -> Sequence[JobInstruction | Own]:
         return self._carry_out(failed(error), now_ms)
 
-    def _stop(self, verdict: Over, reason: str, now_ms: int) -> list[JobInstruction]:
+    def _stop(self, verdict: Over, reason: str, now_ms: int) -> Sequence[JobInstruction | Own]:
         if verdict.error is not None:
             self.last_failure = str(verdict.error)
         if self._end is not None:

@@ -9,47 +9,32 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any, assert_never
 
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import ConfigError, FTLayerError, JobError
+from ftlayer.errors import FTLayerError, JobError
 from ftlayer.functions.pickling import missing_in
 from ftlayer.restart import RestartStrategy
-from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
-from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
-from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
-from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
-from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob
-from ftlayer.runtime.barrier_mode.driver.publishing import CheckpointParts
-from ftlayer.runtime.barrier_mode.driver.regions import regions_of
-from ftlayer.runtime.driver.circuit_watch import CircuitWatch
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.crew import Crew
+from ftlayer.runtime.driver.driver_mode import CheckpointCalls, DriverMode, JobContext, OpenMode
 from ftlayer.runtime.driver.events import (
-    AllRunning,
     AskSession,
-    AskVertexStatus,
     Broke,
     Broken,
     CancelSlot,
-    Condemn,
-    Condemned,
     CountTasks,
     DrainRequested,
     Event,
     JobInstruction,
     JobState,
     Over,
-    PrepareRestore,
-    RecallDone,
-    RecallStreams,
-    RegionDeployed,
     Said,
     SendTo,
     SessionOver,
     SlotDown,
     SlotUp,
     SparkJobEnded,
-    StatusKnown,
     SubmitSlot,
     TaskCounts,
     TasksCounted,
@@ -57,10 +42,8 @@ from ftlayer.runtime.driver.events import (
 )
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.meter import Meter
-from ftlayer.runtime.driver.mode import JobMode
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.submit import SlotSubmitter
-from ftlayer.runtime.driver.untracked import UntrackedJob
 from ftlayer.runtime.protocol.messages import (
     AssignSplits,
     FromSlot,
@@ -92,8 +75,8 @@ class Later:
 class JobParts:
     """What a job is made of. Server, submitter and planners report to the `JobThread` that they were made for.
 
-    ``restart`` is of this job alone. ``on_over`` is called once, by the coordinator's thread, when the job has come
-    to its final state.
+    ``restart`` is of this job alone. ``mode`` makes the half of its mode in the driver. ``on_over`` is called once, by
+    the coordinator's thread, when the job has come to its final state.
     """
 
     graph: JobGraph
@@ -101,10 +84,9 @@ class JobParts:
     restart: RestartStrategy
     server: ControlServer
     submitter: SlotSubmitter
-    vertex: JobVertexCalls | None
     planners: Planners
+    mode: OpenMode
     on_over: Callable[[], None]
-    checkpoints: CheckpointParts | None = None
 
 
 class JobThread:
@@ -120,7 +102,7 @@ class JobThread:
         self._interrupted = False
         self._verdict: Over | None = None
         self._meter = Meter()
-        self._checkpoints: JobCheckpoints | None = None
+        self._before: StreamStatus | None = None
 
     @property
     def name(self) -> str:
@@ -166,36 +148,24 @@ class JobThread:
         """Begin to run."""
         self._parts = parts
         crew = Crew(parts.graph.slots, parts.options.start_timeout_ms)
-        self._core = JobCore(crew, parts.options, self._mode(parts, crew))
-        if parts.checkpoints is not None:
-            self._checkpoints = JobCheckpoints(
-                parts.checkpoints,
+        self._mode: DriverMode[Any] = parts.mode(
+            JobContext(
+                self.job,
+                parts.graph,
+                parts.restart,
+                crew,
                 parts.planners,
                 happened=self._events.put,
                 later=lambda work: self._events.put(Later(work)),
-                tell_all=self._tell_all,
-                tell_slot=self._tell_slot,
-                instances=lambda: frozenset(slot.hello.instance for slot in self._core.slots if slot.hello),
+                tell=self._tell_slot,
             )
-        self._circuit_watch = CircuitWatch(
-            parts.graph.name, has_any=any(options.circuits for _, options in parts.graph.options)
         )
+        self._core: JobCore[Any] = JobCore(crew, parts.options, self._mode.rules)
+        self._before = self._mode.vertex_status()
+        if self._before is not None:
+            self._meter.update_vertex(self._before, now_ms())
         self._started_ms, self._ended_ms = now_ms(), 0
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
-
-    def _mode(self, parts: JobParts, crew: Crew) -> JobMode:
-        graph = parts.graph
-        if parts.checkpoints is not None:
-            return BarrierJob(crew, regions=regions_of(graph), run=self.job, restart=parts.restart)
-        if not graph.tracked:
-            return UntrackedJob(crew, run=self.job, restart=parts.restart)
-        return AckerJob(
-            crew,
-            run=self.job,
-            restart=parts.restart,
-            replays=[ReplayInput(uid, graph.slot_of(uid, 0)) for uid in graph.replays],
-            timeout_ms=min((options.timeout_ms for _, options in graph.options), default=0),
-        )
 
     # ------------------------------------------------------------ the coordinator's thread
 
@@ -230,54 +200,24 @@ class JobThread:
             before = self._core.state
             instructions = self._core.handle(event, moment_ms)
             is_other = self._core.state is not before
-        if isinstance(event, StatusKnown):
-            # A job that ends asks the vertex a last time: what it says of breakers is told too.
-            self._log_circuits(event.status)
-        self._watch_circuits(moment_ms)
         if isinstance(event, DrainRequested):
             self._parts.planners.drain()
         self._do_all(instructions)
-        if self._checkpoints is not None:
-            self._checkpoint(event, self._checkpoints)
+        self._mode.after(event, self._core.state, moment_ms)
         if is_other:
             # Behind all that the change brings about.
             self._tell_changed()
-
-    def _watch_circuits(self, moment_ms: int) -> None:
-        """Have the vertex asked; the answer is logged by this thread."""
-        vertex = self._parts.vertex
-        if vertex is not None and self._circuit_watch.is_due(moment_ms):
-            vertex.status(
-                lambda status: self._events.put(Later(lambda: self._log_circuits(status))), self.broken
-            )
-
-    def _log_circuits(self, status: StreamStatus) -> None:
-        for line in self._circuit_watch.told(status.circuits):
-            logger.warning("%s", line)
 
     def _tell_changed(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def _checkpoint(self, event: Event, checkpoints: JobCheckpoints) -> None:
-        """Let an event have its effect on checkpoints, behind that on the job."""
-        if self._end_is_near():
-            checkpoints.cancel()
-        elif isinstance(event, Said) and self._core.slots[event.slot].is_instance(event.instance):
-            checkpoints.said(event.message)
-        checkpoints.tick()
-
-    def _end_is_near(self) -> bool:
-        state = self._core.state
-        return state.is_final or state is JobState.STOPPING
-
     def _note(self, said: Said, now_ms: int) -> None:
         match said.message:
             case Heartbeat(counters=counters) | SlotEnded(counters=counters) | SlotFailed(counters=counters):
                 self._meter.update(said.instance, counters, now_ms)
+        self._mode.before(said)
         match said.message:
-            case SlotFailed(reason=reason, damaged=damaged) if damaged and self._checkpoints is not None:
-                self._checkpoints.damaged(damaged, reason)
             case SourceFailed(reason=reason, pause_ms=pause_ms):
                 logger.warning("%s; it is started again in %d ms", reason, pause_ms)
             case SplitDone() as done if self._core.slots[said.slot].is_instance(said.instance):
@@ -288,9 +228,12 @@ class JobThread:
         if slot.running and slot.hello is not None:
             self._parts.server.send(slot.hello.instance, splits)
 
-    def _do_all(self, instructions: list[JobInstruction]) -> None:
+    def _do_all(self, instructions: list[JobInstruction | Any]) -> None:
         for instruction in instructions:
-            self._do(instruction)
+            if isinstance(instruction, JobInstruction):
+                self._do(instruction)
+            else:
+                self._mode.carry_out(instruction)
 
     def _do(self, instruction: JobInstruction) -> None:
         parts = self._parts
@@ -305,32 +248,14 @@ class JobThread:
                 parts.submitter.ask_session()
             case CountTasks():
                 parts.submitter.count_tasks(self.tasks_counted)
-            case RecallStreams(number):
-                assert parts.vertex is not None
-                parts.vertex.recall(lambda rows: self._events.put(RecallDone(number, rows)), self.broken)
-            case Condemn(failure):
-                assert parts.vertex is not None
-                logger.warning("root %016x ends processes: %s", failure.root, failure.reason)
-                parts.vertex.condemn(failure, lambda: self._events.put(Condemned(failure.root)), self.broken)
-            case AskVertexStatus(number):
-                assert parts.vertex is not None
-                parts.vertex.status(lambda status: self._events.put(StatusKnown(number, status)), self.broken)
             case SlotUp(slot):
                 parts.planners.slot_up(slot)
             case SlotDown(slot):
                 parts.planners.slot_down(slot)
-            case PrepareRestore() if self._checkpoints is not None:
-                self._checkpoints.prepare(instruction)
-            case RegionDeployed() if self._checkpoints is not None:
-                self._checkpoints.deployed(instruction)
-            case AllRunning() if self._checkpoints is not None:
-                self._checkpoints.running()
             case Over():
                 self._verdict = instruction
-
-    def _tell_all(self, message: ToSlot) -> None:
-        for slot in self._core.slots:
-            self._tell_slot(slot.number, message)
+            case _:
+                assert_never(instruction)
 
     def _tell_slot(self, number: int, message: ToSlot) -> None:
         slot = self._core.slots[number]
@@ -367,28 +292,21 @@ class JobThread:
         with ExitStack() as stack:
             stack.callback(self._hand_back)
             stack.callback(parts.submitter.close)
-            if parts.vertex is not None:
-                stack.callback(parts.vertex.close)
+            stack.callback(self._mode.close)
             stack.callback(parts.server.close)
             stack.callback(parts.planners.close)
-            if self._checkpoints is not None and self._verdict is not None:
-                self._checkpoints.close(
+            if self._verdict is not None:
+                self._mode.end(
                     self._verdict.state, self._take_later, self._close_by_s, interrupted=self._interrupted
                 )
 
     def _hand_back(self) -> None:
         """Say that the job's name and task slots are free, once nothing is done in its name any more."""
-        if self._checkpoints is None:
-            self._parts.on_over()
-        else:
-            self._checkpoints.when_done(self._parts.on_over)
+        self._mode.when_done(self._parts.on_over)
 
-    def _with_checkpoints(self) -> JobCheckpoints:
-        if self._checkpoints is None:
-            raise ConfigError(
-                f"{self.name!r} runs without checkpoints; give StreamEnvironment checkpointing=CheckpointConfig(…)"
-            )
-        return self._checkpoints
+    def _with_checkpoints(self) -> CheckpointCalls:
+        """Raise `ConfigError` where there are none."""
+        return self._mode.checkpoints
 
 
 def now_ms() -> int:

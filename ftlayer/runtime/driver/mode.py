@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
@@ -34,8 +34,12 @@ class LossesForgiven:
     """The losses so far were a record's doing: the restart strategy of slots begins afresh."""
 
 
-ModeInstruction = JobInstruction | StopJob | FailureNoted | LossesForgiven
-"""The last three are for `JobCore` itself, which carries them out before anything else happens."""
+Own = TypeVar("Own")
+Own_co = TypeVar("Own_co", covariant=True)
+"""Instructions of the mode alone: `DriverMode` carries them out."""
+
+ModeInstruction: TypeAlias = JobInstruction | StopJob | FailureNoted | LossesForgiven | Own
+"""Three are for `JobCore` itself, which carries them out before anything else happens."""
 
 
 def failed(error: FTLayerError) -> StopJob:
@@ -43,7 +47,7 @@ def failed(error: FTLayerError) -> StopJob:
     return StopJob(Over(JobState.FAILED, error), str(error).partition("\n")[0])
 
 
-class JobMode(Protocol):
+class JobMode(Protocol[Own_co]):
     """One mode's rules for one execution of a job. Times are of one monotone clock (ms).
 
     It knows the slots by the `Crew` that it shares with `JobCore`. Once the job stops it is asked for its `last_wish`
@@ -90,28 +94,28 @@ class JobMode(Protocol):
     def isolation(self) -> IsolationStatus | None:
         """How far the search for a record that ends processes is; None while there is none."""
 
-    def begin(self) -> Sequence[ModeInstruction]:
+    def begin(self) -> Sequence[ModeInstruction[Own_co]]:
         """The job begins; the slots are submitted behind this."""
 
-    def handle(self, event: Event, now_ms: int) -> Sequence[ModeInstruction]:
+    def handle(self, event: Event, now_ms: int) -> Sequence[ModeInstruction[Own_co]]:
         """Take an event that `JobCore` does not know; `Tick` too."""
 
-    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction]:
+    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction[Own_co]]:
         """The connected instance of a slot says something that is no failure."""
 
-    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction]:
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction[Own_co]]:
         """An instance is lost that ran; ``alone``: all others were deployed."""
 
     def lost_before(self) -> None:
         """An instance is lost that was not told to start."""
 
-    def go_on(self, now_ms: int) -> Sequence[ModeInstruction]:
+    def go_on(self, now_ms: int) -> Sequence[ModeInstruction[Own_co]]:
         """Do what has become possible: start tasks, look for the end. Called behind each event."""
 
     def explained(self, error: FTLayerError) -> FTLayerError:
         """Return why the job ends when a slot is not submitted any more."""
 
-    def last_wish(self, verdict: Over) -> list[JobInstruction]:
+    def last_wish(self, verdict: Over) -> Sequence[JobInstruction | Own_co]:
         """The job is over: return what is to be done before that is said."""
 
     def validate(self) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeAlias
 
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.driver.crew import Crew
-from ftlayer.runtime.driver.events import Event, JobInstruction, JobState, Over
+from ftlayer.runtime.driver.driver_mode import CheckpointCalls, JobContext, no_checkpoints
+from ftlayer.runtime.driver.events import Event, JobInstruction, JobState, Over, Said
 from ftlayer.runtime.driver.mode import ModeInstruction, StopJob, failed
 from ftlayer.runtime.driver.reasons import untracked
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot
+
+_Instructions: TypeAlias = Sequence[ModeInstruction[NoReturn]]
 
 
 class UntrackedJob:
@@ -48,26 +52,26 @@ class UntrackedJob:
         """See `JobMode`."""
         return self._crew.all_deployed
 
-    def begin(self) -> Sequence[ModeInstruction]:
+    def begin(self) -> _Instructions:
         """See `JobMode`: nothing is left of an earlier run."""
         return []
 
-    def handle(self, event: Event, now_ms: int) -> Sequence[ModeInstruction]:
+    def handle(self, event: Event, now_ms: int) -> _Instructions:
         """See `JobMode`: no event is this one's own."""
         return []
 
-    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction]:
+    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
         """See `JobMode`."""
         return []
 
-    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction]:
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
         """See `JobMode`: nothing says which records it held."""
         return [failed(untracked(slot.failure))]
 
     def lost_before(self) -> None:
         """See `JobMode`: another instance is waited for."""
 
-    def go_on(self, now_ms: int) -> Sequence[ModeInstruction]:
+    def go_on(self, now_ms: int) -> _Instructions:
         """See `JobMode`."""
         slots = self._crew.slots
         if self._begun:
@@ -89,3 +93,47 @@ class UntrackedJob:
     def validate(self) -> None:
         """See `JobMode`."""
         assert self._begun == self._crew.all_deployed, "a job that goes on has lost a slot"
+
+
+class UntrackedDriver:
+    """`DriverMode` of ``FTStatus.OFF``: nothing is to be done beside the job's thread."""
+
+    checkpoint_counts = result = None
+
+    def __init__(self, job: JobContext) -> None:
+        self.rules = UntrackedJob(job.crew, run=job.run, restart=job.restart)
+        self._name = job.graph.name
+
+    @property
+    def checkpoints(self) -> CheckpointCalls:
+        """See `DriverMode`."""
+        raise no_checkpoints(self._name)
+
+    def before(self, said: Said) -> None:
+        """See `DriverMode`."""
+
+    def carry_out(self, instruction: NoReturn) -> None:
+        """See `DriverMode`: the rules have no instructions of their own."""
+
+    def after(self, event: Event, state: JobState, now_ms: int) -> None:
+        """See `DriverMode`."""
+
+    def vertex_status(self) -> None:
+        """See `DriverMode`: there is no vertex."""
+
+    def end(
+        self,
+        state: JobState,
+        take_events: Callable[[], None],
+        close_by_s: float | None,
+        *,
+        interrupted: bool,
+    ) -> None:
+        """See `DriverMode`."""
+
+    def close(self) -> None:
+        """See `DriverMode`."""
+
+    def when_done(self, done: Callable[[], None]) -> None:
+        """See `DriverMode`."""
+        done()

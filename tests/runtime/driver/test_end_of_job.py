@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 from unittest.mock import Mock
@@ -14,6 +15,7 @@ import pytest
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
 from ftlayer.restart import NoRestart
+from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.driver.job import Job, JobParts
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
@@ -25,7 +27,7 @@ WAIT_S = 600
 def parts(**changes: Any) -> Any:
     source = Source("numbers", IterableSource((range(3).__iter__,)), pa.schema([("id", pa.int64())]))
     graph = JobGraph("ending", (JobVertex("numbers", (source,), 1),), (), False)
-    made = {"server": Mock(), "submitter": Mock(), "vertex": Mock(), "planners": Mock(), "on_over": Mock()}
+    made = {"server": Mock(), "submitter": Mock(), "planners": Mock(), "on_over": Mock()}
     return JobParts(graph, TopologyOptions(), NoRestart(), **made | changes)
 
 
@@ -38,13 +40,15 @@ def test_a_part_that_cannot_be_closed_leaves_no_one_waiting_and_nothing_open(par
     broken.client.call.return_value = StreamStatus(0, 0, 0, 0, -1)
     planners = broken if part == "planners" else Mock(start=broken.start)
     vertex = Mock(client=broken.client)
-    made = parts(**{"planners": planners, "vertex": vertex, part: broken})
+    server = broken if part == "server" else Mock()
+    vertex = broken if part == "vertex" else vertex
+    made = parts(planners=planners, server=server, mode=partial(AckerDriver, vertex))
     job = Job("ending-1")
     job.start(made)
     assert job.over(WAIT_S)
     with pytest.raises(JobError, match=r"at the job's end.*the disk is gone"):
         job.wait(WAIT_S)
-    for each in (made.planners, made.server, made.vertex):
+    for each in (made.planners, made.server, vertex):
         each.close.assert_called_once_with()
     made.on_over.assert_called_once_with()
 
@@ -71,7 +75,10 @@ def test_two_threads_that_ask_for_the_status_count_nothing_twice() -> None:
 
     job = Job("asked-1")
     job.start(
-        parts(vertex=Mock(client=Mock(call=call)), planners=Mock(start=Mock(side_effect=ValueError("no"))))
+        parts(
+            mode=partial(AckerDriver, Mock(client=Mock(call=call))),
+            planners=Mock(start=Mock(side_effect=ValueError("no"))),
+        )
     )
     assert job.over(WAIT_S)
     # As while it runs: a job that is over asks once.

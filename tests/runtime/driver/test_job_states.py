@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -31,6 +32,7 @@ from ftlayer.errors import (
 )
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.barrier_mode.driver import checkpointing
+from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST, open_checkpoints
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job, JobParts
@@ -117,10 +119,9 @@ class Played:
                 restart or NoRestart(),
                 server=Mock(send=self._told),
                 submitter=Mock(),
-                vertex=None,
                 planners=Mock(capture=lambda subtasks: {}),
+                mode=partial(BarrierDriver, checkpoints),
                 on_over=self.over,
-                checkpoints=checkpoints,
             )
         )
         self.say(Hello(0, "a", "grpc://a", "host", 1))

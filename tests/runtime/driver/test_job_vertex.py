@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError, ProtocolError, StaleOwnerError
 from ftlayer.restart import default_restart
+from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job, JobParts
@@ -69,8 +71,8 @@ class Played:
             default_restart(),
             server=Mock(send=self._told),
             submitter=self.submitter,
-            vertex=self.calls,
             planners=Mock(),
+            mode=partial(AckerDriver, self.calls),
             on_over=Mock(),
         )
         self.job.start(parts)

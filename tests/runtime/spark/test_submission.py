@@ -7,6 +7,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,13 +19,16 @@ from ftlayer.errors import JobError, JobStartError, SlotLostError
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.restart import ExponentialDelay, NoRestart
 from ftlayer.runtime.acker_mode.driver import suspicion
+from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.driver.control_server import ControlServer
+from ftlayer.runtime.driver.driver_mode import OpenMode
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job, JobParts
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.session import task_slots
 from ftlayer.runtime.driver.spark_checks import check_task_slots, pickled_order
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
+from ftlayer.runtime.driver.untracked import UntrackedDriver
 from ftlayer.runtime.protocol.order import Door, SlotOrder
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
@@ -139,8 +143,8 @@ def start(spark: Any) -> Any:
         runner = SlotRunner(pickled_order(order), play)
         submitter = SlotSubmitter(spark, job.job, graph.name, runner, job.spark_job_ended, job.session_over)
         planners = Planners(graph, None, order.key, send=job.send_splits, failed=job.broken)
-        vertex = fake_vertex() if tracked else None
-        job.start(JobParts(graph, options, restart, server, submitter, vertex, planners, lambda: None))
+        mode: OpenMode = partial(AckerDriver, fake_vertex()) if tracked else UntrackedDriver
+        job.start(JobParts(graph, options, restart, server, submitter, planners, mode, lambda: None))
         jobs.append(job)
         return job
 

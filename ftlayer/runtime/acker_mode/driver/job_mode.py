@@ -17,6 +17,7 @@ A further loss at any point of this begins it again, with a higher epoch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
@@ -26,6 +27,7 @@ from ftlayer.runtime.acker_mode.driver.recalls import Recalls
 from ftlayer.runtime.acker_mode.driver.suspicion import Suspicion
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
+    AckerInstruction,
     AskVertexStatus,
     Condemned,
     Event,
@@ -55,6 +57,8 @@ from ftlayer.runtime.protocol.messages import (
     SlotEnded,
 )
 from ftlayer.vertex.calls import StreamOptions
+
+_Instructions: TypeAlias = Sequence[ModeInstruction[AckerInstruction]]
 
 
 class AckerJob:
@@ -122,11 +126,11 @@ class AckerJob:
         """See `JobMode`."""
         return JobState.ISOLATING if self._suspicion.active else None
 
-    def begin(self) -> Sequence[ModeInstruction]:
+    def begin(self) -> _Instructions:
         """See `JobMode`: what an earlier run left pending becomes due."""
         return [*self._recalls.ask()]
 
-    def handle(self, event: Event, now_ms: int) -> Sequence[ModeInstruction]:
+    def handle(self, event: Event, now_ms: int) -> _Instructions:
         """See `JobMode`."""
         match event:
             case StatusKnown():
@@ -140,7 +144,7 @@ class AckerJob:
                 return self._suspicion.tick(now_ms)
         return []
 
-    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction]:
+    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
         """See `JobMode`."""
         match message:
             case Heartbeat() if slot.running:
@@ -161,7 +165,7 @@ class AckerJob:
             # The others went on since the vertex was asked to recall.
             self._recalls.forget()
 
-    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction]:
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
         """See `JobMode`."""
         slot.lost_ms = now_ms
         if self.is_ending:
@@ -195,11 +199,11 @@ class AckerJob:
         """See `JobMode`."""
         return given_up(error, self._suspicion.quick_losses)
 
-    def go_on(self, now_ms: int) -> Sequence[ModeInstruction]:
+    def go_on(self, now_ms: int) -> _Instructions:
         """See `JobMode`."""
         return [*self._bring_up(now_ms), *self._look_for_end(now_ms)]
 
-    def last_wish(self, verdict: Over) -> list[JobInstruction]:
+    def last_wish(self, verdict: Over) -> Sequence[JobInstruction | AckerInstruction]:
         """See `JobMode`: the next start may be long after the timeout of what is pending."""
         return [] if verdict.state is JobState.ENDED else self._recalls.at_the_end()
 
@@ -210,7 +214,7 @@ class AckerJob:
             assert list(epochs) == sorted(epochs), f"slot {slot.number} is ahead of its epoch: {epochs}"
         assert not self._suspicion.active or self.was_lost, "a record is looked for, and nothing was lost"
 
-    def _bring_up(self, now_ms: int) -> Sequence[ModeInstruction]:
+    def _bring_up(self, now_ms: int) -> _Instructions:
         new = [slot for slot in self._crew.slots if not slot.deployed]
         if not new:
             return []
@@ -236,14 +240,14 @@ class AckerJob:
             instructions += [each for slot in self._crew.slots for each in self._crew.tell(slot, ReplayNow())]
         return instructions
 
-    def _recall_meanwhile(self, all_know: bool, now_ms: int) -> Sequence[ModeInstruction]:
+    def _recall_meanwhile(self, all_know: bool, now_ms: int) -> _Instructions:
         if not self.epoch or not self._recalls.is_due(self.epoch, all_know, now_ms):
             return []
         if self._suspicion.has_convict:
             return self._suspicion.condemn()
         return self._recalls.meanwhile(self.epoch, all_know, now_ms)
 
-    def _look_for_end(self, now_ms: int) -> Sequence[ModeInstruction]:
+    def _look_for_end(self, now_ms: int) -> _Instructions:
         if self.epoch and all(slot.ended for slot in self._crew.slots):
             return [StopJob(Over(JobState.ENDED))]
         if self.is_ending or not self._crew.all_deployed or not self._suspicion.watches:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ftlayer.runtime.driver.events import JobInstruction, RecallStreams
+from ftlayer.runtime.driver.events import RecallStreams
 
 
 class Recalls:
@@ -28,7 +28,7 @@ class Recalls:
         """More may have to be recalled since."""
         self.is_done = self._asked = False
 
-    def ask(self) -> list[JobInstruction]:
+    def ask(self) -> list[RecallStreams]:
         """Have it done, if that is not under way."""
         if self._asked:
             return []
@@ -39,16 +39,16 @@ class Recalls:
         """Whether it is time for `meanwhile`: of a loss, when all others know of it, and again and again."""
         return self._meanwhile != (epoch, all_know) or now_ms - self._meanwhile_ms >= self._every_ms
 
-    def meanwhile(self, epoch: int, all_know: bool, now_ms: int) -> list[JobInstruction]:
+    def meanwhile(self, epoch: int, all_know: bool, now_ms: int) -> list[RecallStreams]:
         """Have done what can be done while a slot is away."""
         self._meanwhile, self._meanwhile_ms = (epoch, all_know), now_ms
         return self._recall()
 
-    def at_the_end(self) -> list[JobInstruction]:
+    def at_the_end(self) -> list[RecallStreams]:
         """Have it done for the next instance, without waiting for it."""
         return self._recall()
 
-    def _recall(self) -> list[JobInstruction]:
+    def _recall(self) -> list[RecallStreams]:
         self._number += 1
         return [RecallStreams(self._number)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from ftlayer.runtime.acker_mode.driver.ending import EndDetection, Settled, at_rest
 from ftlayer.runtime.acker_mode.driver.isolation import (
@@ -15,12 +16,14 @@ from ftlayer.runtime.acker_mode.driver.isolation import (
 )
 from ftlayer.runtime.acker_mode.driver.recalls import Recalls
 from ftlayer.runtime.driver.crew import Crew
-from ftlayer.runtime.driver.events import Condemn
+from ftlayer.runtime.driver.events import AckerInstruction, Condemn
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.mode import LossesForgiven, ModeInstruction
 from ftlayer.runtime.driver.reasons import SOON_MS, SUSPICIOUS_LOSSES, conviction
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import PauseIntake, ReplaysOut, ResumeIntake
+
+_Instructions: TypeAlias = Sequence[ModeInstruction[AckerInstruction]]
 
 
 class Suspicion:
@@ -61,7 +64,7 @@ class Suspicion:
 
     # ------------------------------------------------------------ losses and repairs
 
-    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction]:
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
         """A slot that ran was lost; ``alone``: it is not one of several that were lost together."""
         if alone:
             self.quick_losses = self.quick_losses + 1 if now_ms - self._repaired_ms < SOON_MS else 1
@@ -87,7 +90,7 @@ class Suspicion:
         """Whether there is a record that has to be condemned first: by a recall the vertex forgets its root."""
         return self._isolation.convicted is not None
 
-    def condemn(self) -> Sequence[ModeInstruction]:
+    def condemn(self) -> _Instructions:
         """Have that record condemned, if that is not under way."""
         found = self._isolation.convicted
         if found is None or self._condemning:
@@ -102,29 +105,29 @@ class Suspicion:
 
     # ------------------------------------------------------------ groups
 
-    def recalled(self, rows: int, now_ms: int) -> Sequence[ModeInstruction]:
+    def recalled(self, rows: int, now_ms: int) -> _Instructions:
         """The vertex has recalled so many rows."""
         return self._go(self._isolation.recalled(rows, now_ms))
 
-    def took(self, report: ReplaysOut, now_ms: int) -> Sequence[ModeInstruction]:
+    def took(self, report: ReplaysOut, now_ms: int) -> _Instructions:
         """An input has taken replays."""
         instructions = self._go(self._isolation.took(report, now_ms))
         if self._isolation.group_is_out:
             self._detection.restart(Settled())
         return instructions
 
-    def at_rest(self, now_ms: int) -> Sequence[ModeInstruction]:
+    def at_rest(self, now_ms: int) -> _Instructions:
         """Nothing moves in any slot, and the group is settled."""
         return self._go(self._isolation.at_rest(now_ms))
 
-    def tick(self, now_ms: int) -> Sequence[ModeInstruction]:
+    def tick(self, now_ms: int) -> _Instructions:
         """Time has passed."""
         return self._go(self._isolation.tick(now_ms))
 
-    def _go(self, steps: Sequence[Step]) -> Sequence[ModeInstruction]:
+    def _go(self, steps: Sequence[Step]) -> _Instructions:
         return [each for step in steps for each in self._step(step)]
 
-    def _step(self, step: Step) -> Sequence[ModeInstruction]:
+    def _step(self, step: Step) -> _Instructions:
         match step:
             case RecallAll():
                 return self._recalls.ask()
@@ -133,7 +136,7 @@ class Suspicion:
             case AllThrough():
                 return self._go_on_as_usual()
 
-    def _go_on_as_usual(self) -> Sequence[ModeInstruction]:
+    def _go_on_as_usual(self) -> _Instructions:
         self.quick_losses = 0
         self._detection.restart()
         forgiven = [LossesForgiven()] if self._isolation.found else []

@@ -62,16 +62,15 @@ from ftlayer.runtime.barrier_mode.driver.committing import GivenUp
 from ftlayer.runtime.barrier_mode.driver.publishing import CheckpointParts, Publisher
 from ftlayer.runtime.barrier_mode.driver.requests import Requests
 from ftlayer.runtime.barrier_mode.driver.restore_points import RestorePoints
+from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import (
     Broken,
     EndTasksRequested,
-    Event,
     JobState,
     PrepareRestore,
     RegionDeployed,
     RestartRequested,
 )
-from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.protocol.messages import (
     CheckpointAborted,
     CheckpointCompleted,
@@ -94,32 +93,13 @@ logger = logging.getLogger(__name__)
 class JobCheckpoints:
     """See the module."""
 
-    def __init__(
-        self,
-        parts: CheckpointParts,
-        planners: Planners,
-        *,
-        happened: Callable[[Event], None],
-        later: Callable[[Callable[[], None]], None],
-        tell_all: Callable[[ToSlot], None],
-        tell_slot: Callable[[int, ToSlot], None],
-        instances: Callable[[], frozenset[str]],
-    ) -> None:
-        """Args:
-        parts: see there.
-        planners: of the job's reader sources, whose ranges belong to a checkpoint too.
-        happened: takes an event for the rules of the job; any thread.
-        later: has a function called in the job's thread; any thread.
-        tell_all: sends to all slots that run their tasks.
-        tell_slot: sends to one of them.
-        instances: the names of those that are connected.
-        """
+    def __init__(self, parts: CheckpointParts, job: JobContext) -> None:
         self._parts = parts
         self._rules = parts.rules
-        self._planners = planners
-        self._happened, self._later = happened, later
-        self._tell_all, self._tell_slot = tell_all, tell_slot
-        self._instances = instances
+        self._crew = job.crew
+        # Ranges of reader sources belong to a checkpoint too.
+        self._planners = job.planners
+        self._happened, self._later, self._tell = job.happened, job.later, job.tell
         graph = parts.graph
         self._source_slots = sorted(
             {
@@ -133,14 +113,14 @@ class JobCheckpoints:
         self._cleaning = Worker("checkpoint-cleaning", self._io_failed)
         self._down: set[int] = set(range(graph.slots))
         self._given_up = GivenUp()
-        self._publisher = Publisher(parts, planners)
+        self._publisher = Publisher(parts, job.planners)
         self._restores = RestorePoints(
             parts,
-            planners,
+            job.planners,
             self._publisher,
             self._io,
-            happened=happened,
-            later=later,
+            happened=job.happened,
+            later=job.later,
             restored=self._restored,
         )
         self._requests = Requests()
@@ -204,7 +184,7 @@ class JobCheckpoints:
 
     def _sweep(self) -> None:
         """Remove what instances have left behind that are gone."""
-        keep, alive = self._rules.completed, self._instances()
+        keep, alive = self._rules.completed, self._crew.instances
 
         def work() -> None:
             for path in self._parts.storage.sweep(keep, alive.__contains__):
@@ -355,7 +335,7 @@ class JobCheckpoints:
             case Trigger(barrier):
                 self._planners.under_way(self._rules.in_progress)
                 for slot in self._source_slots:
-                    self._tell_slot(slot, TriggerCheckpoint(barrier))
+                    self._tell(slot, TriggerCheckpoint(barrier))
             case Publish(checkpoint, location):
                 self._publish(checkpoint, location)
             case CommitSinks(checkpoint):
@@ -387,6 +367,10 @@ class JobCheckpoints:
                 self._requests.answer(instruction)
             case FinishTasks(drain):
                 self._happened(EndTasksRequested(drain))
+
+    def _tell_all(self, message: ToSlot) -> None:
+        for slot in self._crew.slots:
+            self._tell(slot.number, message)
 
     def _publish(self, checkpoint: Checkpoint, location: str) -> None:
         def work() -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.errors import FTLayerError, SlotLostError
@@ -22,6 +23,7 @@ from ftlayer.restart import FixedDelay, RestartStrategy
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AllRunning,
+    BarrierInstruction,
     EndTasksRequested,
     Event,
     JobInstruction,
@@ -42,6 +44,8 @@ from ftlayer.runtime.protocol.messages import (
     FromSlot,
     ResetTasks,
 )
+
+_Instructions: TypeAlias = Sequence[ModeInstruction[BarrierInstruction]]
 
 # A process that is gone is replaced at once and without limit: it is the region's restart that the strategy judges.
 _AT_ONCE = FixedDelay(attempts=1 << 30, delay=1)
@@ -119,11 +123,11 @@ class BarrierJob:
         """See `JobMode`."""
         return JobState.RECOVERING if self._restore_fails and not self._begun else None
 
-    def begin(self) -> Sequence[ModeInstruction]:
+    def begin(self) -> _Instructions:
         """See `JobMode`."""
         return [self._prepare(region) for region in self._regions]
 
-    def handle(self, event: Event, now_ms: int) -> Sequence[ModeInstruction]:
+    def handle(self, event: Event, now_ms: int) -> _Instructions:
         """See `JobMode`."""
         match event:
             case RestartRequested(reason):
@@ -139,7 +143,7 @@ class BarrierJob:
                 return [StopJob(Over(JobState.ENDED), "the job was stopped with a savepoint")]
         return []
 
-    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction]:
+    def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
         """See `JobMode`."""
         return []
 
@@ -167,14 +171,14 @@ class BarrierJob:
     def lost_before(self) -> None:
         """See `JobMode`: one more instance is waited for."""
 
-    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction]:
+    def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> _Instructions:
         """See `JobMode`."""
         if self.is_ending:
             # The last checkpoint is committed: what remained was to say so.
             return [StopJob(Over(JobState.ENDED), "everything is done")]
         return self._fail_regions([self._region(slot.number)], slot.failure, now_ms)
 
-    def _fail_regions(self, regions: Sequence[Region], reason: str, now_ms: int) -> Sequence[ModeInstruction]:
+    def _fail_regions(self, regions: Sequence[Region], reason: str, now_ms: int) -> _Instructions:
         """Take those that run back to a checkpoint; to the restart strategy that is one failure."""
         running = [region for region in regions if region.deployed]
         if not running:
@@ -184,7 +188,7 @@ class BarrierJob:
             return [failed(SlotLostError(f"the restart strategy has given up. Last failure: {reason}"))]
         self._restarts += 1
         self._all_run = False
-        instructions: list[ModeInstruction] = [FailureNoted(reason)]
+        instructions: list[ModeInstruction[BarrierInstruction]] = [FailureNoted(reason)]
         for region in running:
             region.deployed = False
             region.not_before_ms = now_ms + pause
@@ -197,7 +201,7 @@ class BarrierJob:
         region.asked, region.restore = self._asked, None
         return PrepareRestore(self._asked, tuple(sorted(region.slots)))
 
-    def _restore_known(self, event: RestoreReady, now_ms: int) -> Sequence[ModeInstruction]:
+    def _restore_known(self, event: RestoreReady, now_ms: int) -> _Instructions:
         region = next((region for region in self._regions if region.asked == event.number), None)
         if region is None:
             return []
@@ -205,7 +209,7 @@ class BarrierJob:
         self._restore_fails = False
         self.epoch += 1
         reset = ResetTasks(self.epoch, stands=max(event.checkpoint, event.undecided))
-        instructions: list[ModeInstruction] = []
+        instructions: list[ModeInstruction[BarrierInstruction]] = []
         for number in sorted(region.slots):
             slot = self._crew.slots[number]
             if slot.deployed:
@@ -214,7 +218,7 @@ class BarrierJob:
                 self._crew.drop(slot, now_ms)
         return instructions
 
-    def _restore_failed(self, event: RestoreFailed, now_ms: int) -> Sequence[ModeInstruction]:
+    def _restore_failed(self, event: RestoreFailed, now_ms: int) -> _Instructions:
         region = next((region for region in self._regions if region.asked == event.number), None)
         if region is None:
             return []
@@ -227,7 +231,7 @@ class BarrierJob:
 
     # ------------------------------------------------------------ going on
 
-    def go_on(self, now_ms: int) -> Sequence[ModeInstruction]:
+    def go_on(self, now_ms: int) -> _Instructions:
         """See `JobMode`."""
         instructions = [each for region in self._regions for each in self._bring_up(region, now_ms)]
         if not self._all_run and self.is_complete and self._crew.all_started:
@@ -237,7 +241,7 @@ class BarrierJob:
             instructions.append(StopJob(Over(JobState.ENDED)))
         return instructions
 
-    def _bring_up(self, region: Region, now_ms: int) -> Sequence[ModeInstruction]:
+    def _bring_up(self, region: Region, now_ms: int) -> _Instructions:
         if region.deployed or now_ms < region.not_before_ms:
             return []
         if region.restore is None:
@@ -250,7 +254,7 @@ class BarrierJob:
         self._begun = self._begun or self.is_complete
         peers = tuple(slot.peer for slot in members)
         epoch, instance = max(self.epoch, 1), f"{self._run}/{self.epoch}"
-        instructions: list[ModeInstruction] = []
+        instructions: list[ModeInstruction[BarrierInstruction]] = []
         for slot in members:
             deploy = Deploy(epoch, instance, peers, restore=restores.get(slot.number))
             instructions += self._crew.deploy(slot, deploy, now_ms)

@@ -21,8 +21,10 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.restart import FixedDelay
+from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
 from ftlayer.runtime.driver import job_thread
+from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import JobState, Over
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.planners import Planners
@@ -72,6 +74,7 @@ class Driver:
         )
         self.key = plan.key
         self.order = cloudpickle.dumps(order)
+        self._checkpoint_parts = parts
         self.storage = parts.storage
         self.rules = parts.rules
         self._watch()
@@ -93,15 +96,19 @@ class Driver:
                 restart,
                 self.server,
                 self.submitter,
-                None,
                 planners,
+                self._open_mode,
                 on_over=lambda: None,
-                checkpoints=parts,
             )
         )
         self.job._do_all(self.job._core.start(self.job._started_ms))
         planners.start()
         self.ticked_ms = world.mono
+
+    def _open_mode(self, job: JobContext) -> BarrierDriver:
+        mode = BarrierDriver(self._checkpoint_parts, job)
+        self.checkpoints = mode.checkpoints
+        return mode
 
     def _watch(self) -> None:
         """Check the rules of checkpoints behind each event, and note how each checkpoint ends."""
@@ -141,7 +148,6 @@ class Driver:
     def request(self, ask: Callable[..., Any]) -> Future[Any]:
         """Have a user's request carried out, as `Job._requested` does."""
         answer: Future[Any] = Future()
-        checkpoints = self.job._checkpoints
-        self.events.put(job_thread.Later(lambda: checkpoints.request(ask, answer)))
+        self.events.put(job_thread.Later(lambda: self.checkpoints.request(ask, answer)))
         self.answers.append(answer)
         return answer

@@ -250,7 +250,7 @@ class Run:
         driver = self.world.driver
         own = any(
             stats.kind == SnapshotKind.CHECKPOINT and stats.state is CheckpointState.COMPLETED
-            for stats in driver.job._checkpoints.history()
+            for stats in driver.checkpoints.history()
         )
         return driver.verdict is not None and driver.verdict.state is JobState.FAILED and not own
 
@@ -268,7 +268,7 @@ class Run:
     def _check_life(self) -> None:
         """Of a driver that has come to its end well."""
         world, driver = self.world, self.world.driver
-        counts = driver.job._checkpoints.counts
+        counts = driver.checkpoints.counts
         assert counts.in_progress == 0
         assert counts.triggered == counts.completed + counts.failed == len(driver.triggered), counts
         assert driver.triggered == sorted(set(driver.triggered))

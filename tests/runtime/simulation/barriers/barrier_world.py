@@ -187,7 +187,7 @@ class World:
         lines = [
             f"seed's moves {dict(self.moves_made)}",
             f"job {job.state}, last failure {job._core.last_failure!r}, restarts {job._core.restarts}",
-            f"checkpoints {job._checkpoints.counts}, under way {self.driver.rules.in_progress}",
+            f"checkpoints {self.driver.checkpoints.counts}, under way {self.driver.rules.in_progress}",
         ]
         for process in self.processes:
             core = process.instance._core

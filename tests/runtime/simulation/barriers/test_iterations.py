@@ -159,7 +159,7 @@ def test_nothing_fails(loops: Any, mode: str, parallelism: int, name: str) -> No
         run = loops.Run(loops.Plan(name, seed, parallelism=parallelism, config=config, count=30)).run()
         assert run.case.checked
         assert not run.case.lost
-        assert run.world.driver.job._checkpoints.counts.completed > 3
+        assert run.world.driver.checkpoints.counts.completed > 3
 
 
 @pytest.mark.parametrize(
