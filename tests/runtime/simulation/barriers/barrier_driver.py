@@ -143,6 +143,7 @@ class Driver:
 
     def step(self) -> None:
         self.job._step()
+        self.job._core.validate()
         self.ticked_ms = self.world.mono
 
     def request(self, ask: Callable[..., Any]) -> Future[Any]:
