@@ -128,9 +128,9 @@ class Completion:
     def validate(self) -> None:
         """Raise `AssertionError` if what is known does not fit together; for tests."""
         answering = (CheckpointStage.PUBLISHING, CheckpointStage.COMMITTING)
-        waits = [pending for pending in self._flight.all if pending.stage in answering]
-        expected = [] if self._current is None else [self._current]
-        assert waits == expected, f"{waits} are published or committed, and {expected} waits for an answer"
+        under_way = [pending.number for pending in self._flight.all if pending.stage in answering]
+        current = [] if self._current is None else [self._current.number]
+        assert under_way == current, f"{under_way} are published or committed, {current} waits for an answer"
 
     def _has_to_commit(self, checkpoint: Checkpoint) -> bool:
         return any(
