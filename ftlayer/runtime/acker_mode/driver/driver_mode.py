@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import assert_never
 
 from ftlayer.errors import FTLayerError, VertexError
+from ftlayer.runtime.acker_mode.driver.circuit_watch import CircuitWatch
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
 from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
-from ftlayer.runtime.driver.circuit_watch import CircuitWatch
 from ftlayer.runtime.driver.driver_mode import CheckpointCalls, JobContext, no_checkpoints
 from ftlayer.runtime.driver.events import (
     AckerInstruction,
