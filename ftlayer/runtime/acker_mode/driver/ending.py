@@ -47,7 +47,7 @@ def drained(status: StreamStatus, now_ms: int) -> bool:
     return status.drained
 
 
-class Settled:
+class GroupSettled:
     """Whether what was let out has come to its end; other records may be due or wait."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from ftlayer.runtime.acker_mode.driver.ending import EndDetection, Settled, at_rest
+from ftlayer.runtime.acker_mode.driver.ending import EndDetection, GroupSettled, at_rest
 from ftlayer.runtime.acker_mode.driver.isolation import (
     AllThrough,
     Isolation,
@@ -113,7 +113,7 @@ class Suspicion:
         """An input has taken replays."""
         instructions = self._go(self._isolation.took(report, now_ms))
         if self._isolation.group_is_out:
-            self._detection.restart(Settled())
+            self._detection.restart(GroupSettled())
         return instructions
 
     def at_rest(self, now_ms: int) -> _Instructions:

@@ -59,7 +59,7 @@ from ftlayer.errors import (
 )
 from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.driver.committing import GivenUp
-from ftlayer.runtime.barrier_mode.driver.publishing import CheckpointParts, Publisher
+from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts, Publisher
 from ftlayer.runtime.barrier_mode.driver.requests import Requests
 from ftlayer.runtime.barrier_mode.driver.restore_points import RestorePoints
 from ftlayer.runtime.driver.driver_mode import JobContext
@@ -93,7 +93,7 @@ logger = logging.getLogger(__name__)
 class JobCheckpoints:
     """See the module."""
 
-    def __init__(self, parts: CheckpointParts, job: JobContext) -> None:
+    def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
         self._parts = parts
         self._rules = parts.rules
         self._crew = job.crew

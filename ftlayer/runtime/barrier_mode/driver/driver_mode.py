@@ -9,7 +9,7 @@ from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
 from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob
-from ftlayer.runtime.barrier_mode.driver.publishing import CheckpointParts
+from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.regions import regions_of
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import (
@@ -27,7 +27,7 @@ from ftlayer.runtime.protocol.messages import SlotFailed
 class BarrierDriver:
     """`DriverMode` of a job with checkpoints."""
 
-    def __init__(self, parts: CheckpointParts, job: JobContext) -> None:
+    def __init__(self, parts: JobCheckpointParts, job: JobContext) -> None:
         """``parts`` are of this job alone."""
         self.rules = BarrierJob(job.crew, regions=regions_of(job.graph), run=job.run, restart=job.restart)
         self.checkpoints = JobCheckpoints(parts, job)

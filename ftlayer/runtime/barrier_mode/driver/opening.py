@@ -26,7 +26,7 @@ from ftlayer.errors import CheckpointDamagedError, ConfigError
 from ftlayer.functions.ttl import SUFFIX as TTL_SUFFIX
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
 from ftlayer.runtime.barrier_mode.driver.compatibility import edge_infos, operator_infos
-from ftlayer.runtime.barrier_mode.driver.publishing import CheckpointParts
+from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.restoring import restores
 from ftlayer.runtime.protocol.order import CheckpointPlan
 from ftlayer.topology.job_graph import JobGraph
@@ -54,7 +54,7 @@ def ended_before(name: str, config: CheckpointConfig | None, restore_from: str |
 
 def open_checkpoints(
     graph: JobGraph, config: CheckpointConfig, run: str, restore_from: str | None
-) -> tuple[CheckpointParts, CheckpointPlan]:
+) -> tuple[JobCheckpointParts, CheckpointPlan]:
     """Open the storage, and read what is to be restored.
 
     Args:
@@ -99,7 +99,7 @@ def open_checkpoints(
         # This is a new run, and asked for as such.
         forget_result(config, graph.name)
     committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
-    parts = CheckpointParts(graph, config, run, rules, storage, committer, ownership)
+    parts = JobCheckpointParts(graph, config, run, rules, storage, committer, ownership)
     return parts, CheckpointPlan(config, run, key)
 
 

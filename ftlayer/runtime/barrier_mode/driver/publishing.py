@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class CheckpointParts:
+class JobCheckpointParts:
     """What a job's checkpoints are made of.
 
     ``run`` names the execution. ``rules`` are made with what the job may be restored from at its start. ``ownership``
@@ -50,7 +50,7 @@ class Publisher:
             behind what was done.
     """
 
-    def __init__(self, parts: CheckpointParts, planners: Planners) -> None:
+    def __init__(self, parts: JobCheckpointParts, planners: Planners) -> None:
         """``planners``: of the job's reader sources, whose ranges belong to a checkpoint too."""
         self._parts = parts
         self._planners = planners

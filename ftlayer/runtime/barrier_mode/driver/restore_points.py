@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore
 from ftlayer.errors import CheckpointDamagedError, FTLayerError, JobError
 from ftlayer.recovery import lasting
-from ftlayer.runtime.barrier_mode.driver.publishing import CheckpointParts, Publisher
+from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts, Publisher
 from ftlayer.runtime.driver.events import Event, PrepareRestore, RestoreFailed, RestoreReady
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.worker import Worker
@@ -21,7 +21,7 @@ class RestorePoints:
 
     def __init__(
         self,
-        parts: CheckpointParts,
+        parts: JobCheckpointParts,
         planners: Planners,
         publisher: Publisher,
         io: Worker,
