@@ -27,7 +27,8 @@ from ftlayer.runtime.barrier_mode.driver.opening import LATEST, ended_before, op
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.driver_mode import OpenMode
 from ftlayer.runtime.driver.ended_job import EndedJob
-from ftlayer.runtime.driver.job import Job, JobParts
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.progress import follow, hide_spark_bar
 from ftlayer.runtime.driver.spark_checks import (
@@ -236,7 +237,7 @@ class StreamEnvironment:
         ended = ended_before(graph.name, self._checkpointing, restore_from)
         if ended is not None:
             logger.warning("%s", ended)
-            return EndedJob(ended)
+            return Job(EndedJob(ended))
         check_session(self._spark)
         if self._checkpointing is not None:
             warn_of_losses(self._builder.build())
@@ -255,7 +256,7 @@ class StreamEnvironment:
         prepare_workers(self._spark)
         tracked = self._layer is not None and self._layer.status is FTStatus.ON
         client = self._layer.client_for(self._spark) if self._layer is not None and tracked else None
-        job = Job(f"{graph.name}-{uuid.uuid4().hex[:12]}")
+        job = JobThread(f"{graph.name}-{uuid.uuid4().hex[:12]}")
         vertex = None if client is None else JobVertexCalls(client, graph.name, job.job, dict(graph.options))
         checkpoints = plan = None
         if self._checkpointing is not None:
@@ -301,7 +302,7 @@ class StreamEnvironment:
                 on_over=lambda: taken_task_slots().give_back(graph.name),
             )
         )
-        return job
+        return Job(job)
 
     def _watch_dead(self, vertex: JobVertexCalls) -> None:
         assert self._layer is not None
@@ -310,7 +311,7 @@ class StreamEnvironment:
 
     def _open_door(
         self,
-        job: Job,
+        job: JobThread,
         graph: JobGraph,
         place: Place,
         client: VertexClient | None,

@@ -79,13 +79,6 @@ CALLED_BY_FTLAYER = {
     "source_schema",
     "schemas",
     "drain_until",
-    "slot_said",
-    "slot_lost",
-    "spark_job_ended",
-    "send_splits",
-    "broken",
-    "source_backlog",
-    "start",
 }
 """Public by name and not for users."""
 

@@ -24,7 +24,7 @@ from ftlayer.errors import (
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.java import bundled as bundled_java
 from ftlayer.runtime.driver import spark_checks
-from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.driver.spark_checks import (
     Place,
     TaskSlotsTaken,
@@ -205,7 +205,7 @@ def test_where_the_coordinator_listens(conf: dict[str, str], place: Place) -> No
 )
 def test_how_slots_reach_the_driver_and_each_other(place: Place, scheme: str) -> None:
     env = an_environment(FakeSession())
-    server, order = env._open_door(Job("job"), env.job_graph(), place, None, None)
+    server, order = env._open_door(JobThread("job"), env.job_graph(), place, None, None)
     address = parse_address(order.coordinator.address, "address")
     assert str(address).startswith(f"{scheme}://")
     assert bool(order.sockets) == (scheme == "grpc+unix")

@@ -1,40 +1,33 @@
-"""The handle of a job that had ended before it was asked for."""
+"""A job that had ended before it was asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.errors import CheckpointError
-from ftlayer.runtime.driver.events import JobState, Over
-from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job_status import JobStatus
 
 
-class EndedJob(Job):
-    """What `StreamEnvironment.execute_async` returns where ``restore_from="latest"`` finds a result: nothing runs."""
+class EndedJob:
+    """What is in a `JobThread`'s place where ``restore_from="latest"`` finds a result: nothing runs."""
+
+    state = JobState.ENDED
+    error = None
+    ends_by = None
 
     def __init__(self, result: JobResult) -> None:
-        super().__init__(result.run)
-        self._result = result
-        self._verdict = Over(JobState.ENDED)
-        self._over.set()
+        self.job = result.run
+        self.name = result.name
+        self.result = result
 
     @property
-    def name(self) -> str:
-        """The topology's name."""
-        return self._result.name
-
-    @property
-    def state(self) -> JobState:
-        """Where the job is: at its end."""
-        return JobState.ENDED
-
-    @property
-    def result(self) -> JobResult:
-        """How it has ended."""
-        return self._result
+    def checkpoints(self) -> NoReturn:
+        """Raise `CheckpointError`: there are none any more."""
+        raise self._refusal()
 
     def status(self) -> JobStatus:
         """Return that it has ended; what an earlier driver had counted is gone."""
@@ -49,9 +42,30 @@ class EndedJob(Job):
             checkpoints=CheckpointCounts(),
         )
 
-    def checkpoints(self) -> tuple[CheckpointStats, ...]:
+    def history(self) -> tuple[CheckpointStats, ...]:
         """Return none: they were the earlier driver's."""
         return ()
 
-    def _with_checkpoints(self) -> NoReturn:
-        raise CheckpointError(f"no checkpoint: {self._result}")
+    def later(self, work: Callable[[], None]) -> NoReturn:
+        """Raise `CheckpointError`: the job has no thread, and what users have done in it is of checkpoints."""
+        raise self._refusal()
+
+    def drain(self) -> None:
+        """It is over."""
+
+    def cancel(self, close_by_s: float | None) -> None:
+        """It is over."""
+
+    def interrupt(self) -> None:
+        """Its result stays in any case."""
+
+    def wait_until_over(self, timeout: float | None) -> bool:
+        """Return that it is over."""
+        return True
+
+    def wait_until_up(self, timeout: float | None) -> bool:
+        """Return that it is over."""
+        return True
+
+    def _refusal(self) -> CheckpointError:
+        return CheckpointError(f"no checkpoint: {self.result}")

@@ -9,6 +9,7 @@ from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.notebook import html_table
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.meter import DONE, IN
+from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.vertex.calls import StreamStatus
 
 OUT = "records_out"
@@ -179,3 +180,47 @@ class JobStatus:
                 for chain in self.chains
             ],
         )
+
+
+def slot_status(slot: SlotRecord, now_ms: int) -> SlotStatus:
+    """Return the status of a slot."""
+    hello, beat = slot.hello, slot.heartbeat
+    state = (
+        "ended"
+        if slot.ended
+        else "running"
+        if slot.started
+        else "initializing"
+        if slot.deployed
+        else "ready"
+        if hello is not None
+        else "starting"
+        if slot.submitted
+        else "waiting"
+    )
+    return SlotStatus(
+        slot.number,
+        state,
+        "" if hello is None else hello.host,
+        0 if hello is None else hello.pid,
+        "" if hello is None else hello.instance,
+        None if beat is None else max(0, now_ms - slot.heard_ms),
+        "" if beat is None else beat.busy,
+        0 if beat is None else beat.busy_ms,
+        "" if beat is None else beat.function,
+        slot.restarts,
+        slot.failure,
+    )
+
+
+def chain_status(uid: str, totals: dict[str, int], rates: dict[str, float]) -> ChainStatus:
+    """Return the status of a chain, by the job's counters and their rates."""
+    taken, sent = f"records_in/{uid}", f"records_out/{uid}"
+    return ChainStatus(
+        uid,
+        totals.get(taken, 0),
+        totals.get(sent, 0),
+        rates.get(taken, 0.0),
+        rates.get(sent, 0.0),
+        totals.get(f"late/{uid}", 0),
+    )

@@ -7,10 +7,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
+from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import FTLayerError, JobError
 from ftlayer.functions.pickling import missing_in
@@ -22,6 +25,7 @@ from ftlayer.runtime.driver.events import (
     AskSession,
     Broke,
     Broken,
+    CancelRequested,
     CancelSlot,
     CountTasks,
     DrainRequested,
@@ -41,6 +45,7 @@ from ftlayer.runtime.driver.events import (
     Tick,
 )
 from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.driver.job_status import JobStatus, chain_status, slot_status
 from ftlayer.runtime.driver.meter import Meter
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.submit import SlotSubmitter
@@ -90,7 +95,7 @@ class JobParts:
 
 
 class JobThread:
-    """A job as it runs. `ftlayer.runtime.driver.job.Job` is the part of it for users."""
+    """A job as it runs. `ftlayer.runtime.driver.job.Job` is its handle, for users."""
 
     def __init__(self, job: str) -> None:
         self.job = job
@@ -103,11 +108,118 @@ class JobThread:
         self._verdict: Over | None = None
         self._meter = Meter()
         self._before: StreamStatus | None = None
+        self._last_status: StreamStatus | None = None
+        self._asking = threading.Lock()
+
+    # ------------------------------------------------------------ for its handle: any thread
 
     @property
     def name(self) -> str:
         """The topology's name."""
         return self._parts.graph.name
+
+    @property
+    def state(self) -> JobState:
+        """Where the job is."""
+        return self._core.state
+
+    @property
+    def error(self) -> FTLayerError | None:
+        """What the job failed with; None while it runs, and if it ended or was cancelled."""
+        return None if self._verdict is None else self._verdict.error
+
+    @property
+    def ends_by(self) -> FTLayerError | None:
+        """The same, and before the job is over what it is about to fail with."""
+        return self.error or self._core.error
+
+    @property
+    def result(self) -> JobResult | None:
+        """How the job has ended, as it is kept with its checkpoints; None where it is not."""
+        return self._mode.result
+
+    @property
+    def checkpoints(self) -> CheckpointCalls:
+        """The calls for its checkpoints; raises `ConfigError` where there are none."""
+        return self._mode.checkpoints
+
+    def status(self) -> JobStatus:
+        """Return what is known of the job now, with the vertex's answer if there is one."""
+        # One at a time: an older answer behind a newer one would look like a vertex that counts from 0 again.
+        with self._asking:
+            vertex = self._vertex_status()
+            moment_ms = now_ms()
+            if vertex is not None:
+                with self._lock:
+                    self._meter.update_vertex(vertex, moment_ms)
+        with self._lock:
+            core = self._core
+            rates = {} if self._over.is_set() else self._meter.rates(moment_ms)
+            totals = self._meter.totals
+            return JobStatus(
+                name=self.name,
+                job=self.job,
+                state=core.state,
+                epoch=core.epoch,
+                uptime_s=(self._ended_ms or moment_ms) / 1_000 - self._started_ms / 1_000,
+                slots=tuple(slot_status(slot, moment_ms) for slot in core.slots),
+                chains=tuple(chain_status(v.uid, totals, rates) for v in self._parts.graph.vertices),
+                counters={name: value for name, value in totals.items() if "/" not in name},
+                rates={name: rate for name, rate in rates.items() if "/" not in name},
+                vertex=vertex,
+                before=self._before,
+                restarts=core.restarts,
+                isolation=core.isolation,
+                last_failure=core.last_failure,
+                checkpoints=self._mode.checkpoint_counts,
+            )
+
+    def history(self) -> tuple[CheckpointStats, ...]:
+        """Return the checkpoints under way, and the last 100 others; the latest first."""
+        checkpoints = self.checkpoints
+        answer: Future[tuple[CheckpointStats, ...]] = Future()
+        self.later(lambda: answer.set_result(checkpoints.history()))
+        while not self._over.is_set():
+            try:
+                return answer.result(TICK_S)
+            except TimeoutError:
+                continue
+        # The thread has ended: nothing changes any more.
+        return checkpoints.history()
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Have something done in the job's thread."""
+        self._events.put(Later(work))
+
+    def drain(self) -> None:
+        """Have the sources end, and then the job."""
+        self._events.put(DrainRequested())
+
+    def cancel(self, close_by_s: float | None) -> None:
+        """Have the job end now; a commit has until ``close_by_s`` of the monotone clock (None: as it takes)."""
+        if close_by_s is not None:
+            self._close_by_s = close_by_s
+        self._events.put(CancelRequested("the job was cancelled"))
+
+    def interrupt(self) -> None:
+        """Have the last checkpoints stay, whatever ``retention`` says."""
+        self._interrupted = True
+
+    def wait_until_over(self, timeout: float | None) -> bool:
+        """Wait up to ``timeout`` seconds until the job is over; return whether it is."""
+        return self._over.wait(timeout)
+
+    def wait_until_up(self, timeout: float | None) -> bool:
+        """Wait up to ``timeout`` seconds until all tasks run, or the job is over; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._over.is_set() or self.state.is_up, timeout)
+
+    def _vertex_status(self) -> StreamStatus | None:
+        if not self._over.is_set():
+            return self._mode.vertex_status()
+        if self._last_status is None:
+            self._last_status = self._mode.vertex_status()
+        return self._last_status
 
     # ------------------------------------------------------------ for its parts
 
@@ -138,7 +250,7 @@ class JobThread:
 
     def source_backlog(self, source: str, working_off: bool) -> None:
         """Take from a source's planner whether it works off a backlog."""
-        self._events.put(Later(lambda: self._with_checkpoints().backlog(source, working_off)))
+        self.later(lambda: self.checkpoints.backlog(source, working_off))
 
     def broken(self, error: FTLayerError) -> None:
         """End the job by a failure on the driver's side."""
@@ -156,7 +268,7 @@ class JobThread:
                 crew,
                 parts.planners,
                 happened=self._events.put,
-                later=lambda work: self._events.put(Later(work)),
+                later=self.later,
                 tell=self._tell_slot,
             )
         )
@@ -303,10 +415,6 @@ class JobThread:
     def _hand_back(self) -> None:
         """Say that the job's name and task slots are free, once nothing is done in its name any more."""
         self._mode.when_done(self._parts.on_over)
-
-    def _with_checkpoints(self) -> CheckpointCalls:
-        """Raise `ConfigError` where there are none."""
-        return self._mode.checkpoints
 
 
 def now_ms() -> int:

@@ -16,7 +16,8 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
-from ftlayer.runtime.driver.job import Job, JobParts
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
 from ftlayer.vertex.calls import StreamStatus
@@ -43,8 +44,9 @@ def test_a_part_that_cannot_be_closed_leaves_no_one_waiting_and_nothing_open(par
     server = broken if part == "server" else Mock()
     vertex = broken if part == "vertex" else vertex
     made = parts(planners=planners, server=server, mode=partial(AckerDriver, vertex))
-    job = Job("ending-1")
-    job.start(made)
+    thread = JobThread("ending-1")
+    job = Job(thread)
+    thread.start(made)
     assert job.over(WAIT_S)
     with pytest.raises(JobError, match=r"at the job's end.*the disk is gone"):
         job.wait(WAIT_S)
@@ -73,8 +75,9 @@ def test_two_threads_that_ask_for_the_status_count_nothing_twice() -> None:
         if job.status().counters["done"] == 8:
             newer_is_counted.set()
 
-    job = Job("asked-1")
-    job.start(
+    thread = JobThread("asked-1")
+    job = Job(thread)
+    thread.start(
         parts(
             mode=partial(AckerDriver, Mock(client=Mock(call=call))),
             planners=Mock(start=Mock(side_effect=ValueError("no"))),
@@ -82,7 +85,7 @@ def test_two_threads_that_ask_for_the_status_count_nothing_twice() -> None:
     )
     assert job.over(WAIT_S)
     # As while it runs: a job that is over asks once.
-    job._over.clear()
+    thread._over.clear()
     lookers = [threading.Thread(target=look) for _ in range(2)]
     for looker in lookers:
         looker.start()

@@ -14,7 +14,7 @@ import pytest
 from ftlayer import JobState
 from ftlayer.errors import ConfigError, FunctionLoadError, InvalidTopologyError, JobStartError, SourceRowError
 from ftlayer.runtime import environment as environment_module
-from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.protocol.messages import Hello
 
 pytestmark = pytest.mark.spark
@@ -104,14 +104,14 @@ def test_a_driver_that_slots_do_not_reach(environment: Any, monkeypatch: pytest.
 
 def test_a_slot_that_others_do_not_reach(environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where an executor knows itself by an address that means nothing to others."""
-    said = Job.slot_said
+    said = JobThread.slot_said
 
-    def wrong_address(job: Job, slot: int, instance: str, message: Any) -> None:
+    def wrong_address(job: JobThread, slot: int, instance: str, message: Any) -> None:
         if isinstance(message, Hello) and slot == 1:
             message = replace(message, address="grpc://127.0.0.1:9")
         said(job, slot, instance, message)
 
-    monkeypatch.setattr(Job, "slot_said", wrong_address)
+    monkeypatch.setattr(JobThread, "slot_said", wrong_address)
     env = environment()
     numbers(env).sink(print)
     job = env.execute_async()

@@ -23,7 +23,8 @@ from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.driver_mode import OpenMode
 from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.job import Job, JobParts
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.session import task_slots
 from ftlayer.runtime.driver.spark_checks import check_task_slots, pickled_order
@@ -125,26 +126,29 @@ def start(spark: Any) -> Any:
 
     def start(play: Callable[[Any], None], *, slots: int = 2, tracked: bool = True, **changes: Any) -> Job:
         graph = a_graph(slots, tracked)
-        job = Job(f"played-{secrets.token_hex(4)}")
+        thread = JobThread(f"played-{secrets.token_hex(4)}")
         options = changes.get("options", TopologyOptions())
         restart = changes.get("restart", ExponentialDelay("50ms", "1s", "1m"))
         token = secrets.token_urlsafe()
         server = ControlServer(
             listen=Address("127.0.0.1"),
             token=token,
-            job=job.job,
+            job=thread.job,
             slots=slots,
             certificate=None,
-            on_message=job.slot_said,
-            on_lost=job.slot_lost,
+            on_message=thread.slot_said,
+            on_lost=thread.slot_lost,
         )
         door = Door(str(server.address), token)
-        order = SlotOrder(job.job, 0, door, graph, options, None, "127.0.0.1", None, None, b"k" * 32)
+        order = SlotOrder(thread.job, 0, door, graph, options, None, "127.0.0.1", None, None, b"k" * 32)
         runner = SlotRunner(pickled_order(order), play)
-        submitter = SlotSubmitter(spark, job.job, graph.name, runner, job.spark_job_ended, job.session_over)
-        planners = Planners(graph, None, order.key, send=job.send_splits, failed=job.broken)
+        submitter = SlotSubmitter(
+            spark, thread.job, graph.name, runner, thread.spark_job_ended, thread.session_over
+        )
+        planners = Planners(graph, None, order.key, send=thread.send_splits, failed=thread.broken)
         mode: OpenMode = partial(AckerDriver, fake_vertex()) if tracked else UntrackedDriver
-        job.start(JobParts(graph, options, restart, server, submitter, planners, mode, lambda: None))
+        thread.start(JobParts(graph, options, restart, server, submitter, planners, mode, lambda: None))
+        job = Job(thread)
         jobs.append(job)
         return job
 

@@ -18,7 +18,8 @@ from ftlayer.restart import default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
 from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.job import Job, JobParts
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed, TasksStarted
 from ftlayer.store import MemoryStore
 from ftlayer.topology.job_graph import JobGraph, JobVertex
@@ -63,7 +64,8 @@ class Played:
         self.calls = JobVertexCalls(vertex, "played", run, dict(options))  # type: ignore[arg-type]
         self.calls.claim()
         self.calls.open()
-        self.job = Job(run)
+        self.thread = JobThread(run)
+        self.job = Job(self.thread)
         self.submitter = Mock(cancel=self._spark_job_ends)
         parts = JobParts(
             graph,
@@ -75,20 +77,20 @@ class Played:
             mode=partial(AckerDriver, self.calls),
             on_over=Mock(),
         )
-        self.job.start(parts)
-        self.job.slot_said(0, "a", Hello(0, "a", "grpc://a", "host", 1))
+        self.thread.start(parts)
+        self.thread.slot_said(0, "a", Hello(0, "a", "grpc://a", "host", 1))
         assert self.job.wait_until_running(WAIT_S)
 
     def _told(self, instance: str, message: Any) -> None:
         match message:
             case Deploy():
-                self.job.slot_said(0, "a", TasksStarted())
+                self.thread.slot_said(0, "a", TasksStarted())
             case Cancel():
-                self.job.slot_said(0, "a", SlotEnded())
+                self.thread.slot_said(0, "a", SlotEnded())
                 self._spark_job_ends(*self.submitter.submit.call_args.args)
 
     def _spark_job_ends(self, slot: int, attempt: int) -> None:
-        self.job.spark_job_ended(slot, attempt, None)
+        self.thread.spark_job_ended(slot, attempt, None)
 
 
 def test_a_driver_that_another_one_takes_over_from_ends_at_its_next_call(caplog: Any) -> None:
@@ -98,7 +100,7 @@ def test_a_driver_that_another_one_takes_over_from_ends_at_its_next_call(caplog:
     second = Played(vertex, "played-2")
     assert "'played': played-2 takes over from played-1" in caplog.text
     # The loss has it recall what is pending, which is the second one's now.
-    first.job.slot_lost(0, "a", "its process was killed")
+    first.thread.slot_lost(0, "a", "its process was killed")
     with pytest.raises(StaleOwnerError, match=r"'played' was started again .*played-2.*played-1, ends"):
         first.job.wait(WAIT_S)
     assert first.job.state is JobState.FAILED
@@ -109,7 +111,7 @@ def test_a_driver_that_another_one_takes_over_from_ends_at_its_next_call(caplog:
 def test_a_slot_that_is_refused_ends_the_job_and_is_not_started_again() -> None:
     played = Played(Vertex(), "played-1")
     said = SlotFailed("another driver has it", code=StaleOwnerError.code)
-    played.job.slot_said(0, "a", said)
+    played.thread.slot_said(0, "a", said)
     with pytest.raises(StaleOwnerError, match="another driver has it"):
         played.job.wait(WAIT_S)
     assert played.submitter.submit.call_count == 1

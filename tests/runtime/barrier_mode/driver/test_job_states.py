@@ -35,7 +35,8 @@ from ftlayer.runtime.barrier_mode.driver import checkpointing
 from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST, open_checkpoints
 from ftlayer.runtime.driver.events import JobState
-from ftlayer.runtime.driver.job import Job, JobParts
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.protocol.messages import (
     Cancel,
@@ -105,14 +106,15 @@ class Played:
             directory=str(directory),
             retention=retention,
         )
-        self.job = Job(run)
+        self.thread = JobThread(run)
+        self.job = Job(self.thread)
         checkpoints, plan = open_checkpoints(graph, config, run, restore_from)
         self._key, self._starts, self._bounded = plan.key, starts, bounded
         self.triggered: list[int] = []
         self._declined = declined
         self.deployed = threading.Event()
         self.over = Mock()
-        self.job.start(
+        self.thread.start(
             JobParts(
                 graph,
                 TopologyOptions(),
@@ -136,11 +138,11 @@ class Played:
     def fail(self, failed: SlotFailed) -> None:
         """Let the slot fail, and its Spark job end."""
         self.say(failed)
-        self.job.spark_job_ended(0, 1, None)
+        self.thread.spark_job_ended(0, 1, None)
 
     def say(self, message: Any) -> None:
         """Let the instance say something."""
-        self.job.slot_said(0, "a", message)
+        self.thread.slot_said(0, "a", message)
 
     def _told(self, instance: str, message: Any) -> None:
         match message:
@@ -158,9 +160,9 @@ class Played:
                 self.say(SubtaskAcked(number, SubtaskSnapshot("numbers", 0, committables=(made,))))
             case EndTasks():
                 self.say(SlotEnded())
-                self.job.spark_job_ended(0, 1, None)
+                self.thread.spark_job_ended(0, 1, None)
             case Cancel():
-                self.job.spark_job_ended(0, 1, None)
+                self.thread.spark_job_ended(0, 1, None)
 
 
 @pytest.fixture(autouse=True)
@@ -208,7 +210,7 @@ def test_the_last_line_of_a_failed_job_has_what_was_read_since_the_last_heartbea
     played = Played(tmp_path)
     job = played.job
     assert job.wait_until_running(WAIT_S)
-    job.slot_said(0, "a", Heartbeat(0, 1, False, {"records_in": 2}))
+    played.thread.slot_said(0, "a", Heartbeat(0, 1, False, {"records_in": 2}))
     played.fail(SlotFailed("it raised", counters={"records_in": 7}))
     assert job.over(WAIT_S)
     assert " · 7 in · " in job.status().line()
@@ -505,9 +507,9 @@ def test_a_job_that_fails_while_it_is_interrupted_leaves_its_checkpoint(tmp_path
     until(lambda: played.job.state is JobState.STOPPING)
     interrupting = threading.Thread(target=played.job.interrupt, args=(WAIT_S,))
     interrupting.start()
-    until(lambda: played.job._interrupted)
+    until(lambda: played.thread._interrupted)
     # Only now is it over.
-    played.job.spark_job_ended(0, 1, None)
+    played.thread.spark_job_ended(0, 1, None)
     interrupting.join(WAIT_S)
     assert played.job.state is JobState.FAILED
     assert list(tmp_path.rglob("_metadata"))

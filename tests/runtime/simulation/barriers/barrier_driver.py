@@ -26,7 +26,6 @@ from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
 from ftlayer.runtime.driver import job_thread
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import JobState, Over
-from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.protocol.order import Door, SlotOrder
 from ftlayer.topology.job_graph_generator import job_graph
@@ -43,7 +42,7 @@ class Setting:
 
 
 class Driver:
-    """One life of the driver: a real `Job`, whose thread's work is done by moves."""
+    """One life of the driver: a real `JobThread`, whose work is done by moves."""
 
     def __init__(self, world: Any, setting: Setting, case: Case, restore_from: str | None) -> None:
         self.world = world
@@ -51,7 +50,7 @@ class Driver:
             case.build(setting.parallelism).build(), max_parallelism=setting.config.max_parallelism
         )
         self.events = StepQueue()
-        self.job = Job(f"run-{world.lives}")
+        self.job = job_thread.JobThread(f"run-{world.lives}")
         self.job._events = self.events
         self.server, self.submitter = ControlServer(), Submitter()
         self.workers: list[StepWorker] = []

@@ -105,7 +105,7 @@ class World:
         self.spark_ended.clear()
 
     def finish(self) -> None:
-        """The job has come to its verdict: what `Job._run` does then."""
+        """The job has come to its verdict: what `JobThread._run` does then."""
         self.outside.stuck.clear()
         self.closing = True
         self.driver.job._finish()
