@@ -10,11 +10,11 @@ from ftlayer.dead_letters.reader import FORMAT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from ftlayer.spark.query import TrackedQuery
+    from ftlayer.spark.supervisor import QuerySupervisor
 
 
 class LetterQuery(Protocol):
-    """A query that reads dead letters: a `TrackedQuery`, or one of Spark's own."""
+    """A query that reads dead letters: the `QuerySupervisor` of a wrapped one, or one of Spark's own."""
 
     @property
     def id(self) -> str:
@@ -25,10 +25,10 @@ class LetterQuery(Protocol):
 
 
 # Between two runs a wrapped query is none of Spark's active ones: its supervisor will start it again.
-_wrapped: WeakKeyDictionary[TrackedQuery, frozenset[str]] = WeakKeyDictionary()
+_wrapped: WeakKeyDictionary[QuerySupervisor, frozenset[str]] = WeakKeyDictionary()
 
 
-def note_wrapped(query: TrackedQuery, frame: DataFrame) -> None:
+def note_wrapped(query: QuerySupervisor, frame: DataFrame) -> None:
     """Remember a wrapped query if its source has dead letters in it."""
     streams = _streams_of(frame._jdf.queryExecution().analyzed())
     if streams:

@@ -27,6 +27,7 @@ from ftlayer.spark.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, E
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.steps import plan_stages
 from ftlayer.spark.stopped import StoppedError, hide_stops
+from ftlayer.spark.supervisor import QuerySupervisor
 from ftlayer.spark.tracked import stream_of_source
 from ftlayer.vertex.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
 
@@ -189,21 +190,23 @@ class TrackedWriter:
         assert self._plain is not None
         writer = self._plain(rows)
 
-        def start(handle: TrackedQuery) -> StreamingQuery:
+        def start(supervisor: QuerySupervisor) -> StreamingQuery:
             directory.remove_torn_offsets()
-            return self._spark_start(writer, handle)
+            return self._spark_start(writer, supervisor)
 
         def status() -> QueryStatus:
             return QueryStatus(0, 0, 0, 0, 0, -1)
 
         return TrackedQuery(
-            self._name,
-            start,
-            status,
-            directory.log,
-            self._strategy(),
-            bounded=self._bounded,
-            needed_by=self._needed_by,
+            QuerySupervisor(
+                self._name,
+                start,
+                status,
+                directory.log,
+                self._strategy(),
+                bounded=self._bounded,
+                needed_by=self._needed_by,
+            )
         )
 
     def _needed_by(self, text: str) -> str:
@@ -223,15 +226,15 @@ class TrackedWriter:
             limits[SINK] = limits[WHOLE_QUERY]
         circuits = QueryCircuits(self._name, limits) if limits else None
 
-        def start(handle: TrackedQuery) -> StreamingQuery:
-            return self._start_run(handle, directory, mark, stream, circuits)
+        def start(supervisor: QuerySupervisor) -> StreamingQuery:
+            return self._start_run(supervisor, directory, mark, stream, circuits)
 
         def status() -> QueryStatus:
             reply = client.call(QueryStatusCall(mark.query))
             assert isinstance(reply, QueryStatus)
             return reply
 
-        query = TrackedQuery(
+        supervisor = QuerySupervisor(
             self._name,
             start,
             status,
@@ -242,12 +245,12 @@ class TrackedWriter:
             letter_queries=lambda: letter_queries(source.frame.sparkSession, stream),
             needed_by=self._needed_by,
         )
-        note_wrapped(query, source.frame)
-        return query
+        note_wrapped(supervisor, source.frame)
+        return TrackedQuery(supervisor)
 
     def _start_run(
         self,
-        handle: TrackedQuery,
+        supervisor: QuerySupervisor,
         directory: CheckpointDirectory,
         mark: CheckpointMark,
         stream: str,
@@ -292,22 +295,22 @@ class TrackedWriter:
                 layer.client.call_once,
             )
             try:
-                gate = None if circuits is None else QueryGate(circuits, lambda: handle.interrupted, tell)
+                gate = None if circuits is None else QueryGate(circuits, lambda: supervisor.interrupted, tell)
                 batches = BatchProtocol(
                     mark.query, opened.epoch, layer.client.call, runner, self._watch, gate
                 )
                 report = batches.process(batch)
             except Exception as error:
-                handle.note_failure(error)
-                if handle.interrupted:
+                supervisor.note_failure(error)
+                if supervisor.interrupted:
                     # From None: Spark's regular expression for a stop overflows the stack over a long text.
                     raise StoppedError(self._name) from None
                 raise
-            handle.report(report)
+            supervisor.report(report)
 
         hide_stops()
-        rows = self._frame(stream, mark.query, handle.drain_until)
-        return self._spark_start(rows.writeStream.foreachBatch(process), handle)
+        rows = self._frame(stream, mark.query, supervisor.drain_until)
+        return self._spark_start(rows.writeStream.foreachBatch(process), supervisor)
 
     def _frame(self, stream: str, query: str, drain_until: float | None) -> DataFrame:
         """Return the source's rows with the vertex's deliveries among them."""
@@ -355,11 +358,11 @@ class TrackedWriter:
     def _bounded(self) -> bool:
         return "availableNow" in self._trigger
 
-    def _spark_start(self, writer: Any, handle: TrackedQuery) -> StreamingQuery:
+    def _spark_start(self, writer: Any, supervisor: QuerySupervisor) -> StreamingQuery:
         writer = writer.option("checkpointLocation", self._checkpoint).queryName(self._name)
         for key, value in self._options.items():
             writer = writer.option(key, value)
-        trigger = self._trigger if handle.drain_until is None else {"availableNow": True}
+        trigger = self._trigger if supervisor.drain_until is None else {"availableNow": True}
         if trigger:
             writer = writer.trigger(**trigger)
         query: StreamingQuery = writer.start()

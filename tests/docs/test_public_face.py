@@ -6,11 +6,19 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobThread
+from ftlayer.spark.drained import LogEnds
+from ftlayer.spark.query import TrackedQuery
+from ftlayer.spark.supervisor import QuerySupervisor
+from ftlayer.vertex.calls import QueryStatus
+
+WAIT_S = 600
 
 SECTIONS = re.split(
     r"^#+ (?=.*\n)",
@@ -34,7 +42,18 @@ def names_shown(instance: object) -> set[str]:
     return {name for name in dir(instance) if not name.startswith("_")}
 
 
+def a_query() -> TrackedQuery:
+    """Return the handle of a query whose Spark query ends at once."""
+    idle = QueryStatus(0, 0, 0, 0, 0, -1)
+    supervisor = QuerySupervisor(
+        "faces", lambda _: Mock(), lambda: idle, lambda: LogEnds(-1, -1), NoRestart(), bounded=True
+    )
+    assert supervisor.wait_until_ended(WAIT_S)
+    return TrackedQuery(supervisor)
+
+
 FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "TrackedQuery": (a_query, ("TrackedQuery",)),
     "Job": (lambda: Job(JobThread("job-1")), ("Job",)),
 }
 

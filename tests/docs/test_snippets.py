@@ -70,15 +70,12 @@ OTHERS_OPTIONS = {
 CALLED_BY_FTLAYER = {
     "check_open",
     "check_retry",
-    "note_failure",
-    "report",
     "to_function",
     "to_writer",
     "to_query",
     "stage_schemas",
     "source_schema",
     "schemas",
-    "drain_until",
 }
 """Public by name and not for users."""
 

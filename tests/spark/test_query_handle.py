@@ -13,6 +13,7 @@ from ftlayer.errors import CodecError, ConfigError, FunctionLoadError, QueryErro
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.spark.drained import LogEnds
 from ftlayer.spark.query import TrackedQuery
+from ftlayer.spark.supervisor import QuerySupervisor
 from ftlayer.vertex.calls import QueryStatus
 
 IDLE = QueryStatus(0, 0, 0, 0, 0, -1)
@@ -67,8 +68,8 @@ class Starter:
         self._before = before
         self._more = threading.Condition()
 
-    def __call__(self, handle: TrackedQuery) -> Any:
-        drains = handle.drain_until is not None
+    def __call__(self, supervisor: QuerySupervisor) -> Any:
+        drains = supervisor.drain_until is not None
         self._before(len(self.runs))
         with self._more:
             self.runs.append(FakeRun())
@@ -82,7 +83,7 @@ class Starter:
         return self.runs[number]
 
 
-def handle_of(
+def supervisor_of(
     starter: Starter,
     strategy: RestartStrategy | None = None,
     status: Callable[[], QueryStatus] = lambda: IDLE,
@@ -91,8 +92,8 @@ def handle_of(
     bounded: bool = False,
     letter_queries: Callable[[], list[Any]] = list,
     needed_by: Callable[[str], str] = lambda text: "",
-) -> TrackedQuery:
-    return TrackedQuery(
+) -> QuerySupervisor:
+    return QuerySupervisor(
         "fake",
         starter,
         status,
@@ -104,6 +105,10 @@ def handle_of(
     )
 
 
+def handle_of(starter: Starter, strategy: RestartStrategy | None = None, **changes: Any) -> TrackedQuery:
+    return TrackedQuery(supervisor_of(starter, strategy, **changes))
+
+
 def test_a_stop_while_the_next_run_starts_stops_that_one_too() -> None:
     entered, go_on = threading.Event(), threading.Event()
 
@@ -113,12 +118,13 @@ def test_a_stop_while_the_next_run_starts_stops_that_one_too() -> None:
             assert go_on.wait(WAIT_S)
 
     starter = Starter(before)
-    handle = handle_of(starter)
+    supervisor = supervisor_of(starter)
+    handle = TrackedQuery(supervisor)
     starter.run(0).end(OSError("first"))
     assert entered.wait(WAIT_S)
     stopper = threading.Thread(target=handle.stop)
     stopper.start()
-    assert handle._stopping.wait(WAIT_S)
+    assert supervisor._stopping.wait(WAIT_S)
     go_on.set()
     stopper.join(WAIT_S)
     assert not stopper.is_alive()
@@ -332,7 +338,8 @@ def test_a_drain_raises_what_ended_the_query() -> None:
 
 def test_process_all_available_waits_over_a_restart() -> None:
     starter = Starter()
-    handle = handle_of(starter)
+    supervisor = supervisor_of(starter)
+    handle = TrackedQuery(supervisor)
     done = threading.Event()
 
     def wait() -> None:
@@ -344,7 +351,7 @@ def test_process_all_available_waits_over_a_restart() -> None:
     starter.run(0).end(OSError("first"))
     assert not done.is_set()
     second = starter.run(1)
-    handle._stopping.set()  # so that the end of the second run is no reason for a third
+    supervisor._stopping.set()  # so that the end of the second run is no reason for a third
     second.end()
     assert done.wait(WAIT_S)
     handle.stop()
@@ -373,8 +380,9 @@ def test_an_error_at_the_first_start_is_raised_at_once() -> None:
 )
 def test_what_no_restart_mends_ends_the_query_at_once(error: Exception) -> None:
     starter = Starter()
-    query = handle_of(starter)
-    query.note_failure(error)
+    supervisor = supervisor_of(starter)
+    query = TrackedQuery(supervisor)
+    supervisor.note_failure(error)
     starter.run(0).end(RuntimeError("what Spark makes of it"))
     with pytest.raises((CodecError, FunctionLoadError), match=str(error)):
         query.awaitTermination(WAIT_S)

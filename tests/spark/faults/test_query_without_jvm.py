@@ -11,7 +11,7 @@ from pyspark import SparkContext
 from ftlayer.errors import QueryError
 from ftlayer.restart import ExponentialDelay
 from ftlayer.spark.drained import LogEnds
-from ftlayer.spark.query import TrackedQuery
+from ftlayer.spark.supervisor import QuerySupervisor
 from ftlayer.vertex.calls import QueryStatus
 
 
@@ -29,11 +29,11 @@ def test_a_query_whose_jvm_has_ended_is_not_started_again(monkeypatch: pytest.Mo
     monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=SimpleNamespace(poll=lambda: -9)))
     starts: list[Any] = []
 
-    def start(handle: TrackedQuery) -> Any:
-        starts.append(handle)
+    def start(supervisor: QuerySupervisor) -> Any:
+        starts.append(supervisor)
         return LostQuery()
 
-    query = TrackedQuery(
+    query = QuerySupervisor(
         "q",
         start,
         lambda: QueryStatus(0, 0, 0, 0, 0, -1),
@@ -42,5 +42,5 @@ def test_a_query_whose_jvm_has_ended_is_not_started_again(monkeypatch: pytest.Mo
         bounded=True,
     )
     with pytest.raises(QueryError, match="JVM has ended"):
-        query.awaitTermination(600)
+        query.wait_until_ended(600)
     assert len(starts) == 1

@@ -165,7 +165,7 @@ def test_rows_that_the_source_has_and_the_query_has_not_finished_are_not_drained
     assert not query.await_drained(0.5)
     assert not query.drain(1.0)
     # Spark takes the batch that was given up for stopped, and logs no error.
-    assert query._query.exception() is None
+    assert query._supervisor.query.exception() is None
     assert query.ft_status().drained
     gate.touch()
     query = writer.start()
