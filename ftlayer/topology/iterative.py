@@ -29,14 +29,14 @@ class IterativeStream(DataStream):
                 it; the schemas differ. Names the operators.
         """
         self._check_same_graph(feedback, "close_with")
-        head = self.legs[0].node
+        head = self._legs[0].node
         difference = schema_difference(self.schema, feedback.schema)
         if difference:
             raise InvalidTopologyError(
                 f"close_with: what comes back from {feedback._described()} to iteration {self._described()} has "
                 f"another schema: {difference}; map it to the iteration's"
             )
-        self.builder.close_iteration(head, feedback.legs)
+        self._builder.close_iteration(head, feedback._legs)
 
 
 def begin_iteration(
@@ -44,10 +44,10 @@ def begin_iteration(
 ) -> IterativeStream:
     """Add an iteration's head behind a stream; errors as `DataStream.iterate`."""
     max_wait_ms = duration_ms(max_wait, "iterate: max_wait")
-    node = stream.builder.add(
+    node = stream._builder.add(
         lambda uid: IterationHead(uid, max_wait_ms, stream.schema),
-        [stream.legs],
+        [stream._legs],
         uid=uid,
         parallelism=parallelism,
     )
-    return IterativeStream(stream.builder, (Leg(node),), stream.schema)
+    return IterativeStream(stream._builder, (Leg(node),), stream.schema)

@@ -88,7 +88,7 @@ class KeyedStream(DataStream):
         """
         check_function(create, "aggregate: create", takes=0)
         check_function(add, "aggregate: add", takes=2)
-        to = self.builder.schema(schema, "aggregate")
+        to = self._builder.schema(schema, "aggregate")
         rules = rules_of(retry_on, dead_on, "aggregate", max_failing)
         return self._then(
             lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create, rules), uid, parallelism
@@ -165,16 +165,16 @@ class KeyedStream(DataStream):
         )
         if bounds[0] > bounds[1]:
             raise ConfigError(f"join: no time lies between lower {lower!r} and upper {upper!r}")
-        to = self.builder.schema(schema, "join")
+        to = self._builder.schema(schema, "join")
         rules = rules_of(retry_on, dead_on, "join", max_failing)
         keys, inputs = (self.keys, other.keys), (self.schema, other.schema)
-        node = self.builder.add(
+        node = self._builder.add(
             lambda uid: Join(uid, function, keys, inputs, *bounds, to, volatile_state, rules),
-            [self.legs, other.legs],
+            [self._legs, other._legs],
             uid=uid,
             parallelism=parallelism,
         )
-        return DataStream(self.builder, (Leg(node),), to)
+        return DataStream(self._builder, (Leg(node),), to)
 
 
 class ConnectedStreams:
@@ -208,7 +208,7 @@ class ConnectedStreams:
         left, right = self._left, self._right
         _check_instance(function, CoProcessFunction, "connect(…).process")
         _check_methods(function, "connect(…).process")
-        builder = left.builder
+        builder = left._builder
         to = builder.schema(schema, "process")
         sides = _sides(builder, side)
         keys: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -218,7 +218,7 @@ class ConnectedStreams:
         rules = rules_of(retry_on, dead_on, "process", max_failing)
         node = builder.add(
             lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state, rules),
-            [left.legs, right.legs],
+            [left._legs, right._legs],
             uid=uid,
             parallelism=parallelism,
         )
@@ -242,12 +242,12 @@ def add_process(
 
     _check_instance(function, ProcessFunction, "process")
     _check_methods(function, "process")
-    builder = stream.builder
+    builder = stream._builder
     to = stream.schema if schema is None else builder.schema(schema, "process")
     sides = _sides(builder, side)
     node = builder.add(
         lambda uid: Process(uid, function, keys, to, sides, volatile_state, rules, rate_limit),
-        [stream.legs],
+        [stream._legs],
         uid=uid,
         parallelism=parallelism,
     )

@@ -64,15 +64,16 @@ class DataStream:
     """Records of one schema, from one operator or (`union`) several.
 
     Attributes:
-        builder: the graph it belongs to.
-        legs: the outputs it consists of.
         schema: of its records.
     """
 
     def __init__(self, builder: GraphBuilder, legs: tuple[Leg, ...], schema: pa.Schema) -> None:
-        """For `GraphBuilder` and the streams; begin with `GraphBuilder.source`."""
-        self.builder = builder
-        self.legs = legs
+        """For `GraphBuilder`, whose graph it belongs to, and the streams; ``legs`` are the outputs it consists of.
+
+        Begin with `GraphBuilder.source`.
+        """
+        self._builder = builder
+        self._legs = legs
         self.schema = schema
 
     # ------------------------------------------------------------ functions
@@ -254,7 +255,7 @@ class DataStream:
                     f"union of {self._described()} with {other._described()}: {difference}; map one to the other's"
                 )
         return DataStream(
-            self.builder, self.legs + tuple(leg for other in others for leg in other.legs), self.schema
+            self._builder, self._legs + tuple(leg for other in others for leg in other._legs), self.schema
         )
 
     def connect(self, other: DataStream) -> ConnectedStreams:
@@ -267,7 +268,7 @@ class DataStream:
     def side_output(self, tag: str) -> DataStream:
         """Return what the operator that made this stream puts out under ``tag``."""
         leg = self._own_leg("side_output")
-        operator = self.builder.operator(leg.node)
+        operator = self._builder.operator(leg.node)
         sides = dict(side_outputs_of(operator))
         if tag not in sides:
             declared = (
@@ -276,7 +277,7 @@ class DataStream:
                 else "it has none (process(…, side={tag: schema}))"
             )
             raise InvalidTopologyError(f"{operator.uid!r} has no side output {tag!r}; {declared}")
-        return DataStream(self.builder, (replace(leg, tag=tag),), sides[tag])
+        return DataStream(self._builder, (replace(leg, tag=tag),), sides[tag])
 
     def iterate(
         self, max_wait: str | int = "5s", *, uid: str | None = None, parallelism: int | None = None
@@ -316,7 +317,7 @@ class DataStream:
                     "make a column of it in a map before"
                 )
         selector = check_key(columns, self.schema, what)
-        return KeyedStream(self.builder, self._legs_by(HashByKey(selector)), self.schema, columns)
+        return KeyedStream(self._builder, self._legs_by(HashByKey(selector)), self.schema, columns)
 
     def forward(self) -> DataStream:
         """Send to the subtask of the same number: the next operator needs the same parallelism."""
@@ -360,12 +361,12 @@ class DataStream:
 
     def uid(self, uid: str) -> Self:
         """Give the operator right before a stable name, unique in the graph."""
-        self.builder.rename(self._own_leg("uid").node, uid)
+        self._builder.rename(self._own_leg("uid").node, uid)
         return self
 
     def set_parallelism(self, parallelism: int) -> Self:
         """Set the number of subtasks of the operator right before."""
-        self.builder.set_parallelism(self._own_leg("set_parallelism").node, parallelism)
+        self._builder.set_parallelism(self._own_leg("set_parallelism").node, parallelism)
         return self
 
     @known_options
@@ -377,7 +378,7 @@ class DataStream:
         positions. Columns: `ftlayer.dead_letters.schema.LETTER_SCHEMA`. It has no end, so the job ends by ``drain`` or
         ``stop_at_latest`` alone. `UnsupportedError` in barrier mode, which has no dead letters.
         """
-        return self.builder.dead_letters(self.legs, uid)
+        return self._builder.dead_letters(self._legs, uid)
 
     # ------------------------------------------------------------ the end
 
@@ -413,9 +414,9 @@ class DataStream:
         check_int(max_rows, "sink: max_rows", least=1)
         rules = rules_of(retry_on, dead_on, "sink", max_failing)
         connector = open_sink(sink, self.schema, options, every_ms, max_rows)
-        self.builder.add(
+        self._builder.add(
             lambda uid: Sink(uid, connector, self.schema, rules),
-            [self.legs],
+            [self._legs],
             uid=uid,
             parallelism=parallelism,
         )
@@ -423,35 +424,35 @@ class DataStream:
     # ------------------------------------------------------------ inside
 
     def _then(self, make: Callable[[str], Operator], uid: str | None, parallelism: int | None) -> DataStream:
-        node = self.builder.add(make, [self.legs], uid=uid, parallelism=parallelism)
-        return DataStream(self.builder, (Leg(node),), self.builder.operator(node).schema)
+        node = self._builder.add(make, [self._legs], uid=uid, parallelism=parallelism)
+        return DataStream(self._builder, (Leg(node),), self._builder.operator(node).schema)
 
     def _output(self, schema: Schema | None, what: str) -> pa.Schema:
-        return self.schema if schema is None else self.builder.schema(schema, what)
+        return self.schema if schema is None else self._builder.schema(schema, what)
 
     def _by(self, partitioner: Partitioner) -> DataStream:
-        return DataStream(self.builder, self._legs_by(partitioner), self.schema)
+        return DataStream(self._builder, self._legs_by(partitioner), self.schema)
 
     def _legs_by(self, partitioner: Partitioner) -> tuple[Leg, ...]:
-        return tuple(replace(leg, partitioner=partitioner) for leg in self.legs)
+        return tuple(replace(leg, partitioner=partitioner) for leg in self._legs)
 
     def _own_leg(self, method: str) -> Leg:
         """Return the one output this stream is, if nothing has come between it and its operator."""
-        if len(self.legs) != 1 or self.legs[0] != Leg(self.legs[0].node):
+        if len(self._legs) != 1 or self._legs[0] != Leg(self._legs[0].node):
             raise InvalidTopologyError(
                 f"{method}(…) belongs to an operator and comes right behind it, and this is what comes of a union, a "
                 f"side output or a partitioner behind {self._described()}"
             )
-        return self.legs[0]
+        return self._legs[0]
 
     def _check_same_graph(self, other: object, what: str) -> None:
         if not isinstance(other, DataStream):
             raise ConfigError(f"{what}: expected a stream, got a {type(other).__name__}")
-        if other.builder is not self.builder:
+        if other._builder is not self._builder:
             raise InvalidTopologyError(
-                f"{what}: {self._described()} belongs to topology {self.builder.name!r}, and {other._described()} to "
-                f"another one, {other.builder.name!r}"
+                f"{what}: {self._described()} belongs to topology {self._builder.name!r}, and {other._described()} to "
+                f"another one, {other._builder.name!r}"
             )
 
     def _described(self) -> str:
-        return ", ".join(repr(self.builder.operator(leg.node).uid) for leg in self.legs)
+        return ", ".join(repr(self._builder.operator(leg.node).uid) for leg in self._legs)

@@ -10,12 +10,17 @@ from unittest.mock import Mock
 
 import pytest
 
+from ftlayer.config import FTStatus
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.spark.drained import LogEnds
 from ftlayer.spark.query import TrackedQuery
 from ftlayer.spark.supervisor import QuerySupervisor
+from ftlayer.topology.builder import GraphBuilder
+from ftlayer.topology.keyed import ConnectedStreams
+from ftlayer.topology.streams import DataStream
+from ftlayer.topology.windows import session
 from ftlayer.vertex.calls import QueryStatus
 
 WAIT_S = 600
@@ -34,7 +39,7 @@ def names_listed(*headings: str) -> set[str]:
         (text,) = (each for each in SECTIONS if each.startswith(f"{heading}\n"))
         for rows in re.findall(r"^\| (?:method|name) \|.*\n\|[- |]+\n((?:\|.*\n)+)", text, re.MULTILINE):
             for row in rows.splitlines():
-                found.update(re.findall(r"`(\w+)(?:\([^`]*\))?`", row.split(" | ")[0]))
+                found.update(re.findall(r"`(?:[A-Z]\w+\.)?(\w+)(?:\([^`]*\))?`", row.split(" | ")[0]))
     return found
 
 
@@ -52,8 +57,22 @@ def a_query() -> TrackedQuery:
     return TrackedQuery(supervisor)
 
 
+def numbers() -> DataStream:
+    return GraphBuilder("faces", status=FTStatus.OFF).source([1], "n bigint")
+
+
+def connected() -> ConnectedStreams:
+    stream = numbers()
+    return stream.connect(stream)
+
+
 FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "TrackedQuery": (a_query, ("TrackedQuery",)),
+    "DataStream": (numbers, ("DataStream",)),
+    "KeyedStream": (lambda: numbers().key_by("n"), ("DataStream", "KeyedStream")),
+    "ConnectedStreams": (connected, ("ConnectedStreams",)),
+    "IterativeStream": (lambda: numbers().iterate(), ("DataStream", "IterativeStream")),
+    "WindowedStream": (lambda: numbers().key_by("n").window(session("1s")), ("WindowedStream",)),
     "Job": (lambda: Job(JobThread("job-1")), ("Job",)),
 }
 

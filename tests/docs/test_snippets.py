@@ -300,7 +300,7 @@ def test_the_reference_has_every_public_name(owner: type) -> None:
         (FTLayer, "### Methods and properties"),
         (StreamEnvironment, "## StreamEnvironment"),
         (DataStream, "## DataStream"),
-        (KeyedStream, "## KeyedStream and ConnectedStreams"),
+        (KeyedStream, "## KeyedStream"),
         (WindowedStream, "## WindowedStream"),
         (Job, "## Job"),
         (ProcessFunction, "## ProcessFunction"),

@@ -106,7 +106,7 @@ class Nothing(DataSource):
 
 def source_of(env: GraphBuilder, given: Any, schema: Any = None, **options: Any) -> Source:
     stream = env.source(given, schema, **options)
-    operator = env.operator(stream.legs[0].node)
+    operator = env.operator(stream._legs[0].node)
     assert isinstance(operator, Source)
     return operator
 

@@ -35,7 +35,7 @@ class Foreign:
 def source_of(given: Any, schema: Any = None, parallelism: int = 4, **options: Any) -> Source:
     env = GraphBuilder("job", parallelism=parallelism)
     stream = env.source(given, schema, **options)
-    operator = env.operator(stream.legs[0].node)
+    operator = env.operator(0)
     assert isinstance(operator, Source)
     assert operator.schema == stream.schema
     return operator

@@ -119,7 +119,7 @@ def graphs(draw: st.DrawFn) -> StreamGraph:
         streams += appended(draw, streams)
     for stream in streams:
         consumed = {leg.node for leg, _, _ in env._edges}
-        if stream.legs[0].node not in consumed or draw(st.booleans()):
+        if stream._legs[0].node not in consumed or draw(st.booleans()):
             partitioned(draw, stream).sink(print, parallelism=draw(st.integers(1, 3)))
     return env.build()
 
