@@ -21,7 +21,7 @@ from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
-from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls
+from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
 from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST, ended_before, open_checkpoints
 from ftlayer.runtime.driver.control_server import ControlServer
@@ -31,6 +31,7 @@ from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.progress import follow, hide_spark_bar
+from ftlayer.runtime.driver.range_keeper import OpenKeeper
 from ftlayer.runtime.driver.spark_checks import (
     Place,
     check_is_session,
@@ -41,7 +42,7 @@ from ftlayer.runtime.driver.spark_checks import (
     taken_task_slots,
 )
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
-from ftlayer.runtime.driver.untracked import UntrackedDriver
+from ftlayer.runtime.driver.untracked import UntrackedDriver, open_untracked
 from ftlayer.runtime.protocol.order import CheckpointPlan, Door, SlotOrder
 from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.runtime.slot.main import run_slot
@@ -274,14 +275,15 @@ class StreamEnvironment:
             server.close()
             raise
         mode: OpenMode = UntrackedDriver
+        keeper: OpenKeeper = open_untracked
         if checkpoints is not None:
-            mode = partial(BarrierDriver, checkpoints)
+            mode, keeper = partial(BarrierDriver, checkpoints), checkpoints.readers.open
         elif vertex is not None:
-            mode = partial(AckerDriver, vertex)
+            mode, keeper = partial(AckerDriver, vertex), vertex_keepers(vertex, graph)
         restart = default_restart() if self._restart is None else copy.deepcopy(self._restart)
         planners = Planners(
             graph,
-            vertex,
+            keeper,
             order.key if plan is None else plan.key,
             send=job.send_splits,
             failed=job.broken,

@@ -16,7 +16,6 @@ from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import Event, JobState, Said
 from ftlayer.runtime.driver.mode import JobMode, Own
-from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.protocol.messages import ToSlot
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import StreamStatus
@@ -38,7 +37,6 @@ class JobContext:
     graph: JobGraph
     restart: RestartStrategy
     crew: Crew
-    planners: Planners
     happened: Callable[[Event], None]
     later: Callable[[Callable[[], None]], None]
     tell: Callable[[int, ToSlot], None]

@@ -266,7 +266,6 @@ class JobThread:
                 parts.graph,
                 parts.restart,
                 crew,
-                parts.planners,
                 happened=self._events.put,
                 later=self.later,
                 tell=self._tell_slot,

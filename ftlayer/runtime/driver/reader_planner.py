@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 from ftlayer.errors import FTLayerError, SourceError
 from ftlayer.functions.conversion import text_of
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, offset_reader
-from ftlayer.runtime.connectors.positions import RangeProgress, progress_of
+from ftlayer.runtime.connectors.positions import RangeProgress
+from ftlayer.runtime.driver.range_keeper import CommitOffset, KeeperInstruction, OpenKeeper, StartOver
 from ftlayer.runtime.driver.splits import PlannedRange, SplitPlanner
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 from ftlayer.runtime.protocol.sealed import seal
@@ -50,25 +51,19 @@ class _Close:
     pass
 
 
-class PlannerEvent:
-    """What a planner of another kind is told beside all this."""
+@dataclass(frozen=True, slots=True)
+class _ForKeeper:
+    event: Any
 
 
-_Event = _SlotUp | _SlotDown | SplitDone | _Drain | _Close | PlannerEvent
+_Event = _SlotUp | _SlotDown | SplitDone | _Drain | _Close | _ForKeeper
 
 
 class ReaderPlanner:
     """Plans one reader source: a thread of its own calls the reader's methods, which may block.
 
     The reader is a copy of the one given. All public methods return at once, save `close`, and can be called
-    from any thread.
-
-    What an open range of an earlier run has left is read first. If the reader plans it as it did (equal
-    digests), its splits go on where they were accepted; otherwise it is read again as a whole, and rows that
-    were accepted before come again (at least once; a warning says so).
-
-    A range without splits is not committed by itself: nothing durable says that it was there, so after a
-    restart the source is read from its start again.
+    from any thread. Where the source has come to, and when its reader commits, is the `RangeKeeper`'s to say.
     """
 
     def __init__(
@@ -77,10 +72,11 @@ class ReaderPlanner:
         parallelism: int,
         *,
         key: bytes,
-        positions: Callable[[], Mapping[str, bytes]],
+        keeper: OpenKeeper,
         send: Callable[[AssignSplits], None],
         failed: Callable[[str, FTLayerError], None],
         stop_at_latest: bool = False,
+        backlog: Callable[[str, bool], None] | None = None,
     ) -> None:
         """Take the source over; nothing is called before `start`.
 
@@ -88,32 +84,34 @@ class ReaderPlanner:
             source: a source with a `ReaderSource`.
             parallelism: its subtasks.
             key: the job's key, to seal splits with.
-            positions: asks the vertex for the source's positions (`StreamOpened.positions`); called in the
-                planner's thread. Returns {} with FTStatus.OFF.
+            keeper: opens the source's keeper; called at once. What the keeper raises fails the planner.
             send: sends a message to the slot of its subtask; called in the planner's thread, must not block
                 for long. A message to a slot that has just been lost may be dropped.
-            failed: told of (source uid, error) when the reader or ``positions`` raised; the thread has ended,
+            failed: told of (source uid, error) when the reader or the keeper raised; the thread has ended,
                 and `start` goes on with the step that failed.
             stop_at_latest: end the source at the offset that is the latest when it starts.
+            backlog: told whether the source, by its uid, works off a backlog: whether its reader's limit cuts what
+                there is to read. None: that is not asked for.
         """
         assert isinstance(source.connector, ReaderSource)
         self._uid = source.uid
         self._connector = source.connector
         self._key = key
-        self._positions = positions
         self._send = send
         self._failed = failed
         self._stop_at_latest = stop_at_latest
+        self._tell_backlog = backlog
         self._core = SplitPlanner(source.uid, parallelism)
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         # All below belongs to the thread.
+        self._keeper = keeper(source, lambda event: self._events.put(_ForKeeper(event)))
         self._reader: OffsetReader | None = None
         self._number = 0
         self._at: str | None = None
         self._target: str | None = None
         self._knows_target = False
-        self._uncommitted = False
+        self._is_behind: bool | None = None
         self._draining = False
         self._ended = False
         self._closed = False
@@ -185,67 +183,84 @@ class ReaderPlanner:
         """Do the one thing that is due, or wait for what comes."""
         if self._reader is None:
             self._reader = offset_reader(self._uid, _copy(self._connector.reader))
-        if self._at is None:
-            self._begin(self._reader)
+        reader = self._reader
+        if not self._keeper.is_current:
+            self._handle_next(reader, None)
+        elif self._at is None:
+            self._begin(reader)
         elif self._core.reading:
-            self._handle_next(None)
-        elif self._does_more(self._reader, self._at):
-            pass
+            self._handle_next(reader, None)
+        elif (restored := self._keeper.next_restored()) is not None:
+            self._open(restored, self._keeper.progress(restored))
+        elif (end := self._keeper.to_commit(self._at)) is not None:
+            self._commit(reader, end)
         elif self._draining or self._ended:
-            self._handle_next(None)
-        elif not self._handle_next(self._pause_ms):
-            self._plan_next(self._reader)
+            self._handle_next(reader, None)
+        elif not self._handle_next(reader, self._pause_ms):
+            self._plan_next(reader)
 
-    def _does_more(self, reader: OffsetReader, at: str) -> bool:
-        """Do what is to be done first when a range is complete; return whether there was anything."""
-        if not self._uncommitted:
-            return False
-        reader.commit(at)
-        self._uncommitted = False
-        return True
-
-    def _handle_next(self, wait_ms: int | None) -> bool:
+    def _handle_next(self, reader: OffsetReader, wait_ms: int | None) -> bool:
         """Handle the next event; return False if none comes within ``wait_ms`` (None: wait for one)."""
         if self._event is None:
             try:
                 self._event = self._events.get(timeout=None if wait_ms is None else wait_ms / 1_000)
             except queue.Empty:
                 return False
-        self._handle(self._event)
+        self._handle(reader, self._event)
         self._event = None
         return True
 
-    def _handle(self, event: _Event) -> None:
+    def _handle(self, reader: OffsetReader, event: _Event) -> None:
         match event:
             case SplitDone():
-                self._core.split_done(event)
+                if self._keeper.takes_from_lost or self._core.is_up(event.split):
+                    self._core.split_done(event)
             case _SlotUp(subtask):
-                self._send_all(self._core.slot_up(subtask, self._progress_now()))
+                self._send_all(self._core.slot_up(subtask, self._progress()))
             case _SlotDown(subtask):
                 self._core.slot_down(subtask)
             case _Drain():
                 self._draining = True
             case _Close():
                 self._closed = True
+            case _ForKeeper(own):
+                for instruction in self._keeper.handle(own, self._open_range):
+                    self._carry_out(reader, instruction)
+            case _:
+                assert_never(event)
+
+    def _carry_out(self, reader: OffsetReader, instruction: KeeperInstruction) -> None:
+        match instruction:
+            case StartOver():
+                self._core.restart()
+                self._at = None
+                self._ended = False
+                self._is_behind = None  # to be said again
+            case CommitOffset(end):
+                self._commit(reader, end)
+            case _:
+                assert_never(instruction)
+
+    def _commit(self, reader: OffsetReader, end: str) -> None:
+        reader.commit(end)
+        self._keeper.committed(end)
 
     # ------------------------------------------------------------ ranges
 
     def _begin(self, reader: OffsetReader) -> None:
         """Find out where the source has come to, and open the range that is not complete."""
-        progress = self._progress()
-        if progress is None:
-            at, reopened = reader.initial(), None
-        else:
-            at = progress.end
-            reopened = None if progress.complete else self._reopened(reader, progress)
+        found = self._keeper.beginning()
+        at = reader.initial() if found.at is None else found.at
+        reopened = None if found.unfinished is None else self._reopened(reader, found.unfinished)
         self._find_target(reader, at)
+        if not self._keeper.begun(at):
+            return
         self._at = at
         self._pause_ms = 0
-        self._number = 0 if progress is None else progress.number
-        self._uncommitted = progress is not None
+        self._number = found.number
         if reopened is not None:
             self._number = reopened.number
-            self._send_all(self._core.open(reopened, progress))
+            self._open(reopened, found.unfinished)
 
     def _find_target(self, reader: OffsetReader, at: str) -> None:
         """Find out where the source ends, the first time alone."""
@@ -282,37 +297,44 @@ class ReaderPlanner:
             planned = self._planned(self._number + 1, start, end, splits, digest_of(splits))
             self._number = planned.number
             self._pause_ms = 0
-            self._opened(planned, splits)
-            self._send_all(self._core.open(planned, None))
+            self._look_for_backlog(reader, start, end)
+            self._keeper.opened(planned, splits)
+            self._open(planned, None)
         elif self._stop_at_latest and end == start:
             self._send_all(self._core.end())
             self._ended = True
         else:
             self._pause_ms = min(MAX_POLL_MS, max(POLL_MS, 2 * self._pause_ms))
-            self._moved(end)
+            self._keeper.moved(end)
         self._at = end
 
-    def _opened(self, planned: PlannedRange, splits: list[Any]) -> None:
-        """A range with these splits is going to be read."""
-        self._uncommitted = True
+    def _look_for_backlog(self, reader: OffsetReader, start: str, end: str) -> None:
+        if self._tell_backlog is None:
+            return
+        is_behind = reader.is_behind(start, end)
+        if is_behind != self._is_behind:
+            self._is_behind = is_behind
+            self._tell_backlog(self._uid, is_behind)
 
-    def _moved(self, end: str) -> None:
-        """There is nothing to read up to ``end``."""
+    def _open(self, planned: PlannedRange, progress: RangeProgress | None) -> None:
+        self._send_all(self._core.open(planned, progress))
 
     def _planned(self, number: int, start: str, end: str, splits: list[Any], digest: bytes) -> PlannedRange:
         payloads = tuple(seal(split, self._key) for split in splits)
         return PlannedRange(number, start, end, digest, payloads)
 
-    def _progress_now(self) -> RangeProgress | None:
-        """Return how far the open range was read by instances that are gone."""
-        return self._progress()
+    @property
+    def _open_range(self) -> int | None:
+        planned = self._core.range
+        return planned.number if planned is not None and self._core.reading else None
 
     def _progress(self) -> RangeProgress | None:
-        return progress_of(self._uid, self._positions())
+        """Return how far the last range was read by instances that are gone."""
+        planned = self._core.range
+        return None if planned is None else self._keeper.progress(planned)
 
     def _send_all(self, messages: list[AssignSplits]) -> None:
-        for message in messages:
-            self._send(message)
+        self._keeper.pass_on(messages, self._send)
 
 
 def _copy(reader: Any) -> Any:

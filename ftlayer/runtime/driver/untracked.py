@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from ftlayer.errors import FTLayerError
 from ftlayer.restart import RestartStrategy
@@ -11,9 +11,11 @@ from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.driver_mode import CheckpointCalls, JobContext, no_checkpoints
 from ftlayer.runtime.driver.events import Event, JobInstruction, JobState, Over, Said
 from ftlayer.runtime.driver.mode import ModeInstruction, StopJob, failed
+from ftlayer.runtime.driver.position_keeper import PositionKeeper
 from ftlayer.runtime.driver.reasons import untracked
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot
+from ftlayer.topology.operators import Source
 
 _Instructions: TypeAlias = Sequence[ModeInstruction[NoReturn]]
 
@@ -137,3 +139,8 @@ class UntrackedDriver:
     def when_done(self, done: Callable[[], None]) -> None:
         """See `DriverMode`."""
         done()
+
+
+def open_untracked(source: Source, post: Callable[[Any], None]) -> PositionKeeper:
+    """Return the keeper of a reader source with ``FTStatus.OFF``: an `OpenKeeper`. Positions are kept nowhere."""
+    return PositionKeeper(source.uid, dict)

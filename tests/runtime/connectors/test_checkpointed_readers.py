@@ -16,9 +16,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, Simpl
 from pyspark.sql.streaming.datasource import ReadMaxRows, SupportsTriggerAvailableNow
 
 from ftlayer.errors import ConfigError, FTLayerError, IncompatibleCheckpointError
-from ftlayer.runtime.barrier_mode.driver.checkpointed_planner import CheckpointedReaderPlanner
+from ftlayer.runtime.barrier_mode.driver.log_keeper import LogKeeper
 from ftlayer.runtime.barrier_mode.driver.range_log import Captured, RangeLog, unpack_captured
 from ftlayer.runtime.connectors.positions import SplitPosition, pack_rows, partition_key
+from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.runtime.driver.splits import PlannedRange
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.topology.operators import ReaderSource, Source
@@ -126,9 +127,20 @@ class Job:
         self.positions: dict[str, bytes] = {}
         self.emitted: list[int] = []
         self.origin: list[int] = []
-        self.planner = CheckpointedReaderPlanner(
-            self.source, parallelism, key=key, send=self._send, failed=self._failed, **more
+        self.key = key
+        self.planner = ReaderPlanner(
+            self.source,
+            parallelism,
+            keeper=self._opened,
+            key=key,
+            send=self._send,
+            failed=self._failed,
+            **more,
         )
+
+    def _opened(self, source: Source, post: Callable[[Any], None]) -> LogKeeper:
+        self.keeper = LogKeeper(source.uid, self.key, post)
+        return self.keeper
 
     def start(self, checkpoint: Any = None) -> Job:
         self.restore(checkpoint)
@@ -144,20 +156,20 @@ class Job:
         self.errors.append(error)
 
     def checkpoint(self) -> Any:
-        self.planner.under_way([1])
-        found = dict(self.positions), self.planner.capture(self.positions), list(self.emitted)
-        self.planner.under_way([])
+        self.keeper.under_way([1])
+        found = dict(self.positions), self.keeper.capture(self.positions), list(self.emitted)
+        self.keeper.under_way([])
         return found
 
     def complete(self, checkpoint: Any) -> None:
-        self.planner.completed(checkpoint[1])
+        self.keeper.completed(checkpoint[1])
 
     def restore(self, checkpoint: Any) -> None:
         for subtask in list(self.slots):
             self.slots.pop(subtask).stop()
             self.planner.slot_down(subtask)
         positions, captured, emitted = checkpoint or ({}, None, self.origin)
-        self.planner.restore(positions, captured)
+        self.keeper.restore(positions, captured)
         with self.lock:
             self.inbox = []
         self.positions, self.emitted = dict(positions), list(emitted)
@@ -325,14 +337,14 @@ def test_a_range_without_splits_counts(make: Any, log: Log) -> None:
     log.silent = {0, 10}
     log.rows = list(range(10))
     job = make(LogReader(log)).start()
-    job.run_until(lambda: job.planner._log.now is not None and job.planner._log.now.at == "10")
+    job.run_until(lambda: job.keeper._log.now is not None and job.keeper._log.now.at == "10")
     assert unpack_captured(job.checkpoint()[1]) == Captured("10", 0, ())
     log.silent = {20}
     log.rows = list(range(20))
     job.emitted = list(range(10))
     job.run_to(20)
     log.rows = list(range(30))
-    job.run_until(lambda: job.planner._log.now.at == "30")
+    job.run_until(lambda: job.keeper._log.now.at == "30")
     checkpoint = job.checkpoint()
     assert unpack_captured(checkpoint[1]).at == "30"
     job = make(LogReader(log)).start(checkpoint)
@@ -439,14 +451,14 @@ def test_ranges_are_forgotten_when_no_checkpoint_needs_them(make: Any, log: Log)
 
     for rows in (10, 20, 30, 40):
         read(rows)
-    assert len(job.planner._log.now.ranges) == 1
-    job.planner.under_way([7])
+    assert len(job.keeper._log.now.ranges) == 1
+    job.keeper.under_way([7])
     for rows in (50, 60, 70):
         read(rows)
-    assert [one.end for one in job.planner._log.now.ranges][-3:] == ["50", "60", "70"]
-    job.planner.under_way([8])
+    assert [one.end for one in job.keeper._log.now.ranges][-3:] == ["50", "60", "70"]
+    job.keeper.under_way([8])
     read(80)
-    assert [one.end for one in job.planner._log.now.ranges] == ["80"]
+    assert [one.end for one in job.keeper._log.now.ranges] == ["80"]
 
 
 # ---------------------------------------------------------------- the log of ranges
@@ -489,11 +501,11 @@ def test_a_split_that_never_was_begun() -> None:
 
 
 def test_a_checkpoint_of_another_kind_of_source(make: Any, log: Log) -> None:
-    planner = make(LogReader(log)).planner
+    keeper = make(LogReader(log)).keeper
     with pytest.raises(ConfigError, match="another kind of source"):
-        planner.restore({partition_key(0): pack_rows(3)}, Captured("1", 0, ()).pack())
+        keeper.restore({partition_key(0): pack_rows(3)}, Captured("1", 0, ()).pack())
     with pytest.raises(IncompatibleCheckpointError, match=r"'numbers'.*without a reader"):
-        planner.restore({partition_key(0): pack_rows(3)}, None)
+        keeper.restore({partition_key(0): pack_rows(3)}, None)
 
 
 class LimitedReader(LogReader):

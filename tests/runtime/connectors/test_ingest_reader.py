@@ -13,7 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from ftlayer.config import VertexOptions
 from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
-from ftlayer.runtime.barrier_mode.driver.checkpointed_planner import CheckpointedReaderPlanner
+from ftlayer.runtime.barrier_mode.driver.log_keeper import LogKeeper
+from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.spark import ingest_reader
 from ftlayer.spark.ingest_reader import IngestReader
 from ftlayer.topology.operators import ReaderSource, Source
@@ -195,13 +196,20 @@ def test_as_a_source_of_a_topology(
     def failed(uid: str, error: Exception) -> None:
         raise error
 
-    planner = CheckpointedReaderPlanner(source, 1, key=key, send=inbox.append, failed=failed)
+    keepers: list[LogKeeper] = []
+
+    def opened(source: Source, post: Any) -> LogKeeper:
+        keepers.append(LogKeeper(source.uid, key, post))
+        return keepers[-1]
+
+    planner = ReaderPlanner(source, 1, keeper=opened, key=key, send=inbox.append, failed=failed)
+    [keeper] = keepers
     planner.start()
     checkpoint: tuple[dict[str, bytes], bytes | None, list[int]] = ({}, None, [])
     for _ in range(4):
         orders.put(10)
         planner.slot_down(0)
-        planner.restore(*checkpoint[:2])
+        keeper.restore(*checkpoint[:2])
         inbox.clear()
         slot = driver.open(source, positions=checkpoint[0], rows=3)
         slot.start()
@@ -221,7 +229,7 @@ def test_as_a_source_of_a_topology(
 
         driver.until(all_read)
         assert seen == list(range(len(seen)))
-        captured = planner.capture(positions)
-        planner.completed(captured)
+        captured = keeper.capture(positions)
+        keeper.completed(captured)
         checkpoint = (positions, captured, seen)
     planner.close()

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Supp
 
 from ftlayer.errors import ConfigError, FTLayerError, SourceError
 from ftlayer.runtime.connectors.offset_reader import digest_of, offset_reader
+from ftlayer.runtime.driver.position_keeper import PositionKeeper
 from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.topology.operators import ReaderSource, Source
@@ -120,11 +121,12 @@ class Job:
         self.sent: list[AssignSplits] = []
         self._inbox: list[AssignSplits] = []
         self._lock = threading.Lock()
+        self.positions: Callable[[], dict[str, bytes]] = vertex.snapshot
         self.planner = ReaderPlanner(
             self.source,
             parallelism,
+            keeper=lambda source, post: PositionKeeper(source.uid, lambda: self.positions()),
             key=key,
-            positions=vertex.snapshot,
             send=self._send,
             failed=lambda uid, error: self.errors.append(error),
         )
@@ -365,7 +367,7 @@ def test_a_planner_that_has_not_heard_of_a_split_is_told_again(
     for _ in range(3):
         job.step()
     monkeypatch.undo()
-    monkeypatch.setattr(job.planner, "_positions", lambda: before)
+    monkeypatch.setattr(job, "positions", lambda: before)
     for subtask in range(2):
         job.kill(subtask)
         job.up(subtask)
@@ -443,11 +445,11 @@ def test_an_error_of_the_vertex_is_told_as_it_is(
     def gone() -> Any:
         raise error
 
-    job.planner._positions = gone
+    job.positions = gone
     job.start()
     driver.until(lambda: job.errors)
     assert job.errors == [error]
-    job.planner._positions = vertex.snapshot
+    job.positions = vertex.snapshot
     job.errors.clear()
     broker.rows = [1, 2, 3]
     job.planner.start()

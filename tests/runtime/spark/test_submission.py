@@ -29,7 +29,7 @@ from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.session import task_slots
 from ftlayer.runtime.driver.spark_checks import check_task_slots, pickled_order
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
-from ftlayer.runtime.driver.untracked import UntrackedDriver
+from ftlayer.runtime.driver.untracked import UntrackedDriver, open_untracked
 from ftlayer.runtime.protocol.order import Door, SlotOrder
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
@@ -145,7 +145,7 @@ def start(spark: Any) -> Any:
         submitter = SlotSubmitter(
             spark, thread.job, graph.name, runner, thread.spark_job_ended, thread.session_over
         )
-        planners = Planners(graph, None, order.key, send=thread.send_splits, failed=thread.broken)
+        planners = Planners(graph, open_untracked, order.key, send=thread.send_splits, failed=thread.broken)
         mode: OpenMode = partial(AckerDriver, fake_vertex()) if tracked else UntrackedDriver
         thread.start(JobParts(graph, options, restart, server, submitter, planners, mode, lambda: None))
         job = Job(thread)

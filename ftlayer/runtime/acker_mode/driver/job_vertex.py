@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
+from ftlayer.runtime.driver.position_keeper import PositionKeeper
+from ftlayer.runtime.driver.range_keeper import OpenKeeper
 from ftlayer.runtime.worker import Worker
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.operators import Source
 from ftlayer.vertex.calls import (
     ClaimJob,
     Fail,
@@ -129,3 +134,12 @@ class JobVertexCalls:
 
     def _lost_error(self, error: Exception) -> None:
         logger.error("a call of the vertex failed in a way it never should", exc_info=error)
+
+
+def vertex_keepers(vertex: JobVertexCalls, graph: JobGraph) -> OpenKeeper:
+    """Return what opens the keepers of a graph's reader sources: the vertex has their positions."""
+
+    def opened(source: Source, post: Callable[[Any], None]) -> PositionKeeper:
+        return PositionKeeper(source.uid, lambda: vertex.positions(graph.stream_of(source.uid)))
+
+    return opened

@@ -97,8 +97,6 @@ class JobCheckpoints:
         self._parts = parts
         self._rules = parts.rules
         self._crew = job.crew
-        # Ranges of reader sources belong to a checkpoint too.
-        self._planners = job.planners
         self._happened, self._later, self._tell = job.happened, job.later, job.tell
         graph = parts.graph
         self._source_slots = sorted(
@@ -113,10 +111,9 @@ class JobCheckpoints:
         self._cleaning = Worker("checkpoint-cleaning", self._io_failed)
         self._down: set[int] = set(range(graph.slots))
         self._given_up = GivenUp()
-        self._publisher = Publisher(parts, job.planners)
+        self._publisher = Publisher(parts)
         self._restores = RestorePoints(
             parts,
-            job.planners,
             self._publisher,
             self._io,
             happened=job.happened,
@@ -333,7 +330,7 @@ class JobCheckpoints:
     def _carry_out(self, instruction: CheckpointInstruction) -> None:
         match instruction:
             case Trigger(barrier):
-                self._planners.under_way(self._rules.in_progress)
+                self._parts.readers.under_way(self._rules.in_progress)
                 for slot in self._source_slots:
                     self._tell(slot, TriggerCheckpoint(barrier))
             case Publish(checkpoint, location):
@@ -346,7 +343,7 @@ class JobCheckpoints:
                 self._given_up.completed(number)
                 for known in self._rules.completed:
                     if known.checkpoint == number:
-                        self._planners.completed(known)
+                        self._parts.readers.completed(known)
             case NotifyAborted(checkpoint, reason):
                 logger.info("checkpoint %d is given up: %s", checkpoint, reason)
                 self._tell_all(

@@ -27,6 +27,7 @@ from ftlayer.functions.ttl import SUFFIX as TTL_SUFFIX
 from ftlayer.runtime.barrier_mode.driver.committing import Committer, resealed
 from ftlayer.runtime.barrier_mode.driver.compatibility import edge_infos, operator_infos
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.driver.restoring import restores
 from ftlayer.runtime.protocol.order import CheckpointPlan
 from ftlayer.topology.job_graph import JobGraph
@@ -99,7 +100,8 @@ def open_checkpoints(
         # This is a new run, and asked for as such.
         forget_result(config, graph.name)
     committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
-    parts = JobCheckpointParts(graph, config, run, rules, storage, committer, ownership)
+    readers = ReaderCheckpoints(graph, key)
+    parts = JobCheckpointParts(graph, config, run, rules, storage, committer, readers, ownership)
     return parts, CheckpointPlan(config, run, key)
 
 

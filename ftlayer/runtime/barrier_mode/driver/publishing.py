@@ -13,8 +13,8 @@ from ftlayer.checkpoint.storage.contract import DriverStorage
 from ftlayer.checkpoint.storage.opening import pieces_directory
 from ftlayer.checkpoint.storage.ownership import Ownership
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.driver.restoring import restores
-from ftlayer.runtime.driver.planners import Planners
 from ftlayer.topology.job_graph import JobGraph
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ class JobCheckpointParts:
     rules: CheckpointCoordinator
     storage: DriverStorage
     committer: Committer
+    readers: ReaderCheckpoints
     ownership: Ownership | None = None
 
     def check_owner(self) -> None:
@@ -50,10 +51,8 @@ class Publisher:
             behind what was done.
     """
 
-    def __init__(self, parts: JobCheckpointParts, planners: Planners) -> None:
-        """``planners``: of the job's reader sources, whose ranges belong to a checkpoint too."""
+    def __init__(self, parts: JobCheckpointParts) -> None:
         self._parts = parts
-        self._planners = planners
         self.undecided: frozenset[int] = frozenset()
 
     def publish(self, checkpoint: Checkpoint, location: str) -> Checkpoint:
@@ -64,7 +63,7 @@ class Publisher:
         """
         try:
             self._parts.check_owner()
-            sources = self._planners.capture(checkpoint.subtasks)
+            sources = self._parts.readers.capture(checkpoint.subtasks)
             # Here, behind the commit of the one before: no message is to be committed under two ids.
             subtasks = self._parts.committer.uncommitted(checkpoint.checkpoint, checkpoint.subtasks)
             published = self._parts.storage.publish(

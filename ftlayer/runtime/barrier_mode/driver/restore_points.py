@@ -10,7 +10,6 @@ from ftlayer.errors import CheckpointDamagedError, FTLayerError, JobError
 from ftlayer.recovery import lasting
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts, Publisher
 from ftlayer.runtime.driver.events import Event, PrepareRestore, RestoreFailed, RestoreReady
-from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
@@ -22,7 +21,6 @@ class RestorePoints:
     def __init__(
         self,
         parts: JobCheckpointParts,
-        planners: Planners,
         publisher: Publisher,
         io: Worker,
         *,
@@ -35,7 +33,7 @@ class RestorePoints:
         ``restored`` is told of the checkpoint that stands, before the answer is given.
         """
         self._rules = parts.rules
-        self._planners = planners
+        self._readers = parts.readers
         self._publisher = publisher
         self._io = io
         self._happened, self._later = happened, later
@@ -103,7 +101,7 @@ class RestorePoints:
         self, asked: PrepareRestore, checkpoint: Checkpoint | None, made: Mapping[int, Restore]
     ) -> None:
         try:
-            self._planners.restore(checkpoint, asked.slots)
+            self._readers.restore(checkpoint, asked.slots)
         except FTLayerError as error:
             self._happened(RestoreFailed(asked.number, error, lasting=True))
             return

@@ -35,6 +35,7 @@ from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver.committing import Committer
 from ftlayer.runtime.barrier_mode.driver.range_log import unpack_captured
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import ReaderCheckpoints
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors import committing_sink
 from ftlayer.runtime.connectors.lane import SplitProgress
@@ -328,9 +329,10 @@ class World:
             max_parallelism=8,
         )
         self.mail: deque[AssignSplits] = deque()
+        self.readers = ReaderCheckpoints(self.graph, KEY)
         self.planners = Planners(
             self.graph,
-            None,
+            self.readers.open,
             KEY,
             send=self.mail.append,
             failed=self._broken,
@@ -382,7 +384,7 @@ class World:
             except CommitFailedError as error:
                 _check_expected(error)
         self.committing = None
-        self.planners.restore(checkpoint, range(self.parallelism))
+        self.readers.restore(checkpoint, range(self.parallelism))
         self.committer.abort(self.given_up)
         self.given_up = []
         # A survivor goes on until it hears of it.
@@ -427,8 +429,9 @@ class World:
         """Let the planner's thread take a step, unless it would wait."""
         planner = self.planner
         planner._pause_ms = 0
-        waits = planner._generation != planner._restores or (
-            planner._at is not None and (planner._core.reading or (not planner._restored and planner._ended))
+        keeper = planner._keeper
+        waits = not keeper.is_current or (
+            planner._at is not None and (planner._core.reading or (not keeper._restored and planner._ended))
         )
         if planner._reader is not None and planner._events.empty() and waits:
             return
@@ -452,7 +455,7 @@ class World:
         self.last += 1
         barrier = Barrier(self.last, 0, kind=kind)
         self.pending[self.last] = Pending(barrier)
-        self.planners.under_way(self.pending)
+        self.readers.under_way(self.pending)
         for source in self.sources:
             source.control.append(barrier)
 
@@ -483,7 +486,7 @@ class World:
         number = self.outside.random.choice(ready)
         pending = self.pending[number]
         parts = tuple(pending.parts.values())
-        sources = self.planners.capture(parts)
+        sources = self.readers.capture(parts)
         self._check_captured(parts, sources["src"], pending.emitted)
         checkpoint = Checkpoint(
             number, "job", "run", "", 0, 0, 8, (), self.committer.uncommitted(number, parts), sources
@@ -513,7 +516,7 @@ class World:
                 self.restore(set())
             return
         self.committing = None
-        self.planners.completed(checkpoint)
+        self.readers.completed(checkpoint)
         for slot in (*self.sources, *self.sinks):
             slot.control.append(checkpoint.checkpoint)
 

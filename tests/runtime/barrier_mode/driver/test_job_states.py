@@ -121,7 +121,7 @@ class Played:
                 restart or NoRestart(),
                 server=Mock(send=self._told),
                 submitter=Mock(),
-                planners=Mock(capture=lambda subtasks: {}),
+                planners=Mock(),
                 mode=partial(BarrierDriver, checkpoints),
                 on_over=self.over,
             )

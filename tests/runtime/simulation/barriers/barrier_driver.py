@@ -80,7 +80,7 @@ class Driver:
         restart = FixedDelay(attempts=10_000, delay="10ms")
         planners = Planners(
             self.graph,
-            None,
+            parts.readers.open,
             plan.key,
             send=self.job.send_splits,
             failed=self.job.broken,

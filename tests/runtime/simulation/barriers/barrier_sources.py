@@ -158,7 +158,9 @@ class PlannerInSteps:
         planner = self._planner
         if not planner._events.empty():
             return True
-        rests = planner._core.reading or ((planner._draining or planner._ended) and not planner._restored)
+        rests = planner._core.reading or (
+            (planner._draining or planner._ended) and not planner._keeper._restored
+        )
         return not rests and self._world.mono >= self._due_ms
 
     def step(self) -> None:
