@@ -29,6 +29,7 @@ from ftlayer.runtime.connectors.push import PushReader
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.sinks import BatchFunctionSink, EmitSink
+from ftlayer.spark.stream_plan import StreamPlan
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.builder import GraphBuilder
@@ -52,7 +53,9 @@ TIMED = STREAM.assign_watermarks("ts").key_by("v")
 WINDOWS = TIMED.window(tumbling("1s"))
 NOTHING_READ: Any = SimpleNamespace(rules=None)
 NO_COLUMNS: Any = SimpleNamespace(names=[])
-WRAPPED = TrackedStream(FTLayer(VertexOptions("nowhere"), StreamOptions()), NOTHING_READ, NO_COLUMNS)
+WRAPPED = TrackedStream(
+    StreamPlan(FTLayer(VertexOptions("nowhere"), StreamOptions()), NOTHING_READ, NO_COLUMNS)
+)
 
 
 def makers(takes: int) -> list[Callable[..., Any]]:

@@ -32,7 +32,8 @@ from ftlayer.spark.frames import list_records, record_frame
 from ftlayer.spark.ingest import Ingest, stream_of_ingest
 from ftlayer.spark.plan_checks import check_columns, check_key, check_session, check_source
 from ftlayer.spark.sessions import is_connect
-from ftlayer.spark.tracked import SourceSpec, TrackedStream
+from ftlayer.spark.stream_plan import SourceSpec, StreamPlan
+from ftlayer.spark.tracked import TrackedStream
 from ftlayer.spark.workers import prepare_workers
 from ftlayer.vertex.calls import (
     Changed,
@@ -341,7 +342,7 @@ class FTLayer:
             check_key(frame.schema, keys, f"source {name!r}: key")
         self._place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
-        return TrackedStream(self, SourceSpec(frame, name, keys, rules=rules, limit=limit), frame.schema)
+        return self._wrapped(SourceSpec(frame, name, keys, rules=rules, limit=limit), frame.schema)
 
     @known_options
     def resume(
@@ -372,9 +373,7 @@ class FTLayer:
             )
         self._place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
-        return TrackedStream(
-            self, SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit), frame.schema
-        )
+        return self._wrapped(SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit), frame.schema)
 
     @known_options
     def ingest(self, name: str, schema: StructType | str) -> Ingest:
@@ -404,7 +403,10 @@ class FTLayer:
         prepare_workers(spark)
         frame = spark.createDataFrame([], ingest.schema)
         spec = SourceSpec(frame, ingest.name, ingest=ingest.name, rules=rules, limit=limit)
-        return TrackedStream(self, spec, ingest.schema)
+        return self._wrapped(spec, ingest.schema)
+
+    def _wrapped(self, source: SourceSpec, schema: StructType) -> TrackedStream:
+        return TrackedStream(StreamPlan(self, source, schema))
 
     def _place(self, spark: SparkSession) -> None:
         """Let an embedded vertex listen where this session's executors can reach it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from ftlayer.checks import (
@@ -18,11 +17,9 @@ from ftlayer.checks import (
 )
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
-from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
+from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record
-from ftlayer.spark.circuits import WHOLE_QUERY
 from ftlayer.spark.delivery_source import arrow_schema
-from ftlayer.spark.ingest import stream_of_ingest
 from ftlayer.spark.plain import transform_plain
 from ftlayer.spark.plan_checks import (
     check_columns,
@@ -31,42 +28,39 @@ from ftlayer.spark.plan_checks import (
     is_hashable,
     transformed_schema,
 )
-from ftlayer.spark.steps import Repartition, Step, Transform, check_unique, plan_stages
+from ftlayer.spark.steps import Repartition, Step, Transform, check_unique
+from ftlayer.spark.stream_plan import StreamPlan, stream_of_source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from ftlayer.spark.facade import FTLayer
     from ftlayer.spark.writer import TrackedWriter
 
 # What Spark says where a session is missing: the classic one, and Spark Connect's.
 _NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION")
 
 
-@dataclass(frozen=True)
-class SourceSpec:
-    """The wrapped source: its DataFrame, name and key; or an ingest's; or one resumed by its carriers."""
-
-    frame: DataFrame
-    name: str
-    key: tuple[str, ...] = ()
-    ingest: str = ""
-    carrier: str = ""
-    rules: RetryRules = NO_RULES
-    limit: Limit | None = None
-
-
-@dataclass(frozen=True)
 class TrackedStream:
     """A source and the steps asked for so far. Immutable: each method returns a new one."""
 
-    layer: FTLayer
-    source: SourceSpec
-    schema: StructType
-    steps: tuple[Step, ...] = ()
-    schemas: tuple[StructType, ...] = ()
-    limits: tuple[tuple[str, Limit], ...] = ()
+    def __init__(self, plan: StreamPlan) -> None:
+        """For `FTLayer.source` and `FTLayer.resume`."""
+        self._plan = plan
+
+    @property
+    def schema(self) -> StructType:
+        """The stream's columns."""
+        return self._plan.schema
+
+    @property
+    def limits(self) -> tuple[tuple[str, Limit], ...]:
+        """The limits of ``max_failing`` that operators have, by operator."""
+        return self._plan.limits
+
+    def failing_limits(self) -> dict[str, Limit]:
+        """Return how many may fail, by operator; "" for those without a limit of their own."""
+        return self._plan.failing_limits()
 
     # ------------------------------------------------------------ functions of a record
 
@@ -221,7 +215,7 @@ class TrackedStream:
         uid = self._uid("transform", function, name)
         check_transform(function, uid)
         step = Transform(uid, function, drops)
-        if not self.layer.enabled:
+        if not self._plan.layer.enabled:
             return self._then(
                 step, transform_plain(self._spark.createDataFrame([], self.schema), step).schema
             )
@@ -267,11 +261,14 @@ class TrackedStream:
         raise `ftlayer.RowsRejected` with errors by it: those records fail, with all their rows, and it is called
         again with the rest and the same id. What it had written before it raised it has to undo or overwrite.
         """
+        from ftlayer.spark.endings import function_ending
         from ftlayer.spark.writer import TrackedWriter
 
         check_bool(tagged, "sink: tagged")
-        writer = TrackedWriter(self, checkpoint, name or self.source.name)
-        return writer.to_function(function, tagged=tagged)
+        name = name or self._plan.source.name
+        return TrackedWriter(
+            self._plan, checkpoint, name, lambda: function_ending(self._plan, name, function, tagged)
+        )
 
     @known_options
     def write_stream(
@@ -283,11 +280,14 @@ class TrackedStream:
         the records of those rows fail. What was written meanwhile is aborted, and the rest is written anew. Each
         partition is held in memory.
         """
+        from ftlayer.spark.endings import writer_ending
         from ftlayer.spark.writer import TrackedWriter
 
         check_bool(bisect, "write_stream: bisect")
-        writer = TrackedWriter(self, checkpoint, name or self.source.name)
-        return writer.to_writer(source, options, bisect=bisect)
+        name = name or self._plan.source.name
+        return TrackedWriter(
+            self._plan, checkpoint, name, lambda: writer_ending(self._plan, name, source, options, bisect)
+        )
 
     @known_options
     def emit(
@@ -305,6 +305,7 @@ class TrackedStream:
         stay pending until the other query is done with them, and are replayed from here if it fails or
         does not answer within ``timeout``.
         """
+        from ftlayer.spark.endings import emit_ending
         from ftlayer.spark.writer import TrackedWriter
 
         check_text(carrier, "emit: carrier", "the name of a column")
@@ -312,7 +313,8 @@ class TrackedStream:
             raise ConfigError(
                 f"emit: the rows have a column {carrier!r} already; name another with carrier=…"
             )
-        return TrackedWriter(self, checkpoint, name or self.source.name).to_query(function, carrier)
+        name = name or self._plan.source.name
+        return TrackedWriter(self._plan, checkpoint, name, lambda: emit_ending(name, function, carrier))
 
     @known_options
     def dead_letters(self, checkpoint: str = "") -> DataFrame:
@@ -323,50 +325,30 @@ class TrackedStream:
         """
         from ftlayer.spark.checkpoint import CheckpointDirectory
 
-        if self.source.ingest:
+        if self._plan.source.ingest:
             query = ""
         elif not checkpoint:
             raise ConfigError("dead_letters: checkpoint: give that of the query whose dead letters are meant")
         else:
-            query = CheckpointDirectory(self._spark, checkpoint).claim(self.source.name).query
-        return self.layer.dead_letter_stream(self._spark, stream_of_source(self.source, query))
+            query = CheckpointDirectory(self._spark, checkpoint).claim(self._plan.source.name).query
+        return self._plan.layer.dead_letter_stream(self._spark, stream_of_source(self._plan.source, query))
 
     # ------------------------------------------------------------ recording
 
-    def stage_schemas(self) -> tuple[StructType, ...]:
-        """Return the columns after each stage of `plan_stages`."""
-        schemas = []
-        before = [self.source_schema, *self.schemas]
-        place = 0
-        for stage in plan_stages(self.steps).stages:
-            place += len(stage.frame_steps) + len(stage.functions)
-            schemas.append(before[place])
-        return tuple(schemas)
-
-    @property
-    def source_schema(self) -> StructType:
-        """The columns of the source."""
-        return self.source.frame.schema
-
     @property
     def _spark(self) -> SparkSession:
-        return self.source.frame.sparkSession
+        return self._plan.spark
 
     def _then(self, step: Step, schema: StructType) -> TrackedStream:
-        return replace(self, steps=(*self.steps, step), schemas=(*self.schemas, schema), schema=schema)
-
-    def failing_limits(self) -> dict[str, Limit]:
-        """Return how many may fail, by operator; "" for those without a limit of their own."""
-        whole = self.source.limit or self.layer.limit
-        return dict(self.limits) | ({} if whole is None else {WHOLE_QUERY: whole})
+        return TrackedStream(self._plan.then(step, schema))
 
     def _limited(self, uid: str, max_failing: str | int | None) -> TrackedStream:
         if max_failing is None:
             return self
-        return replace(self, limits=(*self.limits, (uid, Limit.of(max_failing, repr(uid)))))
+        return TrackedStream(self._plan.limited(uid, Limit.of(max_failing, repr(uid))))
 
     def _rules(self, retry_on: Errors | None, dead_on: Errors | None, uid: str) -> RetryRules:
-        return rules_of(retry_on, dead_on, repr(uid)).within(self.source.rules)
+        return rules_of(retry_on, dead_on, repr(uid)).within(self._plan.source.rules)
 
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
         if not callable(function):
@@ -375,15 +357,10 @@ class TrackedStream:
         if name != "":
             check_text(name, f"{kind}: name")
         uid = name or getattr(function, "__name__", kind)
-        if not name and any(getattr(step, "uid", None) == uid for step in self.steps):
-            uid = f"{uid}-{len(self.steps)}"
-        check_unique(self.steps, uid)
+        if not name and any(getattr(step, "uid", None) == uid for step in self._plan.steps):
+            uid = f"{uid}-{len(self._plan.steps)}"
+        check_unique(self._plan.steps, uid)
         return uid
-
-
-def stream_of_source(source: SourceSpec, query: str) -> str:
-    """Return the name under which the vertex keeps a source's records for a query."""
-    return stream_of_ingest(source.ingest) if source.ingest else f"{query}/{source.name}"
 
 
 def _reason(error: Exception) -> str:

@@ -6,16 +6,16 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.checks import check_function, check_known, check_ran, check_text, known_options, shown
+from ftlayer.checks import check_known, check_text, known_options, shown
 from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import CheckpointMismatchError, ConfigError
-from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
 from ftlayer.spark.delivery_source import FORMAT, DeliveryOptions, DeliverySource
+from ftlayer.spark.endings import Ending
 from ftlayer.spark.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.plain import plain_rows
 from ftlayer.spark.plan_checks import all_nullable, check_functions, with_source_ft
@@ -23,100 +23,33 @@ from ftlayer.spark.protocol import BatchProtocol
 from ftlayer.spark.query import TrackedQuery
 from ftlayer.spark.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.sessions import tells_of_its_end
-from ftlayer.spark.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, stream_writer
 from ftlayer.spark.stage_run import QueryPlan
 from ftlayer.spark.steps import plan_stages
 from ftlayer.spark.stopped import StoppedError, hide_stops
+from ftlayer.spark.stream_plan import StreamPlan, stream_of_source
 from ftlayer.spark.supervisor import QuerySupervisor
-from ftlayer.spark.tracked import stream_of_source
 from ftlayer.vertex.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from ftlayer.spark.tracked import TrackedStream
-
-
-def _ran(function: Callable[[DataFrame, int], Any], what: str) -> Callable[[DataFrame, int], None]:
-    """Return ``function``, failing where it has not run (`check_ran`)."""
-
-    def checked(rows: DataFrame, batch: int) -> None:
-        check_ran(function(rows, batch), what)
-
-    return checked
-
 
 class TrackedWriter:
     """A wrapped query that is ready to start. Its methods return it, as those of a DataStreamWriter do."""
 
-    def __init__(self, stream: TrackedStream, checkpoint: str, name: str) -> None:
+    def __init__(self, plan: StreamPlan, checkpoint: str, name: str, end: Callable[[], Ending]) -> None:
+        """For `TrackedStream`; ``end`` says where the rows go, behind the checks of what is given here."""
         check_text(checkpoint, "checkpoint", "a directory, of this query alone, as text")
         check_text(name, "name")
-        self._stream = stream
+        self._plan = plan
         self._checkpoint = checkpoint
         self._name = name
         self._trigger: dict[str, Any] = {}
         self._options: dict[str, str] = {}
         self._restart: RestartStrategy | None = None
-        self._sink: BatchSink | None = None
-        self._plain: Callable[[DataFrame], Any] | None = None
-        self._carrier = ""
-        self._rejects = False
+        self._ending = end()
         self._watch: Callable[[str, int], None] = lambda step, batch: None
-
-    # ------------------------------------------------------------ where the rows go
-
-    @known_options
-    def to_function(
-        self, function: Callable[[DataFrame, int], Any], *, tagged: bool = False
-    ) -> TrackedWriter:
-        """Hand the rows to a function of (DataFrame, batch id); ``tagged``: with the column ``_ft_row``."""
-        check_function(function, "sink: function(rows, batch id)", takes=2)
-        operator = getattr(function, "__name__", "sink")
-        self._sink = BatchFunctionSink(
-            function, operator, tagged, self._stream.source.rules, query=self._name
-        )
-        self._rejects = tagged
-
-        def plain(rows: DataFrame) -> Any:
-            from pyspark.sql import functions
-
-            if tagged:
-                rows = rows.withColumn(ROW_TAG, functions.lit(None).cast("bigint"))
-            return rows.writeStream.foreachBatch(_ran(function, f"sink {operator!r}"))
-
-        self._plain = plain
-        return self
-
-    @known_options
-    def to_writer(
-        self, source: str | type, options: dict[str, str], *, bisect: bool = False
-    ) -> TrackedWriter:
-        """Hand the rows to a Python Data Source's stream writer; ``bisect``: rows that it does not take fail."""
-        spark = self._stream.source.frame.sparkSession
-        writer = stream_writer(spark, source, self._stream.schema, options)
-        format_name = source if isinstance(source, str) else source.name()  # type: ignore[attr-defined]
-        self._sink = BatchWriterSink(writer, format_name, bisect, self._stream.source.rules, query=self._name)
-        self._rejects = bisect
-        self._plain = lambda rows: rows.writeStream.format(format_name).options(**options)
-        return self
-
-    @known_options
-    def to_query(self, function: Callable[[DataFrame, int], Any], carrier: str) -> TrackedWriter:
-        """Hand the rows, with their carriers, to a function that brings them to another query."""
-        check_function(function, "emit: function(rows, batch id)", takes=2)
-        self._sink = EmitSink(function, carrier, query=self._name)
-        self._carrier = carrier
-
-        def emit_plain(rows: DataFrame) -> Any:
-            from pyspark.sql import functions
-
-            carried = rows.withColumn(carrier, functions.lit(None).cast("binary"))
-            return carried.writeStream.foreachBatch(_ran(function, "emit: the function"))
-
-        self._plain = emit_plain
-        return self
 
     # ------------------------------------------------------------ how it runs
 
@@ -140,7 +73,7 @@ class TrackedWriter:
 
         option, expected = "trigger: processingTime", "an interval like '2 seconds'"
         check_text(interval, option, expected)
-        jvm: Any = self._stream.source.frame.sparkSession._jvm
+        jvm: Any = self._plan.spark._jvm
         try:
             jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(interval)
         except (Py4JError, PySparkException) as error:
@@ -171,24 +104,23 @@ class TrackedWriter:
         this query's, `InvalidTopologyError` for a function that cannot be pickled, `SessionLostError` if Spark's JVM
         ends meanwhile, `LayerClosedError` if the layer is closed, and whatever Spark or the vertex raises at the start.
         """
-        self._stream.layer.check_open()
-        check_functions(self._stream.steps)
-        spark = self._stream.source.frame.sparkSession
+        self._plan.layer.check_open()
+        check_functions(self._plan.steps)
+        spark = self._plan.spark
         with tells_of_its_end(spark):
             if any(query.name == self._name for query in spark.streams.active):
                 raise ConfigError(
                     f"name: a query {self._name!r} runs in this session already, and two queries of one source need "
                     "names of their own: give this one another with name=… of sink, write_stream or emit"
                 )
-            return self._start_tracked() if self._stream.layer.enabled else self._start_plain()
+            return self._start_tracked() if self._plan.layer.enabled else self._start_plain()
 
     def _start_plain(self) -> TrackedQuery:
-        source = self._stream.source
+        source = self._plan.source
         directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
         directory.refuse_mark()
-        rows = plain_rows(source.frame, plan_stages(self._stream.steps), self._stream.stage_schemas())
-        assert self._plain is not None
-        writer = self._plain(rows)
+        rows = plain_rows(source.frame, plan_stages(self._plan.steps), self._plan.stage_schemas())
+        writer = self._ending.plain(rows)
 
         def start(supervisor: QuerySupervisor) -> StreamingQuery:
             directory.remove_torn_offsets()
@@ -211,18 +143,18 @@ class TrackedWriter:
 
     def _needed_by(self, text: str) -> str:
         """Return the operators whose functions need what could not be loaded, as ``text`` says; "" for none."""
-        steps = [(repr(step.uid), step) for step in self._stream.steps if isinstance(step, FunctionStep)]
+        steps = [(repr(step.uid), step) for step in self._plan.steps if isinstance(step, FunctionStep)]
         return needing(missing_in(text), steps)
 
     def _start_tracked(self) -> TrackedQuery:
-        source = self._stream.source
+        source = self._plan.source
         directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
         mark = directory.claim(source.name)
         stream = stream_of_source(source, mark.query)
-        client = self._stream.layer.client
-        self._stream.layer.watch_dead(stream)
-        limits = self._stream.failing_limits()
-        if self._rejects and WHOLE_QUERY in limits:
+        client = self._plan.layer.client
+        self._plan.layer.watch_dead(stream)
+        limits = self._plan.failing_limits()
+        if self._ending.rejects and WHOLE_QUERY in limits:
             limits[SINK] = limits[WHOLE_QUERY]
         circuits = QueryCircuits(self._name, limits) if limits else None
 
@@ -257,7 +189,7 @@ class TrackedWriter:
         circuits: QueryCircuits | None,
     ) -> StreamingQuery:
         """Start one run of the Spark query: a new epoch, which fences the run before."""
-        layer = self._stream.layer
+        layer = self._plan.layer
         run = uuid.uuid4().hex
         directory.remove_torn_offsets()
         opened = layer.client.call(OpenQuery(mark.query, run, (stream,), layer.stream_options))
@@ -276,8 +208,8 @@ class TrackedWriter:
                 "old copy, and batches that Spark plans anew would be taken for ones that are done. Restore "
                 "the newer checkpoint, or start with a new checkpoint directory"
             )
-        plan = self._plan(opened.exact)
-        name = self._stream.source.name
+        plan = self._query_plan(opened.exact)
+        name = self._plan.source.name
 
         def tell(circuits: dict[str, CircuitStatus]) -> None:
             layer.client.call(ReportCircuits(mark.query, circuits))
@@ -286,7 +218,7 @@ class TrackedWriter:
             runner = SparkRunner(
                 rows,
                 plan,
-                self._sink_or_raise(),
+                self._ending.sink,
                 SourceOfQuery(name, stream),
                 opened,
                 lambda: layer.client.health().incarnation,
@@ -314,7 +246,7 @@ class TrackedWriter:
 
     def _frame(self, stream: str, query: str, drain_until: float | None) -> DataFrame:
         """Return the source's rows with the vertex's deliveries among them."""
-        source, layer = self._stream.source, self._stream.layer
+        source, layer = self._plan.source, self._plan.layer
         spark = source.frame.sparkSession
         own = with_source_ft(source.frame)
         spark.dataSource.register(DeliverySource)
@@ -334,22 +266,18 @@ class TrackedWriter:
         delivered = spark.readStream.format(FORMAT).schema(schema).options(**options.to_spark()).load()
         return delivered if source.ingest else own.union(delivered)
 
-    def _plan(self, exact: bool) -> QueryPlan:
-        stream = self._stream
+    def _query_plan(self, exact: bool) -> QueryPlan:
+        made = self._plan
         return QueryPlan(
-            plan_stages(stream.steps),
-            stream.stage_schemas(),
-            key=stream.source.key,
-            emits=f"emit:{self._name}" if self._carrier else "",
-            carrier=stream.source.carrier,
-            strict=stream.layer.strict,
+            plan_stages(made.steps),
+            made.stage_schemas(),
+            key=made.source.key,
+            emits=f"emit:{self._name}" if self._ending.carrier else "",
+            carrier=made.source.carrier,
+            strict=made.layer.strict,
             exact=exact,
-            rejects=self._rejects,
+            rejects=self._ending.rejects,
         )
-
-    def _sink_or_raise(self) -> BatchSink:
-        assert self._sink is not None
-        return self._sink
 
     def _strategy(self) -> RestartStrategy:
         return self._restart if self._restart is not None else ExponentialDelay()

@@ -17,6 +17,8 @@ from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.spark.drained import LogEnds
 from ftlayer.spark.query import TrackedQuery
 from ftlayer.spark.supervisor import QuerySupervisor
+from ftlayer.spark.tracked import TrackedStream
+from ftlayer.spark.writer import TrackedWriter
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.keyed import ConnectedStreams
 from ftlayer.topology.streams import DataStream
@@ -67,6 +69,8 @@ def connected() -> ConnectedStreams:
 
 
 FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "TrackedStream": (lambda: TrackedStream(Mock()), ("TrackedStream",)),
+    "TrackedWriter": (lambda: TrackedWriter(Mock(), "checkpoint", "name", Mock()), ("TrackedWriter",)),
     "TrackedQuery": (a_query, ("TrackedQuery",)),
     "DataStream": (numbers, ("DataStream",)),
     "KeyedStream": (lambda: numbers().key_by("n"), ("DataStream", "KeyedStream")),

@@ -16,8 +16,8 @@ from ftlayer.vertex.calls import StreamOptions
 
 NO: Any = None
 LAYER = FTLayer(VertexOptions("nowhere"), StreamOptions())
-STREAM = TrackedStream(NO, NO, NO)
-WRITER = TrackedWriter(STREAM, "checkpoint", "name")
+STREAM = TrackedStream(NO)
+WRITER = TrackedWriter(NO, "checkpoint", "name", lambda: NO)
 
 
 def one(row: Any) -> Any:

@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from ftlayer.errors import ConfigError
-from ftlayer.spark.tracked import SourceSpec, TrackedStream
+from ftlayer.spark.stream_plan import SourceSpec, StreamPlan
+from ftlayer.spark.tracked import TrackedStream
 
 V = StructType([StructField("v", LongType())])
 
@@ -19,7 +20,7 @@ async def look_up(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-STREAM = TrackedStream(None, SourceSpec(None, "numbers"), V)  # type: ignore[arg-type]
+STREAM = TrackedStream(StreamPlan(None, SourceSpec(None, "numbers"), V))  # type: ignore[arg-type]
 LIMITED: list[Callable[[Any], TrackedStream]] = [
     lambda rate: STREAM.map(dict, V, rate_limit=rate),
     lambda rate: STREAM.flat_map(dict, V, rate_limit=rate),
@@ -31,7 +32,7 @@ LIMITED: list[Callable[[Any], TrackedStream]] = [
 @pytest.mark.parametrize("limited", LIMITED)
 @pytest.mark.parametrize("rate", [100, 0.5, None])
 def test_it_reaches_the_step(limited: Callable[[Any], TrackedStream], rate: float | None) -> None:
-    (step,) = limited(rate).steps
+    (step,) = limited(rate)._plan.steps
     assert step.rate_limit == rate  # type: ignore[union-attr]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from py4j.protocol import Py4JNetworkError
@@ -71,11 +72,9 @@ def test_a_query_whose_jvm_is_killed_while_it_starts_says_so() -> None:
 
     session = classic(gone(ConnectionRefusedError(111, "Connection refused")))
     session.streams = Streams()
-    stream: Any = SimpleNamespace(
-        steps=(), source=SimpleNamespace(frame=SimpleNamespace(sparkSession=session))
-    )
+    plan: Any = SimpleNamespace(steps=(), spark=session)
     with pytest.raises(SessionLostError):
-        TrackedWriter(stream, "state/ck", "lines").start()
+        TrackedWriter(plan, "state/ck", "lines", Mock()).start()
 
 
 def test_a_session_that_was_stopped_by_whichever_side() -> None:

@@ -235,7 +235,7 @@ class Wrapped:
 
     def writer(self, stream: Any, sink: Any) -> Any:
         """End the stream in ``sink``, to be run to its end."""
-        checkpoint = self._directory / f"checkpoint-{stream.source.name}"
+        checkpoint = self._directory / f"checkpoint-{stream._plan.source.name}"
         return stream.sink(sink, checkpoint=str(checkpoint)).trigger(availableNow=True)
 
     def finish(self, writer: Any, timeout_s: float = 900) -> Any:
@@ -250,7 +250,9 @@ class Wrapped:
     def dead(self, stream: Any) -> dict[str, Any]:
         """Return the dead letters of a stream by the line they hold."""
         letters = [
-            letter for letter in self.layer.list_dead() if letter.stream.endswith(f"/{stream.source.name}")
+            letter
+            for letter in self.layer.list_dead()
+            if letter.stream.endswith(f"/{stream._plan.source.name}")
         ]
         return {letter.payload[0][0].as_py(): letter for letter in letters}
 

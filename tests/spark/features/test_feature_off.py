@@ -60,7 +60,7 @@ def test_the_plan_is_that_of_the_hand_written_query(off: FTLayer, spark: Any) ->
         .repartition(2)
     )
     stream = pipeline(off, spark.readStream.format("rate").load().selectExpr("value as n"))
-    ours = plain_rows(frame, plan_stages(stream.steps), stream.stage_schemas())
+    ours = plain_rows(frame, plan_stages(stream._plan.steps), stream._plan.stage_schemas())
     assert plan_of(ours) == plan_of(by_hand)
     assert ours.schema == by_hand.schema
     assert "_ft" not in plan_of(ours)
