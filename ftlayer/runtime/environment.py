@@ -153,7 +153,7 @@ class StreamEnvironment:
         """Begin a stream; arguments and errors as `ftlayer.topology.builder.GraphBuilder.source`."""
         if retry is not None and self._layer is not None:
             check_instance(retry, "source: retry", StreamOptions)
-            self._layer.check_retry(retry, "source: retry")
+            self._layer._retries.check(retry, "source: retry")
         return self._builder.source(
             source,
             schema,
@@ -177,7 +177,8 @@ class StreamEnvironment:
             return job_graph(graph, max_parallelism=self._checkpointing.max_parallelism)
         assert self._layer is not None
         layer = self._layer
-        return job_graph(graph, layer.status, layer.stream_options, rules=layer.rules, limit=layer.limit)
+        retries = layer._retries
+        return job_graph(graph, layer.status, layer.stream_options, rules=retries.rules, limit=retries.limit)
 
     def explain(self) -> str:
         """Return the topology in words: its chains, how records get from one to the next, where the vertex comes in."""
@@ -233,7 +234,7 @@ class StreamEnvironment:
                 "restore_from: there are checkpoints in barrier mode alone; give checkpointing=…"
             )
         if self._layer is not None:
-            self._layer.check_open()
+            self._layer._check_open()
         graph = self.job_graph()
         ended = ended_before(graph.name, self._checkpointing, restore_from)
         if ended is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,26 @@ MAX_ROWS = 100_000
 CLOSED = "the layer is closed: use it, and what it gave out, before FTLayer.close, or make another one"
 
 
+@dataclass(frozen=True)
+class RetryDefaults:
+    """Beside its stream options: what a layer's records are retried by where source and operator say nothing.
+
+    Attributes:
+        rules: say which failures are worth another attempt.
+        limit: how many may fail; None: any number.
+        least_timeout_ms: what an embedded vertex can follow at least; None: the vertex is another program's.
+    """
+
+    rules: RetryRules
+    limit: Limit | None
+    least_timeout_ms: int | None
+
+    def check(self, options: StreamOptions, what: str) -> None:
+        """Raise `ConfigError` unless an embedded vertex can follow records for this ``timeout_ms``."""
+        if self.least_timeout_ms is not None:
+            check_int(options.timeout_ms, f"{what}: timeout_ms", least=self.least_timeout_ms, most=LONGEST_MS)
+
+
 class FTLayer:
     """A vertex, and how records are retried. Make one with `embedded` or `connect`; close it at the end."""
 
@@ -82,8 +102,8 @@ class FTLayer:
         # None: tasks run as this user on this machine.
         self._host: str | None = None
         self.stream_options = options
-        self.rules = rules
-        self.limit = limit
+        least_ms = vertex.timeout_buckets - 1 if isinstance(vertex, VertexOptions) else None
+        self._retries = RetryDefaults(rules, limit, least_ms)
         if on_dead is not None:
             check_function(on_dead, "on_dead", takes=1)
         self._on_dead = on_dead
@@ -225,7 +245,7 @@ class FTLayer:
 
         Raises `LayerClosedError` after `close`.
         """
-        self.check_open()
+        self._check_open()
         if self._client is None:
             assert self._vertex_options is not None
             self._place_by_active_session()
@@ -239,16 +259,10 @@ class FTLayer:
             self._client = self._embedded.client(client_id="driver")
         return self._client
 
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raise `LayerClosedError` after `close`."""
         if self._closed:
             raise LayerClosedError(CLOSED)
-
-    def check_retry(self, options: StreamOptions, what: str) -> None:
-        """Raise `ConfigError` unless an embedded vertex can follow records for this ``timeout_ms``."""
-        if self._vertex_options is not None:
-            least = self._vertex_options.timeout_buckets - 1
-            check_int(options.timeout_ms, f"{what}: timeout_ms", least=least, most=LONGEST_MS)
 
     def client_for(self, spark: SparkSession) -> VertexClient:
         """Return the connection to the vertex; an embedded one starts where this session's executors reach it.
@@ -329,9 +343,9 @@ class FTLayer:
 
         Raises `InvalidTopologyError`, `UnsupportedError` or `UnhashableKeyError` for what cannot be wrapped.
         """
-        self.check_open()
-        rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self.rules)
-        limit = limit_of(max_failing, f"source {name!r}")
+        self._check_open()
+        rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self._retries.rules)
+        limit = limit_of(max_failing, f"source {name!r}") or self._retries.limit
         if isinstance(frame, Ingest):
             return self._ingested(frame, rules, limit)
         _check_name(name)
@@ -361,9 +375,9 @@ class FTLayer:
         from where it came into the other query. ``retry_on``, ``dead_on`` and
         ``max_failing`` as for `source`.
         """
-        self.check_open()
-        rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self.rules)
-        limit = limit_of(max_failing, f"resume {name!r}")
+        self._check_open()
+        rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self._retries.rules)
+        limit = limit_of(max_failing, f"resume {name!r}") or self._retries.limit
         _check_name(name)
         check_source(frame, name)
         (carrier,) = check_columns(frame.sparkSession, frame.schema, [carrier], f"resume {name!r}: carrier")
@@ -380,7 +394,7 @@ class FTLayer:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
         from ftlayer.spark.tracked import struct_of
 
-        self.check_open()
+        self._check_open()
         _check_name(name)
         if not self.enabled:
             raise ConfigError(
@@ -479,7 +493,7 @@ class FTLayer:
         letter, after a pause of 1 s that doubles up to a minute; the failure is logged. Does nothing without
         ``on_dead``.
         """
-        self.check_open()
+        self._check_open()
         if self._on_dead is None:
             return
         if self._announcer is None:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """The wrapped source: its DataFrame, name and key; or an ingest's; or one resumed by its carriers."""
+    """The wrapped source: its DataFrame, name and key; or an ingest's; or one resumed by its carriers.
+
+    ``rules`` and ``limit`` are its own, and the layer's where it has none.
+    """
 
     frame: DataFrame
     name: str
@@ -63,7 +66,7 @@ class StreamPlan:
 
     def failing_limits(self) -> dict[str, Limit]:
         """Return how many may fail, by operator; "" for those without a limit of their own."""
-        whole = self.source.limit or self.layer.limit
+        whole = self.source.limit
         return dict(self.limits) | ({} if whole is None else {WHOLE_QUERY: whole})
 
     def stage_schemas(self) -> tuple[StructType, ...]:

@@ -104,7 +104,7 @@ class TrackedWriter:
         this query's, `InvalidTopologyError` for a function that cannot be pickled, `SessionLostError` if Spark's JVM
         ends meanwhile, `LayerClosedError` if the layer is closed, and whatever Spark or the vertex raises at the start.
         """
-        self._plan.layer.check_open()
+        self._plan.layer._check_open()
         check_functions(self._plan.steps)
         spark = self._plan.spark
         with tells_of_its_end(spark):

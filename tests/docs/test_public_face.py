@@ -9,12 +9,16 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from pyspark.sql.types import StructType
 
-from ftlayer.config import FTStatus
+from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobThread
+from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.drained import LogEnds
+from ftlayer.spark.facade import FTLayer
+from ftlayer.spark.ingest import Ingest
 from ftlayer.spark.query import TrackedQuery
 from ftlayer.spark.supervisor import QuerySupervisor
 from ftlayer.spark.tracked import TrackedStream
@@ -23,7 +27,7 @@ from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.keyed import ConnectedStreams
 from ftlayer.topology.streams import DataStream
 from ftlayer.topology.windows import session
-from ftlayer.vertex.calls import QueryStatus
+from ftlayer.vertex.calls import QueryStatus, StreamOptions
 
 WAIT_S = 600
 
@@ -59,6 +63,14 @@ def a_query() -> TrackedQuery:
     return TrackedQuery(supervisor)
 
 
+def a_layer() -> FTLayer:
+    return FTLayer(VertexOptions("nowhere"), StreamOptions())
+
+
+def an_environment() -> StreamEnvironment:
+    return StreamEnvironment(Mock(), a_layer(), name="faces")
+
+
 def numbers() -> DataStream:
     return GraphBuilder("faces", status=FTStatus.OFF).source([1], "n bigint")
 
@@ -69,6 +81,9 @@ def connected() -> ConnectedStreams:
 
 
 FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
+    "FTLayer": (a_layer, ("Methods and properties",)),
+    "Ingest": (lambda: Ingest("events", StructType().add("n", "long"), Mock()), ("Ingest",)),
+    "StreamEnvironment": (an_environment, ("StreamEnvironment",)),
     "TrackedStream": (lambda: TrackedStream(Mock()), ("TrackedStream",)),
     "TrackedWriter": (lambda: TrackedWriter(Mock(), "checkpoint", "name", Mock()), ("TrackedWriter",)),
     "TrackedQuery": (a_query, ("TrackedQuery",)),

@@ -67,12 +67,6 @@ OTHERS_OPTIONS = {
 }
 """Of the benchmarks, of spark-submit and of pytest."""
 
-CALLED_BY_FTLAYER = {
-    "check_open",
-    "check_retry",
-}
-"""Public by name and not for users."""
-
 
 def page(name: str) -> str:
     return (ROOT / name).read_text("utf-8")
@@ -279,7 +273,7 @@ def test_the_reference_has_every_exported_name() -> None:
 def test_the_reference_has_every_public_name(owner: type) -> None:
     text = page("docs/reference.md")
     for name in vars(owner):
-        if not name.startswith("_") and name not in CALLED_BY_FTLAYER:
+        if not name.startswith("_"):
             assert re.search(rf"`[^`]*\b{name}\b[^`]*`", text), f"{owner.__name__}.{name}"
 
 

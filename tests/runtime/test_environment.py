@@ -36,7 +36,7 @@ from ftlayer.runtime.driver.spark_checks import (
 from ftlayer.runtime.driver.submit import MAX_ERROR_CHARS, spark_error_text
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.protocol.order import Door, SlotOrder
-from ftlayer.spark.facade import FTLayer
+from ftlayer.spark.facade import FTLayer, RetryDefaults
 from ftlayer.transport.address import parse_address
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
@@ -61,7 +61,11 @@ def a_layer(status: FTStatus = FTStatus.ON) -> Any:
         raise AssertionError("nothing may start yet")
 
     return SimpleNamespace(
-        status=status, stream_options=StreamOptions(), rules=NO_RULES, limit=None, client_for=client_for
+        status=status,
+        stream_options=StreamOptions(),
+        _retries=RetryDefaults(NO_RULES, None, None),
+        client_for=client_for,
+        _check_open=lambda: None,
     )
 
 

@@ -72,7 +72,7 @@ def test_a_query_whose_jvm_is_killed_while_it_starts_says_so() -> None:
 
     session = classic(gone(ConnectionRefusedError(111, "Connection refused")))
     session.streams = Streams()
-    plan: Any = SimpleNamespace(steps=(), spark=session)
+    plan: Any = SimpleNamespace(steps=(), spark=session, layer=Mock())
     with pytest.raises(SessionLostError):
         TrackedWriter(plan, "state/ck", "lines", Mock()).start()
 
