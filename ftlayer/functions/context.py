@@ -198,18 +198,18 @@ class Context:
         records.append(record)
         places.append(self._place)
 
-    def enter(self, key: Key, timestamp: int | None, place: int) -> None:
+    def _enter(self, key: Key, timestamp: int | None, place: int) -> None:
         """Begin a timer's call. (The fused loop sets the same fields itself.)"""
         self.key = key
         self.timestamp = timestamp
         self._place = place
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """Forget the key: nothing is being processed."""
         with suppress(AttributeError):
             del self.key
 
-    def take_side(self) -> dict[str, SideRows]:
+    def _take_side(self) -> dict[str, SideRows]:
         """Return the side outputs' records, each with the place it was emitted at, and begin afresh."""
         taken = {tag: pair for tag, pair in self._side.items() if pair[0]}
         for tag in taken:

@@ -79,7 +79,7 @@ class Firing:
         while len(calls) < enough and (found := due()) is not None:
             time_ms, keys = found
             for key in keys:
-                context.enter(key, time_ms if timed else None, len(calls))
+                context._enter(key, time_ms if timed else None, len(calls))
                 results = self._call(time_ms)
                 rows += results
                 places += [len(calls)] * len(results)

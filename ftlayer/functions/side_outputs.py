@@ -24,7 +24,7 @@ def take_side_outputs(
     schemas = dict(step.side)
     return [
         _converted(step, tag, schemas[tag], form, records, parents[places], failures)
-        for tag, (records, places) in step.context.take_side().items()
+        for tag, (records, places) in step.context._take_side().items()
     ]
 
 

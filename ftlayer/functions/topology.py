@@ -250,7 +250,7 @@ class TopologyChain:
 
     def _leave(self) -> None:
         for process in self._processes:
-            process.step.context.leave()
+            process.step.context._leave()
 
 
 def _without(output: OutputRows, failed: I64) -> OutputRows:

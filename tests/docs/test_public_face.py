@@ -12,6 +12,8 @@ import pytest
 from pyspark.sql.types import StructType
 
 from ftlayer.config import FTStatus, VertexOptions
+from ftlayer.functions.context import Context
+from ftlayer.functions.process import ProcessFunction
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobThread
@@ -92,6 +94,8 @@ FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "ConnectedStreams": (connected, ("ConnectedStreams",)),
     "IterativeStream": (lambda: numbers().iterate(), ("DataStream", "IterativeStream")),
     "WindowedStream": (lambda: numbers().key_by("n").window(session("1s")), ("WindowedStream",)),
+    "ProcessFunction": (ProcessFunction, ("ProcessFunction",)),
+    "Context": (lambda: Context("count", ()), ("Context",)),
     "Job": (lambda: Job(JobThread("job-1")), ("Job",)),
 }
 
