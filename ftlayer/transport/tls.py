@@ -87,7 +87,22 @@ def load_certificates(pem: bytes, option: str) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
-        raise ConfigError(f"{option}: expected PEM of certificates ({error})") from None
+        raise _no_certificates(option, error) from None
+
+
+def check_roots(pem: bytes, option: str) -> None:
+    """Raise `ConfigError` naming ``option`` for a text without a certificate.
+
+    Only the first is read: bundles of systems hold some that are not to the letter of the standards.
+    """
+    try:
+        x509.load_pem_x509_certificate(pem)
+    except ValueError as error:
+        raise _no_certificates(option, error) from None
+
+
+def _no_certificates(option: str, error: ValueError) -> ConfigError:
+    return ConfigError(f"{option}: expected PEM of certificates ({error})")
 
 
 def _public(holder: x509.Certificate | PrivateKeyTypes) -> bytes:

@@ -146,10 +146,10 @@ def _check_certificates(root_certs: bytes | None, client_pem: bytes | None) -> N
     if root_certs is None and client_pem is None:
         return
     # Late: most clients have none.
-    from ftlayer.transport.tls import check_certificate, load_certificates
+    from ftlayer.transport.tls import check_certificate, check_roots
 
     if root_certs is not None:
-        load_certificates(root_certs, "root_certs")
+        check_roots(root_certs, "root_certs")
     if client_pem is not None:
         check_certificate(client_pem, client_pem, cert_option="client_pem", key_option="client_pem")
 

@@ -246,7 +246,7 @@ def test_a_vertex_that_hangs_fails_calls_at_their_deadline_and_is_used_again_whe
     running: Any, proxy: Proxy, client: VertexClient, open_stream: Callable[..., Any], batches: Any
 ) -> None:
     client.call(open_stream())
-    with client_of(proxy, running, deadline_ms=600) as hanging, hanging.pipeline(window=2) as pipeline:
+    with client_of(proxy, running, deadline_ms=2_500) as hanging, hanging.pipeline(window=2) as pipeline:
         assert pipeline.submit(batches.persist(1)).result() == Accepted(1)
         proxy.answers_pass.clear()
         futures = [pipeline.submit(batches.persist(1)) for _ in range(2)]
