@@ -121,7 +121,7 @@ def test_schemas(idle: FTLayer, numbers: Any) -> None:
 def test_keys_are_found_as_spark_finds_columns(idle: FTLayer, spark: Any, rows: Any) -> None:
     frame = rows.stream("Host string, at struct<Zone string>, `a.b` int, big BIGINT, m map<string, int>")
     keys = ["host", "AT.zone", "a.b", "BIG"]
-    assert idle.source(frame, name="logs", key=keys).source.key == ("Host", "at.Zone", "a.b", "big")
+    assert idle.source(frame, name="logs", key=keys)._plan.source.key == ("Host", "at.Zone", "a.b", "big")
     for key in ("hosts", "at.x", "Host.x", ""):
         with pytest.raises(
             ConfigError, match=f"source 'logs': key: there is no column {key!r}; there are Host"
@@ -130,7 +130,7 @@ def test_keys_are_found_as_spark_finds_columns(idle: FTLayer, spark: Any, rows: 
     with pytest.raises(UnhashableKeyError, match=r"'m'"):
         idle.source(frame, name="logs", key="M")
     stream = idle.source(frame, name="logs")
-    assert len(stream.key_by("HOST").repartition(3, "at.zone").steps) == 2
+    assert len(stream.key_by("HOST").repartition(3, "at.zone")._plan.steps) == 2
     with pytest.raises(ConfigError, match=r"key_by: there is no column 'hosts'"):
         stream.key_by("hosts")
     with pytest.raises(ConfigError, match=r"repartition: give a number"):
@@ -140,7 +140,7 @@ def test_keys_are_found_as_spark_finds_columns(idle: FTLayer, spark: Any, rows: 
         with pytest.raises(ConfigError, match=r"no column 'host'"):
             idle.source(frame, name="logs", key="host")
         two = rows.stream("n int, N int")
-        assert idle.source(two, name="two", key="N").source.key == ("N",)
+        assert idle.source(two, name="two", key="N")._plan.source.key == ("N",)
     finally:
         spark.conf.unset("spark.sql.caseSensitive")
     with pytest.raises(InvalidTopologyError, match=r"'n' and 'N' are one to Spark"):
@@ -154,7 +154,7 @@ def test_keys_with_a_collation(idle: FTLayer, rows: Any, kind: str) -> None:
         UnhashableKeyError, match=r"key: column 'k' has the collation UTF8_LCASE.*UTF8_BINARY"
     ):
         idle.source(frame, name="logs", key="K")
-    assert idle.source(frame, name="logs").key_by("k").steps  # Spark's own shuffle knows what to do
+    assert idle.source(frame, name="logs").key_by("k")._plan.steps  # Spark's own shuffle knows what to do
 
 
 def test_what_is_no_stream(idle: FTLayer, spark: Any) -> None:
@@ -191,7 +191,7 @@ def test_ends(idle: FTLayer, numbers: Any, tmp_path: Path) -> None:
 
 def test_resume_needs_a_binary_column(idle: FTLayer, rows: Any) -> None:
     frame = rows.stream("n bigint, FT binary, text string")
-    assert idle.resume(frame, name="second", carrier="ft").source.carrier == "FT"
+    assert idle.resume(frame, name="second", carrier="ft")._plan.source.carrier == "FT"
     with pytest.raises(ConfigError, match=r"resume 'second': column 'text' is string, not binary"):
         idle.resume(frame, name="second", carrier="text")
     with pytest.raises(ConfigError, match=r"resume 'second': carrier: there is no column 'header'"):
