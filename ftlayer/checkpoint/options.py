@@ -274,11 +274,15 @@ def _check_scheme(url: str | None, name: str) -> None:
     if not is_url:
         return
     # Late: a directory of this machine needs no fsspec.
-    from fsspec import available_protocols
+    from fsspec.registry import known_implementations, registry
 
-    unknown = [part for part in scheme.lower().split("::") if part not in available_protocols()]
+    known = {
+        *known_implementations,
+        *registry,
+    }  # those that need a package, and those that a program has registered
+    unknown = [part for part in scheme.lower().split("::") if part not in known]
     if unknown:
-        near = get_close_matches(unknown[0], available_protocols(), 1)
+        near = get_close_matches(unknown[0], known, 1)
         raise ConfigError(
             f"{name}: {url!r}: fsspec knows no scheme {unknown[0]!r}"
             + (f"; did you mean {near[0]!r}?" if near else "; write a path, or a URL of one that it knows")

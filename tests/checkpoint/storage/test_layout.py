@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.storage.amplification import Amplification, wasteful
+from ftlayer.checkpoint.storage.files import open_files
 from ftlayer.checkpoint.storage.layout import (
     FileName,
     checkpoint_number,
@@ -93,8 +94,10 @@ def test_relative_directories_are_made_absolute_in_the_driver() -> None:
 
 @pytest.mark.parametrize("url", ["nosuchscheme://x/y", "nosuchscheme::file:///y"])
 def test_unknown_schemes_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="fsspec knows no scheme 'nosuchscheme'"):
+        CheckpointConfig(directory=url)
     with pytest.raises(ConfigError, match="cannot be reached"):
-        slot_storage(CheckpointConfig(directory=url), "job", "run", 0, 1, "a", b"k" * 32)
+        open_files(url)
 
 
 # ---------------------------------------------------------------- space amplification
