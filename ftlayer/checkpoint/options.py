@@ -143,7 +143,7 @@ class CheckpointConfig:
         if type(self.max_space_amplification) is not int or self.max_space_amplification:
             # 0 is no bound.
             check_number(
-                self.max_space_amplification, "max_space_amplification: 0 (no bound), or", least=1, most=1e6
+                self.max_space_amplification, "max_space_amplification (0: no bound)", least=1, most=1e6
             )
         for option in fields(self):
             if option.type == "bool":

@@ -96,8 +96,8 @@ class CheckpointDirectory:
 
     @property
     def used(self) -> bool:
-        """Whether Spark has planned a batch with this checkpoint."""
-        return self.last_planned >= 0
+        """Whether a query has been started with this checkpoint."""
+        return bool(self._files.exists(self._child("offsets")))
 
     @property
     def last_commit(self) -> int:
@@ -121,7 +121,7 @@ class CheckpointDirectory:
         Spark (from 4.1) refuses a checkpoint without a planned batch whose logs are not empty, and its own temporary
         files count: a query that is stopped, or killed, while it writes its first offsets could never start again.
         """
-        if self.used:
+        if self.last_planned >= 0:
             return
         for log in LOGS:
             for path in self._content(log):

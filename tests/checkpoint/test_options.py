@@ -57,7 +57,10 @@ def test_the_key_is_not_shown() -> None:
             {"savepoint_directory": "simplecache::qqq://x"},
             "savepoint_directory: .* no scheme 'qqq'; write a path",
         ),
-        ({"max_space_amplification": 0.5}, r"max_space_amplification: 0 \(no bound\), or.* got 0.5"),
+        (
+            {"max_space_amplification": 0.5},
+            r"max_space_amplification \(0: no bound\): expected a number from 1 .* got 0.5",
+        ),
         ({"interval": "soon"}, "interval"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": True}, "timeout"),

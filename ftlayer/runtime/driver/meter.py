@@ -55,8 +55,8 @@ class Meter:
     def totals(self) -> dict[str, int]:
         """All counters.
 
-        What has come in is at least what the vertex has taken: reports of slots are up to a heartbeat old, and what a
-        lost one had read since its last is in none.
+        The records that came in are at least those that the vertex has taken: reports of slots are up to a heartbeat
+        old, and what a lost one had read since its last is in none.
         """
         totals = dict(self._totals)
         if self._before is not None:

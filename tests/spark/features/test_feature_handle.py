@@ -14,6 +14,7 @@ import pytest
 from ftlayer.config import FTStatus
 from ftlayer.errors import FunctionLoadError, InvalidTopologyError, QueryError
 from ftlayer.restart import FixedDelay
+from ftlayer.spark.checkpoint import CheckpointDirectory
 
 pytestmark = pytest.mark.spark
 
@@ -176,9 +177,11 @@ def test_rows_that_the_source_has_and_the_query_has_not_finished_are_not_drained
 
 @pytest.mark.parametrize("status", [FTStatus.ON, FTStatus.OFF])
 def test_a_stop_within_the_first_offsets_leaves_a_checkpoint_that_can_be_started(
-    connect: Any, numbers: Any, kept: Any, tools: Any, status: FTStatus
+    spark: Any, connect: Any, numbers: Any, kept: Any, tools: Any, status: FTStatus
 ) -> None:
     """Spark refuses a checkpoint for its own temporary file, as long as no batch is planned."""
+    if status is FTStatus.ON:
+        CheckpointDirectory(spark, tools.checkpoint).claim("torn")
     offsets = Path(tools.checkpoint) / "offsets"
     offsets.mkdir(parents=True)
     (offsets / f".0.{uuid.uuid4()}.tmp").write_text("v1\n{")
