@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.config import FTStatus, TopologyOptions
-from ftlayer.errors import FailException, FTLayerError, PermanentFailure, RetryLater, RowsRejected
+from ftlayer.errors import FTLayerError
+from ftlayer.failures import FailException, PermanentFailure, RetryLater, RowsRejected
 from ftlayer.java.machine import ensure_java_for_sessions
 from ftlayer.restart import ExponentialDelay, FailureRate, FixedDelay, NoRestart
 

@@ -8,7 +8,6 @@ Each class also says whether starting again may mend it (``recoverable``); `ftla
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
 
@@ -81,96 +80,6 @@ class InvalidTopologyError(FTLayerError):
 
 
 # ---------------------------------------------------------------- records
-
-
-class FailException(FTLayerError):  # noqa: N818 - the name the original design gave it
-    """Raised by a user's function to fail the record it was called for."""
-
-    code = "FAIL"
-    recoverable = True
-
-
-class PermanentFailure(FailException):
-    """Raised by a user's function: trying this record again is of no use, so it is a dead letter at once."""
-
-    code = "PERMANENT"
-    recoverable = False
-
-
-MAX_RETRY_LATER_MS = 366 * 24 * 3_600_000
-"""The longest pause that a `RetryLater` may ask for."""
-
-
-class RetryLater(FailException):
-    """Raised by a user's function: try this record again after a pause of its own, whatever `backoff` says.
-
-    The pause is kept exactly: no jitter shortens it. `retry_on` and `dead_on` are not asked.
-
-    Args:
-        reason: what is noted as the attempt's failure.
-        after: the pause, a duration like ``"30s"`` or milliseconds, up to 366 days; None: as `backoff` says.
-        uses_attempt: False: the failure does not count, and the record has as many attempts left as before. It
-            is tried without end if its function goes on saying so.
-
-    Raises `ConfigError` for an ``after`` that is no such duration, and for an option that there is not: it fails the
-    record as any other error does.
-    """
-
-    code = "RETRY_LATER"
-    recoverable = True
-
-    def __init__(
-        self,
-        reason: str = "",
-        *,
-        after: str | int | None = None,
-        uses_attempt: bool = True,
-        **unknown: object,
-    ) -> None:
-        # Late, because options raise the errors of this module.
-        from ftlayer.checks import check_known, duration_ms
-
-        super().__init__(reason)
-        check_known(unknown, ("after", "uses_attempt"), "RetryLater")
-        self.after_ms = None if after is None else duration_ms(after, "RetryLater: after")
-        if self.after_ms is not None and self.after_ms > MAX_RETRY_LATER_MS:
-            raise ConfigError(f"RetryLater: after: expected 366 days at most, got {after!r}")
-        if not isinstance(uses_attempt, bool):
-            raise ConfigError(f"RetryLater: uses_attempt: expected True or False, got {uses_attempt!r}")
-        self.uses_attempt = uses_attempt
-
-
-class RowsRejected(Exception):  # noqa: N818 - it sets rows aside, as the failures above do
-    """Raised by the sink of a wrapped query to set rows aside: their records fail, and it gets the rest again.
-
-    An answer about rows and no `FTLayerError`: it never leaves the process of its sink.
-
-    Args:
-        errors: by the row's ``_ft_row`` (`TrackedStream.sink` with ``tagged``), why it cannot be taken: an exception,
-            about which `retry_on` and `dead_on` are asked, or a text.
-
-    Raises `ConfigError` for anything else.
-    """
-
-    def __init__(self, errors: Mapping[int, Exception | str]) -> None:
-        # Late, as above.
-        from ftlayer.checks import shown
-
-        expected = "RowsRejected: expected {row: error}, by the rows' _ft_row an exception or a text each"
-        if not isinstance(errors, Mapping):
-            raise ConfigError(f"{expected}, got {shown(errors)}")
-        for row, error in errors.items():
-            if not isinstance(error, Exception | str):
-                raise ConfigError(f"{expected}, got {shown(error)} for row {shown(row)}")
-        super().__init__(errors)
-        self.errors = dict(errors)
-
-    def __str__(self) -> str:
-        """Count the rows, and show one."""
-        if not self.errors:
-            return "no rows"
-        row, error = next(iter(self.errors.items()))
-        return f"{len(self.errors)} rows, for example {row!r}: {error}"
 
 
 class CodecError(FTLayerError, ValueError):

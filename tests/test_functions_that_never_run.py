@@ -14,7 +14,6 @@ import pytest
 from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, WriterCommitMessage
 
 from ftlayer.checks import check_function
-from ftlayer.config import VertexOptions
 from ftlayer.dead_letters.announcer import StreamTeller
 from ftlayer.errors import ConfigError, JobError, SourceError
 from ftlayer.functions.chain import Chain
@@ -37,7 +36,6 @@ from ftlayer.topology.connectors import partitions
 from ftlayer.topology.operators import PushSource, Source
 from ftlayer.topology.windows import tumbling
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import StreamOptions
 
 V = pa.schema([("v", pa.int64())])
 
@@ -53,9 +51,8 @@ TIMED = STREAM.assign_watermarks("ts").key_by("v")
 WINDOWS = TIMED.window(tumbling("1s"))
 NOTHING_READ: Any = SimpleNamespace(rules=None)
 NO_COLUMNS: Any = SimpleNamespace(names=[])
-WRAPPED = TrackedStream(
-    StreamPlan(FTLayer(VertexOptions("nowhere"), StreamOptions()), NOTHING_READ, NO_COLUMNS)
-)
+LAYER: Any = SimpleNamespace(enabled=True)
+WRAPPED = TrackedStream(StreamPlan(LAYER, NOTHING_READ, NO_COLUMNS))
 
 
 def makers(takes: int) -> list[Callable[..., Any]]:

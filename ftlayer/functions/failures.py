@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 
-from ftlayer.errors import FailException
+from ftlayer.failures import FailException
 from ftlayer.functions.conversion import text_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 

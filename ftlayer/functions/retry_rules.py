@@ -8,7 +8,8 @@ from typing import TypeAlias
 
 from ftlayer.checks import check_function, check_ran
 from ftlayer.circuit import Limit, limit_of
-from ftlayer.errors import ConfigError, PermanentFailure, RetryLater
+from ftlayer.errors import ConfigError
+from ftlayer.failures import PermanentFailure, RetryLater
 
 Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Exception], bool]
 """A rule as users give it: an exception class, several of them, or a function of the exception that says yes or no."""

@@ -121,7 +121,7 @@ class StreamEnvironment:
             check_instance(options, "options", TopologyOptions)
         check_strategy(restart, "restart")
         self._spark = spark
-        self._layer = layer
+        self._layer = None if layer is None else layer._layer
         self._checkpointing = checkpointing
         self._restart = restart
         self._options = TopologyOptions() if options is None else options
@@ -153,7 +153,7 @@ class StreamEnvironment:
         """Begin a stream; arguments and errors as `ftlayer.topology.builder.GraphBuilder.source`."""
         if retry is not None and self._layer is not None:
             check_instance(retry, "source: retry", StreamOptions)
-            self._layer._retries.check(retry, "source: retry")
+            self._layer.retries.check(retry, "source: retry")
         return self._builder.source(
             source,
             schema,
@@ -176,8 +176,7 @@ class StreamEnvironment:
             check_forced(graph, self._checkpointing)
             return job_graph(graph, max_parallelism=self._checkpointing.max_parallelism)
         assert self._layer is not None
-        layer = self._layer
-        retries = layer._retries
+        layer, retries = self._layer, self._layer.retries
         return job_graph(graph, layer.status, layer.stream_options, rules=retries.rules, limit=retries.limit)
 
     def explain(self) -> str:
@@ -234,7 +233,7 @@ class StreamEnvironment:
                 "restore_from: there are checkpoints in barrier mode alone; give checkpointing=…"
             )
         if self._layer is not None:
-            self._layer._check_open()
+            self._layer.check_open()
         graph = self.job_graph()
         ended = ended_before(graph.name, self._checkpointing, restore_from)
         if ended is not None:

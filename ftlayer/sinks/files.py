@@ -24,7 +24,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
-from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus, open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import FileOutput, Files, FileStatus
 from ftlayer.checkpoint.storage.layout import join, last_name, normal, parent
 from ftlayer.errors import ConfigError, UncommittableError
 from ftlayer.sinks.batch_log import BatchLog, WrittenFile, all_logged

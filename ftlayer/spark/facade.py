@@ -3,35 +3,28 @@
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.checks import (
     Duration,
-    check_bool,
-    check_function,
-    check_int,
     check_known,
     duration_ms,
     known_options,
-    member,
     shown,
 )
 from ftlayer.circuit import Limit, limit_of
 from ftlayer.config import FTStatus, VertexOptions
-from ftlayer.dead_letters.announcer import Announcer
 from ftlayer.dead_letters.letter import DeadLetter
-from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
+from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
-from ftlayer.notebook import tell
 from ftlayer.spark.frames import list_records, record_frame
 from ftlayer.spark.ingest import Ingest, stream_of_ingest
+from ftlayer.spark.layer import Layer
 from ftlayer.spark.plan_checks import check_columns, check_key, check_session, check_source
-from ftlayer.spark.sessions import is_connect
 from ftlayer.spark.stream_plan import SourceSpec, StreamPlan
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.spark.workers import prepare_workers
@@ -45,7 +38,6 @@ from ftlayer.vertex.calls import (
     StatsReply,
     StreamOptions,
 )
-from ftlayer.vertex.calls.common import LONGEST_MS
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
@@ -57,27 +49,6 @@ if TYPE_CHECKING:
 
 BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")
 MAX_ROWS = 100_000
-CLOSED = "the layer is closed: use it, and what it gave out, before FTLayer.close, or make another one"
-
-
-@dataclass(frozen=True)
-class RetryDefaults:
-    """Beside its stream options: what a layer's records are retried by where source and operator say nothing.
-
-    Attributes:
-        rules: say which failures are worth another attempt.
-        limit: how many may fail; None: any number.
-        least_timeout_ms: what an embedded vertex can follow at least; None: the vertex is another program's.
-    """
-
-    rules: RetryRules
-    limit: Limit | None
-    least_timeout_ms: int | None
-
-    def check(self, options: StreamOptions, what: str) -> None:
-        """Raise `ConfigError` unless an embedded vertex can follow records for this ``timeout_ms``."""
-        if self.least_timeout_ms is not None:
-            check_int(options.timeout_ms, f"{what}: timeout_ms", least=self.least_timeout_ms, most=LONGEST_MS)
 
 
 class FTLayer:
@@ -96,25 +67,16 @@ class FTLayer:
         limit: Limit | None = None,
     ) -> None:
         """Use `embedded` or `connect` instead."""
-        self._vertex_options = vertex if isinstance(vertex, VertexOptions) else None
-        self._client = vertex if isinstance(vertex, VertexClient) else None
-        self._embedded: EmbeddedVertex | None = None
-        # None: tasks run as this user on this machine.
-        self._host: str | None = None
-        self.stream_options = options
-        least_ms = vertex.timeout_buckets - 1 if isinstance(vertex, VertexOptions) else None
-        self._retries = RetryDefaults(rules, limit, least_ms)
-        if on_dead is not None:
-            check_function(on_dead, "on_dead", takes=1)
-        self._on_dead = on_dead
-        self._announcer: Announcer | None = None
-        self._others: list[VertexClient] = []
-        self._closed = False
-        self.status = member(status, "status", FTStatus)
-        check_bool(strict, "strict")
-        self.strict = strict
-        check_int(max_rows, "max_rows", least=1)
-        self.max_rows = max_rows
+        self._layer = Layer(
+            vertex,
+            options,
+            status=status,
+            strict=strict,
+            max_rows=max_rows,
+            rules=rules,
+            on_dead=on_dead,
+            limit=limit,
+        )
 
     @classmethod
     @known_options
@@ -235,9 +197,29 @@ class FTLayer:
             raise
 
     @property
+    def status(self) -> FTStatus:
+        """Whether fault tolerance is on, as given."""
+        return self._layer.status
+
+    @property
     def enabled(self) -> bool:
         """Whether fault tolerance is on."""
-        return self.status is FTStatus.ON
+        return self._layer.enabled
+
+    @property
+    def strict(self) -> bool:
+        """Whether rows that get lost in a `TrackedStream.transform` count as failed."""
+        return self._layer.strict
+
+    @property
+    def max_rows(self) -> int:
+        """How many rows the vertex delivers to one batch."""
+        return self._layer.max_rows
+
+    @property
+    def stream_options(self) -> StreamOptions:
+        """What records are retried by."""
+        return self._layer.stream_options
 
     @property
     def client(self) -> VertexClient:
@@ -245,43 +227,19 @@ class FTLayer:
 
         Raises `LayerClosedError` after `close`.
         """
-        self._check_open()
-        if self._client is None:
-            assert self._vertex_options is not None
-            self._place_by_active_session()
-            Path(self._vertex_options.path).absolute().parent.mkdir(parents=True, exist_ok=True)
-            self._embedded = EmbeddedVertex(self._vertex_options, host=self._host)
-            began = time.monotonic()
-            self._embedded.start()
-            tell(
-                f"ftlayer: the vertex of {self._vertex_options.path} is up after {time.monotonic() - began:.1f} s"
-            )
-            self._client = self._embedded.client(client_id="driver")
-        return self._client
-
-    def _check_open(self) -> None:
-        """Raise `LayerClosedError` after `close`."""
-        if self._closed:
-            raise LayerClosedError(CLOSED)
+        return self._layer.client
 
     def client_for(self, spark: SparkSession) -> VertexClient:
         """Return the connection to the vertex; an embedded one starts where this session's executors reach it.
 
         Raises `UnsupportedError` for an embedded vertex and a session of Spark Connect.
         """
-        if self._vertex_options is not None and is_connect(spark):
-            raise UnsupportedError(
-                "over Spark Connect tasks run where the server is, and cannot be told how to reach a vertex that is "
-                "embedded in this program: start one with `ftlayer serve` and use FTLayer.connect"
-            )
-        if self._client is None and not is_connect(spark):
-            self._place(spark)
-        return self.client
+        return self._layer.client_for(spark)
 
     @property
     def vertex(self) -> EmbeddedVertex | None:
         """The embedded vertex, None if there is none or it was not needed yet."""
-        return self._embedded
+        return self._layer.vertex
 
     @property
     def address(self) -> str:
@@ -310,15 +268,7 @@ class FTLayer:
         ingests and of its dead letters' readers raises `LayerClosedError`, and calls that wait for the vertex end with
         it, once the attempt under way has. Closing again does nothing.
         """
-        if self._announcer is not None:
-            # First: the callback may use the layer.
-            self._announcer.close()
-        self._closed = True
-        for client in (self._client, *self._others):
-            if client is not None:
-                client.end(LayerClosedError(CLOSED))
-        if self._embedded is not None:
-            self._embedded.stop()
+        self._layer.close()
 
     # ------------------------------------------------------------ sources
 
@@ -343,9 +293,9 @@ class FTLayer:
 
         Raises `InvalidTopologyError`, `UnsupportedError` or `UnhashableKeyError` for what cannot be wrapped.
         """
-        self._check_open()
-        rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self._retries.rules)
-        limit = limit_of(max_failing, f"source {name!r}") or self._retries.limit
+        self._layer.check_open()
+        rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self._layer.retries.rules)
+        limit = limit_of(max_failing, f"source {name!r}") or self._layer.retries.limit
         if isinstance(frame, Ingest):
             return self._ingested(frame, rules, limit)
         _check_name(name)
@@ -354,7 +304,7 @@ class FTLayer:
         keys = check_columns(frame.sparkSession, frame.schema, wanted, f"source {name!r}: key")
         if keys:
             check_key(frame.schema, keys, f"source {name!r}: key")
-        self._place(frame.sparkSession)
+        self._layer.place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
         return self._wrapped(SourceSpec(frame, name, keys, rules=rules, limit=limit), frame.schema)
 
@@ -375,9 +325,9 @@ class FTLayer:
         from where it came into the other query. ``retry_on``, ``dead_on`` and
         ``max_failing`` as for `source`.
         """
-        self._check_open()
-        rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self._retries.rules)
-        limit = limit_of(max_failing, f"resume {name!r}") or self._retries.limit
+        self._layer.check_open()
+        rules = rules_of(retry_on, dead_on, f"resume {name!r}").within(self._layer.retries.rules)
+        limit = limit_of(max_failing, f"resume {name!r}") or self._layer.retries.limit
         _check_name(name)
         check_source(frame, name)
         (carrier,) = check_columns(frame.sparkSession, frame.schema, [carrier], f"resume {name!r}: carrier")
@@ -385,7 +335,7 @@ class FTLayer:
             raise ConfigError(
                 f"resume {name!r}: column {carrier!r} is {dict(frame.dtypes)[carrier]}, not binary"
             )
-        self._place(frame.sparkSession)
+        self._layer.place(frame.sparkSession)
         prepare_workers(frame.sparkSession)
         return self._wrapped(SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit), frame.schema)
 
@@ -394,7 +344,7 @@ class FTLayer:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
         from ftlayer.spark.tracked import struct_of
 
-        self._check_open()
+        self._layer.check_open()
         _check_name(name)
         if not self.enabled:
             raise ConfigError(
@@ -420,20 +370,7 @@ class FTLayer:
         return self._wrapped(spec, ingest.schema)
 
     def _wrapped(self, source: SourceSpec, schema: StructType) -> TrackedStream:
-        return TrackedStream(StreamPlan(self, source, schema))
-
-    def _place(self, spark: SparkSession) -> None:
-        """Let an embedded vertex listen where this session's executors can reach it."""
-        if self._embedded is None and not (spark.sparkContext.master or "").startswith("local"):
-            self._host = str(spark.conf.get("spark.driver.host"))
-
-    def _place_by_active_session(self) -> None:
-        """Do the same for a vertex that starts before a source is wrapped (an ingest's, say)."""
-        from pyspark.sql import SparkSession
-
-        session = SparkSession.getActiveSession()
-        if session is not None and not is_connect(session):
-            self._place(session)
+        return TrackedStream(StreamPlan(self._layer, source, schema))
 
     # ------------------------------------------------------------ what the vertex holds
 
@@ -466,24 +403,13 @@ class FTLayer:
         `ftlayer.dead_letters.schema.LETTER_SCHEMA`. `TrackedStream.dead_letters` and `DataStream.dead_letters` name
         the streams by themselves.
         """
-        from ftlayer.dead_letters.reader import FORMAT, DeadLetterSource
-
-        if not streams:
-            raise ConfigError("dead_letter_stream: name one stream or more, '<query>/<source>'")
-        client = self.client_for(spark)
-        spark.dataSource.register(DeadLetterSource)
-        options = {"address": client.address, "token": client.token, "streams": "\n".join(streams)}
-        if client.root_certs:
-            options["root_certs"] = client.root_certs.decode()
-        if client.client_pem:
-            options["client_pem"] = client.client_pem.decode()
-        return spark.readStream.format(FORMAT).options(**options).load()
+        return self._layer.dead_letters(spark, streams)
 
     def dead_letter_reader(self, spark: SparkSession, *streams: str) -> DeadLetterReader:
         """Return a source of the dead letters of streams, for a topology's `StreamEnvironment.source`."""
         from ftlayer.dead_letters.reader import DeadLetterReader
 
-        return DeadLetterReader(self._another_client(self.client_for(spark), "dead-letters"), streams)
+        return DeadLetterReader(self._layer.another_client(self.client_for(spark), "dead-letters"), streams)
 
     def watch_dead(self, stream: str) -> None:
         """Have ``on_dead`` told of a stream's dead letters; queries and topologies do so when they start.
@@ -493,23 +419,7 @@ class FTLayer:
         letter, after a pause of 1 s that doubles up to a minute; the failure is logged. Does nothing without
         ``on_dead``.
         """
-        self._check_open()
-        if self._on_dead is None:
-            return
-        if self._announcer is None:
-            self._announcer = Announcer(self._another_client(self.client, "on-dead"), self._on_dead)
-        self._announcer.watch(stream)
-
-    def _another_client(self, client: VertexClient, label: str) -> VertexClient:
-        another = VertexClient(
-            client.address,
-            client.token,
-            root_certs=client.root_certs,
-            client_pem=client.client_pem,
-            client_id=label,
-        )
-        self._others.append(another)
-        return another
+        self._layer.watch_dead(stream)
 
     @known_options
     def requeue(self, keys: Iterable[str | bytes]) -> int:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from ftlayer.dead_letters.reader import FORMAT
+from ftlayer.spark.supervisor import LetterQuery, QuerySupervisor
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from ftlayer.spark.supervisor import QuerySupervisor
-
-
-class LetterQuery(Protocol):
-    """A query that reads dead letters: the `QuerySupervisor` of a wrapped one, or one of Spark's own."""
-
-    @property
-    def id(self) -> str:
-        """The id in its checkpoint."""
-
-    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
-        """Block until the letters that are there now are in a committed batch, or the query is stopped."""
 
 
 # Between two runs a wrapped query is none of Spark's active ones: its supervisor will start it again.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ftlayer.errors import FailException, FTLayerError, QueryError, RetryLater, error_for_code
+from ftlayer.errors import FTLayerError, QueryError, error_for_code
+from ftlayer.failures import FailException, RetryLater
 from ftlayer.functions.conversion import text_of
 from ftlayer.recovery import lasting
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import operator as op
 
-from ftlayer.errors import ConfigError, RowsRejected
+from ftlayer.errors import ConfigError
+from ftlayer.failures import RowsRejected
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.vertex.calls import Failure

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.checks import check_ran
-from ftlayer.errors import ConfigError, RowsRejected, UnsupportedError
+from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.failures import RowsRejected
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.functions.bisect import settle
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules

@@ -9,13 +9,12 @@ from ftlayer.circuit import Limit
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.spark.circuits import WHOLE_QUERY
 from ftlayer.spark.ingest import stream_of_ingest
+from ftlayer.spark.layer import Layer
 from ftlayer.spark.steps import Step, plan_stages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-    from ftlayer.spark.facade import FTLayer
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class StreamPlan:
         limits: of ``max_failing``, of the operators that have one.
     """
 
-    layer: FTLayer
+    layer: Layer
     source: SourceSpec
     schema: StructType
     steps: tuple[Step, ...] = ()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark.errors import StreamingQueryException
 
@@ -23,7 +23,6 @@ from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.drained import Drain, LogEnds
-from ftlayer.spark.letter_queries import LetterQuery
 from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.raised import words_of
 from ftlayer.vertex.calls import QueryStatus
@@ -35,6 +34,17 @@ POLL_S = 0.2
 """How often the supervisor looks whether it was told to stop while the Spark query runs."""
 
 KEPT_REPORTS = 1_000
+
+
+class LetterQuery(Protocol):
+    """A query that reads another one's dead letters: a `QuerySupervisor`, or a query of Spark's own."""
+
+    @property
+    def id(self) -> str:
+        """The id in its checkpoint."""
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
+        """Block until the letters that are there now are in a committed batch, or the query is stopped."""
 
 
 @dataclass

@@ -331,7 +331,7 @@ class TrackedStream:
             raise ConfigError("dead_letters: checkpoint: give that of the query whose dead letters are meant")
         else:
             query = CheckpointDirectory(self._spark, checkpoint).claim(self._plan.source.name).query
-        return self._plan.layer.dead_letter_stream(self._spark, stream_of_source(self._plan.source, query))
+        return self._plan.layer.dead_letters(self._spark, [stream_of_source(self._plan.source, query)])
 
     # ------------------------------------------------------------ recording
 

@@ -104,7 +104,7 @@ class TrackedWriter:
         this query's, `InvalidTopologyError` for a function that cannot be pickled, `SessionLostError` if Spark's JVM
         ends meanwhile, `LayerClosedError` if the layer is closed, and whatever Spark or the vertex raises at the start.
         """
-        self._plan.layer._check_open()
+        self._plan.layer.check_open()
         check_functions(self._plan.steps)
         spark = self._plan.spark
         with tells_of_its_end(spark):
@@ -190,21 +190,22 @@ class TrackedWriter:
     ) -> StreamingQuery:
         """Start one run of the Spark query: a new epoch, which fences the run before."""
         layer = self._plan.layer
+        client = layer.client
         run = uuid.uuid4().hex
         directory.remove_torn_offsets()
-        opened = layer.client.call(OpenQuery(mark.query, run, (stream,), layer.stream_options))
+        opened = client.call(OpenQuery(mark.query, run, (stream,), layer.stream_options))
         assert isinstance(opened, QueryOpened)
         if directory.last_commit > opened.last_committed:
             raise CheckpointMismatchError(
                 f"checkpoint {directory.path} has committed batch {directory.last_commit}, and the vertex at "
-                f"{layer.address} knows of {opened.last_committed} only: it is not the store this query ran with "
+                f"{client.address} knows of {opened.last_committed} only: it is not the store this query ran with "
                 "(or it was deleted). Connect to the right one; if it is gone, records that waited in it are "
                 "lost, and the query has to start with a new checkpoint"
             )
         if opened.last_committed > directory.last_planned:
             raise CheckpointMismatchError(
                 f"checkpoint {directory.path} ends at batch {directory.last_planned}, and the vertex at "
-                f"{layer.address} has committed batch {opened.last_committed}: the checkpoint was reset, or is an "
+                f"{client.address} has committed batch {opened.last_committed}: the checkpoint was reset, or is an "
                 "old copy, and batches that Spark plans anew would be taken for ones that are done. Restore "
                 "the newer checkpoint, or start with a new checkpoint directory"
             )
@@ -212,7 +213,7 @@ class TrackedWriter:
         name = self._plan.source.name
 
         def tell(circuits: dict[str, CircuitStatus]) -> None:
-            layer.client.call(ReportCircuits(mark.query, circuits))
+            client.call(ReportCircuits(mark.query, circuits))
 
         def process(rows: DataFrame, batch: int) -> None:
             runner = SparkRunner(
@@ -221,16 +222,14 @@ class TrackedWriter:
                 self._ending.sink,
                 SourceOfQuery(name, stream),
                 opened,
-                lambda: layer.client.health().incarnation,
+                lambda: client.health().incarnation,
                 mark.query,
                 run,
-                layer.client.call_once,
+                client.call_once,
             )
             try:
                 gate = None if circuits is None else QueryGate(circuits, lambda: supervisor.interrupted, tell)
-                batches = BatchProtocol(
-                    mark.query, opened.epoch, layer.client.call, runner, self._watch, gate
-                )
+                batches = BatchProtocol(mark.query, opened.epoch, client.call, runner, self._watch, gate)
                 report = batches.process(batch)
             except Exception as error:
                 supervisor.note_failure(error)
@@ -247,19 +246,19 @@ class TrackedWriter:
     def _frame(self, stream: str, query: str, drain_until: float | None) -> DataFrame:
         """Return the source's rows with the vertex's deliveries among them."""
         source, layer = self._plan.source, self._plan.layer
-        spark = source.frame.sparkSession
+        spark, client = source.frame.sparkSession, layer.client
         own = with_source_ft(source.frame)
         spark.dataSource.register(DeliverySource)
         options = DeliveryOptions(
-            layer.address,
-            layer.token,
+            client.address,
+            client.token,
             stream,
-            (layer.root_certs or b"").decode(),
+            (client.root_certs or b"").decode(),
             layer.max_rows,
             spark.sparkContext.defaultParallelism,
             drain_query=query if drain_until is not None else "",
             drain_until_ms=round((drain_until or 0) * 1000),
-            client_pem=(layer.client_pem or b"").decode(),
+            client_pem=(client.client_pem or b"").decode(),
             required=tuple(field.name for field in own.schema if not field.nullable),
         )
         schema = all_nullable(own.schema)

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import FailException, QueryError
+from ftlayer.errors import QueryError
+from ftlayer.failures import FailException
 from ftlayer.functions import chain
 from ftlayer.functions.chain import (
     MAX_REASON,

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ftlayer.errors import ConfigError, PermanentFailure, RetryLater
+from ftlayer.errors import ConfigError
+from ftlayer.failures import PermanentFailure, RetryLater
 from ftlayer.functions.chain import (
     CALLED_BYTES,
     CALLED_ROWS,

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.errors import PermanentFailure
+from ftlayer.failures import PermanentFailure
 from ftlayer.functions.chain import Chain
 from ftlayer.functions.pacing import RateLimiter
 from ftlayer.functions.steps import Filter, FlatMap, FunctionStep, Map, MapAsync

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import FailException, InvalidTopologyError, UnsupportedError
+from ftlayer.errors import InvalidTopologyError, UnsupportedError
+from ftlayer.failures import FailException
 from ftlayer.functions import record_segment
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.steps import CoProcess, Filter, FlatMap, Map, MapBatches, Process, Reduce

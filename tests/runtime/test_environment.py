@@ -36,7 +36,8 @@ from ftlayer.runtime.driver.spark_checks import (
 from ftlayer.runtime.driver.submit import MAX_ERROR_CHARS, spark_error_text
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.protocol.order import Door, SlotOrder
-from ftlayer.spark.facade import FTLayer, RetryDefaults
+from ftlayer.spark.facade import FTLayer
+from ftlayer.spark.layer import RetryDefaults
 from ftlayer.transport.address import parse_address
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
@@ -60,13 +61,14 @@ def a_layer(status: FTStatus = FTStatus.ON) -> Any:
     def client_for(spark: Any) -> Any:
         raise AssertionError("nothing may start yet")
 
-    return SimpleNamespace(
+    layer = SimpleNamespace(
         status=status,
         stream_options=StreamOptions(),
-        _retries=RetryDefaults(NO_RULES, None, None),
+        retries=RetryDefaults(NO_RULES, None, None),
         client_for=client_for,
-        _check_open=lambda: None,
+        check_open=lambda: None,
     )
+    return SimpleNamespace(status=status, client_for=client_for, _layer=layer)
 
 
 def an_environment(spark: Any, name: str = "job", parallelism: int = 2, **options: Any) -> StreamEnvironment:

@@ -11,9 +11,12 @@ from pyspark.sql.types import LongType, StructType
 
 from ftlayer.config import FTStatus
 from ftlayer.errors import FTLayerError, LayerClosedError
+from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.ingest import Ingest
+from ftlayer.spark.layer import Layer
 from ftlayer.vertex.calls import OpenStream, StreamOptions
+from ftlayer.vertex.client.client import VertexClient
 
 SCHEMA = StructType().add("a", LongType())
 NO_SESSION = object()
@@ -51,11 +54,25 @@ def test_every_call_says_that_the_layer_is_closed(
     assert layer.vertex is None
 
 
+def a_remote_layer() -> Layer:
+    client = VertexClient("grpc://127.0.0.1:1", "x" * 16)
+    return Layer(
+        client,
+        StreamOptions(),
+        status=FTStatus.ON,
+        strict=True,
+        max_rows=1,
+        rules=NO_RULES,
+        on_dead=None,
+        limit=None,
+    )
+
+
 def test_what_a_layer_gave_out_is_closed_with_it() -> None:
-    layer = FTLayer.connect("grpc://127.0.0.1:1", token="x" * 16)
+    layer = a_remote_layer()
     ingest = Ingest("c", SCHEMA, layer.client)
     own = ingest.reader("topology")
-    another = layer._another_client(layer.client, "dead-letters")
+    another = layer.another_client(layer.client, "dead-letters")
     layer.close()
     with pytest.raises(LayerClosedError):
         ingest.put({"a": 1})

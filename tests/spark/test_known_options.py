@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ftlayer.config import VertexOptions
-from ftlayer.errors import ConfigError, RetryLater, RowsRejected
+from ftlayer.errors import ConfigError
+from ftlayer.failures import RetryLater, RowsRejected
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.spark.writer import TrackedWriter

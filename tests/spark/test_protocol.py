@@ -27,7 +27,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ftlayer.errors import ConfigError, RowsRejected
+from ftlayer.errors import ConfigError
+from ftlayer.failures import RowsRejected
 from ftlayer.functions.steps import FlatMap, Map
 from ftlayer.spark.delivery_source import delivered_rows
 from ftlayer.spark.protocol import REJECTED, STEPS, BatchProtocol, BatchReport

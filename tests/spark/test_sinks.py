@@ -14,15 +14,8 @@ from pyspark import cloudpickle
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import LongType, StructType
 
-from ftlayer.errors import (
-    ConfigError,
-    FTLayerError,
-    PermanentFailure,
-    QueryError,
-    RetryLater,
-    RowsRejected,
-    SinkError,
-)
+from ftlayer.errors import ConfigError, FTLayerError, QueryError, SinkError
+from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
 from ftlayer.functions.batch_segment import ROW_TAG
 from ftlayer.recovery import lasting
 from ftlayer.spark.rejected import rejections

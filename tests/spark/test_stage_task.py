@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import CodecError, QueryError, RetryLater
+from ftlayer.errors import CodecError, QueryError
+from ftlayer.failures import RetryLater
 from ftlayer.functions.chain import CHUNK_ROWS
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync
 from ftlayer.records.ids import shard_bits

@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ftlayer.errors import FTLayerError, FunctionLoadError, PermanentFailure
+from ftlayer.errors import FTLayerError, FunctionLoadError
+from ftlayer.failures import PermanentFailure
 from ftlayer.functions.pickling import missing_in
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, Process

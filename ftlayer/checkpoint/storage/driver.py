@@ -10,7 +10,8 @@ from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskSnapshot
 from ftlayer.checkpoint.storage.deleting import StoragePool, raise_together
-from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.keys import packed_key
 from ftlayer.checkpoint.storage.layout import (
     KEY,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from ftlayer.checkpoint.storage.layout import is_local, join
+from ftlayer.checkpoint.storage.layout import join
 from ftlayer.config import MIB
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, FTLayerError
 
@@ -103,17 +103,6 @@ class Files(Protocol):
 
     def delete_empty(self, path: str) -> None:
         """Remove a directory, where there are such things; one that is missing or not empty is left."""
-
-
-def open_files(url: str) -> Files:
-    """Return the directory at ``url``, which need not be there. `ConfigError` for an unreadable URL."""
-    if is_local(url):
-        from ftlayer.checkpoint.storage.local_files import LocalFiles
-
-        return LocalFiles(url)
-    from ftlayer.checkpoint.storage.remote_files import RemoteFiles
-
-    return RemoteFiles(url)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import secrets
 from hashlib import blake2b
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checkpoint.storage.files import open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import KEY, job_directory, join, parent
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
 

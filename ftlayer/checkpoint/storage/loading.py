@@ -8,7 +8,8 @@ from pathlib import Path
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.deleting import NAMED, StoragePool
-from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.keys import key_of
 from ftlayer.checkpoint.storage.layout import (
     METADATA,

@@ -17,7 +17,8 @@ import socket
 import time
 from typing import Any
 
-from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.layout import OWNERS, job_directory, join
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, StaleOwnerError
 

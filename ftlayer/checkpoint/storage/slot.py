@@ -16,7 +16,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.storage.amplification import Amplification
 from ftlayer.checkpoint.storage.contract import PieceWriter
-from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.keys import key_of
 from ftlayer.checkpoint.storage.lanes import FileLane
 from ftlayer.checkpoint.storage.layout import (

@@ -10,7 +10,8 @@ from collections.abc import Sized
 
 import numpy as np
 
-from ftlayer.errors import MAX_RETRY_LATER_MS, MalformedRequestError
+from ftlayer.errors import MalformedRequestError
+from ftlayer.failures import MAX_RETRY_LATER_MS
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import I32, U64, Call, Envelope
 from ftlayer.vertex.calls.event_ids import check_event_ids

@@ -18,7 +18,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import Checkpoint, KeyedSnapshot, StatePiece, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import DriverStorage, SlotStorage
-from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage, storage_key
 
 JOB = "job"

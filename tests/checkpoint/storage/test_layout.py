@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.storage.amplification import Amplification, wasteful
-from ftlayer.checkpoint.storage.files import open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import (
     FileName,
     checkpoint_number,

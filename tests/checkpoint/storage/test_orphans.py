@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.checkpoint.pieces import Scope
-from ftlayer.checkpoint.storage.files import open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.orphans import is_bound, is_settled, orphans
 from ftlayer.errors import CheckpointStorageError
 

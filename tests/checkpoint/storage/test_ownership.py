@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.checkpoint.storage.files import Files, open_files
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.files import Files
 from ftlayer.checkpoint.storage.ownership import Ownership, take_over
 from ftlayer.errors import StaleOwnerError
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
-from ftlayer.errors import ConfigError, FailException
+from ftlayer.errors import ConfigError
+from ftlayer.failures import FailException
 from ftlayer.functions import bisect
 from ftlayer.functions.bisect import settle
 from ftlayer.runtime.connectors.sinks import MAX_WRITERS, BatchNumbers, open_sink

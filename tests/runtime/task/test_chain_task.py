@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FailException
+from ftlayer.failures import FailException
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Filter, FlatMap, Map, Process

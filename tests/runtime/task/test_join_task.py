@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.clock import Now
-from ftlayer.errors import FailException, JobError
+from ftlayer.errors import JobError
+from ftlayer.failures import FailException
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
 from ftlayer.records.selector import KeySelector

@@ -8,7 +8,8 @@ import pytest
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FailException, JobError
+from ftlayer.errors import JobError
+from ftlayer.failures import FailException
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.steps import Filter, Map
 from ftlayer.handler.handler import FTHandler

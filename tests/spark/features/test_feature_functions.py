@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from ftlayer.errors import FailException
+from ftlayer.failures import FailException
 from ftlayer.spark import stage_run
 
 pytestmark = pytest.mark.spark

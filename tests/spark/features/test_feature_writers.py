@@ -19,7 +19,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ftlayer.errors import QueryError, RowsRejected
+from ftlayer.errors import QueryError
+from ftlayer.failures import RowsRejected
 from ftlayer.restart import FixedDelay, NoRestart
 
 pytestmark = pytest.mark.spark

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from ftlayer.errors import PermanentFailure, StaleOwnerError
+from ftlayer.errors import StaleOwnerError
+from ftlayer.failures import PermanentFailure
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.protocol.messages import SourceFailed
 from ftlayer.vertex.calls import Stats, StreamOptions

@@ -1,0 +1,202 @@
+"""What the queries and topologies of an `FTLayer` hold of it: its vertex, and how records are retried."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ftlayer.checks import check_bool, check_function, check_int, member
+from ftlayer.circuit import Limit
+from ftlayer.config import FTStatus, VertexOptions
+from ftlayer.dead_letters.announcer import Announcer
+from ftlayer.dead_letters.letter import DeadLetter
+from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
+from ftlayer.functions.retry_rules import RetryRules
+from ftlayer.notebook import tell
+from ftlayer.spark.sessions import is_connect
+from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.calls.common import LONGEST_MS
+from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.service.embedded import EmbeddedVertex
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CLOSED = "the layer is closed: use it, and what it gave out, before FTLayer.close, or make another one"
+
+
+@dataclass(frozen=True)
+class RetryDefaults:
+    """Beside its stream options: what a layer's records are retried by where source and operator say nothing.
+
+    Attributes:
+        rules: say which failures are worth another attempt.
+        limit: how many may fail; None: any number.
+        least_timeout_ms: what an embedded vertex can follow at least; None: the vertex is another program's.
+    """
+
+    rules: RetryRules
+    limit: Limit | None
+    least_timeout_ms: int | None
+
+    def check(self, options: StreamOptions, what: str) -> None:
+        """Raise `ConfigError` unless an embedded vertex can follow records for this ``timeout_ms``."""
+        if self.least_timeout_ms is not None:
+            check_int(options.timeout_ms, f"{what}: timeout_ms", least=self.least_timeout_ms, most=LONGEST_MS)
+
+
+class Layer:
+    """The engine of an `FTLayer`, without the methods by which a user asks for sources and dead letters.
+
+    Attributes:
+        status: whether fault tolerance is on.
+        stream_options, retries: what records are retried by.
+        strict: whether rows that get lost in a `TrackedStream.transform` count as failed.
+        max_rows: rows that the vertex delivers to one batch.
+    """
+
+    def __init__(
+        self,
+        vertex: VertexOptions | VertexClient,
+        options: StreamOptions,
+        *,
+        status: FTStatus,
+        strict: bool,
+        max_rows: int,
+        rules: RetryRules,
+        on_dead: Callable[[DeadLetter], object] | None,
+        limit: Limit | None,
+    ) -> None:
+        """Check the options; starts nothing. Raises `ConfigError`."""
+        self._vertex_options = vertex if isinstance(vertex, VertexOptions) else None
+        self._client = vertex if isinstance(vertex, VertexClient) else None
+        self._embedded: EmbeddedVertex | None = None
+        # None: tasks run as this user on this machine.
+        self._host: str | None = None
+        self.stream_options = options
+        least_ms = vertex.timeout_buckets - 1 if isinstance(vertex, VertexOptions) else None
+        self.retries = RetryDefaults(rules, limit, least_ms)
+        if on_dead is not None:
+            check_function(on_dead, "on_dead", takes=1)
+        self._on_dead = on_dead
+        self._announcer: Announcer | None = None
+        self._others: list[VertexClient] = []
+        self._closed = False
+        self.status = member(status, "status", FTStatus)
+        check_bool(strict, "strict")
+        self.strict = strict
+        check_int(max_rows, "max_rows", least=1)
+        self.max_rows = max_rows
+
+    @property
+    def enabled(self) -> bool:
+        """Whether fault tolerance is on."""
+        return self.status is FTStatus.ON
+
+    # ------------------------------------------------------------ the vertex
+
+    @property
+    def vertex(self) -> EmbeddedVertex | None:
+        """The embedded vertex, None if there is none or it was not needed yet."""
+        return self._embedded
+
+    @property
+    def client(self) -> VertexClient:
+        """The connection to the vertex: `FTLayer.client`."""
+        self.check_open()
+        if self._client is None:
+            assert self._vertex_options is not None
+            self._place_by_active_session()
+            Path(self._vertex_options.path).absolute().parent.mkdir(parents=True, exist_ok=True)
+            self._embedded = EmbeddedVertex(self._vertex_options, host=self._host)
+            began = time.monotonic()
+            self._embedded.start()
+            tell(
+                f"ftlayer: the vertex of {self._vertex_options.path} is up after {time.monotonic() - began:.1f} s"
+            )
+            self._client = self._embedded.client(client_id="driver")
+        return self._client
+
+    def client_for(self, spark: SparkSession) -> VertexClient:
+        """Return the connection to the vertex, where this session's executors reach it: `FTLayer.client_for`."""
+        if self._vertex_options is not None and is_connect(spark):
+            raise UnsupportedError(
+                "over Spark Connect tasks run where the server is, and cannot be told how to reach a vertex that is "
+                "embedded in this program: start one with `ftlayer serve` and use FTLayer.connect"
+            )
+        if self._client is None and not is_connect(spark):
+            self.place(spark)
+        return self.client
+
+    def another_client(self, client: VertexClient, label: str) -> VertexClient:
+        """Return a connection to the same vertex as ``client``, which ends with the layer too."""
+        another = VertexClient(
+            client.address,
+            client.token,
+            root_certs=client.root_certs,
+            client_pem=client.client_pem,
+            client_id=label,
+        )
+        self._others.append(another)
+        return another
+
+    def place(self, spark: SparkSession) -> None:
+        """Let an embedded vertex listen where this session's executors can reach it."""
+        if self._embedded is None and not (spark.sparkContext.master or "").startswith("local"):
+            self._host = str(spark.conf.get("spark.driver.host"))
+
+    def _place_by_active_session(self) -> None:
+        """Do the same for a vertex that starts before a source is wrapped (an ingest's, say)."""
+        from pyspark.sql import SparkSession
+
+        session = SparkSession.getActiveSession()
+        if session is not None and not is_connect(session):
+            self.place(session)
+
+    # ------------------------------------------------------------ dead letters
+
+    def watch_dead(self, stream: str) -> None:
+        """Have ``on_dead`` told of a stream's dead letters: `FTLayer.watch_dead`."""
+        self.check_open()
+        if self._on_dead is None:
+            return
+        if self._announcer is None:
+            self._announcer = Announcer(self.another_client(self.client, "on-dead"), self._on_dead)
+        self._announcer.watch(stream)
+
+    def dead_letters(self, spark: SparkSession, streams: Sequence[str]) -> DataFrame:
+        """Return the dead letters of streams as a streaming DataFrame: `FTLayer.dead_letter_stream`."""
+        from ftlayer.dead_letters.reader import FORMAT, DeadLetterSource
+
+        if not streams:
+            raise ConfigError("dead_letter_stream: name one stream or more, '<query>/<source>'")
+        client = self.client_for(spark)
+        spark.dataSource.register(DeadLetterSource)
+        options = {"address": client.address, "token": client.token, "streams": "\n".join(streams)}
+        if client.root_certs:
+            options["root_certs"] = client.root_certs.decode()
+        if client.client_pem:
+            options["client_pem"] = client.client_pem.decode()
+        return spark.readStream.format(FORMAT).options(**options).load()
+
+    # ------------------------------------------------------------ its end
+
+    def check_open(self) -> None:
+        """Raise `LayerClosedError` after `close`."""
+        if self._closed:
+            raise LayerClosedError(CLOSED)
+
+    def close(self) -> None:
+        """End the connections, and stop an embedded vertex: `FTLayer.close`."""
+        if self._announcer is not None:
+            # First: the callback may use the layer.
+            self._announcer.close()
+        self._closed = True
+        for client in (self._client, *self._others):
+            if client is not None:
+                client.end(LayerClosedError(CLOSED))
+        if self._embedded is not None:
+            self._embedded.stop()
