@@ -43,7 +43,7 @@ from ftlayer.runtime.driver.spark_checks import (
 )
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
 from ftlayer.runtime.driver.untracked import UntrackedDriver, open_untracked
-from ftlayer.runtime.protocol.order import CheckpointPlan, Door, SlotOrder
+from ftlayer.runtime.protocol.order import CheckpointPlan, SlotOrder
 from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.runtime.slot.main import run_slot
 from ftlayer.spark.sessions import tells_of_its_end
@@ -56,6 +56,7 @@ from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.streams import DataStream
 from ftlayer.transport.address import Address, parse_address
+from ftlayer.transport.client import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.client.client import VertexClient
@@ -262,7 +263,7 @@ class StreamEnvironment:
         checkpoints = plan = None
         if self._checkpointing is not None:
             checkpoints, plan = open_checkpoints(graph, self._checkpointing, job.job, restore_from)
-        server, order = self._open_door(job, graph, place, client, plan)
+        server, order = self._open_server(job, graph, place, client, plan)
         try:
             runner = SlotRunner(pickled_order(order), run_slot)
             if vertex is not None:
@@ -311,7 +312,7 @@ class StreamEnvironment:
         for stream in vertex.streams:
             self._layer.watch_dead(stream)
 
-    def _open_door(
+    def _open_server(
         self,
         job: JobThread,
         graph: JobGraph,
@@ -326,8 +327,7 @@ class StreamEnvironment:
             # Late, because most jobs need no certificate.
             from ftlayer.transport.tls import make_certificate
 
-            made = make_certificate([TLS_NAME])
-            certificate = made.cert, made.key
+            certificate = make_certificate([TLS_NAME])
         sockets = SocketDirectory.make() if place.own_executors else None
         listen = Address(place.listen) if sockets is None else sockets.socket("driver")
         try:
@@ -336,7 +336,7 @@ class StreamEnvironment:
                 token=token,
                 job=job.job,
                 slots=graph.slots,
-                certificate=certificate,
+                certificate=None if certificate is None else (certificate.cert, certificate.key),
                 on_message=job.slot_said,
                 on_lost=job.slot_lost,
                 sockets=sockets,
@@ -347,23 +347,25 @@ class StreamEnvironment:
                 "spark.driver.bindAddress to an address of this machine, and spark.driver.host to how others reach it"
             ) from error
         address = server.address
-        door = Door(
-            str(address if address.path else replace(address, host=place.advertised)),
-            token,
-            None if certificate is None else certificate[0],
-            "" if certificate is None else TLS_NAME,
-            None if certificate is None else certificate[1],
-        )
+        endpoint = Endpoint(str(address if address.path else replace(address, host=place.advertised)), token)
+        if certificate is not None:
+            endpoint = replace(
+                endpoint,
+                root_certs=certificate.cert,
+                tls_name=TLS_NAME,
+                client_cert=certificate.cert,
+                client_key=certificate.key,
+            )
         return server, SlotOrder(
             job=job.job,
             slot=0,
-            coordinator=door,
+            coordinator=endpoint,
             graph=graph,
             options=self._options,
             vertex=client,
             listen_on="127.0.0.1" if place.is_local else "",
-            tls_cert=None if certificate is None else certificate[0],
-            tls_key=None if certificate is None else certificate[1],
+            tls_cert=None if certificate is None else certificate.cert,
+            tls_key=None if certificate is None else certificate.key,
             key=os.urandom(KEY_BYTES),
             checkpoints=checkpoints,
             sockets="" if sockets is None else sockets.path,

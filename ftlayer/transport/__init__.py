@@ -1,1 +1,1 @@
-"""What every Flight server and client here has in common: addresses, sockets, TLS, tokens, streams of frames."""
+"""What the Flight servers and clients of vertex, slots and driver have in common; it knows none of them."""

@@ -13,8 +13,8 @@ from rich.table import Table
 from ftlayer.cli.tables import print_record, print_records
 from ftlayer.errors import MalformedRequestError
 from ftlayer.printable import LONGEST_ANSWER_BYTES, printable, printing_console, shortened
+from ftlayer.transport.failures import flight_error
 from ftlayer.vertex.calls import RecordInfo
-from ftlayer.vertex.service.server import flight_error
 
 ATTACK = "\x1b]52;c;ZXZpbA==\x07 \x1b[2J \x9b31m \r\x08 \u202e \x7f"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

@@ -35,10 +35,11 @@ from ftlayer.runtime.driver.spark_checks import (
 )
 from ftlayer.runtime.driver.submit import MAX_ERROR_CHARS, spark_error_text
 from ftlayer.runtime.environment import StreamEnvironment
-from ftlayer.runtime.protocol.order import Door, SlotOrder
+from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import RetryDefaults
 from ftlayer.transport.address import parse_address
+from ftlayer.transport.client import Endpoint
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
 
@@ -78,9 +79,9 @@ def an_environment(spark: Any, name: str = "job", parallelism: int = 2, **option
 
 
 def an_order(env: StreamEnvironment) -> SlotOrder:
-    door = Door("grpc://127.0.0.1:1", "token")
+    endpoint = Endpoint("grpc://127.0.0.1:1", "token")
     graph = env.job_graph()
-    return SlotOrder("job", 0, door, graph, TopologyOptions(), None, "127.0.0.1", None, None, b"")
+    return SlotOrder("job", 0, endpoint, graph, TopologyOptions(), None, "127.0.0.1", None, None, b"")
 
 
 # ---------------------------------------------------------------- the session
@@ -211,7 +212,7 @@ def test_where_the_coordinator_listens(conf: dict[str, str], place: Place) -> No
 )
 def test_how_slots_reach_the_driver_and_each_other(place: Place, scheme: str) -> None:
     env = an_environment(FakeSession())
-    server, order = env._open_door(JobThread("job"), env.job_graph(), place, None, None)
+    server, order = env._open_server(JobThread("job"), env.job_graph(), place, None, None)
     address = parse_address(order.coordinator.address, "address")
     assert str(address).startswith(f"{scheme}://")
     assert bool(order.sockets) == (scheme == "grpc+unix")

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import atexit
 import logging
-import queue
 import threading
 from collections.abc import Callable
 
-import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer.errors import FTLayerError, MalformedRequestError, ProtocolError
 from ftlayer.runtime.protocol.control_frames import PROTOCOL, decode_from_slot, encode
 from ftlayer.runtime.protocol.messages import Cancel, FromSlot, Hello, SlotFailed, ToSlot
-from ftlayer.transport.access import JobTokenCheck, refusal
 from ftlayer.transport.address import Address
+from ftlayer.transport.failures import TRANSPORT_ERRORS, flight_error
+from ftlayer.transport.frames import unpack_map
+from ftlayer.transport.server import TokenServer
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.transport.streams import frames_of
-from ftlayer.vertex.wire.frames import unpack_map
+from ftlayer.transport.writer import WriterThread
 
 # A message is a heartbeat with its counters at the most; splits go the other way.
 MAX_FRAME_BYTES = 16 << 20
@@ -36,7 +36,7 @@ OnLost = Callable[[int, str, str], None]
 logger = logging.getLogger(__name__)
 
 
-class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
+class ControlServer(TokenServer):
     """Listens from the moment it is made, at ``address``.
 
     ``on_message(slot, instance, message)`` is called with each message of an instance in order; the first one is a
@@ -68,26 +68,20 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)
         self._closing: threading.Thread | None = None
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, WriterThread[ToSlot]] = {}
         self._seen: set[str] = set()
-        super().__init__(
-            str(listen.of_server(listen.port, tls=certificate is not None)),
-            tls_certificates=None if certificate is None else [certificate],
-            # A process without the job's certificate sends nothing that would be read before its token.
-            verify_client=certificate is not None,
-            root_certificates=None if certificate is None else certificate[0],
-            middleware={"token": JobTokenCheck(token)},
-        )
-        self.address = listen.of_server(self.port, tls=certificate is not None)
+        # All processes of a job show each other its certificate.
+        client_ca = None if certificate is None else certificate[0]
+        super().__init__(listen, token=token, certificate=certificate, client_ca=client_ca)
         # Behind Flight's own, so that it is called before that, which waits without end for those connected.
         atexit.register(self._end_with_program)
 
     def send(self, instance: str, message: ToSlot) -> None:
         """Send ``message``; never waits. To an instance that is not connected (any more) nothing is sent."""
         with self._lock:
-            stream = self._streams.get(instance)
-        if stream is not None:
-            stream.outbox.put(message)
+            outbox = self._streams.get(instance)
+        if outbox is not None:
+            outbox.put(message)
 
     def close(self) -> None:
         """Stop listening. Does not wait for slots that are still connected; the program's end does (`EXIT_WAIT_S`)."""
@@ -111,8 +105,8 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         process, and a `shutdown` that is under way is no protection: Flight's own finalizer does not wait for it.
         """
         with self._lock:
-            for stream in self._streams.values():
-                stream.outbox.put(Cancel("the driver's program has ended"))
+            for outbox in self._streams.values():
+                outbox.put(Cancel("the driver's program has ended"))
             if not self._left.wait_for(lambda: not self._streams, EXIT_WAIT_S):
                 logger.warning(
                     "job %s: %d slots are still connected at the end of the program",
@@ -134,7 +128,7 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             self._serve(descriptor, reader, writer)
         except FTLayerError as error:
-            raise refusal(error) from error
+            raise flight_error(error) from error
 
     def _serve(
         self,
@@ -143,21 +137,24 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         slot, instance = self._caller(descriptor)
-        stream = self._admit(instance, writer)
+        outbox = self._admit(instance)
+        outbox.start(lambda message: writer.write_metadata(encode(message)), _left_early)
         reason = "its process has ended the control stream"
         try:
             self._receive(slot, instance, reader)
         except FTLayerError as error:
             reason = f"it sent what cannot be read: {error}"
             raise
-        except (pa.ArrowException, OSError) as error:
+        except TRANSPORT_ERRORS as error:
             reason = f"its control stream broke: {error}"
         finally:
             with self._lock:
                 del self._streams[instance]
                 self._left.notify_all()
             self._on_lost(slot, instance, reason)
-            stream.finish()
+            # The writer is Flight's, and gone once this returns.
+            outbox.finish()
+            outbox.join()
 
     def _receive(self, slot: int, instance: str, reader: flight.MetadataRecordBatchReader) -> None:
         greeted = False
@@ -191,33 +188,15 @@ class ControlServer(flight.FlightServerBase):  # type: ignore[misc]
             raise MalformedRequestError("descriptor.instance: expected a name")
         return slot, instance
 
-    def _admit(self, instance: str, writer: flight.MetadataRecordBatchWriter) -> _Stream:
+    def _admit(self, instance: str) -> WriterThread[ToSlot]:
         with self._lock:
             if instance in self._seen:
                 raise ProtocolError(f"instance {instance} has been connected before; it cannot come back")
             self._seen.add(instance)
-            stream = self._streams[instance] = _Stream(writer)
-            return stream
+            outbox = self._streams[instance] = WriterThread[ToSlot]("ftlayer-control-write")
+            return outbox
 
 
-class _Stream:
-    """Writes to one instance, by a thread of its own: an instance that does not read holds up no other."""
-
-    def __init__(self, writer: flight.MetadataRecordBatchWriter) -> None:
-        self.outbox: queue.SimpleQueue[ToSlot | None] = queue.SimpleQueue()
-        self._writer = writer
-        self._thread = threading.Thread(target=self._write, name="ftlayer-control-write", daemon=True)
-        self._thread.start()
-
-    def finish(self) -> None:
-        """Write the rest and stop. The writer is Flight's, and gone once the stream's handler returns."""
-        self.outbox.put(None)
-        self._thread.join()
-
-    def _write(self) -> None:
-        try:
-            while (message := self.outbox.get()) is not None:
-                self._writer.write_metadata(encode(message))
-        except (pa.ArrowException, OSError) as error:
-            # The thread that reads sees the same end of the stream, and reports it.
-            logger.info("a slot left before it got a message: %s", error)
+def _left_early(error: BaseException) -> None:
+    # The thread that reads sees the same end of the stream, and reports it.
+    logger.info("a slot left before it got a message: %s", error)

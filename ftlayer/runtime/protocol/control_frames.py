@@ -13,8 +13,8 @@ from pyarrow import Buffer
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
+from ftlayer.transport.frames import pack, unpack_map
 from ftlayer.vertex.wire.codec import dataclass_codec
-from ftlayer.vertex.wire.frames import pack, unpack_map
 
 PROTOCOL = 2
 

@@ -7,22 +7,8 @@ from dataclasses import dataclass, field
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import TopologyOptions
 from ftlayer.topology.job_graph import JobGraph
+from ftlayer.transport.client import Endpoint
 from ftlayer.vertex.client.client import VertexClient
-
-
-@dataclass(frozen=True)
-class Door:
-    """A Flight server of the job and what it takes to get in.
-
-    ``token`` is the job's. ``root_certs`` (PEM), the name that is on it and its key are for addresses off loopback;
-    None on one machine. All processes of a job have one certificate, and show it to each other in both directions.
-    """
-
-    address: str
-    token: str = field(repr=False)
-    root_certs: bytes | None = None
-    tls_name: str = ""
-    tls_key: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -47,7 +33,8 @@ class SlotOrder:
     Attributes:
         job: unique id of this execution.
         slot: which one it is.
-        coordinator: where it registers.
+        coordinator: where it registers; the other slots are reached in the same way. The certificate of a job off
+            loopback is the one that all its processes have, and show to each other in both directions.
         graph: what runs.
         options: batching, credits, heartbeats.
         vertex: the client to talk to the vertex with; None with FTStatus.OFF.
@@ -61,7 +48,7 @@ class SlotOrder:
 
     job: str
     slot: int
-    coordinator: Door
+    coordinator: Endpoint
     graph: JobGraph
     options: TopologyOptions
     vertex: VertexClient | None

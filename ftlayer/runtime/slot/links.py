@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import roots_in
 from ftlayer.runtime.protocol.messages import Deploy, Peer, PeersUp
-from ftlayer.runtime.protocol.order import Door
 from ftlayer.runtime.slot.events import Event
 from ftlayer.runtime.slot.peer import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.topology.job_graph import JobGraph
+from ftlayer.transport.client import Endpoint
 
 
 class SlotLinks:
@@ -23,15 +23,15 @@ class SlotLinks:
         job: str,
         slot: int,
         instance: str,
-        door: Door,
+        endpoint: Endpoint,
         server: ChannelServer,
         roster: Roster,
         receivers: Iterable[int],
         post: Callable[[Event], None],
     ) -> None:
-        """``door`` is how peers are talked to, but for the address; ``receivers`` are the slots to be sent to."""
+        """``endpoint`` is a peer's but for the address; ``receivers`` are the slots to be sent to."""
         self._job, self._slot, self._instance = job, slot, instance
-        self._door = door
+        self._endpoint = endpoint
         self._server = server
         self._roster = roster
         self._receivers = frozenset(receivers) - {slot}
@@ -95,7 +95,7 @@ class SlotLinks:
         if known is not None:
             known.discard()
         header = StreamHeader(self._job, self._slot, self._instance, peer.instance, self._roster.epoch)
-        self._links[peer.slot] = PeerLink(peer, self._door, header, self._post)
+        self._links[peer.slot] = PeerLink(peer, self._endpoint, header, self._post)
         return True
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import msgpack
 
 from ftlayer.errors import CodecError, PeerRefusedError
-from ftlayer.records.packed import unpack
 from ftlayer.runtime.protocol.messages import Peer
+from ftlayer.transport.packed import unpack
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,28 +8,26 @@ goes back, both as metadata (`ftlayer.transport.streams`). Every request has the
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from collections.abc import Callable
 
-import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer.errors import FTLayerError, PeerRefusedError
 from ftlayer.runtime.slot.events import Event, FrameCame
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
-from ftlayer.transport.access import JobTokenCheck, refusal
 from ftlayer.transport.address import Address
+from ftlayer.transport.failures import TRANSPORT_ERRORS, flight_error
+from ftlayer.transport.server import TokenServer
 from ftlayer.transport.streams import frames_of
+from ftlayer.transport.writer import WriterThread
 
 SHUTDOWN_TIMEOUT_S = 2.0
-
-_TRANSPORT_ERRORS = (pa.ArrowException, OSError)
 
 logger = logging.getLogger(__name__)
 
 
-class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
+class ChannelServer(TokenServer):
     """Takes elements; it listens from the moment it is made, at ``address``."""
 
     def __init__(
@@ -51,16 +49,10 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
         self._admit_timeout_s = admit_timeout_s
         self._post = post
         self._lock = threading.Lock()
-        self._senders: dict[int, tuple[str, _CreditWriter]] = {}
-        super().__init__(
-            str(listen.of_server(listen.port, tls=certificate is not None)),
-            tls_certificates=None if certificate is None else [certificate],
-            # A process without the job's certificate sends nothing that would be read before its token.
-            verify_client=certificate is not None,
-            root_certificates=None if certificate is None else certificate[0],
-            middleware={"token": JobTokenCheck(token)},
-        )
-        self.address = listen.of_server(self.port, tls=certificate is not None)
+        self._senders: dict[int, tuple[str, WriterThread[bytes]]] = {}
+        # All processes of a job show each other its certificate.
+        client_ca = None if certificate is None else certificate[0]
+        super().__init__(listen, token=token, certificate=certificate, client_ca=client_ca)
 
     def grant(self, slot: int, grants: bytes) -> None:
         """Send credit back to the slot whose stream is open; never waits. Lost if there is none."""
@@ -75,7 +67,8 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
             writers = [credits for _, credits in self._senders.values()]
         for credits in writers:
             # A sender ends when it has all its credit back.
-            credits.finish(SHUTDOWN_TIMEOUT_S)
+            credits.finish()
+            credits.join(SHUTDOWN_TIMEOUT_S)
         self._roster.close()
         closing = threading.Thread(target=self.shutdown, name="ftlayer-channels-close", daemon=True)
         closing.start()
@@ -94,7 +87,7 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
             self._roster.admit(header, self._admit_timeout_s)
             self._receive(header, reader, writer)
         except FTLayerError as error:
-            raise refusal(error) from error
+            raise flight_error(error) from error
 
     def _receive(
         self,
@@ -102,7 +95,9 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
         reader: flight.MetadataRecordBatchReader,
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
-        credits = _CreditWriter(writer, header.sender)
+        # The loop must not wait for a slow reader.
+        credits: WriterThread[bytes] = WriterThread(f"ftlayer-credit-{header.sender}")
+        credits.start(writer.write_metadata, _credit_lost)
         with self._lock:
             self._senders[header.sender] = header.instance, credits
         try:
@@ -110,7 +105,7 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
                 if not self._roster.is_current(header.sender, header.instance):
                     raise PeerRefusedError(f"instance {header.instance} was replaced")
                 self._post(FrameCame(header.sender, header.instance, frame))
-        except _TRANSPORT_ERRORS as error:
+        except TRANSPORT_ERRORS as error:
             # Its sender is gone or will say so itself: who is lost is the coordinator's to tell.
             logger.info("the stream from slot %s broke: %s", header.sender, error)
         finally:
@@ -119,28 +114,8 @@ class ChannelServer(flight.FlightServerBase):  # type: ignore[misc]
                     del self._senders[header.sender]
             # The stream's writer may not be used after its handler has returned.
             credits.finish()
+            credits.join()
 
 
-class _CreditWriter:
-    """Writes credit to one sender, in a thread of its own: the loop must not wait for a slow reader."""
-
-    def __init__(self, writer: flight.MetadataRecordBatchWriter, slot: int) -> None:
-        self._writer = writer
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=f"ftlayer-credit-{slot}", daemon=True)
-        self._thread.start()
-
-    def put(self, grants: bytes) -> None:
-        self._queue.put(grants)
-
-    def finish(self, timeout_s: float | None = None) -> None:
-        """End, behind what was put, and wait for that (None: however long it takes)."""
-        self._queue.put(None)
-        self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        try:
-            while (grants := self._queue.get()) is not None:
-                self._writer.write_metadata(pa.py_buffer(grants))
-        except _TRANSPORT_ERRORS as error:
-            logger.info("credit could not be sent: %s", error)
+def _credit_lost(error: BaseException) -> None:
+    logger.info("credit could not be sent: %s", error)

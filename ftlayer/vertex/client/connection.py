@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer.checks import check_bytes
@@ -22,6 +21,9 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.transport.address import parse_address
+from ftlayer.transport.client import Endpoint, connect
+from ftlayer.transport.failures import TRANSPORT_ERRORS
+from ftlayer.transport.tokens import call_options
 from ftlayer.vertex.wire.frames import decode_reply
 
 T = TypeVar("T")
@@ -64,7 +66,6 @@ class Connection:
         self.token = token
         self.root_certs = root_certs
         self.client_pem = client_pem
-        self._is_here = where.is_here
         self._lock = threading.Lock()
         self._client: flight.FlightClient | None = None
         self._end: FTLayerError | None = None
@@ -84,7 +85,15 @@ class Connection:
                 raise type(self._end)(*self._end.args)
             self.check_process()
             if self._client is None:
-                self._client = self._connect()
+                # One PEM has both certificate and key; each is found by its name.
+                endpoint = Endpoint(
+                    self.address,
+                    self.token,
+                    self.root_certs,
+                    client_cert=self.client_pem,
+                    client_key=self.client_pem,
+                )
+                self._client = connect(endpoint, retries=True)
             return self._client
 
     def check_process(self) -> None:
@@ -102,9 +111,7 @@ class Connection:
 
     def options(self, timeout_s: float | None) -> flight.FlightCallOptions:
         """Return what goes with every request; ``timeout_s`` None is for streams."""
-        return flight.FlightCallOptions(
-            timeout=timeout_s, headers=[(b"authorization", f"Bearer {self.token}".encode())]
-        )
+        return call_options(self.token, timeout_s)
 
     def close(self) -> None:
         """Give the connection up; a later call makes another."""
@@ -118,25 +125,6 @@ class Connection:
         with self._lock:
             self._end = reason
         self.close()
-
-    def _connect(self) -> flight.FlightClient:
-        options: list[tuple[str, int]] = [
-            ("grpc.initial_reconnect_backoff_ms", 50),
-            ("grpc.min_reconnect_backoff_ms", 1_000),
-            ("grpc.max_reconnect_backoff_ms", 1_000),
-            # Or a client made anew would share the backoff of the one before it.
-            ("grpc.use_local_subchannel_pool", 1),
-        ]
-        if self._is_here:
-            options.append(("grpc.enable_http_proxy", 0))
-        return flight.FlightClient(
-            self.address,
-            tls_root_certs=self.root_certs,
-            # Both are in it; each is found by its name.
-            cert_chain=self.client_pem,
-            private_key=self.client_pem,
-            generic_options=options,
-        )
 
 
 def _check_certificates(root_certs: bytes | None, client_pem: bytes | None) -> None:
@@ -195,7 +183,7 @@ def retried(attempt: Callable[[float], T], what: str, address: str, deadline_ms:
         left = (deadline_ms - monotonic_ms()) / 1_000
         try:
             return attempt(max(left, 0.001))
-        except (pa.ArrowException, OSError, VertexUnavailableError) as error:
+        except (*TRANSPORT_ERRORS, VertexUnavailableError) as error:
             refusal = vertex_error(error)
             if refusal is not None:
                 raise refusal from None

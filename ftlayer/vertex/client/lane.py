@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from ftlayer.errors import FTLayerError, VertexError, VertexUnavailableError
+from ftlayer.transport.failures import TRANSPORT_ERRORS
 from ftlayer.transport.streams import NO_COLUMNS, end_stream
 from ftlayer.vertex.calls import Envelope, Ingest, Persist, Reply, Xor
 from ftlayer.vertex.client.connection import (
@@ -30,7 +31,6 @@ from ftlayer.vertex.wire.frames import decode_reply, fields_of, frame_of
 BulkCall = Persist | Ingest | Xor
 
 logger = logging.getLogger(__name__)
-_TRANSPORT_ERRORS = (pa.ArrowException, OSError)
 
 
 @dataclass(slots=True)
@@ -164,14 +164,14 @@ class Lane:
     def _write(self, writer: flight.FlightStreamWriter, sent: _Sent) -> None:
         try:
             writer.write_metadata(sent.frame)
-        except _TRANSPORT_ERRORS as error:
+        except TRANSPORT_ERRORS as error:
             # The reading thread sees the same failure and sends everything again.
             self._note(error)
 
     def _end(self, writer: flight.FlightStreamWriter) -> None:
         try:
             end_stream(writer)
-        except _TRANSPORT_ERRORS as error:
+        except TRANSPORT_ERRORS as error:
             logger.debug("stream was broken already: %s", error)
 
     def _note(self, error: BaseException) -> None:
@@ -186,7 +186,7 @@ class Lane:
             try:
                 if self._serve_stream():
                     pause = FIRST_PAUSE_S
-            except (*_TRANSPORT_ERRORS, VertexError) as error:
+            except (*TRANSPORT_ERRORS, VertexError) as error:
                 self._note(error)
                 refusal = error if isinstance(error, VertexError) else vertex_error(error)
                 if refusal is not None:
@@ -210,7 +210,7 @@ class Lane:
             return self._read_answers(writer, reader)
         finally:
             # A writer that is not closed complains on stderr when it is freed.
-            with contextlib.suppress(*_TRANSPORT_ERRORS):
+            with contextlib.suppress(*TRANSPORT_ERRORS):
                 writer.close()
 
     def _read_answers(self, writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader) -> bool:

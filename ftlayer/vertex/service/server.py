@@ -20,7 +20,6 @@ stream that cannot be read) ends with a Flight error whose text begins with the 
 
 from __future__ import annotations
 
-import hmac
 import logging
 import queue
 import threading
@@ -29,21 +28,22 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 from pyarrow import flight
 
-from ftlayer.errors import FTLayerError, MalformedRequestError, UnauthorizedError
-from ftlayer.printable import shortened
+from ftlayer.errors import FTLayerError, MalformedRequestError
 from ftlayer.transport.address import Address
+from ftlayer.transport.failures import TRANSPORT_ERRORS, error_frame, flight_error
+from ftlayer.transport.frames import pack
+from ftlayer.transport.server import TokenServer
 from ftlayer.transport.streams import frames_of
+from ftlayer.transport.writer import WriterThread
 from ftlayer.vertex.calls import Reply
 from ftlayer.vertex.service.rules import Answer
 from ftlayer.vertex.service.vertex import Vertex
 from ftlayer.vertex.wire.frames import (
     call_of,
     decode_call,
-    encode_error,
     encode_reply,
     envelope_of,
     open_frame,
-    pack,
 )
 
 PROTOCOL = 2
@@ -58,34 +58,7 @@ WriteFrame = Callable[[bytes], None]
 logger = logging.getLogger(__name__)
 
 
-def flight_error(error: FTLayerError) -> flight.FlightError:
-    """Return ``error`` as Flight carries it."""
-    kind = (
-        flight.FlightUnauthenticatedError
-        if isinstance(error, UnauthorizedError)
-        else flight.FlightServerError
-    )
-    return kind(f"{error.code}: {shortened(str(error))}", extra_info=encode_error(error))
-
-
-class TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets no request pass that lacks the token."""
-
-    def __init__(self, token: str) -> None:
-        self._wanted = f"Bearer {token}".encode()
-
-    def start_call(self, info: flight.CallInfo, headers: dict[str, list[str]]) -> None:
-        """Refuse a request with `FlightUnauthenticatedError`, the same for a missing and for a wrong token."""
-        given = headers.get("authorization", [])
-        if len(given) != 1 or not hmac.compare_digest(given[0].encode("utf-8", "replace"), self._wanted):
-            raise flight_error(
-                UnauthorizedError(
-                    "the token is missing or wrong; send a header 'authorization: Bearer <token>'"
-                )
-            )
-
-
-class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
+class VertexServer(TokenServer):
     """Serves a vertex; it listens from the moment it is made, at ``address``."""
 
     def __init__(
@@ -104,16 +77,7 @@ class VertexServer(flight.FlightServerBase):  # type: ignore[misc]
         """
         self._vertex = vertex
         self._max_message_bytes = max_message_bytes
-        tls = certificate is not None
-        super().__init__(
-            str(listen.of_server(listen.port, tls=tls)),
-            tls_certificates=None if certificate is None else [certificate],
-            # Who has no certificate sends nothing that would be read into memory before its token.
-            verify_client=client_ca is not None,
-            root_certificates=client_ca,
-            middleware={"token": TokenCheck(token)},
-        )
-        self.address = listen.of_server(self.port, tls=tls)
+        super().__init__(listen, token=token, certificate=certificate, client_ca=client_ca)
 
     # ------------------------------------------------------------ actions
 
@@ -266,13 +230,12 @@ class StreamAnswers:
         self._writing = threading.Lock()
         self._client_is_there = True
         self._reading_thread = threading.get_ident()
-        self._ready: queue.SimpleQueue[tuple[int, Reply | FTLayerError] | None] = queue.SimpleQueue()
         # A token for each call that may be in flight; a queue of them is cheaper than a semaphore.
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(MAX_CALLS_IN_FLIGHT):
             self._room.put(None)
-        self._thread = threading.Thread(target=self._write_all, name="ftlayer-answers", daemon=True)
-        self._thread.start()
+        self._late: WriterThread[tuple[int, Reply | FTLayerError]] = WriterThread("ftlayer-answers")
+        self._late.start(lambda answer: self._write(*answer), self._gone)
 
     def expect(self, sequence: int) -> Answer:
         """Return the function that answers call ``sequence``; waits while too many are in flight."""
@@ -282,7 +245,7 @@ class StreamAnswers:
             if threading.get_ident() == self._reading_thread:
                 self._write(sequence, reply)
             else:
-                self._ready.put((sequence, reply))
+                self._late.put((sequence, reply))
 
         return answer
 
@@ -290,25 +253,22 @@ class StreamAnswers:
         """Wait until every call expected has been answered, and what can be written is written."""
         for _ in range(MAX_CALLS_IN_FLIGHT):
             self._room.get()
-        self._ready.put(None)
-        self._thread.join()
-
-    def _write_all(self) -> None:
-        while (item := self._ready.get()) is not None:
-            self._write(*item)
+        self._late.finish()
+        self._late.join()
 
     def _write(self, sequence: int, reply: Reply | FTLayerError) -> None:
         frame = (
-            encode_error(reply, sequence)
-            if isinstance(reply, FTLayerError)
-            else encode_reply(reply, sequence)
+            error_frame(reply, sequence) if isinstance(reply, FTLayerError) else encode_reply(reply, sequence)
         )
         with self._writing:
             if self._client_is_there:
                 try:
                     self._write_frame(frame)
-                except (pa.ArrowException, OSError) as error:
-                    # The client sends the call again on its next connection and gets this answer then.
-                    logger.info("a client left before it got an answer: %s", error)
-                    self._client_is_there = False
+                except TRANSPORT_ERRORS as error:
+                    self._gone(error)
         self._room.put(None)
+
+    def _gone(self, error: BaseException) -> None:
+        # The client sends the call again on its next connection and gets this answer then.
+        logger.info("a client left before it got an answer: %s", error)
+        self._client_is_there = False

@@ -31,6 +31,7 @@ import pyarrow as pa
 from ftlayer.errors import ConfigError, MalformedRequestError
 from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.records.ipc import UNREADABLE, read_one_batch
+from ftlayer.transport.frames import malformed
 from ftlayer.vertex.calls import I32, U64, Failure
 
 Pack = Callable[[Any], Any]
@@ -43,17 +44,6 @@ class Codec:
 
     pack: Pack
     unpack: Unpack
-
-
-def malformed(where: str, wanted: str, got: object) -> MalformedRequestError:
-    """Return the error for a field that is not what it should be."""
-    return MalformedRequestError(f"{where}: expected {wanted}, got {_shown(got)}")
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, (bytes, str, list, tuple, dict)):
-        return f"{type(value).__name__} of length {len(value)}"
-    return f"{type(value).__name__} {value!r}" if value is not None else "nothing"
 
 
 # ---------------------------------------------------------------- Arrow

@@ -3,7 +3,8 @@
 call     ``{"call": name, "fields": {…}}``, and for a call that is to have its effect once ``"client"`` and
          ``"sequence"`` as well (see `ftlayer.vertex.calls.Envelope`)
 reply    ``{"reply": name, "fields": {…}}``
-error    ``{"error": code, "message": text}``; the codes are those of `ftlayer.errors`
+error    ``{"error": code, "message": text}`` (`ftlayer.transport.failures`); the codes are those of
+         `ftlayer.errors`
 
 A reply or an error in a stream of calls has ``"sequence"`` too. What the fields look like is said in
 `ftlayer.vertex.wire.codec`; names and meanings are the dataclasses of `ftlayer.vertex.calls`.
@@ -14,15 +15,14 @@ from __future__ import annotations
 import typing
 from typing import Any
 
-import msgpack
 import pyarrow as pa
 
-from ftlayer.errors import FTLayerError, MalformedRequestError, VertexError, error_for_code
-from ftlayer.printable import shortened
-from ftlayer.records.packed import unpack
+from ftlayer.errors import FTLayerError, MalformedRequestError, VertexError
+from ftlayer.transport.failures import error_in
+from ftlayer.transport.frames import malformed, pack, unpack_map
 from ftlayer.vertex.calls import Call, Deliverable, Envelope, MutatingCall, ReadingCall, Reply
 from ftlayer.vertex.wire.checks import check_call, check_envelope
-from ftlayer.vertex.wire.codec import dataclass_codec, malformed
+from ftlayer.vertex.wire.codec import dataclass_codec
 
 # `Deliverable` changes something, but nothing that asking again would change twice.
 ENVELOPED = frozenset(typing.get_args(MutatingCall)) - {Deliverable}
@@ -31,37 +31,6 @@ CALLS: dict[str, type] = {
     kind.__name__: kind for kind in typing.get_args(MutatingCall) + typing.get_args(ReadingCall)
 }
 REPLIES: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Reply)}
-
-
-def pack(value: Any, what: str) -> bytes:
-    """Return ``value`` as msgpack; `MalformedRequestError` for an integer or a text it cannot hold."""
-    try:
-        return typing.cast(bytes, msgpack.packb(value))
-    except UnicodeEncodeError as error:
-        raise MalformedRequestError(
-            f"{what}: a text with a lone surrogate, which UTF-8 does not have: {error.object!r}"
-        ) from None
-    except (ValueError, OverflowError, TypeError) as error:
-        raise MalformedRequestError(f"{what}: {error}") from None
-
-
-def unpack_map(
-    data: bytes | pa.Buffer, what: str, required: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Read a msgpack map with exactly these keys; `MalformedRequestError` names what is wrong in ``what``."""
-    try:
-        value = unpack(data)
-    except ValueError as error:
-        raise MalformedRequestError(f"{what}: {error}") from None
-    if type(value) is not dict:
-        raise malformed(what, "a msgpack map", value)
-    for key in required:
-        if key not in value:
-            raise MalformedRequestError(f"{what}: {key!r} is missing")
-    for key in value:
-        if key not in required and key not in optional:
-            raise MalformedRequestError(f"{what}: unknown key {key!r}")
-    return value
 
 
 # ---------------------------------------------------------------- calls
@@ -137,12 +106,6 @@ def encode_reply(reply: Reply, sequence: int | None = None) -> bytes:
     return pack(frame if sequence is None else frame | {"sequence": sequence}, kind.__name__)
 
 
-def encode_error(error: FTLayerError, sequence: int | None = None) -> bytes:
-    """Return the frame of an error; what it quotes of a request is bounded (`ftlayer.printable.shortened`)."""
-    frame = {"error": error.code, "message": shortened(str(error))}
-    return pack(frame if sequence is None else frame | {"sequence": sequence}, "error")
-
-
 def decode_reply(data: bytes | pa.Buffer) -> tuple[Reply | FTLayerError, int | None]:
     """Read a reply's or an error's frame, and the sequence it answers. The error is returned, not raised.
 
@@ -150,9 +113,10 @@ def decode_reply(data: bytes | pa.Buffer) -> tuple[Reply | FTLayerError, int | N
     """
     try:
         frame = unpack_map(data, "reply", (), ("reply", "fields", "error", "message", "sequence"))
-        if "error" in frame:
-            return error_for_code(str(frame["error"]))(str(frame.get("message"))), frame.get("sequence")
+        error = error_in(frame)
+        if error is not None:
+            return error, frame.get("sequence")
         kind = REPLIES[frame["reply"]]
         return dataclass_codec(kind).unpack(frame["fields"], frame["reply"]), frame.get("sequence")
-    except (MalformedRequestError, KeyError, TypeError) as error:
-        raise VertexError(f"the vertex sent a reply that this client cannot read: {error}") from error
+    except (MalformedRequestError, KeyError, TypeError) as failure:
+        raise VertexError(f"the vertex sent a reply that this client cannot read: {failure}") from failure

@@ -28,9 +28,9 @@ from ftlayer.runtime.protocol.messages import (
     Probe,
     Split,
 )
-from ftlayer.runtime.protocol.order import Door
 from ftlayer.runtime.slot.control_client import ControlClient
 from ftlayer.transport.address import Address
+from ftlayer.transport.client import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.transport.streams import NO_COLUMNS
 from ftlayer.transport.tls import Certificate, make_certificate
@@ -48,20 +48,20 @@ class Coordinator:
     certificate: Certificate | None
     clients: list[ControlClient] = field(default_factory=list)
 
-    def door(self, **changes: Any) -> Door:
+    def endpoint(self, **changes: Any) -> Endpoint:
         known: dict[str, Any] = {"address": str(self.server.address), "token": TOKEN}
         if self.certificate:
             known |= {"root_certs": self.certificate.cert, "tls_name": "ftlayer-job"}
-            known |= {"tls_key": self.certificate.key}
-        return Door(**(known | changes))
+            known |= {"client_cert": self.certificate.cert, "client_key": self.certificate.key}
+        return Endpoint(**(known | changes))
 
-    def client(self, instance: str = "a", slot: int = 1, job: str = "job", **door: Any) -> Slot:
-        client = ControlClient(self.door(**door), job=job, slot=slot, instance=instance)
+    def client(self, instance: str = "a", slot: int = 1, job: str = "job", **changes: Any) -> Slot:
+        client = ControlClient(self.endpoint(**changes), job=job, slot=slot, instance=instance)
         self.clients.append(client)
         return Slot(client)
 
     def raw(self, command: bytes) -> tuple[Any, Any]:
-        client = flight.FlightClient(self.door().address)
+        client = flight.FlightClient(self.endpoint().address)
         header = (b"authorization", f"Bearer {TOKEN}".encode())
         descriptor = flight.FlightDescriptor.for_command(command)
         return client.do_exchange(descriptor, flight.FlightCallOptions(headers=[header], timeout=WAIT_S))
@@ -162,14 +162,16 @@ def test_a_killed_process_is_lost() -> None:
 import sys
 from ftlayer.runtime.slot.control_client import ControlClient
 from ftlayer.runtime.protocol.messages import Hello
-from ftlayer.runtime.protocol.order import Door
-client = ControlClient(Door(sys.argv[1], {TOKEN!r}), job="job", slot=2, instance="child")
+from ftlayer.transport.client import Endpoint
+client = ControlClient(Endpoint(sys.argv[1], {TOKEN!r}), job="job", slot=2, instance="child")
 client.start(print, print)
 client.send(Hello(2, "child", "grpc://127.0.0.1:1", "host", 7))
 sys.stdin.read()
 """
     with coordinator() as it:
-        child = subprocess.Popen([sys.executable, "-c", program, it.door().address], stdin=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, it.endpoint().address], stdin=subprocess.PIPE
+        )
         assert it.messages.get(timeout=WAIT_S)[:2] == (2, "child")
         child.kill()
         assert it.lost.get(timeout=WAIT_S)[:2] == (2, "child")
@@ -190,7 +192,7 @@ server.serve()
     driver = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     address = driver.stdout.readline().strip()
-    client = ControlClient(Door(address, TOKEN), job="job", slot=1, instance="a")
+    client = ControlClient(Endpoint(address, TOKEN), job="job", slot=1, instance="a")
     slot = Slot(client)
     client.send(hello())
     assert driver.stdout.readline() == "said\n"
@@ -205,7 +207,7 @@ server.serve()
 
 @pytest.mark.parametrize("address", ["grpc://127.0.0.1:1", "grpc+unix:///nothing/here"])
 def test_no_server_there(address: str) -> None:
-    client = ControlClient(Door(address, TOKEN), job="job", slot=1, instance="a")
+    client = ControlClient(Endpoint(address, TOKEN), job="job", slot=1, instance="a")
     slot = Slot(client)
     assert f"{address} broke" in slot.lost.get(timeout=WAIT_S)
     client.close()

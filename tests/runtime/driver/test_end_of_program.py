@@ -13,13 +13,13 @@ SLOTS = """
 import sys, threading
 from ftlayer.runtime.slot.control_client import ControlClient
 from ftlayer.runtime.protocol.messages import Cancel, Hello
-from ftlayer.runtime.protocol.order import Door
+from ftlayer.transport.client import Endpoint
 
 left = threading.Semaphore(0)
-door = Door(address=sys.argv[1], token="a-token-of-the-tests-long-enough")
+endpoint = Endpoint(address=sys.argv[1], token="a-token-of-the-tests-long-enough")
 clients = []
 for slot in range(4):
-    client = ControlClient(door, job="job", slot=slot, instance=f"slot-{slot}")
+    client = ControlClient(endpoint, job="job", slot=slot, instance=f"slot-{slot}")
     client.start(lambda message: left.release() if isinstance(message, Cancel) else None, lambda reason: None)
     client.send(Hello(slot, f"slot-{slot}", "grpc://127.0.0.1:1", "host", 7))
     clients.append(client)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,12 +14,12 @@ from pyarrow import flight
 
 from ftlayer.errors import CodecError, PeerRefusedError
 from ftlayer.runtime.protocol.messages import Peer
-from ftlayer.runtime.protocol.order import Door
 from ftlayer.runtime.slot.events import CreditCame, Event, FrameCame, LinkBroke
 from ftlayer.runtime.slot.peer import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.transport.address import Address
+from ftlayer.transport.client import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.transport.streams import NO_COLUMNS
 from ftlayer.transport.tls import make_certificate
@@ -55,10 +56,12 @@ class Receiver:
 
     def link(self, header: StreamHeader = HEADER, token: str = TOKEN, *, shown: bool = True) -> PeerLink:
         certificate = self.certificate
-        door = Door("", token)
+        endpoint = Endpoint("", token)
         if certificate:
-            door = Door("", token, certificate.cert, "127.0.0.1", certificate.key if shown else None)
-        link = PeerLink(Peer(0, "zero", self.address), door, header, self.sent.put)
+            endpoint = Endpoint("", token, certificate.cert, "127.0.0.1")
+            if shown:
+                endpoint = replace(endpoint, client_cert=certificate.cert, client_key=certificate.key)
+        link = PeerLink(Peer(0, "zero", self.address), endpoint, header, self.sent.put)
         self.links.append(link)
         return link
 
@@ -267,7 +270,7 @@ import subprocess
 import sys
 from ftlayer.transport.address import Address
 from ftlayer.runtime.protocol.messages import Peer
-from ftlayer.runtime.protocol.order import Door
+from ftlayer.transport.client import Endpoint
 from ftlayer.runtime.slot.peer import PeerLink
 from ftlayer.runtime.slot.roster import Roster, StreamHeader
 from ftlayer.runtime.slot.server import ChannelServer
@@ -282,7 +285,7 @@ for number in range(200):
     name = f"one-{number}"
     roster.deploy(number + 1, [Peer(1, name, ""), Peer(0, "zero", address)])
     header = StreamHeader("job", 1, name, "zero", number + 1)
-    link = PeerLink(Peer(0, "zero", address), Door("", token), header, lambda event: None)
+    link = PeerLink(Peer(0, "zero", address), Endpoint("", token), header, lambda event: None)
     link.send(b"frame")
     frames.get()
     link.discard()

@@ -91,9 +91,11 @@ def test_a_function_that_cannot_be_sent(environment: Any) -> None:
 
 
 def test_a_driver_that_slots_do_not_reach(environment: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    door = environment_module.Door
+    endpoint = environment_module.Endpoint
     # The discard port has no listener.
-    monkeypatch.setattr(environment_module, "Door", lambda address, *more: door("grpc://127.0.0.1:9", *more))
+    monkeypatch.setattr(
+        environment_module, "Endpoint", lambda address, *more: endpoint("grpc://127.0.0.1:9", *more)
+    )
     env = environment()
     numbers(env).sink(print)
     job = env.execute_async()

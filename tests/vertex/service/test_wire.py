@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ftlayer import errors
 from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError
+from ftlayer.transport.failures import error_frame
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import I32, U64, Accepted, Envelope, EventIds, Failure, Persist, SourcePosition, Xor
 from ftlayer.vertex.wire.codec import batch_to_ipc, dataclass_codec
@@ -27,7 +28,6 @@ from ftlayer.vertex.wire.frames import (
     decode_call,
     decode_reply,
     encode_call,
-    encode_error,
     encode_reply,
 )
 
@@ -191,7 +191,7 @@ def test_a_reply_travels_with_its_sequence() -> None:
     [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FTLayerError)],
 )
 def test_every_error_comes_back_as_the_class_it_was(kind: type[FTLayerError]) -> None:
-    answer, sequence = decode_reply(encode_error(kind("what is wrong"), 4))
+    answer, sequence = decode_reply(error_frame(kind("what is wrong"), 4))
     assert type(answer) is kind
     assert str(answer) == "what is wrong"
     assert sequence == 4
@@ -338,7 +338,7 @@ def test_which_calls_have_an_envelope() -> None:
 
 
 def test_codes_of_errors_are_distinct() -> None:
-    assert decode_reply(encode_error(StoreFullError("full")))[0].__class__ is StoreFullError
+    assert decode_reply(error_frame(StoreFullError("full")))[0].__class__ is StoreFullError
 
 
 def fail(*failures: calls.Failure) -> calls.Fail:
@@ -368,7 +368,7 @@ def test_lone_surrogates_are_escaped_in_a_failure_and_refused_in_a_name() -> Non
     assert call == fail(calls.Failure(7, "caf\\udce9"))
     with pytest.raises(MalformedRequestError, match="lone surrogate"):
         encode_call(calls.OpenStream("caf\udce9"), Envelope("me", 1))
-    error, _ = decode_reply(encode_error(StoreFullError("caf\udce9")))
+    error, _ = decode_reply(error_frame(StoreFullError("caf\udce9")))
     assert str(error) == "caf\\udce9"
 
 

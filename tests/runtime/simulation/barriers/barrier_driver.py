@@ -27,8 +27,9 @@ from ftlayer.runtime.driver import job_thread
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import JobState, Over
 from ftlayer.runtime.driver.planners import Planners
-from ftlayer.runtime.protocol.order import Door, SlotOrder
+from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.topology.job_graph_generator import job_graph
+from ftlayer.transport.client import Endpoint
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Driver:
         order = SlotOrder(
             job=self.job.job,
             slot=0,
-            coordinator=Door("grpc://driver:1", "t" * 32),
+            coordinator=Endpoint("grpc://driver:1", "t" * 32),
             graph=self.graph,
             options=setting.options,
             vertex=None,

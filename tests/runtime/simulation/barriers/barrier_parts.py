@@ -296,7 +296,7 @@ class Channels:
 class Link:
     """A slot's stream to another one (`PeerLink`): frames out, credit back."""
 
-    def __init__(self, peer: Any, door: Any, header: Any, post: Callable[[Any], None]) -> None:
+    def __init__(self, peer: Any, endpoint: Any, header: Any, post: Callable[[Any], None]) -> None:
         self.peer, self.header, self._post = peer, header, post
         self.frames: deque[bytes] = deque()
         self.back: deque[bytes] = deque()

@@ -91,7 +91,7 @@ class StandIns:
         self._world.workers.append(worker)
         return worker
 
-    def _control(self, door: Any, *, job: str, slot: int, instance: str) -> Control:
+    def _control(self, endpoint: Any, *, job: str, slot: int, instance: str) -> Control:
         control = Control(slot, instance, process=self._world.current)
         self._world.controls.append(control)
         self._world.driver.server.streams[instance] = control

@@ -36,12 +36,13 @@ from ftlayer.runtime.protocol.messages import (
     StopSources,
     ToSlot,
 )
-from ftlayer.runtime.protocol.order import Door, SlotOrder
+from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.transport.address import Address
+from ftlayer.transport.client import Endpoint
 from ftlayer.transport.tls import Certificate, make_certificate
 from ftlayer.vertex.calls import ClaimJob, OpenStream, Recall, StreamOptions, StreamStatusCall
 from ftlayer.vertex.service.embedded import EmbeddedVertex
@@ -96,11 +97,12 @@ class Slots:
             on_message=self._heard,
             on_lost=lambda slot, instance, reason: self._events.put((slot, instance, reason)),
         )
-        self.door = Door(
+        self.endpoint = Endpoint(
             str(self.server.address),
             token,
             None if certificate is None else certificate.cert,
             "" if certificate is None else "127.0.0.1",
+            None if certificate is None else certificate.cert,
             None if certificate is None else certificate.key,
         )
 
@@ -129,7 +131,7 @@ class Slots:
         order = SlotOrder(
             self.run,
             slot,
-            self.door,
+            self.endpoint,
             self.graph,
             self.options,
             None if self.vertex is None else self.vertex.client(),

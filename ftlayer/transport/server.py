@@ -1,0 +1,37 @@
+"""What the Flight servers of vertex, slots and coordinator have in common."""
+
+from __future__ import annotations
+
+from pyarrow import flight
+
+from ftlayer.transport.address import Address
+from ftlayer.transport.tokens import TokenCheck
+
+
+class TokenServer(flight.FlightServerBase):  # type: ignore[misc]
+    """A Flight server for clients that have its token. It serves from the moment it is made, at ``address``."""
+
+    def __init__(
+        self,
+        listen: Address,
+        *,
+        token: str,
+        certificate: tuple[bytes, bytes] | None,
+        client_ca: bytes | None,
+    ) -> None:
+        """Listen (port 0: on any free one); ``certificate`` is the PEM of (chain, key) for TLS.
+
+        With ``client_ca``, PEM, a client without a certificate signed by it sends nothing that would be read into
+        memory before its token. What calls need has to be there before this: the first may come at once.
+
+        Raises `pyarrow.ArrowException` or OSError when the address cannot be listened on.
+        """
+        tls = certificate is not None
+        super().__init__(
+            str(listen.of_server(listen.port, tls=tls)),
+            tls_certificates=None if certificate is None else [certificate],
+            verify_client=client_ca is not None,
+            root_certificates=client_ca,
+            middleware={"token": TokenCheck(token)},
+        )
+        self.address = listen.of_server(self.port, tls=tls)
