@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ftlayer.spark.facade import FTLayer
     from ftlayer.topology.connectors import partitions
     from ftlayer.topology.operators import PushSource
-    from ftlayer.topology.windows import session, sliding, tumbling
+    from ftlayer.topology.streams.windowed_stream import session, sliding, tumbling
     from ftlayer.vertex.calls import StreamOptions
 
 __version__ = "0.2.0.dev0"
@@ -80,9 +80,9 @@ _MODULES = {
     "StreamOptions": "ftlayer.vertex.calls",
     "current_record": "ftlayer.functions.current",
     "partitions": "ftlayer.topology.connectors",
-    "session": "ftlayer.topology.windows",
-    "sliding": "ftlayer.topology.windows",
-    "tumbling": "ftlayer.topology.windows",
+    "session": "ftlayer.topology.streams.windowed_stream",
+    "sliding": "ftlayer.topology.streams.windowed_stream",
+    "tumbling": "ftlayer.topology.streams.windowed_stream",
 }
 
 

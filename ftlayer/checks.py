@@ -284,9 +284,29 @@ def known_options(target: Target) -> Target:
     Python's own error is a TypeError that does not know which option was meant.
     """
     if isinstance(target, type):
-        target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
+        made = target.__init__  # type: ignore[misc]
+        target.__init__ = _checked(made, target.__name__, inspect.signature(made))  # type: ignore[misc]
         return typing.cast("Target", target)
-    return typing.cast("Target", _checked(target, target.__qualname__))
+    return typing.cast("Target", _checked(target, target.__qualname__, inspect.signature(target)))
+
+
+def takes_options(options: type) -> Callable[[Target], Target]:
+    """Make a method with ``**options`` of a TypedDict refuse others, as `known_options` does; none is required.
+
+    Its signature shows each option by name, None by default.
+    """
+
+    def decorate(function: Target) -> Target:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        named = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            for name, kind in options.__annotations__.items()
+        ]
+        checked = _checked(function, function.__qualname__, signature.replace(parameters=[*own, *named]))
+        return typing.cast("Target", checked)
+
+    return decorate
 
 
 def check_known(given: Iterable[str], known: Collection[str], what: str) -> None:
@@ -309,8 +329,7 @@ def check_named(name: str, known: Collection[str], what: str) -> None:
         raise ConfigError(f"{what} {shown(name)}{there}")
 
 
-def _checked(function: Callable[..., Any], what: str) -> Callable[..., Any]:
-    signature = inspect.signature(function)
+def _checked(function: Callable[..., Any], what: str, signature: inspect.Signature) -> Callable[..., Any]:
     names = [name for name in signature.parameters if name not in ("self", "cls")]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
 
@@ -324,6 +343,7 @@ def _checked(function: Callable[..., Any], what: str) -> Callable[..., Any]:
             raise ConfigError(f"{what}: {error}; it is {what}({', '.join(names)})") from None
         return function(*args, **kwargs)
 
+    checked.__signature__ = signature  # type: ignore[attr-defined]
     return checked
 
 

@@ -24,8 +24,8 @@ from ftlayer.errors import ConfigError
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.tracked import TrackedStream
-from ftlayer.topology.keyed import KeyedStream
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
+from ftlayer.topology.streams.keyed_stream import KeyedStream
 from ftlayer.transport.address import Address
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.client.client import VertexClient

@@ -34,7 +34,7 @@ from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.operators import PushSource, Source
-from ftlayer.topology.windows import tumbling
+from ftlayer.topology.streams.windowed_stream import tumbling
 from ftlayer.vertex import calls
 
 V = pa.schema([("v", pa.int64())])

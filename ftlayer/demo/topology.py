@@ -70,7 +70,7 @@ def input_partitions(directory: Path, marks: Path) -> list[Partition]:
 
 
 if TYPE_CHECKING:
-    from ftlayer.topology.streams import DataStream
+    from ftlayer.topology.streams.data_stream import DataStream
 
 PARALLELISM = 2
 """One slot for each core of the demo's Spark."""

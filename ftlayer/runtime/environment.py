@@ -54,7 +54,7 @@ from ftlayer.topology.explain import explain, to_dot, to_mermaid
 from ftlayer.topology.iterations import check_forced, warn_of_losses
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.transport.address import Address, parse_address
 from ftlayer.transport.client import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
@@ -127,9 +127,13 @@ class StreamEnvironment:
         self._restart = restart
         self._options = TopologyOptions() if options is None else options
         status = FTStatus.OFF if layer is None else layer.status
-        self._builder = GraphBuilder(name, parallelism=parallelism, status=status, restart=restart)
-        if layer is not None:
-            self._builder.open_letters = lambda streams: layer.dead_letter_reader(spark, *streams)
+        self._builder = GraphBuilder(
+            name,
+            parallelism=parallelism,
+            status=status,
+            restart=restart,
+            open_letters=None if layer is None else lambda streams: layer.dead_letter_reader(spark, *streams),
+        )
 
     @property
     def name(self) -> str:

@@ -1,32 +1,23 @@
-"""The builder that streams write a graph into, operator by operator."""
+"""Where a topology begins: sources, whose streams write the graph, and the graph in the end."""
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow as pa
-
-from ftlayer.checks import check_instance, member
+from ftlayer.checks import check_instance
 from ftlayer.config import FTStatus
-from ftlayer.dead_letters.schema import LETTER_SCHEMA
-from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
+from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import Errors, rules_of
-from ftlayer.partitioning.partitioners import Forward
-from ftlayer.restart import RestartStrategy, check_strategy, default_restart
-from ftlayer.topology.checks import check_columns, check_graph, check_operator, check_parallelism
+from ftlayer.restart import RestartStrategy, check_strategy
+from ftlayer.topology.checks import check_graph
 from ftlayer.topology.connectors import Options, ParseSchema, Schema, open_source
 from ftlayer.topology.ddl import parse_ddl, to_ddl
-from ftlayer.topology.facts import emits_roots, outputs_of
-from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
-from ftlayer.topology.iterations import TAIL, circle_error, closed_twice
-from ftlayer.topology.job_graph import stream_name
-from ftlayer.topology.names import check_job_name, check_name, kind_of
-from ftlayer.topology.operators import IterableSource, IterationTail, Operator, ReaderSource, Source
-from ftlayer.topology.streams import DataStream, Leg
+from ftlayer.topology.draft import GraphDraft
+from ftlayer.topology.graph import StreamGraph
+from ftlayer.topology.operators import Source
+from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
 
 
@@ -42,6 +33,10 @@ class GraphBuilder:
         restart: of sources that have no strategy of their own; None: `default_restart`.
         status: whether records are tracked; `FTStatus.OFF` allows operators that could not be.
         parse_schema: reads schemas that are given as text; `parse_ddl` by default.
+        open_letters: opens the dead letters of streams of the vertex; None: the topology has none.
+
+    Attributes:
+        draft: the graph that its streams write.
     """
 
     def __init__(
@@ -52,22 +47,18 @@ class GraphBuilder:
         status: FTStatus | str = FTStatus.ON,
         restart: RestartStrategy | None = None,
         parse_schema: ParseSchema = parse_ddl,
+        open_letters: Callable[[Sequence[str]], Any] | None = None,
     ) -> None:
         """Begin an empty graph. Raises `ConfigError`."""
-        check_job_name(name)
-        check_parallelism(parallelism, f"topology {name!r}")
-        self.name = name
-        self.parallelism = parallelism
-        self.status = member(status, "status", FTStatus)
-        check_strategy(restart, "restart")
-        self._restart = default_restart() if restart is None else restart
-        self._parse = parse_schema
-        self._nodes: list[_Node] = []
-        self._edges: list[tuple[Leg, int, int]] = []
-        self._closed: dict[int, tuple[Leg, ...]] = {}  # what is fed back, by the head's place
-        self._kinds: Counter[str] = Counter()
-        self._letters: dict[int, tuple[Leg, ...]] = {}  # whose dead letters a source has, by its place
-        self.open_letters: Callable[[Sequence[str]], Any] | None = None
+        self.draft = GraphDraft(
+            name, parallelism=parallelism, status=status, restart=restart, parse_schema=parse_schema
+        )
+        self.draft.open_letters = open_letters
+
+    @property
+    def name(self) -> str:
+        """The topology's name."""
+        return self.draft.name
 
     def source(
         self,
@@ -117,15 +108,16 @@ class GraphBuilder:
             if retry.circuits:
                 raise ConfigError("source: retry: circuits are not to be given: use max_failing=…")
         check_strategy(restart, "source: restart")
-        wanted = None if schema is None else self.schema(schema, "source")
-        opened = open_source(source, wanted, options, self._parse)
+        draft = self.draft
+        wanted = None if schema is None else draft.schema(schema, "source")
+        opened = open_source(source, wanted, options, draft.parse_schema)
         known = wanted if wanted is not None else opened.schema
         if known is None:
             raise ConfigError("source: give schema=…, a pyarrow.Schema or text like 'id bigint, name string'")
         if parallelism is None and opened.most_subtasks is not None:
-            parallelism = min(opened.most_subtasks, self.parallelism)
-        node = self.add(
-            lambda uid: Source(uid, opened.connector, known, rules, restart or self._restart),
+            parallelism = min(opened.most_subtasks, draft.parallelism)
+        leg = draft.add(
+            lambda uid: Source(uid, opened.connector, known, rules, restart or draft.restart),
             [],
             uid=uid,
             parallelism=parallelism,
@@ -133,151 +125,12 @@ class GraphBuilder:
         )
         if wanted is None and opened.inferred:
             # Said once: types that are guessed are to be seen.
-            said = f"{self.operator(node).uid}: schema '{to_ddl(known)}', {opened.inferred}"
+            said = f"{draft.operator(leg.node).uid}: schema '{to_ddl(known)}', {opened.inferred}"
             print(said, file=sys.stderr, flush=True)
-        return DataStream(self, (Leg(node),), known)
-
-    def dead_letters(self, legs: tuple[Leg, ...], uid: str | None) -> DataStream:
-        """Begin a stream of the dead letters of what ``legs`` derive from; see `DataStream.dead_letters`."""
-        if self.open_letters is None:
-            raise UnsupportedError(
-                "dead_letters: a topology has dead letters where its records are tracked: in a StreamEnvironment with "
-                "layer=FTLayer…"
-            )
-        # Which streams these are is known when the graph is built: uids may change until then.
-        nothing = IterableSource(((list),))
-        node = self.add(
-            lambda uid: Source(uid, nothing, LETTER_SCHEMA, restart=self._restart), [], uid=uid, parallelism=1
-        )
-        if self.status is FTStatus.ON:
-            self._letters[node] = legs
-        return DataStream(self, (Leg(node),), LETTER_SCHEMA)
+        return DataStream(draft, (leg,), known)
 
     def build(self) -> StreamGraph:
         """Return the graph, checked: see `check_graph` for what is raised."""
-        graph = self._graph()
-        check_graph(graph, tracked=self.status is FTStatus.ON)
+        graph = self.draft.graph()
+        check_graph(graph, tracked=self.draft.status is FTStatus.ON)
         return graph
-
-    # ------------------------------------------------------------ for the streams
-
-    def schema(self, given: Schema, what: str) -> pa.Schema:
-        """Return a schema that was given as such or as text; raises unless its columns can be used."""
-        schema = self._parse(given) if isinstance(given, str) else given
-        check_columns(schema, what)
-        return schema
-
-    def add(
-        self,
-        make: Callable[[str], Operator],
-        inputs: Sequence[tuple[Leg, ...]],
-        *,
-        uid: str | None,
-        parallelism: int | None,
-        retry: StreamOptions | None = None,
-    ) -> int:
-        """Add the operator that ``make`` returns for a uid, behind ``inputs``; return its place."""
-        operator = make("operator")
-        kind = kind_of(operator)
-        number = self._kinds[kind] + 1
-        operator = replace(operator, uid=self._free_uid(f"{kind}-{number}" if uid is None else uid))
-        check_operator(operator)
-        if parallelism is not None:
-            check_parallelism(parallelism, repr(operator.uid))
-        self._kinds[kind] = number
-        place = len(self._nodes)
-        self._nodes.append(_Node(operator, parallelism, retry))
-        self._edges.extend((leg, place, which) for which, legs in enumerate(inputs) for leg in legs)
-        return place
-
-    def operator(self, place: int) -> Operator:
-        """Return the operator at a place."""
-        return self._nodes[place].operator
-
-    def rename(self, place: int, uid: str) -> None:
-        """Give an operator a uid; `ConfigError` if it is no name, `InvalidTopologyError` if another one has it."""
-        node = self._nodes[place]
-        if uid != node.operator.uid:
-            node.operator = replace(node.operator, uid=self._free_uid(uid))
-
-    def set_parallelism(self, place: int, parallelism: int) -> None:
-        """Set an operator's number of subtasks."""
-        node = self._nodes[place]
-        check_parallelism(parallelism, repr(node.operator.uid))
-        node.parallelism = parallelism
-
-    def close_iteration(self, head: int, feedback: tuple[Leg, ...]) -> None:
-        """Feed outputs back to the head of an iteration. Raises as `IterativeStream.close_with`."""
-        graph = self._graph()
-        uid = self.operator(head).uid
-        ends = {self.operator(leg.node).uid for leg in feedback}
-        outside = ends - graph.behind(uid)
-        if outside:
-            raise InvalidTopologyError(
-                f"close_with: {', '.join(sorted(outside))} does not come from the iteration behind {uid}: feed back "
-                "what an operator behind it puts out"
-            )
-        if self.status is FTStatus.ON:
-            inside = [node.uid for node in graph.in_order if node.uid in graph.behind(uid)]
-            raise circle_error(
-                [one for one in inside if one in ends or graph.behind(one) & ends], tracked=True
-            )
-        if head in self._closed:
-            before = {self.operator(leg.node).uid for leg in self._closed[head]}
-            raise closed_twice(uid, [", ".join(sorted(before)), ", ".join(sorted(ends))])
-        self._closed[head] = feedback
-
-    def _graph(self) -> StreamGraph:
-        nodes = [
-            StreamNode(node.operator, node.parallelism or self.parallelism, node.retry)
-            for node in self._nodes
-        ]
-        edges = [
-            StreamEdge(nodes[leg.node].uid, nodes[target].uid, which, leg.partitioner, leg.tag)
-            for leg, target, which in self._edges
-        ]
-        for place, feedback in self._closed.items():
-            # Here and not where it was closed, since its head may be given another uid and parallelism.
-            head = nodes[place]
-            tail = IterationTail(head.uid + TAIL, head.operator.schema)
-            nodes.append(StreamNode(tail, head.parallelism))
-            edges.extend(
-                StreamEdge(nodes[leg.node].uid, tail.uid, 0, leg.partitioner, leg.tag) for leg in feedback
-            )
-            edges.append(StreamEdge(tail.uid, head.uid, 0, Forward(), feedback=True))
-        graph = StreamGraph(self.name, tuple(nodes), tuple(edges))
-        return replace(graph, nodes=self._with_letters(graph)) if self._letters else graph
-
-    def _with_letters(self, graph: StreamGraph) -> tuple[StreamNode, ...]:
-        """Let each source of dead letters read the streams that it is meant for."""
-        nodes = list(graph.nodes)
-        for place, legs in self._letters.items():
-            ends = {nodes[leg.node].uid for leg in legs}
-            streams = [
-                stream_name(graph.name, node.uid, tag)
-                for node in graph.nodes
-                if emits_roots(node.operator) and (node.uid in ends or graph.behind(node.uid) & ends)
-                for tag in outputs_of(node.operator)
-            ]
-            operator = nodes[place].operator
-            assert self.open_letters is not None
-            assert isinstance(operator, Source)
-            connector = ReaderSource(self.open_letters(streams))
-            nodes[place] = replace(nodes[place], operator=replace(operator, connector=connector))
-        return tuple(nodes)
-
-    def _free_uid(self, uid: str) -> str:
-        check_name(uid, "uid")
-        for node in self._nodes:
-            if node.operator.uid == uid:
-                raise InvalidTopologyError(
-                    f"uid {uid!r} is given to several operators; ids and state are filed under it: choose another"
-                )
-        return uid
-
-
-@dataclass
-class _Node:
-    operator: Operator
-    parallelism: int | None
-    retry: StreamOptions | None

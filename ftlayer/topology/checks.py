@@ -6,7 +6,7 @@ from collections import Counter
 
 import pyarrow as pa
 
-from ftlayer.checks import check_bool, check_int
+from ftlayer.checks import check_bool, check_int, check_methods
 from ftlayer.columns import check_unlike
 from ftlayer.errors import (
     ConfigError,
@@ -332,3 +332,18 @@ def _check_twins(graph: StreamGraph) -> None:
                 raise InvalidTopologyError(
                     f"from {edge.source!r} to {edge.target!r}: records of {edge.source!r} are replayed, and {error}"
                 ) from error
+
+
+# ---------------------------------------------------------------- process functions
+
+
+def check_process(function: object, wanted: type, method: str) -> None:
+    """Raise `ConfigError` unless ``function`` is a process function of this class whose methods run when called."""
+    if isinstance(function, type) and issubclass(function, wanted):
+        raise ConfigError(f"{method}: expected an instance, got the class; write {function.__name__}(…)")
+    if not isinstance(function, wanted):
+        raise ConfigError(
+            f"{method}: expected a {wanted.__name__} (ftlayer.functions.process), got a {type(function).__name__}"
+        )
+    emitting = ("process", "process_left", "process_right", "on_timer")
+    check_methods(function, ("open", *emitting, "close"), method, may_yield=emitting)

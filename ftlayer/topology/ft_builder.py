@@ -10,11 +10,10 @@ from ftlayer.circuit import Limit
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.partitioning.partitioners import Custom, Forward, HashByKey, Partitioner
 from ftlayer.partitioning.replay import replay_twin
-from ftlayer.topology.circuits import circuits_of
 from ftlayer.topology.facts import emits_roots, outputs_of, rules_of_operator
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
-from ftlayer.topology.operators import Operator, Replay
-from ftlayer.vertex.calls import StreamOptions
+from ftlayer.topology.operators import Operator, Replay, Source
+from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
 MAX_ROUTING_COLUMNS = 32
 """At most this many numbers are stored with a record for the edges that it is replayed by."""
@@ -135,3 +134,44 @@ def _with_routing(graph: JobGraph, vertex: JobVertex, operator: Operator, tag: s
             f"{MAX_ROUTING_COLUMNS} can be stored with a record; put a map between and let some edges start there"
         )
     return routed
+
+
+# ---------------------------------------------------------------- circuit breakers
+
+
+def circuits_of(
+    graph: JobGraph, vertex: JobVertex, tag: str, of_topology: Limit | None
+) -> tuple[StreamCircuit, ...]:
+    """Return those of the output ``tag`` of a chain whose last operator emits roots.
+
+    Operators behind one with timers are paused for by the sources before it as well, which do not count there.
+    """
+    operator = vertex.operators[-1]
+    found: list[StreamCircuit] = []
+    own = rules_of_operator(operator).limit if isinstance(operator, Source) else None
+    if own is not None:
+        found.append(StreamCircuit(operator.uid, own))
+    elif of_topology is not None:
+        found.append(StreamCircuit("", of_topology))
+    first = [edge.target for edge in graph.edges_from(vertex.uid) if edge.tag == tag]
+    counted = _reached(graph, first, through_roots=False)
+    for uid in _reached(graph, first, through_roots=True):
+        for each in graph.vertex(uid).operators:
+            limit = rules_of_operator(each).limit
+            if limit is not None:
+                found.append(StreamCircuit(each.uid, limit, uid in counted))
+    return tuple(found)
+
+
+def _reached(graph: JobGraph, first: list[str], *, through_roots: bool) -> dict[str, None]:
+    """Return the chains that are reached from ``first``, these included; of those that emit roots on demand."""
+    found: dict[str, None] = {}
+    left = list(first)
+    while left:
+        uid = left.pop()
+        if uid in found:
+            continue
+        found[uid] = None
+        if through_roots or not emits_roots(graph.vertex(uid).operators[-1]):
+            left += [edge.target for edge in graph.edges_from(uid)]
+    return found

@@ -26,9 +26,9 @@ from ftlayer.spark.supervisor import QuerySupervisor
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.spark.writer import TrackedWriter
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.keyed import ConnectedStreams
-from ftlayer.topology.streams import DataStream
-from ftlayer.topology.windows import session
+from ftlayer.topology.streams.data_stream import DataStream
+from ftlayer.topology.streams.keyed_stream import ConnectedStreams
+from ftlayer.topology.streams.windowed_stream import session
 from ftlayer.vertex.calls import QueryStatus, StreamOptions
 
 WAIT_S = 600

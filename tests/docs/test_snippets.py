@@ -36,11 +36,11 @@ from ftlayer.spark.writer import TrackedWriter
 from ftlayer.store.memory import MemoryStore
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.explain import explain, to_mermaid
-from ftlayer.topology.iterative import IterativeStream
 from ftlayer.topology.job_graph_generator import job_graph
-from ftlayer.topology.keyed import ConnectedStreams, KeyedStream
-from ftlayer.topology.streams import DataStream
-from ftlayer.topology.windows import WindowedStream
+from ftlayer.topology.streams.data_stream import DataStream
+from ftlayer.topology.streams.iterative_stream import IterativeStream
+from ftlayer.topology.streams.keyed_stream import ConnectedStreams, KeyedStream
+from ftlayer.topology.streams.windowed_stream import WindowedStream
 from ftlayer.vertex.calls import QueryStatus, Stats, StatsReply, StreamOptions, StreamStatus
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions

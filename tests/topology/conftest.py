@@ -8,7 +8,7 @@ import pytest
 from ftlayer.config import FTStatus
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
 
 ORDERS = "id bigint, user string, ts timestamp, tags map<string, string>"
 

@@ -13,7 +13,7 @@ from ftlayer.partitioning.partitioners import Forward
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
 
 Orders = Callable[[GraphBuilder], DataStream]
 BOTH = pytest.mark.parametrize("status", list(FTStatus))

@@ -105,9 +105,8 @@ class Nothing(DataSource):
 
 
 def source_of(env: GraphBuilder, given: Any, schema: Any = None, **options: Any) -> Source:
-    stream = env.source(given, schema, **options)
-    operator = env.operator(stream._legs[0].node)
-    assert isinstance(operator, Source)
+    env.source(given, schema, **options).sink(print)
+    (*_, operator) = (node.operator for node in env.build().nodes if isinstance(node.operator, Source))
     return operator
 
 

@@ -35,7 +35,8 @@ class Foreign:
 def source_of(given: Any, schema: Any = None, parallelism: int = 4, **options: Any) -> Source:
     env = GraphBuilder("job", parallelism=parallelism)
     stream = env.source(given, schema, **options)
-    operator = env.operator(0)
+    stream.sink(print)
+    operator = env.build().nodes[0].operator
     assert isinstance(operator, Source)
     assert operator.schema == stream.schema
     return operator

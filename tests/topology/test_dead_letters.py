@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ftlayer.config import FTStatus
 from ftlayer.errors import UnsupportedError
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.operators import IterableSource, ReaderSource
@@ -20,8 +21,8 @@ def connector_of(env: GraphBuilder, uid: str) -> Any:
     return env.build().node(uid).operator.connector  # type: ignore[union-attr]
 
 
-def test_letters_are_those_of_the_sources_upstream_by_their_last_names(env: GraphBuilder) -> None:
-    env.open_letters = Letters
+def test_letters_are_those_of_the_sources_upstream_by_their_last_names() -> None:
+    env = GraphBuilder("shop", open_letters=Letters)
     orders, other = env.source([], "n int"), env.source([], "n int", uid="other")
     mapped = orders.map(abs)
     letters = mapped.dead_letters(uid="letters")
@@ -41,6 +42,8 @@ def test_without_tracking_there_are_none(off: GraphBuilder) -> None:
     source.sink(print)
     with pytest.raises(UnsupportedError, match="where its records are tracked"):
         source.dead_letters()
-    off.open_letters = Letters
+    with_letters = GraphBuilder("shop", status=FTStatus.OFF, open_letters=Letters)
+    source = with_letters.source([], "n int")
+    source.sink(print)
     source.dead_letters(uid="letters").sink(print)
-    assert isinstance(connector_of(off, "letters"), IterableSource)
+    assert isinstance(connector_of(with_letters, "letters"), IterableSource)

@@ -12,7 +12,7 @@ from ftlayer.functions.retry_rules import rules_of
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.facts import rules_of_operator
 from ftlayer.topology.job_graph_generator import job_graph
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamCircuit, StreamOptions
 
 
@@ -40,7 +40,7 @@ def test_rules_come_from_the_operator_its_source_and_the_topology(env: GraphBuil
 def every_operator(stream: DataStream, **rules: Any) -> list[Any]:
     """Return what adds each operator that can fail a record."""
     from ftlayer.functions.process import ProcessFunction
-    from ftlayer.topology.windows import tumbling
+    from ftlayer.topology.streams.windowed_stream import tumbling
 
     class Plain(ProcessFunction):
         def process(self, record: Any, ctx: Any) -> Any:
@@ -72,7 +72,7 @@ def test_every_operator_takes_rules_and_refuses_what_is_none(env: GraphBuilder, 
     with pytest.raises(ConfigError, match="retry_on"):
         every_operator(stream, retry_on=3)[number]()
     every_operator(stream, dead_on=KeyError)[number]()
-    last = env._nodes[-1].operator
+    last = env.draft.graph().nodes[-1].operator
     assert rules_of_operator(last) == rules_of(None, KeyError, "")
 
 
@@ -82,7 +82,7 @@ def test_every_operator_takes_a_limit_of_failures(env: GraphBuilder, number: int
     with pytest.raises(ConfigError, match="max_failing"):
         every_operator(stream, max_failing="many")[number]()
     every_operator(stream, max_failing="5%")[number]()
-    assert rules_of_operator(env._nodes[-1].operator).limit == Limit(share=0.05)
+    assert rules_of_operator(env.draft.graph().nodes[-1].operator).limit == Limit(share=0.05)
 
 
 def test_streams_have_the_breakers_of_what_they_feed(env: GraphBuilder) -> None:

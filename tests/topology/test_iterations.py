@@ -20,11 +20,11 @@ from ftlayer.topology.connectors import partitions
 from ftlayer.topology.explain import explain, to_dot, to_mermaid
 from ftlayer.topology.graph import StreamEdge, StreamGraph
 from ftlayer.topology.iterations import check_forced, warn_of_losses
-from ftlayer.topology.iterative import IterativeStream
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import IterationHead, IterationTail
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
+from ftlayer.topology.streams.iterative_stream import IterativeStream
 
 Orders = Callable[[GraphBuilder], DataStream]
 

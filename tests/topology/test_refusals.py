@@ -23,7 +23,7 @@ from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.operators import FunctionSink as Function
 from ftlayer.topology.operators import IterableSource, Join, PushSource, Sink, Source
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
 
 Orders = Callable[[GraphBuilder], DataStream]
 SCHEMA = pa.schema([("n", pa.int32()), ("word", pa.string())])
@@ -166,7 +166,7 @@ def test_names_have_letters_that_can_be_filed_under(
     refused(ConfigError, "name of the topology", says, of=lambda: GraphBuilder(name))
     if name != "":
         refused(ConfigError, "side output", says, of=lambda: stream.process(plain, side={name: "n int"}))
-    assert len(env._nodes) == 1
+    assert len(env.draft.graph().nodes) == 1
 
 
 @pytest.mark.parametrize("rate", [0, -1, 0.0001, 2e9, float("inf"), float("nan"), True, "100/s"])
@@ -188,7 +188,7 @@ def test_a_rate_limit_is_a_number_of_records_a_second(
     ):
         call = partial(of, function, rate_limit=rate)  # type: ignore[operator]
         refused(ConfigError, f"{method}: rate_limit: expected a number from 0.001", of=call)
-    assert len(env._nodes) == 1
+    assert len(env.draft.graph().nodes) == 1
 
 
 def test_the_job_is_not_called_as_the_ingest() -> None:
@@ -196,7 +196,7 @@ def test_the_job_is_not_called_as_the_ingest() -> None:
 
 
 def test_the_status_is_on_or_off(orders: Orders) -> None:
-    assert GraphBuilder("shop", status="off").status is FTStatus.OFF
+    assert GraphBuilder("shop", status="off").draft.status is FTStatus.OFF
     refused(ConfigError, "status", "'maybe'", of=lambda: GraphBuilder("shop", status="maybe"))
     env = GraphBuilder("shop", status="on")
     orders(env).key_by("id").reduce(max).sink(print)

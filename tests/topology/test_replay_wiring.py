@@ -24,7 +24,7 @@ from ftlayer.topology.graph import StreamGraph
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import generate, job_graph
 from ftlayer.topology.operators import Replay, Source
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
 
 SCHEMA = pa.schema([("n", pa.int32()), ("word", pa.string()), ("ts", pa.int64())])
@@ -111,15 +111,20 @@ def appended(draw: st.DrawFn, streams: list[DataStream]) -> list[DataStream]:
 @st.composite
 def graphs(draw: st.DrawFn) -> StreamGraph:
     env = GraphBuilder("shop")
-    streams = [
-        env.source(partitions([], [], []), SCHEMA, parallelism=draw(st.integers(1, 3)))
-        for _ in range(draw(st.integers(1, 2)))
-    ]
+    streams: list[DataStream] = []
+    made_by: list[str] = []  # the operator that each stream comes from
+
+    def take(made: list[DataStream]) -> None:
+        streams.extend(made)
+        made_by.extend([env.draft.graph().nodes[-1].uid] * len(made))
+
+    for _ in range(draw(st.integers(1, 2))):
+        take([env.source(partitions([], [], []), SCHEMA, parallelism=draw(st.integers(1, 3)))])
     for _ in range(draw(st.integers(0, 7))):
-        streams += appended(draw, streams)
-    for stream in streams:
-        consumed = {leg.node for leg, _, _ in env._edges}
-        if stream._legs[0].node not in consumed or draw(st.booleans()):
+        take(appended(draw, streams))
+    for uid, stream in zip(made_by, streams, strict=True):
+        consumed = {edge.source for edge in env.draft.graph().edges}
+        if uid not in consumed or draw(st.booleans()):
             partitioned(draw, stream).sink(print, parallelism=draw(st.integers(1, 3)))
     return env.build()
 

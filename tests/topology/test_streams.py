@@ -25,7 +25,7 @@ from ftlayer.records.selector import KeySelector
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.graph import StreamGraph
 from ftlayer.topology.operators import AssignWatermarks, CoProcess, Join, PushSource, Sink
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
 
 Orders = Callable[[GraphBuilder], DataStream]

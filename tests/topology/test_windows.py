@@ -12,11 +12,11 @@ from ftlayer.functions.steps import Process
 from ftlayer.functions.windows.assigners import Fixed, Session
 from ftlayer.topology.barrier_builder import as_co_process
 from ftlayer.topology.builder import GraphBuilder
-from ftlayer.topology.keyed import KeyedStream
 from ftlayer.topology.names import display_name
 from ftlayer.topology.operators import Join
-from ftlayer.topology.streams import DataStream
-from ftlayer.topology.windows import session, sliding, tumbling
+from ftlayer.topology.streams.data_stream import DataStream
+from ftlayer.topology.streams.keyed_stream import KeyedStream
+from ftlayer.topology.streams.windowed_stream import session, sliding, tumbling
 
 Orders = Callable[[GraphBuilder], DataStream]
 
@@ -69,8 +69,11 @@ def test_a_window_is_a_process_function_with_keys(off: GraphBuilder, keyed: Keye
 
 def test_each_call_leaves_the_stream_as_it_was(keyed: KeyedStream) -> None:
     windowed = keyed.window(session("30s"))
-    windowed.allowed_lateness("5s").late_to("late")
-    assert (windowed.lateness_ms, windowed.late_tag) == (0, None)
+    with_late = windowed.allowed_lateness("5s").late_to("late")
+    assert windowed == keyed.window(session("30s")) != with_late
+    assert with_late.reduce(nothing).side_output("late").schema == keyed.schema
+    with pytest.raises(InvalidTopologyError, match="has no side output 'late'"):
+        windowed.reduce(nothing).side_output("late")
 
 
 def test_schemas(keyed: KeyedStream) -> None:

@@ -27,8 +27,8 @@ from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
-from ftlayer.topology.streams import DataStream
-from ftlayer.topology.windows import tumbling
+from ftlayer.topology.streams.data_stream import DataStream
+from ftlayer.topology.streams.windowed_stream import tumbling
 
 SCHEMA = "name bigint, n bigint"
 ARROW = pa.schema([("name", pa.int64()), ("n", pa.int64())])

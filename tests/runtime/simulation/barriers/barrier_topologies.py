@@ -21,7 +21,7 @@ from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.restart import FixedDelay
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
-from ftlayer.topology.windows import tumbling
+from ftlayer.topology.streams.windowed_stream import tumbling
 
 NUMBERED = pa.schema(
     [

@@ -6,9 +6,9 @@ several, and returns the same as its ``schema`` says. Where ``schema`` may be le
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import pyarrow as pa
 
@@ -19,11 +19,11 @@ from ftlayer.checks import (
     check_int,
     duration_ms,
     known_options,
-    rate_per_second,
+    takes_options,
 )
+from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.errors import ConfigError, InvalidTopologyError
-from ftlayer.functions.retry_rules import Errors, rules_of
-from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches
+from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Process
 from ftlayer.partitioning.partitioners import (
     Broadcast,
     Custom,
@@ -35,29 +35,22 @@ from ftlayer.partitioning.partitioners import (
     Shuffle,
 )
 from ftlayer.records.selector import KeySelector
-from ftlayer.topology.checks import check_key, key_types, schema_difference
+from ftlayer.topology.checks import check_key, check_process, key_types, schema_difference
 from ftlayer.topology.connectors import Options, Schema, open_sink
-from ftlayer.topology.facts import MAIN, side_outputs_of
-from ftlayer.topology.operators import AssignWatermarks, Operator, Sink
+from ftlayer.topology.draft import GraphDraft, Leg, Sides
+from ftlayer.topology.facts import side_outputs_of
+from ftlayer.topology.operators import AssignWatermarks, IterationHead, Operator, Sink
+from ftlayer.topology.streams.options import (
+    FunctionOptions,
+    OperatorOptions,
+    RatedOptions,
+    rate_in,
+    rules_in,
+)
 
 if TYPE_CHECKING:
-    from ftlayer.topology.builder import GraphBuilder
-    from ftlayer.topology.iterative import IterativeStream
-    from ftlayer.topology.keyed import ConnectedStreams, KeyedStream
-
-Sides: TypeAlias = Mapping[str, Schema]
-
-
-@dataclass(frozen=True)
-class Leg:
-    """One output of an operator on its way somewhere; ``node`` is its place in the builder.
-
-    ``partitioner`` None: the automatic one.
-    """
-
-    node: int
-    tag: str = MAIN
-    partitioner: Partitioner | None = None
+    from ftlayer.topology.streams.iterative_stream import IterativeStream
+    from ftlayer.topology.streams.keyed_stream import ConnectedStreams, KeyedStream
 
 
 class DataStream:
@@ -67,29 +60,23 @@ class DataStream:
         schema: of its records.
     """
 
-    def __init__(self, builder: GraphBuilder, legs: tuple[Leg, ...], schema: pa.Schema) -> None:
-        """For `GraphBuilder`, whose graph it belongs to, and the streams; ``legs`` are the outputs it consists of.
+    def __init__(self, graph: GraphDraft, legs: tuple[Leg, ...], schema: pa.Schema) -> None:
+        """For `GraphBuilder` and the streams; ``legs`` are the outputs of ``graph`` that it consists of.
 
         Begin with `GraphBuilder.source`.
         """
-        self._builder = builder
+        self._graph = graph
         self._legs = legs
         self.schema = schema
 
     # ------------------------------------------------------------ functions
 
-    @known_options
+    @takes_options(RatedOptions)
     def map(
         self,
         function: Callable[[Any], Any],
         schema: Schema | None = None,
-        *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
-        rate_limit: float | None = None,
+        **options: Unpack[RatedOptions],
     ) -> DataStream:
         """One record in, one out.
 
@@ -102,49 +89,37 @@ class DataStream:
         """
         check_function(function, "map", takes=1)
         to = self._output(schema, "map")
-        rules = rules_of(retry_on, dead_on, "map", max_failing)
-        rate = rate_per_second(rate_limit, "map: rate_limit")
-        return self._then(lambda uid: Map(uid, function, to, rules, rate), uid, parallelism)
+        rules = rules_in(options, "map")
+        rate = rate_in(options, "map")
+        return self._then(lambda uid: Map(uid, function, to, rules, rate), options)
 
-    @known_options
+    @takes_options(RatedOptions)
     def flat_map(
         self,
         function: Callable[[Any], Any],
         schema: Schema | None = None,
-        *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
-        rate_limit: float | None = None,
+        **options: Unpack[RatedOptions],
     ) -> DataStream:
         """One record in, an iterable of any number of records out."""
         check_function(function, "flat_map", takes=1, may_yield=True)
         to = self._output(schema, "flat_map")
-        rules = rules_of(retry_on, dead_on, "flat_map", max_failing)
-        rate = rate_per_second(rate_limit, "flat_map: rate_limit")
-        return self._then(lambda uid: FlatMap(uid, function, to, rules, rate), uid, parallelism)
+        rules = rules_in(options, "flat_map")
+        rate = rate_in(options, "flat_map")
+        return self._then(lambda uid: FlatMap(uid, function, to, rules, rate), options)
 
-    @known_options
+    @takes_options(RatedOptions)
     def filter(
         self,
         function: Callable[[Any], Any],
-        *,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
-        rate_limit: float | None = None,
+        **options: Unpack[RatedOptions],
     ) -> DataStream:
         """Keep the records for which the function is true."""
         check_function(function, "filter", takes=1)
-        rules = rules_of(retry_on, dead_on, "filter", max_failing)
-        rate = rate_per_second(rate_limit, "filter: rate_limit")
-        return self._then(lambda uid: Filter(uid, function, self.schema, rules, rate), uid, parallelism)
+        rules = rules_in(options, "filter")
+        rate = rate_in(options, "filter")
+        return self._then(lambda uid: Filter(uid, function, self.schema, rules, rate), options)
 
-    @known_options
+    @takes_options(FunctionOptions)
     def map_batches(
         self,
         function: Callable[[Any], Any],
@@ -152,11 +127,7 @@ class DataStream:
         *,
         kind: Literal["arrow", "pandas"] = "arrow",
         tagged: bool = False,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
+        **options: Unpack[FunctionOptions],
     ) -> DataStream:
         """A batch in, a batch out (``pa.RecordBatch`` or ``pandas.DataFrame``), row for row.
 
@@ -166,10 +137,10 @@ class DataStream:
         check_function(function, "map_batches", takes=1)
         check_choice(kind, "map_batches: kind", ("arrow", "pandas"))
         to = self._output(schema, "map_batches")
-        rules = rules_of(retry_on, dead_on, "map_batches", max_failing)
-        return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), uid, parallelism)
+        rules = rules_in(options, "map_batches")
+        return self._then(lambda uid: MapBatches(uid, function, to, kind, tagged, rules), options)
 
-    @known_options
+    @takes_options(RatedOptions)
     def map_async(
         self,
         function: Callable[[Any], Awaitable[Any]],
@@ -178,12 +149,7 @@ class DataStream:
         in_flight: int = 200,
         timeout: str | int = "5s",
         ordered: bool = True,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
-        rate_limit: float | None = None,
+        **options: Unpack[RatedOptions],
     ) -> DataStream:
         """One record in, one out, by an async function: for HTTP and database look-ups.
 
@@ -193,42 +159,30 @@ class DataStream:
         """
         check_bool(ordered, "map_async: ordered")
         to = self._output(schema, "map_async")
-        rules = rules_of(retry_on, dead_on, "map_async", max_failing)
+        rules = rules_in(options, "map_async")
         limit_ms = duration_ms(timeout, "map_async: timeout")
-        rate = rate_per_second(rate_limit, "map_async: rate_limit")
-        return self._then(
-            lambda uid: MapAsync(uid, function, to, in_flight, limit_ms, rules, rate), uid, parallelism
-        )
+        rate = rate_in(options, "map_async")
+        return self._then(lambda uid: MapAsync(uid, function, to, in_flight, limit_ms, rules, rate), options)
 
-    @known_options
+    @takes_options(RatedOptions)
     def process(
         self,
         function: Any,
         schema: Schema | None = None,
         *,
         side: Sides | None = None,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
-        rate_limit: float | None = None,
+        **options: Unpack[RatedOptions],
     ) -> DataStream:
         """Run a `ProcessFunction` without keys: with side outputs (`side_output`), without state and timers."""
-        from ftlayer.topology.keyed import add_process
+        return self._process((), function, schema, side, False, options)
 
-        rules = rules_of(retry_on, dead_on, "process", max_failing)
-        rate = rate_per_second(rate_limit, "process: rate_limit")
-        return add_process(self, (), function, schema, side, False, uid, parallelism, rules, rate)
-
+    @takes_options(OperatorOptions)
     def assign_watermarks(
         self,
         column: str,
         max_out_of_orderness: str | int = "1s",
         idle: str | int | None = None,
-        *,
-        uid: str | None = None,
-        parallelism: int | None = None,
+        **options: Unpack[OperatorOptions],
     ) -> DataStream:
         """Take each record's time from a column: a timestamp, or int64 milliseconds since 1970.
 
@@ -239,9 +193,7 @@ class DataStream:
         """
         disorder = duration_ms(max_out_of_orderness, "assign_watermarks: max_out_of_orderness", least=0)
         patience = None if idle is None else duration_ms(idle, "assign_watermarks: idle")
-        return self._then(
-            lambda uid: AssignWatermarks(uid, column, disorder, patience, self.schema), uid, parallelism
-        )
+        return self._then(lambda uid: AssignWatermarks(uid, column, disorder, patience, self.schema), options)
 
     # ------------------------------------------------------------ several streams
 
@@ -255,12 +207,12 @@ class DataStream:
                     f"union of {self._described()} with {other._described()}: {difference}; map one to the other's"
                 )
         return DataStream(
-            self._builder, self._legs + tuple(leg for other in others for leg in other._legs), self.schema
+            self._graph, self._legs + tuple(leg for other in others for leg in other._legs), self.schema
         )
 
     def connect(self, other: DataStream) -> ConnectedStreams:
         """Put two streams, which may have different schemas, in front of one operator."""
-        from ftlayer.topology.keyed import ConnectedStreams
+        from ftlayer.topology.streams.keyed_stream import ConnectedStreams
 
         self._check_same_graph(other, "connect")
         return ConnectedStreams(self, other)
@@ -268,7 +220,7 @@ class DataStream:
     def side_output(self, tag: str) -> DataStream:
         """Return what the operator that made this stream puts out under ``tag``."""
         leg = self._own_leg("side_output")
-        operator = self._builder.operator(leg.node)
+        operator = self._graph.operator(leg.node)
         sides = dict(side_outputs_of(operator))
         if tag not in sides:
             declared = (
@@ -277,24 +229,24 @@ class DataStream:
                 else "it has none (process(…, side={tag: schema}))"
             )
             raise InvalidTopologyError(f"{operator.uid!r} has no side output {tag!r}; {declared}")
-        return DataStream(self._builder, (replace(leg, tag=tag),), sides[tag])
+        return DataStream(self._graph, (replace(leg, tag=tag),), sides[tag])
 
-    def iterate(
-        self, max_wait: str | int = "5s", *, uid: str | None = None, parallelism: int | None = None
-    ) -> IterativeStream:
-        """Begin an iteration: `IterativeStream.close_with` says what comes back to here. Not with fault tolerance on.
+    @takes_options(OperatorOptions)
+    def iterate(self, max_wait: str | int = "5s", **options: Unpack[OperatorOptions]) -> IterativeStream:
+        """Begin an iteration: `IterativeStream.close_with` says what, once, comes back to here.
 
-        The operators behind it get this stream's records, and those that come back.
+        Not with fault tolerance on. The operators behind it get this stream's records, and those that come back.
 
         Args:
             max_wait: the iteration of a bounded job ends when this stream has, and nothing has come back for so long;
                 a record that takes longer for a round, while its slot has nothing to do for it, comes too late.
-            uid: stable name.
-            parallelism: subtasks that it begins in.
+            options: ``uid``, a stable name, and ``parallelism``, the subtasks that it begins in.
         """
-        from ftlayer.topology.iterative import begin_iteration
+        from ftlayer.topology.streams.iterative_stream import IterativeStream
 
-        return begin_iteration(self, max_wait, uid, parallelism)
+        max_wait_ms = duration_ms(max_wait, "iterate: max_wait")
+        leg = self._add(lambda uid: IterationHead(uid, max_wait_ms, self.schema), options)
+        return IterativeStream(self._graph, (leg,), self.schema)
 
     # ------------------------------------------------------------ partitioners
 
@@ -305,7 +257,7 @@ class DataStream:
         ``a.b`` is field ``b`` of the struct ``a``. Raises `ConfigError` for a column that is not there and
         `UnhashableKeyError` for a type that is no key.
         """
-        from ftlayer.topology.keyed import KeyedStream
+        from ftlayer.topology.streams.keyed_stream import KeyedStream
 
         what = f"key_by behind {self._described()}"
         if not columns:
@@ -317,7 +269,7 @@ class DataStream:
                     "make a column of it in a map before"
                 )
         selector = check_key(columns, self.schema, what)
-        return KeyedStream(self._builder, self._legs_by(HashByKey(selector)), self.schema, columns)
+        return KeyedStream(self._graph, self._legs_by(HashByKey(selector)), self.schema, columns)
 
     def forward(self) -> DataStream:
         """Send to the subtask of the same number: the next operator needs the same parallelism."""
@@ -361,12 +313,12 @@ class DataStream:
 
     def uid(self, uid: str) -> Self:
         """Give the operator right before a stable name, unique in the graph."""
-        self._builder.rename(self._own_leg("uid").node, uid)
+        self._graph.rename(self._own_leg("uid").node, uid)
         return self
 
     def set_parallelism(self, parallelism: int) -> Self:
         """Set the number of subtasks of the operator right before."""
-        self._builder.set_parallelism(self._own_leg("set_parallelism").node, parallelism)
+        self._graph.set_parallelism(self._own_leg("set_parallelism").node, parallelism)
         return self
 
     @known_options
@@ -378,11 +330,11 @@ class DataStream:
         positions. Columns: `ftlayer.dead_letters.schema.LETTER_SCHEMA`. It has no end, so the job ends by ``drain`` or
         ``stop_at_latest`` alone. `UnsupportedError` in barrier mode, which has no dead letters.
         """
-        return self._builder.dead_letters(self._legs, uid)
+        return DataStream(self._graph, (self._graph.add_letters(self._legs, uid),), LETTER_SCHEMA)
 
     # ------------------------------------------------------------ the end
 
-    @known_options
+    @takes_options(FunctionOptions)
     def sink(
         self,
         sink: Any,
@@ -390,11 +342,7 @@ class DataStream:
         options: Options | None = None,
         every: str | int = "1s",
         max_rows: int = 10_000,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
+        **operator: Unpack[FunctionOptions],
     ) -> None:
         """End the stream.
 
@@ -412,26 +360,49 @@ class DataStream:
         """
         every_ms = duration_ms(every, "sink: every")
         check_int(max_rows, "sink: max_rows", least=1)
-        rules = rules_of(retry_on, dead_on, "sink", max_failing)
+        rules = rules_in(operator, "sink")
         connector = open_sink(sink, self.schema, options, every_ms, max_rows)
-        self._builder.add(
-            lambda uid: Sink(uid, connector, self.schema, rules),
-            [self._legs],
-            uid=uid,
-            parallelism=parallelism,
-        )
+        self._add(lambda uid: Sink(uid, connector, self.schema, rules), operator)
 
     # ------------------------------------------------------------ inside
 
-    def _then(self, make: Callable[[str], Operator], uid: str | None, parallelism: int | None) -> DataStream:
-        node = self._builder.add(make, [self._legs], uid=uid, parallelism=parallelism)
-        return DataStream(self._builder, (Leg(node),), self._builder.operator(node).schema)
+    def _process(
+        self,
+        keys: tuple[str, ...],
+        function: Any,
+        schema: Schema | None,
+        side: Sides | None,
+        volatile_state: bool,
+        options: RatedOptions,
+    ) -> DataStream:
+        from ftlayer.functions.process import ProcessFunction
+
+        rules, rate = rules_in(options, "process"), rate_in(options, "process")
+        check_process(function, ProcessFunction, "process")
+        to = self._output(schema, "process")
+        sides = self._graph.side_schemas(side)
+        return self._then(
+            lambda uid: Process(uid, function, keys, to, sides, volatile_state, rules, rate), options
+        )
+
+    def _then(
+        self, make: Callable[[str], Operator], options: OperatorOptions, others: Sequence[DataStream] = ()
+    ) -> DataStream:
+        """Return the output of the operator that ``make`` returns for a uid, behind this stream and ``others``."""
+        leg = self._add(make, options, others)
+        return DataStream(self._graph, (leg,), self._graph.operator(leg.node).schema)
+
+    def _add(
+        self, make: Callable[[str], Operator], options: OperatorOptions, others: Sequence[DataStream] = ()
+    ) -> Leg:
+        inputs = [self._legs, *(other._legs for other in others)]
+        return self._graph.add(make, inputs, uid=options.get("uid"), parallelism=options.get("parallelism"))
 
     def _output(self, schema: Schema | None, what: str) -> pa.Schema:
-        return self.schema if schema is None else self._builder.schema(schema, what)
+        return self.schema if schema is None else self._graph.schema(schema, what)
 
     def _by(self, partitioner: Partitioner) -> DataStream:
-        return DataStream(self._builder, self._legs_by(partitioner), self.schema)
+        return DataStream(self._graph, self._legs_by(partitioner), self.schema)
 
     def _legs_by(self, partitioner: Partitioner) -> tuple[Leg, ...]:
         return tuple(replace(leg, partitioner=partitioner) for leg in self._legs)
@@ -448,11 +419,11 @@ class DataStream:
     def _check_same_graph(self, other: object, what: str) -> None:
         if not isinstance(other, DataStream):
             raise ConfigError(f"{what}: expected a stream, got a {type(other).__name__}")
-        if other._builder is not self._builder:
+        if other._graph is not self._graph:
             raise InvalidTopologyError(
-                f"{what}: {self._described()} belongs to topology {self._builder.name!r}, and {other._described()} to "
-                f"another one, {other._builder.name!r}"
+                f"{what}: {self._described()} belongs to topology {self._graph.name!r}, and {other._described()} to "
+                f"another one, {other._graph.name!r}"
             )
 
     def _described(self) -> str:
-        return ", ".join(repr(self._builder.operator(leg.node).uid) for leg in self._legs)
+        return ", ".join(repr(self._graph.operator(leg.node).uid) for leg in self._legs)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from ftlayer.checks import duration_ms
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.topology.checks import schema_difference
-from ftlayer.topology.operators import IterationHead
-from ftlayer.topology.streams import DataStream, Leg
+from ftlayer.topology.streams.data_stream import DataStream
 
 
 class IterativeStream(DataStream):
@@ -36,18 +34,4 @@ class IterativeStream(DataStream):
                 f"close_with: what comes back from {feedback._described()} to iteration {self._described()} has "
                 f"another schema: {difference}; map it to the iteration's"
             )
-        self._builder.close_iteration(head, feedback._legs)
-
-
-def begin_iteration(
-    stream: DataStream, max_wait: str | int, uid: str | None, parallelism: int | None
-) -> IterativeStream:
-    """Add an iteration's head behind a stream; errors as `DataStream.iterate`."""
-    max_wait_ms = duration_ms(max_wait, "iterate: max_wait")
-    node = stream._builder.add(
-        lambda uid: IterationHead(uid, max_wait_ms, stream.schema),
-        [stream._legs],
-        uid=uid,
-        parallelism=parallelism,
-    )
-    return IterativeStream(stream._builder, (Leg(node),), stream.schema)
+        self._graph.close_iteration(head, feedback._legs)

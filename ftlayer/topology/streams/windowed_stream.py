@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options
+from ftlayer.checks import LONGEST_MS, check_function, duration_ms, takes_options
 from ftlayer.errors import ConfigError
-from ftlayer.functions.retry_rules import Errors
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
 from ftlayer.functions.windows.function import window_function
 from ftlayer.topology.connectors import Schema
 from ftlayer.topology.names import check_name
-from ftlayer.topology.streams import DataStream
+from ftlayer.topology.streams.data_stream import DataStream
+from ftlayer.topology.streams.options import FunctionOptions
 
 if TYPE_CHECKING:
-    from ftlayer.topology.keyed import KeyedStream
+    from ftlayer.topology.streams.keyed_stream import KeyedStream
 
 
 def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
@@ -56,24 +56,24 @@ class WindowedStream:
     give nothing.
     """
 
-    stream: KeyedStream
-    windows: WindowKind
-    lateness_ms: int = 0
-    late_tag: str | None = None
+    _stream: KeyedStream
+    _windows: WindowKind
+    _lateness_ms: int = 0
+    _late_tag: str | None = None
 
     def allowed_lateness(self, lateness: str | int) -> WindowedStream:
         """Keep windows for so long behind their end, in event time, and emit them again for what still comes.
 
         Once for all the late records of a batch. Without it nothing is added to a window that was emitted.
         """
-        return replace(self, lateness_ms=duration_ms(lateness, "allowed_lateness", least=0))
+        return replace(self, _lateness_ms=duration_ms(lateness, "allowed_lateness", least=0))
 
     def late_to(self, tag: str) -> WindowedStream:
         """Send records whose windows are over to a side output (`DataStream.side_output`); else they are dropped."""
         check_name(tag, "late_to")
-        return replace(self, late_tag=tag)
+        return replace(self, _late_tag=tag)
 
-    @known_options
+    @takes_options(FunctionOptions)
     def reduce(
         self,
         function: Callable[[Any, Any], Any],
@@ -81,11 +81,7 @@ class WindowedStream:
         *,
         result: Callable[[Any, Window, Any], Any] | None = None,
         volatile_state: bool = False,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
+        **options: Unpack[FunctionOptions],
     ) -> DataStream:
         """Emit the first record of a window, put together with the others by ``function(reduced, record)``.
 
@@ -97,18 +93,9 @@ class WindowedStream:
             raise ConfigError(
                 "reduce: a schema, and no result to make records of it; leave it out, or give one"
             )
-        return self._add(
-            Reduced(function, result),
-            schema,
-            volatile_state,
-            uid,
-            parallelism,
-            retry_on,
-            dead_on,
-            max_failing,
-        )
+        return self._add(Reduced(function, result), schema, volatile_state, options)
 
-    @known_options
+    @takes_options(FunctionOptions)
     def aggregate(
         self,
         create: Callable[[], Any],
@@ -118,11 +105,7 @@ class WindowedStream:
         result: Callable[[Any, Window, Any], Any] | None = None,
         merge: Callable[[Any, Any], Any] | None = None,
         volatile_state: bool = False,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
+        **options: Unpack[FunctionOptions],
     ) -> DataStream:
         """Emit the aggregate of a window: ``add(create(), record)``, then ``add(aggregate, record)``.
 
@@ -130,26 +113,22 @@ class WindowedStream:
         ``merge(aggregate, other)``, which makes one of two. ``volatile_state`` as in `KeyedStream.reduce`.
         """
         _check("aggregate", create=(create, 0), add=(add, 2), result=(result, 3), merge=(merge, 2))
-        if merge is None and isinstance(self.windows, Session):
+        if merge is None and isinstance(self._windows, Session):
             raise ConfigError(
                 "aggregate: a record may join two sessions into one, and so their aggregates; "
                 "give merge=function(aggregate, other)"
             )
         content = Aggregated(create, add, merge, result)
-        return self._add(content, schema, volatile_state, uid, parallelism, retry_on, dead_on, max_failing)
+        return self._add(content, schema, volatile_state, options)
 
-    @known_options
+    @takes_options(FunctionOptions)
     def process(
         self,
         function: Callable[[Any, Window, list[Any]], Iterable[Any] | None],
         schema: Schema,
         *,
         volatile_state: bool = False,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
+        **options: Unpack[FunctionOptions],
     ) -> DataStream:
         """Emit what ``function(key, window, records)`` returns: any number of records, or None.
 
@@ -157,34 +136,14 @@ class WindowedStream:
         `KeyedStream.reduce`.
         """
         _check("process", function=(function, 3))
-        return self._add(
-            Collected(function), schema, volatile_state, uid, parallelism, retry_on, dead_on, max_failing
-        )
+        return self._add(Collected(function), schema, volatile_state, options)
 
     def _add(
-        self,
-        content: Content,
-        schema: Schema | None,
-        volatile_state: bool,
-        uid: str | None,
-        parallelism: int | None,
-        retry_on: Errors | None,
-        dead_on: Errors | None,
-        max_failing: str | int | None,
+        self, content: Content, schema: Schema | None, volatile_state: bool, options: FunctionOptions
     ) -> DataStream:
-        function = window_function(self.windows, content, self.lateness_ms, self.late_tag)
-        side = {} if self.late_tag is None else {self.late_tag: self.stream.schema}
-        return self.stream.process(
-            function,
-            schema,
-            side=side,
-            volatile_state=volatile_state,
-            uid=uid,
-            parallelism=parallelism,
-            retry_on=retry_on,
-            dead_on=dead_on,
-            max_failing=max_failing,
-        )
+        function = window_function(self._windows, content, self._lateness_ms, self._late_tag)
+        side = {} if self._late_tag is None else {self._late_tag: self._stream.schema}
+        return self._stream.process(function, schema, side=side, volatile_state=volatile_state, **options)
 
 
 def _check(method: str, **functions: tuple[object, int]) -> None:

@@ -1,0 +1,184 @@
+"""Streams with keys, and two streams in front of one operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Unpack
+
+import pyarrow as pa
+
+from ftlayer.checks import LONGEST_MS, check_function, duration_ms, takes_options
+from ftlayer.errors import ConfigError, InvalidTopologyError
+from ftlayer.functions.steps import Reduce
+from ftlayer.functions.windows.assigners import WindowKind
+from ftlayer.topology.checks import check_process
+from ftlayer.topology.connectors import Schema
+from ftlayer.topology.draft import GraphDraft, Leg, Sides
+from ftlayer.topology.operators import CoProcess, Join
+from ftlayer.topology.streams.data_stream import DataStream
+from ftlayer.topology.streams.options import FunctionOptions, RatedOptions, rules_in
+
+if TYPE_CHECKING:
+    from ftlayer.topology.streams.windowed_stream import WindowedStream
+
+
+class KeyedStream(DataStream):
+    """A stream whose equal keys meet in one subtask. An operator without keys behind it gets them the same way.
+
+    Attributes:
+        keys: the key's columns.
+    """
+
+    def __init__(
+        self, graph: GraphDraft, legs: tuple[Leg, ...], schema: pa.Schema, keys: tuple[str, ...]
+    ) -> None:
+        """For `DataStream.key_by`."""
+        super().__init__(graph, legs, schema)
+        self.keys = keys
+
+    @takes_options(FunctionOptions)
+    def reduce(
+        self,
+        function: Callable[[Any, Any], Any],
+        *,
+        volatile_state: bool = False,
+        **options: Unpack[FunctionOptions],
+    ) -> DataStream:
+        """Emit for each record the aggregate of its key: the first record, then ``function(aggregate, record)``.
+
+        ``volatile_state`` says that the aggregates may be lost with their slot, which has to be said with fault
+        tolerance on.
+        """
+        check_function(function, "reduce", takes=2)
+        rules = rules_in(options, "reduce")
+        return self._then(
+            lambda uid: Reduce(uid, function, self.keys, self.schema, volatile_state, rules=rules), options
+        )
+
+    @takes_options(FunctionOptions)
+    def aggregate(
+        self,
+        create: Callable[[], Any],
+        add: Callable[[Any, Any], Any],
+        schema: Schema,
+        *,
+        volatile_state: bool = False,
+        **options: Unpack[FunctionOptions],
+    ) -> DataStream:
+        """Emit for each record the aggregate of its key: ``add(create(), record)``, then ``add(aggregate, record)``.
+
+        The aggregate is a record of ``schema`` (what ``create`` returns need not be). ``volatile_state`` as in
+        `reduce`.
+        """
+        check_function(create, "aggregate: create", takes=0)
+        check_function(add, "aggregate: add", takes=2)
+        to = self._graph.schema(schema, "aggregate")
+        rules = rules_in(options, "aggregate")
+        return self._then(lambda uid: Reduce(uid, add, self.keys, to, volatile_state, create, rules), options)
+
+    @takes_options(RatedOptions)
+    def process(
+        self,
+        function: Any,
+        schema: Schema | None = None,
+        *,
+        side: Sides | None = None,
+        volatile_state: bool = False,
+        **options: Unpack[RatedOptions],
+    ) -> DataStream:
+        """Run a `ProcessFunction` with state and timers of each key, and side outputs (`side_output`).
+
+        ``volatile_state`` as in `reduce`, ``rate_limit`` as in `map`; timers are not limited.
+        """
+        return self._process(self.keys, function, schema, side, volatile_state, options)
+
+    def window(self, windows: WindowKind) -> WindowedStream:
+        """Cut the stream into windows of event time: `tumbling`, `sliding` or `session` say which.
+
+        The stream needs watermarks.
+        """
+        from ftlayer.topology.streams.windowed_stream import WindowedStream
+
+        if not isinstance(windows, WindowKind):
+            raise ConfigError(
+                f"window: expected tumbling(…), sliding(…) or session(…), got a {type(windows).__name__}"
+            )
+        return WindowedStream(self, windows)
+
+    @takes_options(FunctionOptions)
+    def join(
+        self,
+        other: KeyedStream,
+        *,
+        lower: str | int,
+        upper: str | int,
+        function: Callable[[Any, Any], Any],
+        schema: Schema,
+        volatile_state: bool = False,
+        **options: Unpack[FunctionOptions],
+    ) -> DataStream:
+        """Pair records of equal keys where ``lower`` <= other's time - this one's time <= ``upper``.
+
+        Both streams need watermarks. ``function(left, right)`` makes the record of a pair. The bounds are durations
+        and may be negative (``"-5s"``). ``volatile_state`` as in `reduce`.
+        """
+        self._check_same_graph(other, "join")
+        if not isinstance(other, KeyedStream):
+            raise InvalidTopologyError(
+                f"join: {other._described()} has no key; use key_by on both streams, with the same types"
+            )
+        check_function(function, "join: function", takes=2)
+        bounds = (
+            duration_ms(lower, "join: lower", least=-LONGEST_MS),
+            duration_ms(upper, "join: upper", least=-LONGEST_MS),
+        )
+        if bounds[0] > bounds[1]:
+            raise ConfigError(f"join: no time lies between lower {lower!r} and upper {upper!r}")
+        to = self._graph.schema(schema, "join")
+        rules = rules_in(options, "join")
+        keys, inputs = (self.keys, other.keys), (self.schema, other.schema)
+        return self._then(
+            lambda uid: Join(uid, function, keys, inputs, *bounds, to, volatile_state, rules),
+            options,
+            others=[other],
+        )
+
+
+class ConnectedStreams:
+    """Two streams in front of one operator. They share keys where both have some; otherwise there are none."""
+
+    def __init__(self, left: DataStream, right: DataStream) -> None:
+        """For `DataStream.connect`."""
+        self._left = left
+        self._right = right
+
+    @takes_options(FunctionOptions)
+    def process(
+        self,
+        function: Any,
+        schema: Schema,
+        *,
+        side: Sides | None = None,
+        volatile_state: bool = False,
+        **options: Unpack[FunctionOptions],
+    ) -> DataStream:
+        """Run a `CoProcessFunction`, with state and timers of each key where both streams have keys.
+
+        ``volatile_state`` as in `KeyedStream.reduce`.
+        """
+        from ftlayer.functions.process import CoProcessFunction
+
+        left, right = self._left, self._right
+        check_process(function, CoProcessFunction, "connect(…).process")
+        to = left._graph.schema(schema, "process")
+        sides = left._graph.side_schemas(side)
+        keys: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        if isinstance(left, KeyedStream) and isinstance(right, KeyedStream):
+            keys = (left.keys, right.keys)
+        inputs = (left.schema, right.schema)
+        rules = rules_in(options, "process")
+        return left._then(
+            lambda uid: CoProcess(uid, function, keys, inputs, to, sides, volatile_state, rules),
+            options,
+            others=[right],
+        )

@@ -1,0 +1,43 @@
+"""The options that operators have in common: who they are, what becomes of their failures, how fast they go."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from ftlayer.checks import rate_per_second
+from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of
+
+
+class OperatorOptions(TypedDict, total=False):
+    """Of every operator. ``uid``: its stable name; ``parallelism``: its number of subtasks."""
+
+    uid: str | None
+    parallelism: int | None
+
+
+class FunctionOptions(OperatorOptions, total=False):
+    """Of an operator that calls a function of the user's.
+
+    ``retry_on`` and ``dead_on`` say which of its errors are worth another attempt, and ``max_failing`` how many records
+    may fail in it before the sources that feed it pause. Acker mode only.
+    """
+
+    retry_on: Errors | None
+    dead_on: Errors | None
+    max_failing: str | int | None
+
+
+class RatedOptions(FunctionOptions, total=False):
+    """Of an operator whose calls can be paced. ``rate_limit``: records a second of each subtask; None: no limit."""
+
+    rate_limit: float | None
+
+
+def rules_in(options: FunctionOptions, method: str) -> RetryRules:
+    """Return the rules of failures that ``options`` have; `ConfigError` names the ``method``."""
+    return rules_of(options.get("retry_on"), options.get("dead_on"), method, options.get("max_failing"))
+
+
+def rate_in(options: RatedOptions, method: str) -> float | None:
+    """Return the limit of records a second that ``options`` have; `ConfigError` names the ``method``."""
+    return rate_per_second(options.get("rate_limit"), f"{method}: rate_limit")
