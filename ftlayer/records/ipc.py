@@ -1,7 +1,8 @@
-"""Arrow IPC that others have written: its message headers are looked at before Arrow reads what they claim.
+"""Record batches as Arrow IPC, and back.
 
-A few bytes can claim gigabytes: compressed buffers, columns of nulls, a schema whose fields share one name. Arrow
-makes what is claimed, and checks nothing of it. So these are refused here:
+What others have written is looked at, by its message headers, before Arrow reads what they claim. A few bytes can claim
+gigabytes: compressed buffers, columns of nulls, a schema whose fields share one name. Arrow makes what is claimed, and
+checks nothing of it. So these are refused here:
 
 - compressed buffers, and dictionaries that grow (deltas);
 - columns, at any depth, that claim more than `ROWS_PER_BYTE` rows for a byte of their message;
@@ -58,6 +59,34 @@ _I64 = struct.Struct("<q")
 # Before a message: the mark of the format since Arrow 0.15, and the length of the header.
 _PREFIX = struct.Struct("<Ii")
 _CONTINUATION = 0xFFFFFFFF
+
+
+def as_stream(batch: pa.RecordBatch) -> pa.Buffer:
+    """Return ``batch`` as an IPC stream of its own."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def as_message(batch: pa.RecordBatch, *, dictionaries: bool) -> pa.Buffer:
+    """Return ``batch`` as one IPC message, for readers that know its schema.
+
+    With ``dictionaries`` (see `has_dictionaries`) as a whole stream, since a message alone has none.
+    """
+    return as_stream(batch) if dictionaries else batch.serialize()
+
+
+def has_dictionaries(schema: pa.Schema) -> bool:
+    """Whether a column, or a part of one, is coded by a dictionary."""
+
+    def within(kind: pa.DataType) -> bool:
+        storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+        return pa.types.is_dictionary(storage) or any(
+            within(storage.field(i).type) for i in range(storage.num_fields)
+        )
+
+    return any(within(field.type) for field in schema)
 
 
 def read_one_batch(data: bytes | pa.Buffer) -> pa.RecordBatch:

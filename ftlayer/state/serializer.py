@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.records.ipc import as_stream
 from ftlayer.state.values import ATOMS
 
 NAME = "msgpack"
@@ -254,10 +255,7 @@ def _read_array(data: bytes) -> Any:
 
 
 def _write_batch(value: pa.RecordBatch) -> msgpack.ExtType:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, value.schema) as writer:
-        writer.write_batch(value)
-    return msgpack.ExtType(_BATCH, sink.getvalue().to_pybytes())
+    return msgpack.ExtType(_BATCH, as_stream(value).to_pybytes())
 
 
 def _read_batch(data: bytes) -> pa.RecordBatch:

@@ -11,6 +11,7 @@ import hashlib
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.records.ipc import as_message, has_dictionaries
 from ftlayer.records.views import with_views, without_views
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import I64
@@ -33,12 +34,7 @@ class Payloads:
         digest = self._digest(payload.schema)
         if txn.get("meta", _PREFIX + digest) is None:
             txn.put("meta", _PREFIX + digest, memoryview(payload.schema.serialize()))
-        if not self._schemas[digest][1]:
-            return digest, memoryview(payload.serialize())
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, payload.schema) as writer:
-            writer.write_batch(payload)
-        return digest, memoryview(sink.getvalue())
+        return digest, memoryview(as_message(payload, dictionaries=self._schemas[digest][1]))
 
     def read(self, txn: ReadTransaction, digest: bytes, body: bytes | memoryview) -> pa.RecordBatch:
         """Return the record batch written as ``body``; it owns its memory.
@@ -59,7 +55,7 @@ class Payloads:
         if self._latest is not None and self._latest[0].equals(schema, check_metadata=True):
             return self._latest[1]
         digest = hashlib.blake2b(memoryview(schema.serialize()), digest_size=_DIGEST_BYTES).digest()
-        self._schemas[digest] = schema, _has_dictionaries(schema)
+        self._schemas[digest] = schema, has_dictionaries(schema)
         self._latest = schema, digest
         return digest
 
@@ -69,7 +65,7 @@ class Payloads:
             if stored is None:
                 raise StoreDamagedError(f"the store lacks the schema {digest.hex()} of rows it holds")
             schema = pa.ipc.read_schema(pa.py_buffer(bytes(stored)))
-            self._schemas[digest] = schema, _has_dictionaries(schema)
+            self._schemas[digest] = schema, has_dictionaries(schema)
         return self._schemas[digest]
 
 
@@ -101,14 +97,3 @@ def concat(payloads: list[pa.RecordBatch]) -> pa.RecordBatch:
         return payloads[0]
     batches = pa.Table.from_batches(payloads).combine_chunks().to_batches()
     return batches[0] if batches else payloads[0]
-
-
-def _has_dictionaries(schema: pa.Schema) -> bool:
-    def within(kind: pa.DataType) -> bool:
-        if pa.types.is_dictionary(kind):
-            return True
-        if isinstance(kind, pa.BaseExtensionType):
-            return within(kind.storage_type)
-        return any(within(kind.field(i).type) for i in range(kind.num_fields))
-
-    return any(within(field.type) for field in schema)

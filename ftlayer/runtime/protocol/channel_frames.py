@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ftlayer.errors import CodecError
 from ftlayer.records.ids import U64Array
-from ftlayer.records.ipc import UNREADABLE, read_batch, read_one_batch
+from ftlayer.records.ipc import UNREADABLE, as_message, has_dictionaries, read_batch, read_one_batch
 from ftlayer.runtime.protocol.barrier_frames import pack_barrier, unpack_barrier
 from ftlayer.runtime.protocol.elements import (
     Barrier,
@@ -55,7 +55,7 @@ class ElementCodec:
     def __init__(self, edges: Sequence[JobEdge]) -> None:
         """Take the graph's edges; an edge's number is its position."""
         self._schemas = [edge.schema for edge in edges]
-        self._with_schema = [_has_dictionary(edge.schema) for edge in edges]
+        self._with_schema = [has_dictionaries(edge.schema) for edge in edges]
         self._channels: dict[tuple[int, int, int], Channel] = {}
 
     def encode(self, channel: Channel, element: Element) -> bytes:
@@ -125,9 +125,7 @@ class ElementCodec:
             parts += [_bytes_of(lineage.offsets), _PADDING[: _pad(lineage.offsets.nbytes)]]
         if self._with_schema[edge]:
             flags |= _STREAM
-            body = _as_stream(payload)
-        else:
-            body = payload.serialize()
+        body = as_message(payload, dictionaries=self._with_schema[edge])
         parts.append(body)
         parts[0] = _HEADER.pack(
             _VERSION,
@@ -285,23 +283,6 @@ def _aligned(frame: pa.Buffer) -> pa.Buffer:
 
 def _bytes_of(array: npt.NDArray[Any]) -> Any:
     return np.ascontiguousarray(array).data.cast("B") if len(array) else b""
-
-
-def _has_dictionary(schema: pa.Schema) -> bool:
-    def within(kind: pa.DataType) -> bool:
-        storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-        return pa.types.is_dictionary(storage) or any(
-            within(storage.field(i).type) for i in range(storage.num_fields)
-        )
-
-    return any(within(field.type) for field in schema)
-
-
-def _as_stream(payload: pa.RecordBatch) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, payload.schema) as writer:
-        writer.write_batch(payload)
-    return sink.getvalue()
 
 
 def _described(schema: pa.Schema) -> str:

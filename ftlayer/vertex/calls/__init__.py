@@ -40,6 +40,7 @@ from ftlayer.vertex.calls.batches import (
 )
 from ftlayer.vertex.calls.common import (
     I32,
+    MAX_ROWS,
     U64,
     Envelope,
     EventIds,
@@ -50,6 +51,7 @@ from ftlayer.vertex.calls.common import (
     StreamOptions,
 )
 from ftlayer.vertex.calls.operating import (
+    MAX_PAGE,
     Changed,
     CircuitsReported,
     Cursor,
@@ -93,6 +95,8 @@ from ftlayer.vertex.calls.tracking import (
 
 __all__ = [
     "I32",
+    "MAX_PAGE",
+    "MAX_ROWS",
     "U64",
     "Accepted",
     "BatchBegun",

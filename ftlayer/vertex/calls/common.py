@@ -17,6 +17,9 @@ from ftlayer.records.failure_columns import Why
 U64 = npt.NDArray[np.uint64]
 I32 = npt.NDArray[np.int32]
 
+MAX_ROWS = 1 << 20
+"""At most this many rows in a call."""
+
 LONGEST_MS = 1 << 52  # about 140,000 years: times stay exact, whatever they are added to
 
 

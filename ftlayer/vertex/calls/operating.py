@@ -8,10 +8,16 @@ import pyarrow as pa
 
 from ftlayer.circuit import CircuitStatus
 
+MAX_PAGE = 10_000
+"""At most this many records are listed by a call."""
+
 
 @dataclass(frozen=True, slots=True)
 class ListRecords:
-    """List records in a ``state``: "pending", "waiting", "delivery" or "dead". ``after`` pages on."""
+    """List records in a ``state``: "pending", "waiting", "delivery" or "dead". ``after`` pages on.
+
+    ``limit`` is `MAX_PAGE` at most.
+    """
 
     state: str
     stream: str = ""  # "" for all

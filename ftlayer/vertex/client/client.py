@@ -129,7 +129,7 @@ class VertexClient:
         """Make one call and return its reply.
 
         Raises what the vertex raised, `VertexUnavailableError` when there is no answer in time, and
-        `MalformedRequestError` for a call that cannot be sent.
+        `MalformedRequestError` for a call that cannot be meant.
         """
         deadline = monotonic_ms() + (self._deadline_ms if deadline_ms is None else deadline_ms)
         if type(call) not in ENVELOPED:

@@ -70,7 +70,7 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     def submit(self, call: BulkCall, deadline_ms: int) -> Future[Reply]:
-        """Send a checked call; waits while the window is full. See `Pipeline.submit`."""
+        """Send a call; waits while the window is full. See `Pipeline.submit`."""
         fields = fields_of(call)
         size = sum(len(value) for value in fields.values() if isinstance(value, (bytes, memoryview)))
         future: Future[Reply] = Future()

@@ -12,7 +12,6 @@ from ftlayer.errors import UnsupportedError, VertexUnavailableError
 from ftlayer.vertex.calls import Reply, Xor
 from ftlayer.vertex.client.connection import Connection, monotonic_ms
 from ftlayer.vertex.client.lane import BulkCall, Lane
-from ftlayer.vertex.wire.checks import check_call
 
 # The vertex keeps the replies to the latest 256 calls of a client: what is sent again has to be among them.
 MAX_WINDOW = 128
@@ -62,11 +61,10 @@ class Pipeline:
         of another kind, and must not wait for anything.
 
         Raises:
-            MalformedRequestError: the call cannot be meant; nothing was sent.
+            MalformedRequestError: the call cannot be written; nothing was sent.
             VertexUnavailableError: the window stayed full until the deadline.
             UnsupportedError: this process was forked after the pipeline had been used.
         """
-        check_call(call)
         return self._lane(call).submit(call, monotonic_ms() + self._deadline_ms)
 
     def flush(self) -> None:

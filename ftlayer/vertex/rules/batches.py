@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from ftlayer.clock import Now
-from ftlayer.errors import MalformedRequestError, ProtocolError, StaleOwnerError
+from ftlayer.errors import ProtocolError, StaleOwnerError
 from ftlayer.store import batches
 from ftlayer.store.batches import BatchHead, StoredEmit, StoredFailure
 from ftlayer.store.kv import WriteTransaction
@@ -40,7 +40,7 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.calls.event_ids import stored_event_ids
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
-from ftlayer.vertex.rules.reports import check_report, keep_report, kept_report
+from ftlayer.vertex.rules.reports import keep_report, kept_report
 from ftlayer.vertex.rules.retry import cause_of
 from ftlayer.vertex.rules.seals import SealWriter, said
 from ftlayer.vertex.rules.state import ShardState
@@ -112,7 +112,6 @@ class Batches:
     def _extend(
         self, txn: WriteTransaction, query: QueryRecord, head: BatchHead, call: Seal | Reseal, now: Now
     ) -> BatchHead:
-        check_report(call.report)
         head = self._writer.extend(txn, query, call.batch, head, call, now)
         keep_report(txn, query.number, call.batch, call.report)
         return head
@@ -235,8 +234,6 @@ class Batches:
 
     def _owned(self, txn: WriteTransaction, call: BeginBatch | Seal | Reseal | Commit) -> QueryRecord:
         """Return the query of a call; `StaleOwnerError` when a newer run has taken it over."""
-        if call.batch < 0 or call.batch >= 1 << 63:
-            raise MalformedRequestError(f"batch: expected 0 or more, got {call.batch}")
         query = get_query(txn, call.query)
         if query is None:
             raise ProtocolError(f"query {call.query!r} is unknown: open it first (OpenQuery)")

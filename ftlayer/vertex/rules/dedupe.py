@@ -22,7 +22,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ftlayer.errors import MalformedRequestError, ProtocolError, StoreDamagedError
+from ftlayer.errors import ProtocolError, StoreDamagedError
 from ftlayer.store.clients import all_replies, delete_reply, put_reply
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.vertex.calls import (
@@ -42,7 +42,6 @@ REPLIES = 256
 GAPS = 256
 CLIENTS = 10_000
 IDLE_MS = 24 * 3_600_000
-MAX_NAME_BYTES = 256
 # Replies with records are large, and clients do not pipeline them deeply.
 _RECORD_REPLIES = 4
 
@@ -141,14 +140,8 @@ class Dedupe:
     def reply_to(self, envelope: Envelope, staged: dict[Envelope, Reply]) -> Reply | None:
         """Return the reply to a call that was seen before (or in ``staged``), None for a new one.
 
-        Raises `MalformedRequestError` for an envelope that makes no sense, `ProtocolError` when the call
-        had its effect and its reply is no longer kept.
+        Raises `ProtocolError` when the call had its effect and its reply is no longer kept.
         """
-        if not 1 <= envelope.sequence < 2**63 or not 1 <= len(envelope.client.encode()) <= MAX_NAME_BYTES:
-            raise MalformedRequestError(
-                f"envelope: client {envelope.client!r}, sequence {envelope.sequence}; expected a name of 1 "
-                f"to {MAX_NAME_BYTES} bytes and a sequence from 1 on"
-            )
         if envelope in staged:
             return staged[envelope]
         client = self._clients.get(envelope.client)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ftlayer.clock import Now
-from ftlayer.errors import MalformedRequestError, ProtocolError
+from ftlayer.errors import ProtocolError
 from ftlayer.records.ids import random_root_ids
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.rows import StoredBatch, first_attempts
@@ -31,9 +31,9 @@ from ftlayer.vertex.calls import (
     StreamOptions,
 )
 from ftlayer.vertex.rules.replay import Replays, records_of
-from ftlayer.vertex.rules.state import ShardState, check_stream_name
+from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.rules.tracking import check_intake, check_payload
+from ftlayer.vertex.rules.tracking import check_intake
 
 
 class Deliveries:
@@ -46,9 +46,7 @@ class Deliveries:
     def ingest(self, txn: WriteTransaction, call: Ingest) -> tuple[Accepted, Callable[[], None] | None]:
         """Store records at the end of the log, under root ids drawn for them. An unknown stream is made."""
         state = self._state
-        check_stream_name(call.stream)
         rows = call.payload.num_rows
-        check_payload(rows, None)
         stream = state.find_stream(call.stream) or self._new_stream(txn, call.stream)
         check_intake(stream, rows)
         if rows == 0:
@@ -71,8 +69,6 @@ class Deliveries:
         """Return how far the query can read, moving due replays into the log as far as they are asked for."""
         stream = self._state.stream(call.stream)
         bounds = get_bounds(txn, stream.number)
-        if call.max_rows < 1:
-            raise MalformedRequestError(f"max_rows: expected 1 or more, got {call.max_rows}")
         if not 0 <= call.start <= bounds.next:
             raise ProtocolError(
                 f"offset {call.start} of stream {stream.name!r}: its log ends at {bounds.next}; the "

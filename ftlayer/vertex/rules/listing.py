@@ -17,8 +17,6 @@ from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 
-MAX_PAGE = 10_000
-
 # Keys of waiting records: due rows of segments come first, then those of the table.
 _IN_SEGMENT, _IN_TABLE = b"s", b"w"
 
@@ -31,8 +29,6 @@ class Listing:
 
     def records(self, txn: ReadTransaction, call: ListRecords) -> RecordList:
         """Return a page of records."""
-        if not 1 <= call.limit <= MAX_PAGE:
-            raise MalformedRequestError(f"limit: expected 1 to {MAX_PAGE}, got {call.limit}")
         stream = None
         if call.stream:
             stream = self._state.find_stream(call.stream)

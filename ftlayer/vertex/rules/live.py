@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from ftlayer.vertex.rules.streams import Stream
 
 ROW_BITS = 20
-MAX_ROWS = 1 << ROW_BITS
-"""At most this many rows in a segment."""
+"""A segment has the rows of one call: at most `ftlayer.vertex.calls.MAX_ROWS`, which is 2 to the power of this."""
 
-_ROW_MASK = np.uint64(MAX_ROWS - 1)
+_ROW_MASK = np.uint64((1 << ROW_BITS) - 1)
 _SHIFT = np.uint64(ROW_BITS)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ftlayer.errors import MalformedRequestError, StaleOwnerError
+from ftlayer.errors import StaleOwnerError
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.queries import QueryRecord, all_queries, get_query, put_query
 from ftlayer.store.streams import all_positions, next_stream_number
 from ftlayer.vertex.calls import OpenQuery, OpenStream, QueryOpened, StreamOpened, StreamOptions
 from ftlayer.vertex.rules.retry import check_timeout
-from ftlayer.vertex.rules.state import MAX_STREAM_BYTES, ShardState, check_stream_name
+from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 
 
@@ -31,12 +31,7 @@ class Opening:
         """Take a query over: a new epoch, which owns ``call.streams`` and no others."""
         state = self._state
         check_timeout(call.options, state.options.buckets)
-        if not 1 <= len(call.query.encode()) <= MAX_STREAM_BYTES:
-            raise MalformedRequestError(
-                f"query {call.query!r}: expected a name of 1 to {MAX_STREAM_BYTES} bytes"
-            )
         for name in call.streams:
-            check_stream_name(name)
             stream = state.find_stream(name)
             if stream is not None and stream.query not in ("", call.query):
                 raise StaleOwnerError(
@@ -64,7 +59,6 @@ class Opening:
         )
 
     def _declare(self, txn: WriteTransaction, name: str, options: StreamOptions) -> Stream:
-        check_stream_name(name)
         stream = self._state.find_stream(name)
         if stream is None:
             stream = Stream(name, next_stream_number(txn), options)

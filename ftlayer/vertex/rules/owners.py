@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ftlayer.errors import MalformedRequestError, ProtocolError, StaleOwnerError
+from ftlayer.errors import ProtocolError, StaleOwnerError
 from ftlayer.store.jobs import all_jobs, put_job
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.vertex.calls import ClaimJob, JobClaimed
 
 INGEST = "ingest/"
-MAX_NAME_BYTES = 256
 
 
 def owner_of(stream: str) -> str:
@@ -34,11 +33,6 @@ class Owners:
 
     def claim(self, txn: WriteTransaction, call: ClaimJob) -> JobClaimed:
         """Give a job to a new run."""
-        for what, name in (("job", call.job), ("run", call.run)):
-            if not 1 <= len(name.encode()) <= MAX_NAME_BYTES:
-                raise MalformedRequestError(
-                    f"ClaimJob.{what} {name!r}: expected a name of 1 to {MAX_NAME_BYTES} bytes"
-                )
         previous = self._runs.get(call.job, "")
         put_job(txn, call.job, call.run)
         self._runs[call.job] = call.run

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from ftlayer.clock import Now
-from ftlayer.errors import MalformedRequestError, ProtocolError
+from ftlayer.errors import ProtocolError
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
@@ -55,8 +55,6 @@ class Replays:
                 f"stream {stream.name!r} is read by offset by query {stream.query!r}; its replays are in its "
                 "delivery log"
             )
-        if call.limit < 1:
-            raise MalformedRequestError(f"limit: expected 1 or more, got {call.limit}")
         asked = min(call.limit, _ROWS_PER_CALL)
         limit = state.circuits.may_take(stream, asked, now.mono_ms)
         held = limit < asked

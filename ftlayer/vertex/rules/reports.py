@@ -15,21 +15,8 @@ from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.store import batches
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.vertex.calls import Fail, Failure, Report, Xor
-from ftlayer.vertex.calls.event_ids import check_event_ids, plain_event_ids, stored_event_ids
+from ftlayer.vertex.calls.event_ids import plain_event_ids, stored_event_ids
 from ftlayer.vertex.rules.seals import stored_failure
-from ftlayer.vertex.rules.state import check_array
-from ftlayer.vertex.rules.tracking import failed_roots
-
-
-def check_report(report: Report) -> None:
-    """Raise `MalformedRequestError` for events that make no sense, naming the field."""
-    for index, event in enumerate(report.done):
-        where = f"report.done[{index}]"
-        check_array(event.roots, f"{where}.roots")
-        check_array(event.values, f"{where}.values", len(event.roots))
-        check_event_ids(event.ids, event.values, f"{where}.ids")
-    for fail in report.failed:
-        failed_roots({failure.root: failure for failure in fail.failures})
 
 
 def keep_report(txn: WriteTransaction, query: int, batch: int, report: Report) -> None:

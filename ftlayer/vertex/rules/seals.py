@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ftlayer.clock import Now
-from ftlayer.errors import MalformedRequestError, ProtocolError
+from ftlayer.errors import ProtocolError
 from ftlayer.store import batches
 from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit, StoredFailure
 from ftlayer.store.kv import WriteTransaction
@@ -17,11 +17,10 @@ from ftlayer.store.queries import QueryRecord
 from ftlayer.store.rows import StoredBatch, first_attempts, pack
 from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import get_bounds, log_entries
-from ftlayer.vertex.calls import EmittedRows, Failure, Reseal, Seal, SealedRows
-from ftlayer.vertex.calls.event_ids import check_event_ids, plain_event_ids
+from ftlayer.vertex.calls import EmittedRows, Failure, Reseal, Seal
+from ftlayer.vertex.calls.event_ids import plain_event_ids
 from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_REASON, MAX_TRACEBACK, cause_of, cut, next_attempt
-from ftlayer.vertex.rules.state import ShardState, check_array
-from ftlayer.vertex.rules.tracking import check_payload, failed_roots
+from ftlayer.vertex.rules.state import ShardState
 
 
 class SealWriter:
@@ -41,7 +40,7 @@ class SealWriter:
     ) -> BatchHead:
         """Store ``head`` with what ``call`` says added to it, and return it.
 
-        Raises `MalformedRequestError` and `ProtocolError` before anything is stored.
+        Raises `ProtocolError` before anything is stored.
         """
         attempts = self._delivered_attempts(txn, head) if call.redelivered or call.emitted else {}
         self._check(query, call, head, attempts)
@@ -123,8 +122,7 @@ class SealWriter:
         self, query: QueryRecord, call: Seal | Reseal, head: BatchHead, attempts: dict[int, tuple[str, int]]
     ) -> None:
         for rows in call.failed:
-            self._check_failed(query, rows)
-        failed_roots({failure.root: failure for failure in (*call.redelivered, *call.resumed)})
+            _check_stream(query, rows.stream, "failed")
         for failure in call.redelivered:
             if failure.root not in attempts:
                 raise ProtocolError(f"redelivered: root {failure.root} was not delivered to this batch")
@@ -133,7 +131,9 @@ class SealWriter:
         failing.update(failure.root for rows in call.failed for failure in rows.failures)
         delivered: set[str] = set()
         for emitted in call.emitted:
-            self._check_emitted(query, emitted, failing)
+            _check_stream(query, emitted.stream, "emitted")
+            if failing and (both := failing.intersection(emitted.roots.tolist())):
+                raise ProtocolError(f"root {both.pop()} has failed and was emitted: a root is all or nothing")
             if emitted.payload is not None:
                 continue
             missing = next((root for root in emitted.roots.tolist() if root not in attempts), None)
@@ -146,24 +146,6 @@ class SealWriter:
                     f"emitted: delivered rows of {emitted.stream!r} come twice; put them together"
                 )
             delivered.add(emitted.stream)
-
-    def _check_failed(self, query: QueryRecord, rows: SealedRows) -> None:
-        _check_stream(query, rows.stream, "failed")
-        check_array(rows.roots, "failed.roots", rows.payload.num_rows)
-        check_payload(rows.payload.num_rows, rows.key_hashes)
-        self._state.check_roots(rows.roots, "failed.roots")
-        if [failure.root for failure in rows.failures] != rows.roots.tolist():
-            raise MalformedRequestError("failed: failures[i].root must be roots[i], one failure for each row")
-
-    def _check_emitted(self, query: QueryRecord, rows: EmittedRows, failing: set[int]) -> None:
-        _check_stream(query, rows.stream, "emitted")
-        check_array(rows.roots, "emitted.roots", None if rows.payload is None else rows.payload.num_rows)
-        check_array(rows.values, "emitted.values", len(rows.roots))
-        check_event_ids(rows.ids, rows.values, "emitted.ids")
-        check_payload(len(rows.roots), None)
-        self._state.check_roots(rows.roots, "emitted.roots")
-        if failing and (both := failing.intersection(rows.roots.tolist())):
-            raise ProtocolError(f"root {both.pop()} has failed and was emitted: a root is all or nothing")
 
 
 def said(call: Seal) -> bytes:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ftlayer.acker import AckerTable, ExactTracker, Roots, Tracker
-from ftlayer.errors import MalformedRequestError, ProtocolError, StaleIncarnationError
-from ftlayer.records.ids import root_ids, shard_bits
+from ftlayer.errors import ProtocolError, StaleIncarnationError
+from ftlayer.records.ids import root_ids
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import U64
 from ftlayer.store.segments import Segments
@@ -54,9 +54,6 @@ class Counters:
     deduplicated_calls: int = 0
     recovered: int = 0
     recalled: int = 0
-
-
-MAX_STREAM_BYTES = 256
 
 
 @dataclass(slots=True)
@@ -182,34 +179,3 @@ class ShardState:
                 f"the call is for incarnation {incarnation} of the vertex, this is {self.incarnation}; "
                 "what was pending is replayed under new ids: drop what you know of the old ones"
             )
-
-    def check_roots(self, roots: U64, what: str) -> None:
-        """Raise `MalformedRequestError` unless ``roots`` are ids of this shard."""
-        if not len(roots):
-            return
-        if np.count_nonzero(roots) != roots.size:
-            raise MalformedRequestError(
-                f"{what}: item {int(np.flatnonzero(roots == 0)[0])} is 0, never an id"
-            )
-        bits = shard_bits(self.options.shards)
-        if bits:
-            foreign = np.flatnonzero(roots >> np.uint64(64 - bits) != np.uint64(self.options.shard))
-            if len(foreign):
-                raise MalformedRequestError(
-                    f"{what}: item {int(foreign[0])} belongs to another shard than {self.options.shard}; "
-                    f"its top {bits} bits name the shard to send it to"
-                )
-
-
-def check_array(values: object, what: str, length: int | None = None) -> None:
-    """Raise `MalformedRequestError` unless ``values`` is a uint64[n], of ``length`` if given."""
-    if not isinstance(values, np.ndarray) or values.dtype != np.uint64 or values.ndim != 1:
-        raise MalformedRequestError(f"{what}: expected a one-dimensional uint64 array")
-    if length is not None and len(values) != length:
-        raise MalformedRequestError(f"{what}: expected {length} items, got {len(values)}")
-
-
-def check_stream_name(name: str) -> None:
-    """Raise `MalformedRequestError` for a name that is empty or too long."""
-    if not 1 <= len(name.encode()) <= MAX_STREAM_BYTES:
-        raise MalformedRequestError(f"stream {name!r}: expected a name of 1 to {MAX_STREAM_BYTES} bytes")

@@ -9,9 +9,9 @@ import numpy as np
 
 from ftlayer.acker import NEVER, IdLists, Roots
 from ftlayer.clock import Now
-from ftlayer.errors import MalformedRequestError, ProtocolError
+from ftlayer.errors import ProtocolError
 from ftlayer.store.kv import WriteTransaction
-from ftlayer.store.rows import I32, I64, U64, StoredBatch, first_attempts
+from ftlayer.store.rows import I64, U64, StoredBatch, first_attempts
 from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import get_position, put_position
 from ftlayer.vertex.calls import (
@@ -27,17 +27,15 @@ from ftlayer.vertex.calls import (
     Xor,
     Xored,
 )
-from ftlayer.vertex.calls.event_ids import check_event_ids
 from ftlayer.vertex.rules.failing import Failing
-from ftlayer.vertex.rules.live import MAX_ROWS, by_segment, locate, locations_of
+from ftlayer.vertex.rules.live import by_segment, locate, locations_of
 from ftlayer.vertex.rules.retry import Cause, cause_of
-from ftlayer.vertex.rules.state import ShardState, check_array
+from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 
 # Rows that one tick moves after a timeout: about a quarter of a second's work, so that calls are not held
 # up for long.
 EXPIRED_PER_TICK = 10_000
-MAX_PARTITION_BYTES = 400
 
 NONE_FAILED: Mapping[int, Cause] = {}
 
@@ -61,11 +59,6 @@ class Tracking:
         state.owners.check([call.stream], call.owner)
         stream = state.stream(call.stream)
         rows = call.payload.num_rows
-        check_array(call.roots, "roots", rows)
-        check_array(call.values, "values", rows)
-        state.check_roots(call.roots, "roots")
-        check_event_ids(call.ids, call.values, "ids")
-        check_payload(call.payload.num_rows, call.key_hashes)
         check_intake(stream, rows)
         if call.position is not None and not self._advance_position(txn, stream, call.position):
             return Accepted(rows), None
@@ -156,10 +149,6 @@ class Tracking:
 
     def _advance_position(self, txn: WriteTransaction, stream: Stream, position: SourcePosition) -> bool:
         """Move a source partition on; return False when these rows were accepted before."""
-        if not 1 <= len(position.partition.encode()) <= MAX_PARTITION_BYTES:
-            raise MalformedRequestError(
-                f"position.partition {position.partition!r}: expected 1 to {MAX_PARTITION_BYTES} bytes"
-            )
         last = get_position(txn, stream.number, position.partition)
         if last == (position.start, position.end):
             return False
@@ -179,9 +168,6 @@ class Tracking:
         flush.
         """
         state = self._state
-        check_array(call.roots, "roots")
-        check_array(call.values, "values", len(call.roots))
-        check_event_ids(call.ids, call.values, "ids")
         ids = self._lists(call.ids)
         unknown = state.tracker.unknown_xors
         if call.hold:
@@ -199,7 +185,6 @@ class Tracking:
     def touch(self, call: Touch, now: Now) -> Touched:
         """Start the time of pending roots again."""
         state = self._state
-        check_array(call.roots, "roots")
         timeouts = {stream.options.timeout_ms for stream in state.streams.values()}
         if len(timeouts) == 1:
             bucket = state.schedules.bucket(timeouts.pop(), now.mono_ms)
@@ -222,7 +207,7 @@ class Tracking:
         failures: dict[int, Failure] = {}
         for failure in call.failures:
             failures.setdefault(failure.root, failure)
-        roots = failed_roots(failures)
+        roots = np.fromiter(failures, np.uint64, len(failures))
         forgotten = state.tracker.forget(roots)
         pending = roots[forgotten.pending]
         causes = [cause_of(failures[root]) for root in pending.tolist()]
@@ -322,24 +307,6 @@ class Tracking:
 
     def _own_ids(self, roots: U64) -> IdLists | None:
         return IdLists(roots, np.arange(len(roots) + 1)) if self._state.exact else None
-
-
-def failed_roots(failures: dict[int, Failure]) -> U64:
-    """Return the roots that failures are for; `MalformedRequestError` for a number that is no id."""
-    for root in failures:
-        if not 0 < root < 1 << 64:
-            raise MalformedRequestError(f"failures: root {root} is no id (1 to 2**64 - 1)")
-    return np.fromiter(failures, np.uint64, len(failures))
-
-
-def check_payload(rows: int, key_hashes: I32 | None) -> None:
-    """Raise `MalformedRequestError` for too many rows, or key hashes that don't fit them."""
-    if rows > MAX_ROWS:
-        raise MalformedRequestError(f"payload: {rows} rows in one call; send {MAX_ROWS} at most")
-    if key_hashes is not None and (
-        key_hashes.dtype != np.int32 or key_hashes.ndim not in (1, 2) or len(key_hashes) != rows
-    ):
-        raise MalformedRequestError(f"key_hashes: expected int32[{rows}] or int32[{rows}, selectors]")
 
 
 def check_intake(stream: Stream, rows: int) -> None:

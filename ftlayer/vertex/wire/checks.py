@@ -1,7 +1,8 @@
 """Checks of decoded calls beyond their types: ids of 0, lengths that differ, empty names.
 
-Runs before the rules see a call, so that they may trust their input. Whether a well-formed call makes
-sense *now* is theirs to say.
+Here calls enter the vertex's process, which must not trust those who send them, and here alone they are checked:
+neither does a client check what it sends, nor the service, the rules or the store what has passed. Whether a
+well-formed call makes sense *now*, and on this shard, is theirs to say.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import numpy as np
 from ftlayer.errors import MalformedRequestError
 from ftlayer.failures import MAX_RETRY_LATER_MS
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import I32, U64, Call, Envelope
+from ftlayer.vertex.calls import I32, MAX_PAGE, MAX_ROWS, U64, Call, Envelope
 from ftlayer.vertex.calls.event_ids import check_event_ids
 
 # Names become parts of the store's keys, which LMDB limits to 511 bytes.
 MAX_NAME_BYTES = 200
+# A job's name with some more.
+MAX_RUN_BYTES = 256
 LIST_STATES = ("pending", "waiting", "delivery", "dead")
 
 
@@ -26,6 +29,7 @@ def check_call(call: Call) -> None:
     match call:
         case calls.Persist():
             check_name(call.stream, "Persist.stream")
+            _check_rows(len(call.roots), "Persist")
             _check_ids(call.roots, "Persist.roots")
             _check_lengths("Persist", len(call.roots), payload=call.payload, values=call.values)
             _check_key_hashes(call.key_hashes, len(call.roots), "Persist.key_hashes")
@@ -34,6 +38,7 @@ def check_call(call: Call) -> None:
                 check_name(call.position.partition, "Persist.position.partition")
         case calls.Ingest():
             check_name(call.stream, "Ingest.stream")
+            _check_rows(call.payload.num_rows, "Ingest")
         case calls.Xor():
             _check_ids(call.roots, "Xor.roots")
             _check_lengths("Xor", len(call.roots), values=call.values)
@@ -44,6 +49,7 @@ def check_call(call: Call) -> None:
             _check_failures(call.failures, "Fail.failures")
         case calls.ClaimJob():
             check_name(call.job, "ClaimJob.job")
+            check_name(call.run, "ClaimJob.run", MAX_RUN_BYTES)
         case calls.OpenStream():
             check_name(call.stream, "OpenStream.stream")
         case calls.TakeReplays():
@@ -58,7 +64,7 @@ def check_call(call: Call) -> None:
         case calls.Deliverable():
             check_name(call.stream, "Deliverable.stream")
             _check_least(call.start, 0, "Deliverable.start")
-            _check_least(call.max_rows, 0, "Deliverable.max_rows")
+            _check_least(call.max_rows, 1, "Deliverable.max_rows")
         case calls.ReadDeliveries():
             check_name(call.stream, "ReadDeliveries.stream")
             _check_range(call.start, call.end, "ReadDeliveries")
@@ -85,7 +91,8 @@ def check_call(call: Call) -> None:
                 raise MalformedRequestError(
                     f"ListRecords.state: expected one of {', '.join(LIST_STATES)}, got {call.state!r}"
                 )
-            _check_least(call.limit, 1, "ListRecords.limit")
+            if not 1 <= call.limit <= MAX_PAGE:
+                raise MalformedRequestError(f"ListRecords.limit: expected 1 to {MAX_PAGE}, got {call.limit}")
         case calls.Explain():
             if not 0 < call.root < 1 << 64:
                 raise MalformedRequestError(f"Explain.root: expected an id, 1 to 2^64-1, got {call.root}")
@@ -99,13 +106,16 @@ def check_envelope(envelope: Envelope) -> None:
     _check_least(envelope.sequence, 1, "sequence")
 
 
-def check_name(name: str, where: str) -> None:
-    """Raise `MalformedRequestError` unless ``name`` has 1 to `MAX_NAME_BYTES` bytes and no NUL."""
+def check_name(name: str, where: str, most: int = MAX_NAME_BYTES) -> None:
+    """Raise `MalformedRequestError` unless ``name`` has 1 to ``most`` bytes and no NUL."""
     size = len(name.encode("utf-8", "surrogatepass"))
-    if not 1 <= size <= MAX_NAME_BYTES or "\0" in name:
-        raise MalformedRequestError(
-            f"{where}: expected 1 to {MAX_NAME_BYTES} bytes without NUL, got {size} bytes"
-        )
+    if not 1 <= size <= most or "\0" in name:
+        raise MalformedRequestError(f"{where}: expected 1 to {most} bytes without NUL, got {size} bytes")
+
+
+def _check_rows(rows: int, where: str) -> None:
+    if rows > MAX_ROWS:
+        raise MalformedRequestError(f"{where}: {rows} rows in one call; send {MAX_ROWS} at most")
 
 
 def _check_ids(ids: U64, where: str) -> None:
@@ -190,6 +200,7 @@ def _check_verdict(call: calls.Seal | calls.Reseal) -> None:
     for index, sealed in enumerate(call.failed):
         part = f"{where}.failed[{index}]"
         check_name(sealed.stream, f"{part}.stream")
+        _check_rows(len(sealed.roots), part)
         _check_ids(sealed.roots, f"{part}.roots")
         _check_lengths(part, len(sealed.roots), payload=sealed.payload, failures=sealed.failures)
         _check_key_hashes(sealed.key_hashes, len(sealed.roots), f"{part}.key_hashes")
@@ -199,6 +210,7 @@ def _check_verdict(call: calls.Seal | calls.Reseal) -> None:
     for index, emitted in enumerate(call.emitted):
         part = f"{where}.emitted[{index}]"
         check_name(emitted.stream, f"{part}.stream")
+        _check_rows(len(emitted.roots), part)
         _check_ids(emitted.roots, f"{part}.roots")
         _check_lengths(part, len(emitted.roots), values=emitted.values)
         check_event_ids(emitted.ids, emitted.values, f"{part}.ids")

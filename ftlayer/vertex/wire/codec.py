@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from ftlayer.errors import ConfigError, MalformedRequestError
 from ftlayer.records.failure_columns import from_columns, to_columns
-from ftlayer.records.ipc import UNREADABLE, read_one_batch
+from ftlayer.records.ipc import UNREADABLE, as_stream, read_one_batch
 from ftlayer.transport.frames import malformed
 from ftlayer.vertex.calls import I32, U64, Failure
 
@@ -47,14 +47,6 @@ class Codec:
 
 
 # ---------------------------------------------------------------- Arrow
-
-
-def batch_to_ipc(batch: pa.RecordBatch) -> pa.Buffer:
-    """Return ``batch`` as an IPC stream of its own."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return sink.getvalue()
 
 
 def batch_from_ipc(data: Any, where: str) -> pa.RecordBatch:
@@ -127,7 +119,7 @@ _PLAIN: dict[Any, Codec] = {
     bytes: Codec(_identity, _unpack_exactly(bytes)),
     U64: Codec(lambda array: np.ascontiguousarray(array, "<u8").tobytes(), _unpack_u64),
     I32: Codec(_pack_i32, _unpack_i32),
-    pa.RecordBatch: Codec(lambda batch: memoryview(batch_to_ipc(batch)), batch_from_ipc),
+    pa.RecordBatch: Codec(lambda batch: memoryview(as_stream(batch)), batch_from_ipc),
 }
 
 

@@ -37,8 +37,10 @@ REPLIES: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Repl
 
 
 def encode_call(call: Call, envelope: Envelope | None) -> bytes:
-    """Return the frame of ``call``; `MalformedRequestError` where the vertex would refuse it anyway."""
-    check_call(call)
+    """Return the frame of ``call``; `MalformedRequestError` for what msgpack or UTF-8 cannot hold.
+
+    The vertex checks the rest (`ftlayer.vertex.wire.checks`).
+    """
     return frame_of(call, fields_of(call), envelope)
 
 
@@ -50,7 +52,7 @@ def fields_of(call: Call) -> dict[str, Any]:
 
 
 def frame_of(call: Call, fields: dict[str, Any], envelope: Envelope | None) -> bytes:
-    """Return the frame of a checked ``call``, whose `fields_of` are known."""
+    """Return the frame of ``call``, whose `fields_of` are known."""
     name = type(call).__name__
     frame: dict[str, Any] = {"call": name, "fields": fields}
     if envelope is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ftlayer.errors import MalformedRequestError, ProtocolError
+from ftlayer.errors import ProtocolError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
 from ftlayer.vertex.rules import dedupe
@@ -107,10 +107,3 @@ def test_too_many_clients_are_forgotten(vertex, kit, monkeypatch):
         persist(vertex, kit, number + 1, f"client {number}")
     vertex.advance(700_000)
     assert len(vertex.layer._dedupe) == 3
-
-
-def test_an_envelope_that_makes_no_sense_is_refused(vertex, kit):
-    for envelope in (Envelope("c", 0), Envelope("", 1), Envelope("c" * 300, 1)):
-        with pytest.raises(MalformedRequestError, match="envelope"):
-            vertex.call(kit.persist_call([1]), envelope)
-    assert pending(vertex) == []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.errors import MalformedRequestError, UnsupportedError
+from ftlayer.errors import UnsupportedError
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import EventIds, Explain, Explained, OwedId
 from ftlayer.vertex.calls.event_ids import check_event_ids, plain_event_ids, stored_event_ids
@@ -154,36 +154,6 @@ def test_the_table_refuses_to_explain_and_takes_no_note_of_ids(kit: Any) -> None
     with vertex.store.read() as txn, pytest.raises(UnsupportedError, match='tracker="exact"'):
         vertex.layer.read(txn, Explain(1), vertex.now)
     assert vertex.xor((1, 11)).completed == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"ids": np.array([11, 13, 21], np.uint64)}, "XOR of list 0"),
-        ({"ids": np.array([11, 0, 21], np.uint64)}, r"ids\[1\]: 0 is never"),
-        ({"ids": np.array([11, 12, 21], np.int64)}, "ids: expected"),
-        ({"offsets": np.array([0, 3], np.int32)}, "offsets"),
-        ({"offsets": np.array([0, 4, 3], np.int32)}, "offsets"),
-        ({"offsets": np.array([[0, 2, 3]], np.int32)}, "offsets"),
-        ({"offsets": np.array([0, 1, 3], np.int32)}, "XOR of list 0"),
-        ({"owners": np.array([0, 1], np.int32)}, "owners"),
-        ({"owners": np.array([0, 1, 2], np.int32)}, "owners"),
-        ({"owners": np.array([0, 1, -2], np.int32)}, "owners"),
-        ({"operators": ("count",)}, "owners"),
-    ],
-)
-def test_ids_that_do_not_fit_are_refused_by_field(exact: Kit, change: dict[str, Any], field: str) -> None:
-    good = {"ids": np.array([11, 12, 21], np.uint64), "offsets": np.array([0, 2, 3], np.int32)}
-    good |= {"owners": np.array([0, 1, -1], np.int32), "operators": ("count", "parse")}
-    values = exact.kit.u64([11 ^ 12, 21])
-    check_event_ids(EventIds(**good), values, "ids")
-    ids = EventIds(**(good | change))
-    with pytest.raises(MalformedRequestError, match=field):
-        exact.vertex.persist([1, 2], values.tolist(), ids=ids)
-    exact.persist(r1={11: "parse"}, r2={13: "parse"})
-    with pytest.raises(MalformedRequestError, match=field):
-        exact.vertex.call(calls.Xor(exact.kit.u64([1, 2]), values, 1, ids=ids))
-    assert exact.explain(1).value == 11
 
 
 lists_of_ids = st.lists(

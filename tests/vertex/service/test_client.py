@@ -147,13 +147,13 @@ def test_what_the_rules_refuse_is_raised_as_it_was(client: VertexClient, batches
         pipeline.submit(batches.persist(stream="job/unknown")).result()
 
 
-def test_what_cannot_be_meant_is_not_sent(client: VertexClient, batches: Any) -> None:
+def test_what_cannot_be_meant_is_refused(client: VertexClient, batches: Any) -> None:
     call = batches.persist(2)
     call.roots[1] = 0
     with pytest.raises(MalformedRequestError, match=r"Persist\.roots\[1\]"):
         client.call(call)
     with client.pipeline() as pipeline, pytest.raises(MalformedRequestError, match=r"Persist\.roots\[1\]"):
-        pipeline.submit(call)
+        pipeline.submit(call).result()
 
 
 def test_without_a_vertex_a_call_fails_at_its_deadline(batches: Any) -> None:

@@ -136,7 +136,7 @@ def test_ids_that_do_not_fold_to_the_values_are_refused(exact: Any) -> None:
     with pytest.raises(MalformedRequestError, match=r"Xor\.ids: the XOR of list 0"):
         client.call(wrong)
     with client.pipeline() as pipeline, pytest.raises(MalformedRequestError, match=r"Xor\.ids"):
-        pipeline.submit(wrong)
+        pipeline.submit(wrong).result()
     with pytest.raises(MalformedRequestError, match=r"Explain\.root"):
         client.call(Explain(0))
 

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from ftlayer import errors
 from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError
+from ftlayer.records.ipc import as_stream
 from ftlayer.transport.failures import error_frame
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import I32, U64, Accepted, Envelope, EventIds, Failure, Persist, SourcePosition, Xor
-from ftlayer.vertex.wire.codec import batch_to_ipc, dataclass_codec
+from ftlayer.vertex.wire.codec import dataclass_codec
 from ftlayer.vertex.wire.frames import (
     CALLS,
     ENVELOPED,
@@ -148,32 +149,12 @@ def test_persist_comes_back(hashes: Any, position: SourcePosition | None) -> Non
     assert (call.roots.tolist(), call.position) == (ROOTS.tolist(), position)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"values": ROOTS[:1]}, "Persist.values"),
-        ({"roots": np.zeros(2, np.uint64)}, "Persist.roots[0]"),
-        ({"key_hashes": np.zeros(3, np.int32)}, "Persist.key_hashes"),
-        ({"key_hashes": np.zeros((2, 0), np.int32)}, "Persist.key_hashes"),
-        ({"stream": ""}, "Persist.stream"),
-    ],
-)
-def test_a_call_that_the_vertex_would_refuse_is_refused_before_it_is_sent(
-    changes: dict[str, Any], named: str
-) -> None:
-    with pytest.raises(MalformedRequestError) as caught:
-        encode_call(dataclasses.replace(PERSIST, **changes), Envelope("me", 1))
-    assert named in str(caught.value)
-
-
-def test_ids_come_back_and_are_checked() -> None:
+def test_ids_come_back() -> None:
     ids = EventIds(ROOTS, np.array([0, 1, 2], np.int32), np.array([0, -1], np.int32), ("parse",))
     for sent in (dataclasses.replace(PERSIST, ids=ids), Xor(ROOTS, ROOTS, 3, ids=ids)):
         came, _ = decode_call(encode_call(sent, Envelope("me", 1)))
         assert isinstance(came, (Persist, Xor))
         assert same(came.ids, ids)
-        with pytest.raises(MalformedRequestError, match=r"ids: the XOR of list 1"):
-            encode_call(dataclasses.replace(sent, values=ROOTS[[0, 0]]), Envelope("me", 1))
 
 
 def test_arrays_come_writable_because_kernels_are_compiled_for_those() -> None:
@@ -303,7 +284,7 @@ def test_a_damaged_frame_is_a_call_or_malformed_and_safe_to_read(data: bytes) ->
 
 
 @settings(max_examples=200, deadline=None)
-@given(spoiled(batch_to_ipc(example_persist().payload).to_pybytes()))
+@given(spoiled(as_stream(example_persist().payload).to_pybytes()))
 def test_a_damaged_payload_is_malformed_or_safe_to_read(data: bytes) -> None:
     codec = dataclass_codec(calls.Ingest)
     try:
@@ -324,8 +305,8 @@ def test_an_ipc_stream_with_two_batches_is_malformed() -> None:
 
 
 def test_numbers_that_msgpack_cannot_hold_are_malformed_at_the_client() -> None:
-    call = calls.BeginBatch("q", 1, 1 << 63)
-    with pytest.raises(MalformedRequestError, match="batch"):
+    call = calls.BeginBatch("q", 1, 1 << 64)
+    with pytest.raises(MalformedRequestError, match="BeginBatch"):
         encode_call(call, Envelope("me", 1))
     with pytest.raises(MalformedRequestError):
         encode_call(calls.BeginBatch("q\ud800", 1, 1), Envelope("me", 1))
