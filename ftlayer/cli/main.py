@@ -5,28 +5,33 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from ftlayer import __version__
 from ftlayer.cli import checkpoints as cli_checkpoints
+from ftlayer.cli import dead as cli_dead
+from ftlayer.cli.connection import (
+    DEFAULT_ADDRESS,
+    EXIT_ERROR,
+    Address,
+    ClientPem,
+    RootCerts,
+    TokenFile,
+    connect,
+    read_file,
+    token_of,
+)
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError, VertexUnavailableError
 from ftlayer.printable import printable, printing_console
 from ftlayer.secret_files import read_secret
 
-if TYPE_CHECKING:
-    from ftlayer.vertex.calls import RecordInfo
-    from ftlayer.vertex.client.client import VertexClient
-
-EXIT_ERROR = 1
 EXIT_USAGE = 2
-DEFAULT_ADDRESS = "grpc://127.0.0.1:7077"
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
@@ -84,8 +89,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Record-level fault tolerance for PySpark streams.",
 )
-dead = typer.Typer(no_args_is_help=True, help="Dead letters of a running vertex: list, show, requeue, purge.")
-app.add_typer(dead, name="dead")
+app.add_typer(cli_dead.app, name="dead")
 app.add_typer(cli_checkpoints.app, name="checkpoints")
 
 
@@ -96,18 +100,6 @@ class RecordState(StrEnum):
     WAITING = "waiting"
     DELIVERY = "delivery"
     DEAD = "dead"
-
-
-Address = Annotated[str, typer.Option(help="Where the vertex is.", envvar="FTLAYER_ADDRESS")]
-TokenFile = Annotated[
-    Path | None, typer.Option(help="File with the vertex's token; without it, FTLAYER_TOKEN is used.")
-]
-RootCerts = Annotated[Path | None, typer.Option(help="PEM of the certificate to trust, for grpc+tls.")]
-ClientPem = Annotated[
-    Path | None, typer.Option(help="PEM of a certificate and its key, for a vertex with --tls-client-ca.")
-]
-Keys = Annotated[list[str], typer.Argument(help="Keys as `ftlayer dead list` shows them.")]
-Everything = Annotated[bool, typer.Option("--all", help="All dead letters there are.")]
 
 
 def _print_version(asked: bool) -> None:
@@ -221,11 +213,11 @@ def serve(
     )
     options = ServeOptions(
         vertex,
-        _token(token_file),
+        token_of(token_file),
         listen,
-        None if tls_cert is None else _read(tls_cert, "--tls-cert"),
+        None if tls_cert is None else read_file(tls_cert, "--tls-cert"),
         None if tls_key is None else read_secret(tls_key, "--tls-key"),
-        None if tls_client_ca is None else _read(tls_client_ca, "--tls-client-ca"),
+        None if tls_client_ca is None else read_file(tls_client_ca, "--tls-client-ca"),
         metrics_port,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -270,97 +262,12 @@ def explain(
     from ftlayer.vertex.calls import Explain, Explained
 
     wanted = parse_root(root)
-    with _connect(address, token_file, root_certs, client_pem) as client:
+    with connect(address, token_file, root_certs, client_pem) as client:
         explained = client.call(Explain(wanted))
     assert isinstance(explained, Explained)
     print_explained(printing_console(), wanted, explained)
     if not explained.known:
         raise typer.Exit(EXIT_ERROR)
-
-
-@dead.command("list")
-def list_dead(
-    address: Address = DEFAULT_ADDRESS,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
-) -> None:
-    """List dead letters: key, record, reason."""
-    from ftlayer.cli.tables import print_records
-    from ftlayer.vertex.calls import Stats, StatsReply
-
-    with _connect(address, token_file, root_certs, client_pem) as client:
-
-        def total() -> int:
-            stats = client.call(Stats())
-            assert isinstance(stats, StatsReply)
-            return int(stats.values["dead_letters"])
-
-        print_records(printing_console(), _dead_letters(client), f"dead letters of {address}", limit, total)
-
-
-@dead.command()
-def show(
-    keys: Keys,
-    address: Address = DEFAULT_ADDRESS,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
-) -> None:
-    """Show everything that is known of dead letters: record, attempts, traceback."""
-    from ftlayer.cli.tables import print_record
-
-    wanted = dict.fromkeys(_parsed(keys))
-    console = printing_console()
-    with _connect(address, token_file, root_certs, client_pem) as client:
-        for record in _dead_letters(client):
-            if record.key in wanted:
-                del wanted[record.key]
-                print_record(console, record)
-    for key in wanted:
-        typer.echo(f"ftlayer: there is no dead letter {key.hex()}", err=True)
-    if wanted:
-        raise typer.Exit(EXIT_ERROR)
-
-
-@dead.command()
-def requeue(
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
-    everything: Everything = False,
-    address: Address = DEFAULT_ADDRESS,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
-) -> None:
-    """Give dead letters their attempts back; their query gets them again at once."""
-    from ftlayer.vertex.calls import Requeue
-
-    with _connect(address, token_file, root_certs, client_pem) as client:
-        chosen = _chosen(client, keys, everything)
-        count = _change(client, Requeue(chosen))
-    _print_changed("requeued", count, len(chosen), everything)
-
-
-@dead.command()
-def purge(
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
-    everything: Everything = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    address: Address = DEFAULT_ADDRESS,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
-) -> None:
-    """Delete dead letters permanently."""
-    from ftlayer.vertex.calls import Purge
-
-    with _connect(address, token_file, root_certs, client_pem) as client:
-        chosen = _chosen(client, keys, everything)
-        if chosen and not yes:
-            typer.confirm(f"Delete {len(chosen)} dead letters permanently?", abort=True)
-        count = _change(client, Purge(chosen))
-    _print_changed("purged", count, len(chosen), everything)
 
 
 def main() -> None:
@@ -388,88 +295,6 @@ def parse_root(text: str) -> int:
             f"ROOT: expected an id as 16 hexadecimal digits, 0x… or a decimal number, got {text!r}"
         )
     return root
-
-
-def _read(path: Path, option: str) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{option}: {path} cannot be read: {error.strerror}") from error
-
-
-def _token(token_file: Path | None) -> str:
-    if token_file is not None:
-        return read_secret(token_file, "--token-file").decode("utf-8", "replace").strip()
-    token = os.environ.get("FTLAYER_TOKEN", "")
-    if not token:
-        raise ConfigError(
-            "a vertex has a token: name the file it is in with --token-file, or set FTLAYER_TOKEN. Make one with: "
-            "python -c 'import secrets; print(secrets.token_urlsafe())' > token; chmod 600 token"
-        )
-    return token
-
-
-def _connect(
-    address: str, token_file: Path | None, root_certs: Path | None, client_pem: Path | None
-) -> VertexClient:
-    # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from ftlayer.vertex.client.client import VertexClient
-
-    certificates = None if root_certs is None else _read(root_certs, "--root-certs")
-    return VertexClient(
-        address,
-        _token(token_file),
-        root_certs=certificates,
-        client_pem=None if client_pem is None else read_secret(client_pem, "--client-pem"),
-        client_id="cli",
-        deadline_ms=10_000,
-    )
-
-
-def _dead_letters(client: VertexClient) -> Iterator[RecordInfo]:
-    from ftlayer.spark.frames import list_records
-
-    return list_records(client, "dead")
-
-
-def _parsed(keys: list[str]) -> tuple[bytes, ...]:
-    try:
-        return tuple(bytes.fromhex(key) for key in keys)
-    except ValueError as error:
-        raise ConfigError(f"keys are hexadecimal, as `ftlayer dead list` shows them ({error})") from error
-
-
-def _chosen(client: VertexClient, keys: list[str] | None, everything: bool) -> tuple[bytes, ...]:
-    if bool(keys) == everything:
-        raise ConfigError("name the dead letters by their keys, or say --all")
-    if keys:
-        return tuple(dict.fromkeys(_parsed(keys)))
-    return tuple(record.key for record in _dead_letters(client))
-
-
-def _change(client: VertexClient, call: Any) -> int:
-    from ftlayer.vertex.calls import Changed
-
-    reply = client.call(call)
-    assert isinstance(reply, Changed)
-    return reply.count
-
-
-def _print_changed(what: str, count: int, chosen: int, everything: bool) -> None:
-    """Say how many dead letters were changed; exit code 1 if keys that were named are of none.
-
-    With ``--all`` those that are missing were there a moment ago: somebody else has changed them meanwhile.
-    """
-    typer.echo(f"{what} {count} of {chosen}")
-    missing = chosen - count
-    if missing and not everything:
-        typer.echo(
-            f"ftlayer: {missing} of the keys {'is' if missing == 1 else 'are'} of no dead letter (now): "
-            "`ftlayer dead list` shows those there are",
-            err=True,
-        )
-        raise typer.Exit(EXIT_ERROR)
 
 
 if __name__ == "__main__":

@@ -279,11 +279,11 @@ def test_an_error_of_the_transport_names_options_of_the_command_line(monkeypatch
 def test_grpc_writes_nothing_of_its_own_about_a_certificate(tmp_path: Path) -> None:
     mine, other = make_certificate(["127.0.0.1"]), make_certificate(["127.0.0.1"])
     code = """
-from ftlayer.cli.main import _connect
+from ftlayer.cli.connection import connect
 from ftlayer.errors import VertexUnavailableError
 from pathlib import Path
 import sys
-with _connect(sys.argv[1], None, Path(sys.argv[2]), None) as client:
+with connect(sys.argv[1], None, Path(sys.argv[2]), None) as client:
     try:
         client.health(deadline_ms=1_000)
     except VertexUnavailableError:
