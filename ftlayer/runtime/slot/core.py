@@ -1,68 +1,50 @@
 """The rules of a slot: which task runs next, where its elements go, and what waits for what.
 
-No I/O, no threads and no clock: events come in as calls, what is to be done goes out through `Links` and
-`VertexCalls`. A task is run while all its outputs have room; the loop goes on with the others. So no slot ever
+No I/O, no threads and no clock: events come in as calls, what is to be done goes out through `Links` and the ports of
+the mode. A task is run while all its outputs have room; the loop goes on with the others. So no slot ever
 waits for another one inside a send, which two slots could do for each other without end.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import cast
 
 import pyarrow as pa
 
-from ftlayer.checkpoint.barrier import Barrier
-from ftlayer.checkpoint.pieces import Piece
-from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.acker_mode.slot.acks import AckBuffer
-from ftlayer.runtime.barrier_mode.slot.barriers import Barriers
-from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
-from ftlayer.runtime.protocol.elements import Batch, Element
+from ftlayer.runtime.protocol.elements import Barrier, Batch, Element
 from ftlayer.runtime.slot.crediting import Crediting
-from ftlayer.runtime.slot.debloating import Debloating
 from ftlayer.runtime.slot.loop_watch import watch_loops
+from ftlayer.runtime.slot.mode import ModeEvent, OpenSlotMode, SlotParts
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
-from ftlayer.runtime.slot.ports import CheckpointParts, Links, VertexCalls, Working
+from ftlayer.runtime.slot.ports import Links, Working
 from ftlayer.runtime.slot.seat import AnyTask, Seat, counters_of, seat_tasks
 from ftlayer.runtime.slot.turns import Turns
 from ftlayer.runtime.task.actions import (
-    Acknowledge,
     Action,
-    AskReplays,
-    DataEnded,
-    FailRoots,
     HoldInput,
-    PersistRoots,
-    ReplaysOut,
     Send,
     TaskEnded,
     WakeAt,
 )
-from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask, TaskKey
+from ftlayer.runtime.task.contract import InputTask, SourceRows, SourceTask, TaskKey
 from ftlayer.topology.job_graph import Channel, JobGraph
-from ftlayer.vertex.calls import Records
-
-PERSISTS_IN_FLIGHT = 16
-"""A source reads on while this many of its batches, at most, wait for the vertex."""
 
 
 class SlotCore:
     """The tasks of one slot.
 
     Attributes:
-        activity: grows with everything that happens (see `Heartbeat`).
         working: what runs now; None between two tasks. Any thread may read it.
-        data_ended: iterations that have come to their end, for the coordinator to be told, and removed.
     """
 
     def __init__(
@@ -72,48 +54,21 @@ class SlotCore:
         tasks: dict[TaskKey, AnyTask],
         options: TopologyOptions,
         links: Links,
-        vertex: VertexCalls | None,
-        checkpoints: CheckpointParts | None = None,
+        open_mode: OpenSlotMode,
     ) -> None:
-        """``tasks`` are all of `JobGraph.subtasks_in` the slot.
-
-        ``vertex`` is None where nothing is tracked, ``checkpoints`` outside barrier mode.
-        """
-        self._graph = graph
-        self._options = options
+        """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``open_mode`` makes the mode's rules."""
         self._codec = ElementCodec(graph.edges)
-        self._links = links
-        self._vertex = vertex
         self._seating = seat_tasks(graph, slot, tasks, options, self._codec)
         self._seats = list(self._seating.seats.values())
         watch_loops(graph, self._seating)
         self._turns = Turns(self._seats)
         self._outgoing = Outgoing(self._seating.remote, links, options.batch_age_ms)
-        self._acks = AckBuffer()
         self._credit = Crediting(links, self._seating.senders, options.channel_bytes)
-        self._totals = dict.fromkeys(("persisted", "replayed", "failed", "dropped"), 0)
-        self._paused = False
-        self._final: int | None = None  # the checkpoint that the job ends with
-        self._away: set[int] = set()
-        self._reports: list[ReplaysOut] = []
-        self.activity = 0
-        self.data_ended: list[DataEnded] = []
+        self._dropped = 0
+        self._activity = 0
         self.working: Working | None = None
-        self._barriers: Barriers | None = None
-        self._debloating: Debloating | None = None
-        if checkpoints is not None:
-            self._barriers = Barriers(
-                graph,
-                self._seating,
-                self._codec,
-                checkpoints,
-                self._outgoing,
-                self._credit,
-                self._run,
-            )
-            config = checkpoints.config
-            if config.debloating:
-                self._debloating = Debloating(self._seating, self._credit, config.debloat_target_ms, options)
+        parts = SlotParts(graph, options, self._seating, self._codec, self._outgoing, self._credit, self._run)
+        self._mode = open_mode(parts)
 
     # ------------------------------------------------------------ events
 
@@ -128,10 +83,10 @@ class SlotCore:
         seat = self._seating.receivers.get(channel)
         if seat is None or self._seating.senders[channel] != slot:
             raise CodecError(f"slot {slot} sent an element of {channel}, which does not lead from it to here")
-        self.activity += 1
+        self._activity += 1
         seat.inbox.put(channel, element, data.size)
         if isinstance(element, Barrier):
-            self._checkpoints().arrived(channel, element, data.size)
+            self._mode.arrived(channel, element, data.size)
 
     def granted(self, data: bytes) -> None:
         """Credit has come back, or receivers say how much they want in flight."""
@@ -139,34 +94,19 @@ class SlotCore:
         for channel, size in decode_grants(data):
             tell(channel, size)
 
-    def accepted(self, key: TaskKey, ticket: int, now: Now) -> None:
-        """What a task asked to be persisted is."""
-        seat = self._seating.seats[key]
-        self._totals["persisted"] += len(seat.unaccepted[ticket])
-        self._run(seat, lambda: seat.task.accepted(ticket, now), now)
-        # Behind the sends, which hold the roots from now on.
-        seat.unaccepted = {number: roots for number, roots in seat.unaccepted.items() if number != ticket}
-
-    def replays(self, key: TaskKey, records: tuple[Records, ...], now: Now, held: bool = False) -> None:
-        """What a task asked the vertex for; nothing to do is no activity."""
-        seat = self._seating.seats[key]
-        task = cast(ReplayTask, seat.task)
-        rows = sum(batch.payload.num_rows for batch in records)
-        self._totals["replayed"] += rows
-        seat.records_in += rows
-        roots = tuple(batch.roots for batch in records)
-        self._run(seat, lambda: task.replays(records, now, held=held), now, roots, counts=bool(rows))
+    def handle(self, event: ModeEvent, now: Now) -> None:
+        """Take what the mode alone understands."""
+        self._mode.handle(event, now)
 
     def rows(self, key: TaskKey, rows: SourceRows, now: Now) -> tuple[int, ...]:
         """A source has read rows; returns the tickets of what is persisted for them."""
         seat = self._seating.seats[key]
         task = cast(SourceTask, seat.task)
         seat.records_in += rows.payload.num_rows
-        before = seat.unaccepted
+        before = frozenset(self._mode.unaccepted(key))
         self._run(seat, lambda: task.rows(rows, now), now)
-        if self._debloating is not None:
-            self._debloating.read(seat, rows.payload.num_rows, now.mono_ms)
-        return tuple(ticket for ticket in seat.unaccepted if ticket not in before)
+        self._mode.worked(seat, rows.payload.num_rows, now.mono_ms)
+        return tuple(ticket for ticket in self._mode.unaccepted(key) if ticket not in before)
 
     def source_ended(self, key: TaskKey, now: Now) -> None:
         """A source has no more rows."""
@@ -174,85 +114,7 @@ class SlotCore:
         task = cast(SourceTask, seat.task)
         seat.reading = False
         self._run(seat, lambda: task.end(now), now)
-
-    def poll_replays(self, now: Now) -> None:
-        """Replays may be due."""
-        for seat in self._replaying():
-            task = cast(ReplayTask, seat.task)
-            self._run(seat, lambda task=task: task.poll(now), now, counts=False)  # type: ignore[misc]
-
-    def pause(self) -> None:
-        """Let nothing new in (see `PauseIntake`)."""
-        self._paused = True
-        for seat in self._replaying():
-            cast(ReplayTask, seat.task).pause()
-
-    def resume(self, now: Now) -> None:
-        """Go on as usual."""
-        self._paused = False
-        for seat in self._replaying():
-            task = cast(ReplayTask, seat.task)
-            self._run(seat, lambda task=task: task.resume(now), now, counts=False)  # type: ignore[misc]
-
-    def allow_replays(self, uid: str, group: int, limit: int, now: Now) -> None:
-        """Let one replay input take so many while the others take none."""
-        for seat in self._replaying():
-            if seat.uid == uid:
-                task = cast(ReplayTask, seat.task)
-                self._run(seat, lambda task=task: task.allow(group, limit, now), now)  # type: ignore[misc]
-
-    def let_out(self, uid: str, group: int, now: Now) -> None:
-        """Let what an input has kept go out."""
-        for seat in self._replaying():
-            if seat.uid == uid:
-                task = cast(ReplayTask, seat.task)
-                self._run(seat, lambda task=task: task.let_out(group, now), now)  # type: ignore[misc]
-
-    def take_reports(self) -> list[ReplaysOut]:
-        """Return what is to be told the coordinator since the last call."""
-        reports, self._reports = self._reports, []
-        return reports
-
-    def end_replays(self, now: Now) -> None:
-        """Nothing is pending any more."""
-        for seat in self._replaying():
-            task = cast(ReplayTask, seat.task)
-            self._run(seat, lambda task=task: task.end(now), now)  # type: ignore[misc]
-
-    # ------------------------------------------------------------ checkpoints
-
-    def restore_in_flight(self, restore: Restore, read: Callable[[Piece], bytes]) -> None:
-        """Put records that were in flight where they were; before `start`, and before anything comes.
-
-        ``read`` returns the bytes of a piece. Raises what it raises, and
-
-            IncompatibleCheckpointError: the graph is another one, where these records are concerned.
-            CheckpointDamagedError, CodecError: the bytes are not what was written.
-        """
-        put_in_flight(self._graph, self._seating, self._codec, restore, read)
-
-    def trigger(self, barrier: Barrier, now: Now) -> None:
-        """Let the sources take their snapshots, and send ``barrier``."""
-        self.activity += 1
-        if barrier.final:
-            # What came behind it would be in no checkpoint.
-            self._final = barrier.checkpoint
-        self._checkpoints().trigger(barrier, now)
-
-    def checkpoint_completed(self, checkpoint: int) -> None:
-        """See `ftlayer.runtime.protocol.messages.CheckpointCompleted`."""
-        self._checkpoints().completed(checkpoint)
-
-    def checkpoint_aborted(self, checkpoint: int, now: Now) -> None:
-        """See `ftlayer.runtime.protocol.messages.CheckpointAborted`."""
-        self.activity += 1
-        if checkpoint == self._final:
-            self._final = None
-        self._checkpoints().aborted(checkpoint, now)
-
-    def end_tasks(self, now: Now) -> None:
-        """See `ftlayer.runtime.protocol.messages.EndTasks`."""
-        self._checkpoints().end_sources(now)
+        self._mode.source_ended(seat)
 
     # ------------------------------------------------------------ peers
 
@@ -265,31 +127,21 @@ class SlotCore:
         self._outgoing.peer_lost(slot)
 
     def drop_peer(self, slot: int, now: Now) -> None:
-        """A slot is gone, and another instance will take its place: forget what was for it and came of it.
-
-        Until `peers_back` no replays are asked for: they would have to wait for it, or end the next process if it was
-        one of them that has ended this one.
-        """
-        self.activity += 1
-        self._away.add(slot)
-        for replaying in self._replaying():
-            cast(ReplayTask, replaying.task).hold()
-        self._totals["dropped"] += self._outgoing.drop_peer(slot)
+        """A slot is gone, and another instance will take its place: forget what was for it and came of it."""
+        self._activity += 1
+        self._mode.peers_dropped((slot,))
+        self._dropped += self._outgoing.drop_peer(slot)
         for channel, sender in self._seating.senders.items():
             if sender == slot:
                 seat = self._seating.receivers[channel]
-                self._totals["dropped"] += seat.inbox.drop(channel)
+                self._dropped += seat.inbox.drop(channel)
                 self._credit.forget(channel)
                 task = cast(InputTask, seat.task)
                 self._run(seat, lambda task=task, channel=channel: task.reset(channel, now), now)  # type: ignore[misc]
 
-    def peers_back(self, slots: Iterable[int], now: Now) -> None:
+    def peers_back(self, slots: Collection[int], now: Now) -> None:
         """These slots have new instances."""
-        self._away.difference_update(slots)
-        if not self._away:
-            for seat in self._replaying():
-                task = cast(ReplayTask, seat.task)
-                self._run(seat, lambda task=task: task.go_on(now), now, counts=False)  # type: ignore[misc]
+        self._mode.peers_back(slots, now)
 
     def unsent_to(self, slot: int) -> bool:
         """Whether anything waits for, or is on its way to, a slot."""
@@ -300,9 +152,8 @@ class SlotCore:
     def run_next(self, now: Now) -> bool:
         """Run the next task that has something to do and room for what comes of it; whether there was one."""
         self._outgoing.flush_aged(now.mono_ms)
-        self._send_due(now.mono_ms)
-        if self._barriers is not None:
-            self._barriers.settle(now)
+        self._give_back_due(now.mono_ms)
+        self._mode.before_turn(now)
         seat = self._turns.next()
         if seat is None:
             return False
@@ -310,75 +161,54 @@ class SlotCore:
         return True
 
     def on_time(self, now: Now) -> None:
-        """Call the tasks whose time has come, and let replays be asked for where there is room again.
-
-        In a checkpointed graph, barriers that have come ahead of records are looked at too.
-        """
-        if self._barriers is not None:
-            self._barriers.on_time(now)
-        if self._debloating is not None:
-            self._debloating.look(now.mono_ms)
+        """Call the tasks whose time has come, and do what the mode has to."""
+        self._mode.on_time(now)
         for seat in self._seats:
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
                 seat.is_held = False
                 self._run(seat, lambda seat=seat: seat.task.on_time(now), now, counts=False)  # type: ignore[misc]
-            if seat.asked is not None and seat.has_room and not self._away and self._vertex is not None:
-                ask, seat.asked = seat.asked, None
-                self._vertex.take_replays(seat.key, ask)
 
     @property
     def due_ms(self) -> int | None:
         """When `on_time` or `idle` has something to do (monotone, ms); None: not until something happens."""
         dues = [seat.wake_ms for seat in self._seats]
-        dues += (self._acks.due_ms, self._credit.due_ms)
-        if self._barriers is not None:
-            dues.append(self._barriers.due_ms)
+        dues += (self._credit.due_ms, self._mode.due_ms)
         return min((due for due in dues if due is not None), default=None)
 
     def idle(self, now_ms: int) -> None:
         """There is nothing else to do: let no record wait for others, and what is due go.
 
-        XORs and credit are due a little later: at a low rate they would double the number of calls.
+        Credit is due a little later: at a low rate it would double the number of calls.
         """
         self._outgoing.flush()
-        self._send_due(now_ms)
+        self._give_back_due(now_ms)
+        self._mode.rest(now_ms)
 
     def may_read(self, key: TaskKey) -> bool:
         """Whether a source should read on."""
         seat = self._seating.seats[key]
-        if (
-            self._paused
-            or self._final is not None
-            or not seat.reading
-            or not seat.has_room
-            or len(seat.unaccepted) >= PERSISTS_IN_FLIGHT
-        ):
-            return False
-        return self._vertex is None or self._vertex.may_persist
+        return seat.reading and seat.has_room and self._mode.may_read(seat)
 
     def rows_wanted(self, key: TaskKey) -> int:
         """Return how many rows a source should read at a time."""
-        return self._options.batch_rows if self._debloating is None else self._debloating.rows_wanted(key)
+        return self._mode.rows_wanted(key)
 
     # ------------------------------------------------------------ what is known of it
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether all sources have ended and nothing waits, here, for the vertex, or for another slot.
+    def activity(self) -> int:
+        """Grows with everything that happens (see `Heartbeat`); any thread may read it."""
+        return self._activity + self._mode.activity
 
-        While intake is paused sources need not have ended, but no replays may be asked for.
-        """
-        if self._paused:
-            entering = any(cast(ReplayTask, seat.task).is_asking for seat in self._replaying())
-        else:
-            entering = any(seat.reading for seat in self._seats)
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nothing more comes by itself and nothing waits, here, for the mode's calls, or for another slot."""
         return (
-            not entering
-            and not any(not seat.inbox.is_empty or seat.unaccepted for seat in self._seats)
+            not self._mode.is_open
+            and all(seat.inbox.is_empty for seat in self._seats)
             and self._outgoing.is_empty
-            and not self._acks
-            and (self._vertex is None or self._vertex.is_quiet)
+            and self._mode.is_quiet
         )
 
     @property
@@ -389,26 +219,21 @@ class SlotCore:
     def counters(self) -> dict[str, int]:
         """Return totals by name; may be called by any thread.
 
-        They are those of `ftlayer.runtime.slot.seat.counters_of`, ``persisted``, ``replayed``, ``failed`` and
-        ``dropped`` records, and with checkpoints those of `Barriers.counters`.
+        They are those of `ftlayer.runtime.slot.seat.counters_of`, those of the mode, ``persisted``, ``replayed``,
+        ``failed`` and ``dropped`` records.
         """
-        counters = dict(self._totals)
-        if self._barriers is not None:
-            counters |= self._barriers.counters()
-        return counters | counters_of(self._seats)
+        none = dict.fromkeys(("persisted", "replayed", "failed"), 0)
+        return none | {"dropped": self._dropped} | self._mode.counters() | counters_of(self._seats)
 
     def held_roots(self) -> list[U64Array]:
         """Return the roots of all that waits here, save what is being worked on; may be called by any thread."""
         held: list[U64Array] = []
         for seat in self._seats:
             held += seat.inbox.roots()
-            held += seat.unaccepted.values()
             held.append(seat.task.held_roots())
         for output in self._seating.remote.values():
             held += output.roots()
-        # A function that takes long keeps the loop from sending them.
-        held += self._acks.roots()
-        return held
+        return held + self._mode.held_roots()
 
     # ------------------------------------------------------------ doing
 
@@ -426,9 +251,8 @@ class SlotCore:
             if seat.bucket is not None:
                 seat.bucket.take(element.num_rows)
             lineage = element.lineage
-            if self._debloating is not None:
-                self._debloating.taken(seat, taken.credit or taken.size, now.mono_ms)
-        elif self._barriers is not None and self._barriers.took(seat, channel, element, now):
+            self._mode.worked(seat, taken.credit or taken.size, now.mono_ms)
+        elif self._mode.takes(seat, channel, element, now):
             return
         task = cast(InputTask, seat.task)
         roots = () if lineage is None else (lineage.roots,)
@@ -449,38 +273,20 @@ class SlotCore:
             self._do(seat, action, now.mono_ms)
         self.working = None
         if counts:
-            self.activity += 1
+            self._activity += 1
 
     def _do(self, seat: Seat, action: Action, now_ms: int) -> None:
         match action:
             case Send(channel, element):
                 self._send(seat, channel, element, now_ms)
-            case Acknowledge():
-                self._acks.add(action, now_ms)
-                if self._acks.is_due(now_ms):
-                    self._send_acks()
-            case PersistRoots(ticket, call):
-                self.activity += 1
-                seat.unaccepted = {**seat.unaccepted, ticket: call.roots}
-                self._tracking().persist(seat.key, ticket, call)
-            case FailRoots(failures):
-                self._totals["failed"] += len(failures)
-                self._tracking().fail(failures)
-            case AskReplays():
-                if seat.has_room:
-                    self._tracking().take_replays(seat.key, action)
-                else:
-                    seat.asked = action
-            case ReplaysOut():
-                self._reports.append(action)
             case WakeAt(mono_ms):
                 seat.wake_at(mono_ms)
             case HoldInput(mono_ms):
                 seat.hold_until(mono_ms)
-            case DataEnded():
-                self.data_ended.append(action)
             case TaskEnded():
                 seat.ended = True
+            case _:
+                self._mode.act(seat, action, now_ms)
 
     def _send(self, seat: Seat, channel: Channel, element: Element, now_ms: int) -> None:
         output = seat.outputs[channel]
@@ -491,27 +297,10 @@ class SlotCore:
         else:
             output.send(element, now_ms)
 
-    def _send_due(self, now_ms: int) -> None:
-        if self._acks.is_due(now_ms):
-            self._send_acks()
+    def _give_back_due(self, now_ms: int) -> None:
         due = self._credit.due_ms
         if due is not None and (due <= now_ms or self._all_ended()):
             self._credit.send_all()
 
-    def _send_acks(self) -> None:
-        self._tracking().xor(self._acks.take())
-
     def _all_ended(self) -> bool:
         return all(seat.ended for seat in self._seats)
-
-    def _checkpoints(self) -> Barriers:
-        if self._barriers is None:
-            raise CodecError("a barrier, or a message on checkpoints, came to a graph without checkpoints")
-        return self._barriers
-
-    def _tracking(self) -> VertexCalls:
-        assert self._vertex is not None, "a task of an untracked graph talked to the vertex"
-        return self._vertex
-
-    def _replaying(self) -> list[Seat]:
-        return [seat for seat in self._seats if seat.is_replay and not seat.ended]

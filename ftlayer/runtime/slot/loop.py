@@ -13,29 +13,22 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.protocol.channel_frames import roots_in
 from ftlayer.runtime.protocol.messages import (
-    AllowReplays,
     AssignSplits,
     Cancel,
     CheckpointAborted,
     CheckpointCompleted,
     Deploy,
     DropPeers,
-    EndReplays,
-    EndTasks,
     FromSlot,
-    LetOut,
     PauseIntake,
     PeersDropped,
     PeersUp,
     Probe,
-    ReplayNow,
     ResetTasks,
-    ResumeIntake,
     SlotEnded,
     StopSources,
     TasksStarted,
     ToSlot,
-    TriggerCheckpoint,
 )
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import (
@@ -127,7 +120,7 @@ class SlotLoop:
         for slot in self._links.reached:
             self._core.peer_up(slot)
         if deploy.paused:
-            self._core.pause()
+            self._core.handle(PauseIntake(), _now())
         self._core.start(_now())
         self._sources.start()
         self._send(TasksStarted())
@@ -201,12 +194,10 @@ class SlotLoop:
                 if self._links.counts(slot, instance):
                     self._take_of(slot, lambda: self._core.granted(data))
             case RootsAccepted(key, ticket):
-                self._core.accepted(key, ticket, _now())
+                self._core.handle(event, _now())
                 self._sources.accepted(key, ticket)
-            case ReplaysCame(key, records, held):
-                self._core.replays(key, records, _now(), held)
-                for report in self._core.take_reports():
-                    self._send(report)
+            case ReplaysCame():
+                self._core.handle(event, _now())
             case Wake():
                 pass  # being awake is all
             case PartFailed(error):
@@ -243,34 +234,19 @@ class SlotLoop:
                 for slot in self._links.up(message):
                     self._lost.pop(slot, None)
                     self._core.peer_up(slot)
-                self._core.peers_back((peer.slot for peer in message.peers), _now())
+                self._core.peers_back([peer.slot for peer in message.peers], _now())
             case AssignSplits():
                 self._sources.assign(message)
             case StopSources():
                 self._sources.finish()
-            case ReplayNow():
-                self._core.poll_replays(_now())
-            case PauseIntake():
-                self._core.pause()
-            case ResumeIntake():
-                self._core.resume(_now())
-            case AllowReplays(uid, group, limit):
-                self._core.allow_replays(uid, group, limit, _now())
-            case LetOut(uid, group):
-                self._core.let_out(uid, group, _now())
-            case EndReplays():
-                self._core.end_replays(_now())
-            case TriggerCheckpoint(barrier):
-                self._core.trigger(barrier, _now())
-            case CheckpointCompleted(checkpoint) if self._snapshots is not None:
-                self._core.checkpoint_completed(checkpoint)
-                self._snapshots.completed(checkpoint)
-            case CheckpointAborted(checkpoint, files_stay) if self._snapshots is not None:
-                self._core.checkpoint_aborted(checkpoint, _now())
-                if not files_stay:
+            case CheckpointCompleted(checkpoint):
+                self._core.handle(message, _now())
+                if self._snapshots is not None:
+                    self._snapshots.completed(checkpoint)
+            case CheckpointAborted(checkpoint, files_stay):
+                self._core.handle(message, _now())
+                if self._snapshots is not None and not files_stay:
                     self._snapshots.aborted(checkpoint)
-            case EndTasks():
-                self._core.end_tasks(_now())
             case ResetTasks():
                 self.reset, self._over = message, True
                 # What this instance has counted; the next one begins at 0.
@@ -282,6 +258,8 @@ class SlotLoop:
                 logger.info("this slot is cancelled: %s", reason)
                 self._over = True
                 self._send(SlotEnded(self._core.counters()))
+            case _:
+                self._core.handle(message, _now())
 
     def _drop(self, epoch: int, slots: tuple[int, ...]) -> None:
         self._links.drop(epoch, slots)

@@ -12,6 +12,7 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NoReturn
 
 from ftlayer.checkpoint.pieces import Piece
@@ -27,7 +28,10 @@ from ftlayer.errors import (
 )
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import lasting
+from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
+from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
+from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
 from ftlayer.runtime.connectors.lane import BatchLimits
@@ -43,17 +47,18 @@ from ftlayer.runtime.slot.interpreter import tuned_interpreter
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.mode import OpenSlotMode, SlotParts
 from ftlayer.runtime.slot.ports import CheckpointParts
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
+from ftlayer.runtime.slot.untracked import UntrackedSlot
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.topology.names import placed
 from ftlayer.topology.operators import Source
 from ftlayer.transport.address import Address, parse_address
 from ftlayer.transport.polling import poll_in_place
-from ftlayer.vertex.calls import StreamOptions
 
 HARD_EXIT_S = 5.0
 """A slot that has lost its coordinator and does not come out of a user's function by then ends its process."""
@@ -265,7 +270,10 @@ class _Slot:
         run = f"{deploy.run}/{self._instance}"
         if plan is None:
             tasks = build_tasks(order, mode_without_checkpoints(order, run, opened))
-            return SlotCore(order.graph, order.slot, tasks, order.options, links, self._port)
+            rules: OpenSlotMode = UntrackedSlot
+            if self._port is not None:
+                rules = partial(AckerSlot, self._port, self._control.send)
+            return SlotCore(order.graph, order.slot, tasks, order.options, links, rules)
         self._restored = 0 if restore is None else restore.checkpoint
         storage = slot_storage(
             plan.config,
@@ -281,25 +289,28 @@ class _Slot:
         self._checkpointed = mode.checkpointed
         self._snapshots = SnapshotRunner(storage, len(tasks), self._control.send, self._mailbox.put)
         parts = CheckpointParts(plan.config, self._snapshots, mode.checkpointed)
-        core = SlotCore(order.graph, order.slot, tasks, order.options, links, None, parts)
-        if restore is not None:
-            core.restore_in_flight(restore, lambda piece: _read(storage, restore.location, piece))
-        return core
+
+        def open_rules(of: SlotParts) -> BarrierSlot:
+            rules = BarrierSlot(parts, self._control.send, of)
+            if restore is not None:
+                read = partial(_read, storage, restore.location)
+                put_in_flight(of.graph, of.seating, of.codec, restore, read)
+            return rules
+
+        return SlotCore(order.graph, order.slot, tasks, order.options, links, open_rules)
 
     def _open_sources(
         self, core: SlotCore, opened: dict[str, OpenedStream], restore: Restore | None
     ) -> Sources:
         order, graph = self._order, self._order.graph
-        options = dict(graph.options)
         restored = restores_of(restore)
-        sources = Sources(core, self._control.send, checkpointed=graph.checkpointed)
+        sources = Sources(core, self._control.send)
         for uid, subtask in graph.subtasks_in(order.slot):
             source = graph.vertex(uid).operators[0]
             if not isinstance(source, Source):
                 continue
             stream = graph.stream_of(uid)
-            max_pending = options.get(stream, StreamOptions()).max_pending
-            limits = BatchLimits(min(order.options.batch_rows, max_pending), order.options.batch_age_ms)
+            limits = BatchLimits(core.rows_wanted((uid, subtask)), order.options.batch_age_ms)
             signal = Signal(lambda: self._mailbox.put(Wake()))
             positions: Mapping[str, bytes] = {}
             if stream in opened:

@@ -10,12 +10,10 @@ from typing import TypeAlias
 
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
-from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
-from ftlayer.runtime.task.actions import AskReplays
 from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask, TaskKey
 from ftlayer.topology.facts import rate_limit_of
 from ftlayer.topology.job_graph import Channel, JobGraph, JobVertex
@@ -35,8 +33,6 @@ class Seat:
         is_source, is_replay, is_sink: what it is; a sink is a chain without outputs.
         reading: a source that has not ended.
         ended: it has said `TaskEnded`.
-        unaccepted: the roots of `PersistRoots` that have no answer, by ticket; replaced, never changed.
-        asked: it wants replays, and waits for room.
         wake_ms: when its `on_time` is to be called; None: not at all.
         is_held: it takes nothing from its inbox until then.
         rate_limit: how many records a second it takes at most; None: as many as come.
@@ -54,8 +50,6 @@ class Seat:
     outputs: dict[Channel, Output] = field(default_factory=dict)
     reading: bool = False
     ended: bool = False
-    unaccepted: dict[int, U64Array] = field(default_factory=dict)
-    asked: AskReplays | None = None
     wake_ms: int | None = None
     is_held: bool = False
     rate_limit: float | None = None
@@ -113,6 +107,11 @@ class Seating:
     remote: dict[Channel, RemoteOutput]
     receivers: dict[Channel, Seat]
     senders: dict[Channel, int]
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a source has not ended."""
+        return any(seat.reading for seat in self.seats.values())
 
 
 def seat_tasks(

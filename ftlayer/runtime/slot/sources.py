@@ -15,7 +15,7 @@ from ftlayer.recovery import lasting
 from ftlayer.restart import NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
-from ftlayer.runtime.protocol.messages import AssignSplits, DataEnded, SourceFailed, SplitDone
+from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.task.contract import SourceRows, TaskKey
 
@@ -99,17 +99,10 @@ class Sources:
         asked: uid of the source whose reader was asked last, "" for none yet.
     """
 
-    def __init__(
-        self,
-        core: SlotCore,
-        report: Callable[[SplitDone | DataEnded | SourceFailed], None],
-        *,
-        checkpointed: bool = False,
-    ) -> None:
-        """``report`` sends to the coordinator; with checkpoints it is told of a source's end too."""
+    def __init__(self, core: SlotCore, report: Callable[[SplitDone | SourceFailed], None]) -> None:
+        """``report`` sends to the coordinator."""
         self._core = core
         self._report = report
-        self._checkpointed = checkpointed
         self._running: dict[TaskKey, _Running] = {}
         self.asked = ""
 
@@ -123,7 +116,7 @@ class Sources:
     ) -> None:
         """Add the reader of a source's subtask; ``signal`` and ``limits`` are what it was given.
 
-        With checkpoints its batches become smaller where receivers are slow (see `SlotCore.rows_wanted`).
+        Its batches are as large as `SlotCore.rows_wanted` says.
         """
         self._running[key] = _Running(reader, signal, limits, reopening, dict(reopening.positions))
 
@@ -153,19 +146,15 @@ class Sources:
     def read(self, now: Now) -> bool:
         """Take one batch of every source that has one and room for it; whether there was any.
 
-        The coordinator is told of iterations that have come to their end as it is of sources.
         Raises `SourceError` for a source that reading again cannot mend, or whose strategy has given up.
         """
         found = False
-        while self._core.data_ended:
-            self._report(self._core.data_ended.pop())
         for key, running in self._running.items():
             if running.ended or not self._core.may_read(key) or not self._is_worth_asking(running, now):
                 continue
             # Before asking: what wakes us from here on has something newer.
             running.signal.is_set = False
-            if self._checkpointed:
-                running.limits.rows = self._core.rows_wanted(key)
+            running.limits.rows = self._core.rows_wanted(key)
             self.asked = key[0]
             if running.again_ms is not None and not running.finishing:
                 running.open_again()
@@ -181,8 +170,6 @@ class Sources:
             elif running.reader.ended:
                 running.ended = found = True
                 self._core.source_ended(key, now)
-                if self._checkpointed:
-                    self._report(DataEnded(*key))
         return found
 
     def accepted(self, key: TaskKey, ticket: int) -> None:

@@ -25,6 +25,7 @@ from ftlayer.handler.handler import FTHandler
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
 from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
+from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.sinks import open_sink
@@ -43,7 +44,7 @@ from ftlayer.runtime.driver.events import (
     Tick,
 )
 from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.protocol.messages import Deploy, Hello, PeersUp
+from ftlayer.runtime.protocol.messages import Deploy, FromSlot, Hello, PeersUp
 from ftlayer.runtime.slot import loop as loop_module
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import (
@@ -292,7 +293,9 @@ class Cluster:
         tasks: dict[Any, Any] = {
             key: build_task(self.graph, *key, mode) for key in self.graph.subtasks_in(process.slot)
         }
-        core = SlotCore(self.graph, process.slot, tasks, OPTIONS, process.wires, process.wires)
+        say = partial(self.say, process)
+        rules = partial(AckerSlot, process.wires, say)  # type: ignore[arg-type]
+        core = SlotCore(self.graph, process.slot, tasks, OPTIONS, process.wires, rules)
         sources = Sources(core, lambda done: None)
         if ("numbers", process.slot) in tasks:
             process.numbers = Numbers(self, process.slot, self.graph.vertex("numbers").parallelism)
@@ -304,10 +307,13 @@ class Cluster:
             process.mailbox,
             process.wires,  # type: ignore[arg-type]
             process.pulse,
-            lambda message: self.events.append(Said(process.slot, process.name, message)),
+            say,
             600_000,
         )
         process.loop.begin(deploy)
+
+    def say(self, process: Process, message: FromSlot) -> None:
+        self.events.append(Said(process.slot, process.name, message))
 
     def lose(self, slot: int, *, late_calls: bool = False) -> None:
         """Kill a slot, and keep it away until `come_back`. Its calls on their way are lost, or come later."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.records.ids import U64Array
+from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage
 from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.mode import OpenSlotMode
+from ftlayer.runtime.slot.untracked import UntrackedSlot
 from ftlayer.runtime.task.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows, TaskKey
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -214,6 +218,7 @@ class FakeSlot:
     links: FakeLinks
     tasks: dict[TaskKey, FakeTask]
     vertex: FakeVertex | None
+    said: list[Any]
 
     @classmethod
     def of(
@@ -224,9 +229,11 @@ class FakeSlot:
             for key in graph.subtasks_in(slot)
         }
         links, vertex = FakeLinks(), FakeVertex() if tracked else None
-        core = SlotCore(graph, slot, dict(tasks), options, links, vertex)  # type: ignore[arg-type]
+        said: list[Any] = []
+        mode: OpenSlotMode = UntrackedSlot if vertex is None else partial(AckerSlot, vertex, said.append)
+        core = SlotCore(graph, slot, dict(tasks), options, links, mode)  # type: ignore[arg-type]
         core.start(NOW)
-        return cls(core, links, tasks, vertex)
+        return cls(core, links, tasks, vertex, said)
 
 
 class Tools:

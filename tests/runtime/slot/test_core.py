@@ -16,6 +16,8 @@ from ftlayer.runtime.acker_mode.slot.acks import CALL_ROOTS, MAX_WAIT_MS
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, encode_grants
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
+from ftlayer.runtime.protocol.messages import ReplayNow
+from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import Records
 
@@ -251,7 +253,7 @@ def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(t
     assert held() == set(range(1, 7))
     assert not slot.core.is_quiet
     slot.vertex.persists.clear()
-    slot.core.accepted(key, ticket, tools.now)
+    slot.core.handle(RootsAccepted(key, ticket), tools.now)
     assert held() == set(range(1, 7)), "in the queue of a task, and in the window to slot 1"
     while slot.core.run_next(tools.now):
         pass
@@ -276,7 +278,7 @@ def test_a_source_waits_for_the_vertex_and_for_room(tools: Any) -> None:
     assert reads == 16
     while slot.vertex.persists:
         _, ticket, _ = slot.vertex.persists.popleft()
-        slot.core.accepted(key, ticket, tools.now)
+        slot.core.handle(RootsAccepted(key, ticket), tools.now)
     slot.core.source_ended(key, tools.now)
     assert not slot.core.may_read(key)
 
@@ -302,17 +304,18 @@ def test_acknowledgements_travel_together(tools: Any) -> None:
 
 def test_replays_are_asked_for_where_there_is_room(tools: Any) -> None:
     slot = one_of_two(tools, tracked=True)
-    slot.core.poll_replays(tools.now)
+    slot.core.handle(ReplayNow(), tools.now)
     assert len(slot.vertex.asks) == 1
     activity = slot.core.activity
-    slot.core.replays(("replay", 0), (), tools.now)
+    slot.core.handle(ReplaysCame(("replay", 0), ()), tools.now)
     assert slot.core.activity == activity, "asking for nothing is no activity"
     payload = tools.rows_of(0, 64)
     lineage = tools.lineage_of(payload)
     ones = np.ones(64, np.int32)
-    slot.core.replays(("replay", 0), (Records(payload, lineage.roots, lineage.roots, ones),), tools.now)
+    records = Records(payload, lineage.roots, lineage.roots, ones)
+    slot.core.handle(ReplaysCame(("replay", 0), (records,)), tools.now)
     assert slot.core.activity > activity
-    slot.core.poll_replays(tools.now)
+    slot.core.handle(ReplayNow(), tools.now)
     assert len(slot.vertex.asks) == 1
     slot.core.peer_up(1)
     while slot.core.run_next(tools.now):

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.runtime.barrier_mode.slot.debloat import FIRST_WINDOW_MS, WINDOW_MS, Debloater
 from ftlayer.runtime.slot.credit import SendWindow
-from ftlayer.runtime.slot.debloat import FIRST_WINDOW_MS, WINDOW_MS, Debloater
 
 LEAST = 4 << 10
 MOST = 2 << 20

@@ -20,6 +20,7 @@ from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.feedback import FeedbackOutput, HeadInbox
+from ftlayer.runtime.slot.untracked import UntrackedSlot
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import SourceRows
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
@@ -105,7 +106,7 @@ class World:
         self.links = [tools.links() for _ in range(self.graph.slots)]
         self.tasks = [self._tasks(slot) for slot in range(self.graph.slots)]
         self.cores = [
-            SlotCore(self.graph, slot, self.tasks[slot], self.options, self.links[slot], None)
+            SlotCore(self.graph, slot, self.tasks[slot], self.options, self.links[slot], UntrackedSlot)
             for slot in range(self.graph.slots)
         ]
         for slot, core in enumerate(self.cores):

@@ -27,13 +27,15 @@ class Core:
     """What `Sources` asks of a slot: rows are accepted when the test says."""
 
     def __init__(self) -> None:
-        self.data_ended: list[Any] = []
         self.seen: dict[tuple[str, int], list[int]] = {FLAKY: [], STEADY: []}
         self.over: list[tuple[str, int]] = []
         self.tickets = 0
 
     def may_read(self, key: tuple[str, int]) -> bool:
         return True
+
+    def rows_wanted(self, key: tuple[str, int]) -> int:
+        return 100
 
     def rows(self, key: tuple[str, int], rows: SourceRows, now: Now) -> tuple[int, ...]:
         self.seen[key] += rows.payload.column(0).to_pylist()

@@ -6,7 +6,6 @@ As in the core, nothing here waits, and time comes in with the calls.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -25,16 +24,14 @@ from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
 from ftlayer.runtime.barrier_mode.slot.seat_barriers import SeatBarriers, Underway
 from ftlayer.runtime.barrier_mode.task.contract import CheckpointedSource, PendingSnapshot
-from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import CancelMarker, Element, EndOfStream
-from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.feedback import FeedbackOutput
-from ftlayer.runtime.slot.outgoing import Outgoing
+from ftlayer.runtime.slot.mode import SlotParts
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import CheckpointParts
-from ftlayer.runtime.slot.seat import Seat, Seating
+from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import Action
-from ftlayer.topology.job_graph import Channel, JobGraph
+from ftlayer.topology.job_graph import Channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +49,18 @@ class Barriers:
     through the tasks of one slot one after another, not inside each other.
     """
 
-    def __init__(
-        self,
-        graph: JobGraph,
-        seating: Seating,
-        codec: ElementCodec,
-        parts: CheckpointParts,
-        outgoing: Outgoing,
-        credit: Crediting,
-        run: Callable[[Seat, Callable[[], list[Action]], Now], None],
-    ) -> None:
-        """``parts`` has those of all tasks of ``seating``; ``run`` runs a part of a task and does what it decides."""
-        self._graph = graph
-        self._codec = codec
-        self._outgoing = outgoing
-        self._snapshots = parts.snapshots
-        self._credit = credit
-        self._run = run
+    def __init__(self, checkpoints: CheckpointParts, parts: SlotParts) -> None:
+        """``checkpoints`` has a part of each task of the slot."""
+        self._graph = parts.graph
+        self._codec = parts.codec
+        self._outgoing = parts.outgoing
+        self._snapshots = checkpoints.snapshots
+        self._credit = parts.credit
+        self._run = parts.run
+        seating = parts.seating
         self._all = [
-            SeatBarriers.of(seat, parts.tasks[key], parts.config) for key, seat in seating.seats.items()
+            SeatBarriers.of(seat, checkpoints.tasks[key], checkpoints.config)
+            for key, seat in seating.seats.items()
         ]
         self._of_seat = {mine.seat.key: mine for mine in self._all}
         self._receivers = {channel: self._of_seat[seat.key] for channel, seat in seating.receivers.items()}

@@ -27,8 +27,13 @@ def put_in_flight(
 ) -> None:
     """Put them into inboxes and outputs that are empty yet. They use no credit: their senders know nothing of them.
 
-    What had left its sender comes first on each channel, on those between tasks of one slot too.
-    Errors as `ftlayer.runtime.slot.core.SlotCore.restore_in_flight`.
+    To be done before the tasks start, and before anything comes. What had left its sender comes first on each channel,
+    on those between tasks of one slot too. ``read`` returns the bytes of a piece.
+
+    Raises what ``read`` raises, and
+
+        IncompatibleCheckpointError: the graph is another one, where these records are concerned.
+        CheckpointDamagedError, CodecError: the bytes are not what was written.
     """
     for subtask in restore.subtasks:
         for part in subtask.in_flight:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
-from ftlayer.checkpoint.snapshots import SnapshotTimes
+from ftlayer.checkpoint.snapshots import Restore, SnapshotTimes
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
@@ -22,9 +23,13 @@ from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batches
+from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
+from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
+from ftlayer.runtime.protocol.messages import CheckpointAborted, EndTasks, TriggerCheckpoint
 from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.mode import SlotParts
 from ftlayer.runtime.slot.ports import CheckpointParts
 from ftlayer.runtime.task.actions import Action, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows, TaskKey
@@ -195,10 +200,19 @@ def numbers_of(captured: CapturedChannel) -> list[int]:
 
 @dataclass
 class Slot:
-    core: SlotCore
     links: Any
     tasks: dict[TaskKey, Task]
     shelf: Shelf
+    said: list[Any] = field(default_factory=list)
+    core: SlotCore = field(init=False)
+    parts: SlotParts = field(init=False)
+
+    def rules(self, checkpoints: CheckpointParts, parts: SlotParts) -> BarrierSlot:
+        self.parts = parts
+        return BarrierSlot(checkpoints, self.said.append, parts)
+
+    def restore(self, restore: Restore, read: Callable[[Piece], bytes]) -> None:
+        put_in_flight(self.parts.graph, self.parts.seating, self.parts.codec, restore, read)
 
 
 class World:
@@ -215,16 +229,10 @@ class World:
         for slot in range(slots):
             tasks = {key: Task(self.graph, *key) for key in self.graph.subtasks_in(slot)}
             links, shelf = tools.links(), Shelf()
-            core = SlotCore(
-                self.graph,
-                slot,
-                tasks,  # type: ignore[arg-type]
-                self.options,
-                links,
-                None,
-                CheckpointParts(config, shelf, tasks),  # type: ignore[arg-type]
-            )
-            self.slots.append(Slot(core, links, tasks, shelf))
+            mine = Slot(links, tasks, shelf)
+            rules = partial(mine.rules, CheckpointParts(config, shelf, tasks))  # type: ignore[arg-type]
+            mine.core = SlotCore(self.graph, slot, tasks, self.options, links, rules)  # type: ignore[arg-type]
+            self.slots.append(mine)
         for place, slot in enumerate(self.slots):
             for other in range(slots):
                 if other != place:
@@ -240,7 +248,7 @@ class World:
 
     def trigger(self, barrier: Barrier) -> None:
         for slot in self.slots:
-            slot.core.trigger(barrier, self.now)
+            slot.core.handle(TriggerCheckpoint(barrier), self.now)
 
     # ------------------------------------------------------------ moves
 
@@ -393,11 +401,11 @@ class Story:
         self.aborted.add(checkpoint)
         for place, slot in enumerate(self.world.slots):
             self.tell(place)
-            slot.core.checkpoint_aborted(checkpoint, self.world.now)
+            slot.core.handle(CheckpointAborted(checkpoint), self.world.now)
 
     def tell(self, place: int) -> None:
         for barrier in self.untold[place]:
-            self.world.slots[place].core.trigger(barrier, self.world.now)
+            self.world.slots[place].core.handle(TriggerCheckpoint(barrier), self.world.now)
         self.untold[place].clear()
 
     def read(self) -> None:
@@ -419,7 +427,7 @@ class Story:
 
     def end(self) -> None:
         for slot in self.world.slots:
-            slot.core.end_tasks(self.world.now)
+            slot.core.handle(EndTasks(), self.world.now)
         self.world.run_out(self.draw)
         assert all(slot.core.has_ended for slot in self.world.slots), "nothing is stuck"
         taken = [n for place in range(len(self.world.slots)) for n in self.world.task("sink", place).taken]

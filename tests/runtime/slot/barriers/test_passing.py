@@ -14,6 +14,12 @@ from ftlayer.errors import CodecError
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, CancelMarker
+from ftlayer.runtime.protocol.messages import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    EndTasks,
+    TriggerCheckpoint,
+)
 from ftlayer.topology.job_graph import Channel
 
 
@@ -84,7 +90,7 @@ def test_a_blocked_channel_holds_its_elements_and_its_credit(kit: Any, tools: An
     slot.core.idle(1_000)
     given = [its for grants in slot.links.grants.pop(1) for its in decode_grants(grants)]
     assert given == [(kit.from_1, len(kit.frame(world, kit.from_1, barrier)))], "for the barrier alone"
-    slot.core.trigger(barrier, world.now)
+    slot.core.handle(TriggerCheckpoint(barrier), world.now)
     assert slot.core.run_next(world.now)
     assert (("work", 0), 1) in slot.shelf.done
     assert slot.shelf.begun[("work", 0), 1].taken == ()
@@ -100,13 +106,13 @@ def test_an_aborted_checkpoint_holds_nothing_up(kit: Any, tools: Any) -> None:
     while slot.core.run_next(world.now):
         pass
     assert slot.tasks["work", 0].taken == []
-    slot.core.checkpoint_aborted(7, world.now)
+    slot.core.handle(CheckpointAborted(7), world.now)
     while slot.core.run_next(world.now):
         pass
     assert slot.tasks["work", 0].taken == list(range(10))
     assert (("work", 0), 7) in slot.shelf.cancelled
     assert all(task.told == [("aborted", 7)] for task in slot.tasks.values())
-    slot.core.checkpoint_completed(8)
+    slot.core.handle(CheckpointCompleted(8), world.now)
     assert all(task.told[-1] == ("completed", 8) for task in slot.tasks.values())
     assert not slot.shelf.given_up
 
@@ -116,8 +122,8 @@ def test_an_aborted_checkpoint_overtakes_nothing_any_more(kit: Any, tools: Any) 
     kit.pass_on(world)
     world.trigger(world.barrier(1, Alignment.ALIGNED, 20))
     for slot in world.slots:
-        slot.core.checkpoint_aborted(1, world.now)
-    assert {slot.core._barriers.due_ms for slot in world.slots} == {None}
+        slot.core.handle(CheckpointAborted(1), world.now)
+    assert {slot.core.due_ms for slot in world.slots} == {None}
     world.clock = 1_000
     kit.pass_on(world)
     assert not any(slot.shelf.done for slot in world.slots)
@@ -125,7 +131,7 @@ def test_an_aborted_checkpoint_overtakes_nothing_any_more(kit: Any, tools: Any) 
 
 def test_a_checkpoint_that_is_given_up_is_given_up_behind_it_too(kit: Any, tools: Any) -> None:
     world, slot = kit.one_of_two(tools, kit.aligned)
-    slot.core.trigger(world.barrier(1, Alignment.ALIGNED), world.now)
+    slot.core.handle(TriggerCheckpoint(world.barrier(1, Alignment.ALIGNED)), world.now)
     slot.core.frame(1, kit.frame(world, kit.from_1, CancelMarker(1)))
     slot.core.frame(1, kit.frame(world, kit.from_1, Batch(tools.rows_of(0, 10))))
     while slot.core.run_next(world.now):
@@ -148,7 +154,7 @@ def test_a_task_that_cannot_be_snapshotted_ends_the_slot_and_is_named(kit: Any, 
 
     slot.tasks["source", 0].snapshot = fail  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="no state today"):
-        slot.core.trigger(world.barrier(1, Alignment.ALIGNED), world.now)
+        slot.core.handle(TriggerCheckpoint(world.barrier(1, Alignment.ALIGNED)), world.now)
     assert slot.core.working is not None
     assert slot.core.working.uid == "source"
 
@@ -162,16 +168,16 @@ def test_a_source_whose_rows_have_ended_goes_on_with_barriers(kit: Any, tools: A
     assert not slot.core.has_ended
     assert slot.tasks["work", 0].times == {kit.from_0: MAX_TIME_MS}
     barrier = Barrier(1, world.now.wall_ms - 300, final=True)
-    slot.core.trigger(barrier, world.now)
+    slot.core.handle(TriggerCheckpoint(barrier), world.now)
     world.run_out(random.Random(0))
     assert world.complete(1)
     assert slot.shelf.barriers[("sink", 0), 1] == barrier
     assert slot.core.counters()["start_delay_ms/source"] == 300
-    slot.core.checkpoint_completed(1)
-    slot.core.end_tasks(world.now)
+    slot.core.handle(CheckpointCompleted(1), world.now)
+    slot.core.handle(EndTasks(), world.now)
     world.run_out(random.Random(0))
     assert slot.core.has_ended
-    slot.core.checkpoint_aborted(2, world.now)
+    slot.core.handle(CheckpointAborted(2), world.now)
     assert all(task.told == [("completed", 1)] for task in slot.tasks.values()), "they are gone"
 
 
@@ -179,7 +185,7 @@ def test_a_barrier_has_no_place_in_a_graph_without_checkpoints(kit: Any, tools: 
     graph = tools.graph_of(2)
     slot = tools.slot.of(graph, 0, TopologyOptions())
     data = ElementCodec(graph.edges).encode(kit.from_1, Barrier(1, 0))
-    with pytest.raises(CodecError, match="without checkpoints"):
+    with pytest.raises(CodecError, match="another mode"):
         slot.core.frame(1, pa.py_buffer(data))
 
 
@@ -201,7 +207,7 @@ def test_a_slow_task_is_sent_less(kit: Any, tools: Any) -> None:
             world.clock += len(slot.tasks["sink", place].taken) - before[place]
         if world.clock > 400_000:
             break
-    measured = world.slots[1].core._debloating._tasks
+    measured = world.slots[1].core._mode._debloating._tasks
     limits = {name: measured[name, 1].debloater.limit for name in ("work", "sink")}
     assert limits["sink"] < 1 << 16
     assert 64 <= world.slots[0].core.rows_wanted(key) < 2_048

@@ -64,7 +64,7 @@ def test_records_in_flight_come_first_after_a_restore(
     found = states(world, places, 1)
     after = kit.world(tools, kit.unaligned, later)
     for place, slot in enumerate(after.slots):
-        slot.core.restore_in_flight(restore_of(found, slots, later, place), places.read)
+        slot.restore(restore_of(found, slots, later, place), places.read)
         for task in slot.tasks.values():
             old = world.slots[place].shelf.begun if later == slots else {}
             state = old.get(((task.uid, task.subtask), 1))
@@ -153,13 +153,13 @@ def test_records_in_flight_that_do_not_fit_are_refused(kit: Any, tools: Any) -> 
         return Restore(1, "", (SubtaskRestore("sink", 0, in_flight=(part,)),))
 
     with pytest.raises(IncompatibleCheckpointError, match="not partitioned by key"):
-        slot.core.restore_in_flight(restored(keep="groups"), places.read)
+        slot.restore(restored(keep="groups"), places.read)
     with pytest.raises(IncompatibleCheckpointError, match="none of this slot"):
-        slot.core.restore_in_flight(restored(edge=0), places.read)
+        slot.restore(restored(edge=0), places.read)
     leaving = SubtaskRestore("sink", 0, outgoing=(InFlight(1, 0, state),))
     with pytest.raises(IncompatibleCheckpointError, match="none of this slot"):
-        slot.core.restore_in_flight(Restore(1, "", (leaving,)), places.read)
-    slot.core.restore_in_flight(restored(), places.read)
+        slot.restore(Restore(1, "", (leaving,)), places.read)
+    slot.restore(restored(), places.read)
 
 
 def test_records_of_another_schema_are_refused(kit: Any, tools: Any) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ftlayer.config import TopologyOptions
+from ftlayer.runtime.barrier_mode.slot.debloat import Debloater
 from ftlayer.runtime.slot.crediting import Crediting
-from ftlayer.runtime.slot.debloat import Debloater
 from ftlayer.runtime.slot.outputs import LIMIT_FRAMES
 from ftlayer.runtime.slot.seat import Seat, Seating
 from ftlayer.runtime.task.contract import TaskKey
@@ -50,15 +50,15 @@ class Debloating:
                 self._sources[key] = _Measured(seat, debloater, ())
         self._begin(seating)
 
-    def taken(self, seat: Seat, size: int, now_ms: int) -> None:
-        """A task is given ``size`` bytes."""
+    def worked(self, seat: Seat, size: int, now_ms: int) -> None:
+        """A task is given ``size`` bytes, or a source has emitted so many rows."""
+        source = self._sources.get(seat.key)
+        if source is not None:
+            source.debloater.taken(size, now_ms)
+            return
         measured = self._tasks[seat.key]
         if measured.debloater.taken(size, now_ms):
             self._tell(measured)
-
-    def read(self, seat: Seat, rows: int, now_ms: int) -> None:
-        """A source has emitted rows."""
-        self._sources[seat.key].debloater.taken(rows, now_ms)
 
     def rows_wanted(self, key: TaskKey) -> int:
         """Return how many rows a source should read at a time."""

@@ -1,0 +1,87 @@
+"""A slot's rules with fault tolerance off: nothing is asked of a vertex, and no barriers come."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ftlayer.clock import Now
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.protocol.elements import Barrier, Element
+from ftlayer.runtime.slot.mode import ModeAction, ModeEvent, SlotParts, misplaced, rows_of_sources
+from ftlayer.runtime.slot.seat import Seat
+from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.topology.job_graph import Channel
+
+
+class UntrackedSlot:
+    """`ftlayer.runtime.slot.mode.SlotMode` of ``FTStatus.OFF``."""
+
+    activity = 0
+    due_ms = None
+    is_quiet = True
+
+    def __init__(self, parts: SlotParts) -> None:
+        self._seating = parts.seating
+        self._rows = rows_of_sources(parts)
+
+    def handle(self, event: ModeEvent, now: Now) -> None:
+        """See `SlotMode.handle`: no event is this one's own."""
+        misplaced(event)
+
+    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> None:
+        """See `SlotMode.act`: no action is this one's own."""
+        misplaced(action)
+
+    def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
+        """See `SlotMode.arrived`."""
+        misplaced(barrier)
+
+    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> bool:
+        """See `SlotMode.takes`."""
+        return False
+
+    def worked(self, seat: Seat, size: int, now_ms: int) -> None:
+        """See `SlotMode.worked`."""
+
+    def source_ended(self, seat: Seat) -> None:
+        """See `SlotMode.source_ended`: the coordinator sees the end by the slots."""
+
+    def before_turn(self, now: Now) -> None:
+        """See `SlotMode.before_turn`."""
+
+    def on_time(self, now: Now) -> None:
+        """See `SlotMode.on_time`."""
+
+    def rest(self, now_ms: int) -> None:
+        """See `SlotMode.rest`."""
+
+    def peers_dropped(self, slots: Collection[int]) -> None:
+        """See `SlotMode.peers_dropped`."""
+
+    def peers_back(self, slots: Collection[int], now: Now) -> None:
+        """See `SlotMode.peers_back`."""
+
+    def may_read(self, seat: Seat) -> bool:
+        """See `SlotMode.may_read`."""
+        return True
+
+    def rows_wanted(self, key: TaskKey) -> int:
+        """See `SlotMode.rows_wanted`."""
+        return self._rows[key]
+
+    def unaccepted(self, key: TaskKey) -> tuple[int, ...]:
+        """See `SlotMode.unaccepted`."""
+        return ()
+
+    @property
+    def is_open(self) -> bool:
+        """See `SlotMode.is_open`."""
+        return self._seating.is_reading
+
+    def counters(self) -> dict[str, int]:
+        """See `SlotMode.counters`."""
+        return {}
+
+    def held_roots(self) -> list[U64Array]:
+        """See `SlotMode.held_roots`: no record has roots."""
+        return []
