@@ -215,29 +215,29 @@ Way = Callable[[DataStream], DataStream]
 
 
 def one_out(source: DataStream, into: Way, back: Way, width: int | None) -> DataStream:
-    loop = into(source).iterate(2_000)
+    loop = into(source).iterate(20_000)
     body = into(loop).map(collatz, parallelism=width)
     loop.close_with(back(body.filter(is_more, parallelism=width)))
     return body.filter(is_one, parallelism=width)
 
 
 def many_out(source: DataStream, into: Way, back: Way, width: int | None) -> DataStream:
-    loop = source.iterate(2_000)
+    loop = source.iterate(20_000)
     body = into(loop).flat_map(halves, parallelism=width)
     loop.close_with(back(body.filter(is_more)))
     return body.filter(is_one)
 
 
 def by_the_side(source: DataStream, into: Way, back: Way, width: int | None) -> DataStream:
-    loop = source.iterate(2_000)
+    loop = source.iterate(20_000)
     body = into(loop).process(Sorting(), side={"back": SCHEMA}, parallelism=width)
     loop.close_with(back(body.side_output("back")).union(body.filter(lambda record: False)))
     return body
 
 
 def nested(source: DataStream, into: Way, back: Way, width: int | None) -> DataStream:
-    outer = source.iterate(4_000)
-    inner = into(outer).iterate(2_000)
+    outer = source.iterate(40_000)
+    inner = into(outer).iterate(20_000)
     body = inner.flat_map(halves, parallelism=width)
     some = body.filter(is_more)
     inner.close_with(back(some.filter(lambda record: record[1] % 2 == 0)))
