@@ -22,8 +22,10 @@ from ftlayer.functions.retry_rules import Errors
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
+from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
 from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST, ended_before, open_checkpoints
+from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.driver_mode import OpenMode
 from ftlayer.runtime.driver.ended_job import EndedJob
@@ -43,9 +45,11 @@ from ftlayer.runtime.driver.spark_checks import (
 )
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
 from ftlayer.runtime.driver.untracked import UntrackedDriver, open_untracked
-from ftlayer.runtime.protocol.order import CheckpointPlan, SlotOrder
+from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.runtime.slot.main import run_slot
+from ftlayer.runtime.slot.shell import Order, SlotModeFactory
+from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
 from ftlayer.spark.sessions import tells_of_its_end
 from ftlayer.spark.workers import prepare_workers
 from ftlayer.topology.builder import GraphBuilder
@@ -267,7 +271,13 @@ class StreamEnvironment:
         checkpoints = plan = None
         if self._checkpointing is not None:
             checkpoints, plan = open_checkpoints(graph, self._checkpointing, job.job, restore_from)
-        server, order = self._open_server(job, graph, place, client, plan)
+        slots: SlotModeFactory = UntrackedSlotFactory()
+        if plan is not None:
+            slots = BarrierSlotFactory(plan)
+        elif client is not None:
+            slots = AckerSlotFactory(client)
+        key = os.urandom(KEY_BYTES) if plan is None else plan.key
+        server, order = self._open_server(job, graph, place, slots, key)
         try:
             runner = SlotRunner(pickled_order(order), run_slot)
             if vertex is not None:
@@ -289,7 +299,7 @@ class StreamEnvironment:
         planners = Planners(
             graph,
             keeper,
-            order.key if plan is None else plan.key,
+            key,
             send=job.send_splits,
             failed=job.broken,
             stop_at_latest=stop_at_latest,
@@ -321,9 +331,9 @@ class StreamEnvironment:
         job: JobThread,
         graph: JobGraph,
         place: Place,
-        client: VertexClient | None,
-        checkpoints: CheckpointPlan | None,
-    ) -> tuple[ControlServer, SlotOrder]:
+        mode: SlotModeFactory,
+        key: bytes,
+    ) -> tuple[ControlServer, Order]:
         """Listen for slots, and return what the first one has to know."""
         token = secrets.token_urlsafe(32)
         certificate = None
@@ -366,12 +376,11 @@ class StreamEnvironment:
             coordinator=endpoint,
             graph=graph,
             options=self._options,
-            vertex=client,
+            mode=mode,
             listen_on="127.0.0.1" if place.is_local else "",
             tls_cert=None if certificate is None else certificate.cert,
             tls_key=None if certificate is None else certificate.key,
-            key=os.urandom(KEY_BYTES),
-            checkpoints=checkpoints,
+            key=key,
             sockets="" if sockets is None else sockets.path,
         )
 

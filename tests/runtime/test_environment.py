@@ -36,6 +36,8 @@ from ftlayer.runtime.driver.spark_checks import (
 from ftlayer.runtime.driver.submit import MAX_ERROR_CHARS, spark_error_text
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.protocol.order import SlotOrder
+from ftlayer.runtime.slot.shell import Order
+from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import RetryDefaults
 from ftlayer.transport.address import parse_address
@@ -78,10 +80,12 @@ def an_environment(spark: Any, name: str = "job", parallelism: int = 2, **option
     return env
 
 
-def an_order(env: StreamEnvironment) -> SlotOrder:
+def an_order(env: StreamEnvironment) -> Order:
     endpoint = Endpoint("grpc://127.0.0.1:1", "token")
     graph = env.job_graph()
-    return SlotOrder("job", 0, endpoint, graph, TopologyOptions(), None, "127.0.0.1", None, None, b"")
+    return SlotOrder(
+        "job", 0, endpoint, graph, TopologyOptions(), UntrackedSlotFactory(), "127.0.0.1", None, None, b""
+    )
 
 
 # ---------------------------------------------------------------- the session

@@ -106,7 +106,7 @@ def check_task_slots(spark: Any, wanted: int, name: str) -> None:
         time.sleep(_POLL_S)
 
 
-def pickled_order(order: SlotOrder) -> bytes:
+def pickled_order(order: SlotOrder[Any]) -> bytes:
     """Return the order as it goes to the slots; `InvalidTopologyError` names the operator that cannot."""
     from pyspark import cloudpickle
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import TopologyOptions
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.transport.client import Endpoint
-from ftlayer.vertex.client.client import VertexClient
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,11 @@ class CheckpointPlan:
     key: bytes = field(repr=False)
 
 
+Mode = TypeVar("Mode")
+
+
 @dataclass(frozen=True)
-class SlotOrder:
+class SlotOrder(Generic[Mode]):
     """What a slot needs to know.
 
     Attributes:
@@ -37,12 +40,11 @@ class SlotOrder:
             loopback is the one that all its processes have, and show to each other in both directions.
         graph: what runs.
         options: batching, credits, heartbeats.
-        vertex: the client to talk to the vertex with; None with FTStatus.OFF.
+        mode: a `ftlayer.runtime.slot.shell.SlotModeFactory`: the mode that the job runs in.
         listen_on: host that its channels listen on: ``127.0.0.1``, or "" for the address by which the slot
             reaches the coordinator.
         tls_cert, tls_key: PEM for its channels' server off loopback, else None.
         key: the job's secret, which sealed payloads are checked by.
-        checkpoints: barrier mode is on; None: it is not.
         sockets: directory of the job's Unix sockets, where its channels listen; "": they listen on ``listen_on``.
     """
 
@@ -51,10 +53,9 @@ class SlotOrder:
     coordinator: Endpoint
     graph: JobGraph
     options: TopologyOptions
-    vertex: VertexClient | None
+    mode: Mode
     listen_on: str
     tls_cert: bytes | None
     tls_key: bytes | None = field(repr=False)
     key: bytes = field(repr=False)
-    checkpoints: CheckpointPlan | None = None
     sockets: str = ""

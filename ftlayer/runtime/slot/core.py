@@ -23,7 +23,7 @@ from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Barrier, Batch, Element
 from ftlayer.runtime.slot.crediting import Crediting
 from ftlayer.runtime.slot.loop_watch import watch_loops
-from ftlayer.runtime.slot.mode import ModeEvent, OpenSlotMode, SlotParts
+from ftlayer.runtime.slot.mode import ModeEvent, OpenRules, SlotParts
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links, Working
@@ -54,9 +54,9 @@ class SlotCore:
         tasks: dict[TaskKey, AnyTask],
         options: TopologyOptions,
         links: Links,
-        open_mode: OpenSlotMode,
+        open_rules: OpenRules,
     ) -> None:
-        """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``open_mode`` makes the mode's rules."""
+        """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``open_rules`` makes the mode's rules."""
         self._codec = ElementCodec(graph.edges)
         self._seating = seat_tasks(graph, slot, tasks, options, self._codec)
         self._seats = list(self._seating.seats.values())
@@ -68,7 +68,7 @@ class SlotCore:
         self._activity = 0
         self.working: Working | None = None
         parts = SlotParts(graph, options, self._seating, self._codec, self._outgoing, self._credit, self._run)
-        self._mode = open_mode(parts)
+        self._mode = open_rules(parts)
 
     # ------------------------------------------------------------ events
 

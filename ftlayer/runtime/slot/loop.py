@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from ftlayer.clock import Now
 from ftlayer.errors import CodecError, JobError, PeerLostError, PeerRefusedError, PeerUnreachableError
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
 from ftlayer.runtime.protocol.channel_frames import roots_in
 from ftlayer.runtime.protocol.messages import (
     AssignSplits,
     Cancel,
-    CheckpointAborted,
-    CheckpointCompleted,
     Deploy,
     DropPeers,
     FromSlot,
@@ -46,6 +43,7 @@ from ftlayer.runtime.slot.events import (
 )
 from ftlayer.runtime.slot.links import SlotLinks
 from ftlayer.runtime.slot.mailbox import Mailbox
+from ftlayer.runtime.slot.mode import ModeEvent
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.sources import Sources
 
@@ -84,11 +82,11 @@ class SlotLoop:
         pulse: Pulse,
         send: Callable[[FromSlot], None],
         peer_timeout_ms: int,
-        snapshots: SnapshotRunner | None = None,
+        after: Callable[[ModeEvent | SnapshotOver], None],
     ) -> None:
         """``send`` reaches the coordinator, which has ``peer_timeout_ms`` to replace a peer that is lost.
 
-        ``snapshots`` is there with checkpoints.
+        ``after`` does what the mode has to outside of the rules (see `SlotModeShell.after`).
         """
         self._core = core
         self._sources = sources
@@ -97,7 +95,7 @@ class SlotLoop:
         self._pulse = pulse
         self._send = send
         self._peer_timeout_ms = peer_timeout_ms
-        self._snapshots = snapshots
+        self._after = after
         self._lost: dict[int, _Lost] = {}
         self._over = False
         self.reset: ResetTasks | None = None
@@ -208,8 +206,8 @@ class SlotLoop:
                     self._core.peer_lost(slot)
                     patience_ms = self._peer_timeout_ms if reached else UNREACHED_MS
                     self._lost[slot] = _Lost(_now().mono_ms + patience_ms, reason, reached)
-            case SnapshotOver(key, checkpoint) if self._snapshots is not None:
-                self._snapshots.over(key, checkpoint)
+            case SnapshotOver():
+                self._after(event)
             case CoordinatorSaid(message):
                 self._obey(message)
             case CoordinatorLost(reason):
@@ -239,14 +237,6 @@ class SlotLoop:
                 self._sources.assign(message)
             case StopSources():
                 self._sources.finish()
-            case CheckpointCompleted(checkpoint):
-                self._core.handle(message, _now())
-                if self._snapshots is not None:
-                    self._snapshots.completed(checkpoint)
-            case CheckpointAborted(checkpoint, files_stay):
-                self._core.handle(message, _now())
-                if self._snapshots is not None and not files_stay:
-                    self._snapshots.aborted(checkpoint)
             case ResetTasks():
                 self.reset, self._over = message, True
                 # What this instance has counted; the next one begins at 0.
@@ -260,6 +250,7 @@ class SlotLoop:
                 self._send(SlotEnded(self._core.counters()))
             case _:
                 self._core.handle(message, _now())
+                self._after(message)
 
     def _drop(self, epoch: int, slots: tuple[int, ...]) -> None:
         self._links.drop(epoch, slots)

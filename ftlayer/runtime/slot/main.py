@@ -12,15 +12,9 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import NoReturn
+from typing import NoReturn, cast
 
-from ftlayer.checkpoint.pieces import Piece
-from ftlayer.checkpoint.snapshots import Restore
-from ftlayer.checkpoint.storage.contract import SlotStorage
-from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.errors import (
-    CheckpointDamagedError,
     FTLayerError,
     JobError,
     PeerUnreachableError,
@@ -28,18 +22,10 @@ from ftlayer.errors import (
 )
 from ftlayer.records.ids import U64Array
 from ftlayer.recovery import lasting
-from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
-from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
-from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
-from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
-from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
-from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.pandas_later import leave_pandas_to_others
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
-from ftlayer.runtime.protocol.order import SlotOrder
-from ftlayer.runtime.slot.assembly import barrier_mode, build_tasks, mode_without_checkpoints, restores_of
 from ftlayer.runtime.slot.control_client import ControlClient
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, PartFailed, Wake
@@ -47,14 +33,16 @@ from ftlayer.runtime.slot.interpreter import tuned_interpreter
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
-from ftlayer.runtime.slot.mode import OpenSlotMode, SlotParts
-from ftlayer.runtime.slot.ports import CheckpointParts
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
+from ftlayer.runtime.slot.seat import AnyTask
 from ftlayer.runtime.slot.server import ChannelServer
+from ftlayer.runtime.slot.shell import Order, SlotContext
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
-from ftlayer.runtime.slot.untracked import UntrackedSlot
+from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.mode import TaskMode
+from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.names import placed
 from ftlayer.topology.operators import Source
 from ftlayer.transport.address import Address, parse_address
@@ -68,17 +56,17 @@ ANY_CHECKPOINT = 2**63 - 1
 logger = logging.getLogger(__name__)
 
 
-def run_slot(order: SlotOrder) -> None:
+def run_slot(order: Order) -> None:
     """Run the tasks of a slot until they end, the job is cancelled, or the coordinator is lost.
 
     What the slot fails with goes to the coordinator (`SlotFailed`) and is not raised: the coordinator decides
-    whether the slot is started again. With checkpoints it begins again in this very process, as an instance of
+    whether the slot is started again. In barrier mode it begins again in this very process, as an instance of
     another name: when it is told to (`ResetTasks`), and when a task of it has failed. Must not be called in a
     process forked from one that has used gRPC.
     """
     leave_pandas_to_others()
     poll_in_place()
-    if order.checkpoints is None:
+    if not order.mode.restarts_in_place:
         _run_instance(_Slot(order))
         return
     from pyspark import cloudpickle
@@ -104,7 +92,7 @@ def _run_instance(slot: _Slot) -> bool:
 class _Slot:
     """The parts of one instance of a slot."""
 
-    def __init__(self, order: SlotOrder) -> None:
+    def __init__(self, order: Order) -> None:
         self._order = order
         self._instance = uuid.uuid4().hex
         self._mailbox: Mailbox[Event] = Mailbox()
@@ -112,15 +100,14 @@ class _Slot:
         self._control = ControlClient(
             order.coordinator, job=order.job, slot=order.slot, instance=self._instance
         )
+        self._mode = order.mode.instance(
+            SlotContext(order, self._instance, self._mailbox.put, self._control.send)
+        )
         self._server: ChannelServer | None = None
         self._links: SlotLinks | None = None
-        self._port: VertexPort | None = None
         self._sources: Sources | None = None
         self._core: SlotCore | None = None
         self._pulse: Pulse | None = None
-        self._snapshots: SnapshotRunner | None = None
-        self._checkpointed: dict[TaskKey, Checkpointed] = {}
-        self._restored = 0
         # The checkpoint that stands, once the coordinator has said: till then any that was acknowledged may be it.
         self._stands = ANY_CHECKPOINT
         self._is_over = False
@@ -147,12 +134,20 @@ class _Slot:
         self._control.send(Hello(order.slot, self._instance, address, socket.gethostname(), os.getpid()))
         self._pulse.start()
         deploy = self._wait_for_deploy()
-        return deploy is not None and self._run_tasks(deploy, self._pulse, self._links)
+        if deploy is None:
+            return False
+        loop = self._deploy(deploy, self._pulse, self._links)
+        with tuned_interpreter():
+            loop.run(deploy)
+        if loop.reset is not None:
+            self._stands = loop.reset.stands
+        self._is_over = loop.reset is None
+        return loop.reset is not None
 
     def outlives(self, error: BaseException) -> bool:
         """Whether the process is good for another instance after this error: where only a task has failed."""
         return (
-            self._order.checkpoints is not None
+            self._order.mode.restarts_in_place
             and self._core is not None
             and not isinstance(error, MemoryError | PeerUnreachableError)
         )
@@ -165,7 +160,7 @@ class _Slot:
         reason = str(said) if isinstance(said, FTLayerError) else f"{type(said).__name__}: {said}"
         trace = "".join(traceback.format_exception(error))
         unreachable = isinstance(error, PeerUnreachableError)
-        damaged = self._restored if isinstance(error, CheckpointDamagedError) else 0
+        damaged = self._mode.damaged(error)
         code = "" if final is None else final.code
         blamed = self._blamed(said)
         if final is not None:
@@ -186,10 +181,7 @@ class _Slot:
         """End all threads and streams of this instance."""
         if self._sources is not None:
             self._sources.stop()
-        if self._snapshots is not None:
-            self._snapshots.close(over=self._is_over)
-        for key, task in self._checkpointed.items():
-            task.discard(self._stands, 0 if self._snapshots is None else self._snapshots.latest_acked(key))
+        self._mode.end(over=self._is_over, stands=self._stands)
         if self._pulse is not None:
             self._pulse.stop()
         if self._links is not None:
@@ -197,8 +189,7 @@ class _Slot:
         self._control.close()
         if self._server is not None:
             self._server.close()
-        if self._port is not None:
-            self._port.close()
+        self._mode.close()
         self._closed.set()
 
     # ------------------------------------------------------------ before it is deployed
@@ -238,17 +229,15 @@ class _Slot:
 
     # ------------------------------------------------------------ deployed
 
-    def _run_tasks(self, deploy: Deploy, pulse: Pulse, links: SlotLinks) -> bool:
+    def _deploy(self, deploy: Deploy, pulse: Pulse, links: SlotLinks) -> SlotLoop:
+        """Make the tasks, and what runs them."""
         order = self._order
-        opened: dict[str, OpenedStream] = {}
-        if order.vertex is not None:
-            self._port = VertexPort(order.vertex, order.graph.options, self._mailbox.put, order.job)
-            opened = self._port.open()
-        core = self._build_core(deploy, links, opened)
+        tasks = build_tasks(order.graph, order.slot, self._mode.open(deploy))
+        core = SlotCore(order.graph, order.slot, tasks, order.options, links, self._mode.rules)
         self._core = core
-        self._sources = self._open_sources(core, opened, deploy.restore)
+        self._sources = self._open_sources(core)
         pulse.watch(core)
-        loop = SlotLoop(
+        return SlotLoop(
             core,
             self._sources,
             self._mailbox,
@@ -256,67 +245,19 @@ class _Slot:
             pulse,
             self._control.send,
             order.options.heartbeat_timeout_ms,
-            self._snapshots,
+            self._mode.after,
         )
-        with tuned_interpreter():
-            loop.run(deploy)
-        if loop.reset is not None:
-            self._stands = loop.reset.stands
-        self._is_over = loop.reset is None
-        return loop.reset is not None
 
-    def _build_core(self, deploy: Deploy, links: SlotLinks, opened: dict[str, OpenedStream]) -> SlotCore:
-        order, plan, restore = self._order, self._order.checkpoints, deploy.restore
-        run = f"{deploy.run}/{self._instance}"
-        if plan is None:
-            tasks = build_tasks(order, mode_without_checkpoints(order, run, opened))
-            rules: OpenSlotMode = UntrackedSlot
-            if self._port is not None:
-                rules = partial(AckerSlot, self._port, self._control.send)
-            return SlotCore(order.graph, order.slot, tasks, order.options, links, rules)
-        self._restored = 0 if restore is None else restore.checkpoint
-        storage = slot_storage(
-            plan.config,
-            order.graph.name,
-            plan.run,
-            slot=order.slot,
-            epoch=deploy.epoch,
-            instance=self._instance,
-            key=plan.key,
-        )
-        mode = barrier_mode(order, plan, run, restore, storage)
-        tasks = build_tasks(order, mode)
-        self._checkpointed = mode.checkpointed
-        self._snapshots = SnapshotRunner(storage, len(tasks), self._control.send, self._mailbox.put)
-        parts = CheckpointParts(plan.config, self._snapshots, mode.checkpointed)
-
-        def open_rules(of: SlotParts) -> BarrierSlot:
-            rules = BarrierSlot(parts, self._control.send, of)
-            if restore is not None:
-                read = partial(_read, storage, restore.location)
-                put_in_flight(of.graph, of.seating, of.codec, restore, read)
-            return rules
-
-        return SlotCore(order.graph, order.slot, tasks, order.options, links, open_rules)
-
-    def _open_sources(
-        self, core: SlotCore, opened: dict[str, OpenedStream], restore: Restore | None
-    ) -> Sources:
+    def _open_sources(self, core: SlotCore) -> Sources:
         order, graph = self._order, self._order.graph
-        restored = restores_of(restore)
         sources = Sources(core, self._control.send)
         for uid, subtask in graph.subtasks_in(order.slot):
             source = graph.vertex(uid).operators[0]
             if not isinstance(source, Source):
                 continue
-            stream = graph.stream_of(uid)
             limits = BatchLimits(core.rows_wanted((uid, subtask)), order.options.batch_age_ms)
             signal = Signal(lambda: self._mailbox.put(Wake()))
-            positions: Mapping[str, bytes] = {}
-            if stream in opened:
-                positions = opened[stream].positions
-            elif (uid, subtask) in restored:
-                positions = restored[uid, subtask].positions
+            positions = self._mode.positions((uid, subtask))
             open_from = self._opener(source, subtask, limits, signal)
             reopening = Reopening(open_from, positions, copy.deepcopy(source.restart))
             sources.add((uid, subtask), open_from(positions), signal, limits, reopening)
@@ -326,31 +267,24 @@ class _Slot:
         self, source: Source, subtask: int, limits: BatchLimits, wake: Signal
     ) -> Callable[[Mapping[str, bytes]], SourceReader]:
         order = self._order
-        key = order.key if order.checkpoints is None else order.checkpoints.key
         parallelism = order.graph.vertex(source.uid).parallelism
 
         def open_from(positions: Mapping[str, bytes]) -> SourceReader:
             return open_reader(
-                source, subtask, parallelism, positions=positions, limits=limits, key=key, wake=wake
+                source, subtask, parallelism, positions=positions, limits=limits, key=order.key, wake=wake
             )
 
         return open_from
 
     def _make_pulse(self) -> Pulse:
-        order = self._order
-        timeouts = [options.timeout_ms for _, options in order.graph.options]
         return Pulse(
             self._control.send,
-            order.options.heartbeat_ms,
-            timeout_ms=min(timeouts) if timeouts and order.vertex is not None else None,
-            touch=None if order.vertex is None else self._touch,
+            self._order.options.heartbeat_ms,
+            timeout_ms=self._mode.touch_timeout_ms,
+            touch=self._mode.touch,
             held=self._held_outside,
             on_error=lambda error: self._mailbox.put(PartFailed(error)),
         )
-
-    def _touch(self, roots: list[U64Array]) -> None:
-        if self._port is not None and roots:
-            self._port.touch(roots)
 
     def _held_outside(self) -> list[U64Array]:
         assert self._links is not None
@@ -366,16 +300,19 @@ class _Slot:
             _exit_now()
 
 
-def _read(storage: SlotStorage, location: str, piece: Piece) -> bytes:
-    with storage.open(location, piece) as file:
-        return file.read()
+def build_tasks(graph: JobGraph, slot: int, mode: TaskMode) -> dict[TaskKey, AnyTask]:
+    """Make all tasks of a slot; raises what `build_task` raises."""
+    return {
+        (uid, subtask): cast(AnyTask, build_task(graph, uid, subtask, mode))
+        for uid, subtask in graph.subtasks_in(slot)
+    }
 
 
 def _exit_now() -> NoReturn:
     os._exit(75)
 
 
-def _where_to_listen(order: SlotOrder, instance: str) -> Address:
+def _where_to_listen(order: Order, instance: str) -> Address:
     if order.sockets:
         return Address(path=f"{order.sockets}/{order.slot}-{instance[:12]}")
     return Address(order.listen_on or _address_towards(order.coordinator.address))

@@ -164,7 +164,7 @@ class SlotMode(Protocol):
         """Return the roots of all that waits here. Any thread: what it reads is replaced, never changed."""
 
 
-OpenSlotMode = Callable[[SlotParts], SlotMode]
+OpenRules = Callable[[SlotParts], SlotMode]
 
 
 def rows_of_sources(parts: SlotParts) -> dict[TaskKey, int]:

@@ -1,15 +1,22 @@
-"""A slot's rules with fault tolerance off: nothing is asked of a vertex, and no barriers come."""
+"""A slot with fault tolerance off: nothing is asked of a vertex, and no barriers come."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from ftlayer.clock import Now
 from ftlayer.records.ids import U64Array
+from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Barrier, Element
+from ftlayer.runtime.protocol.messages import Deploy
+from ftlayer.runtime.slot.events import SnapshotOver
 from ftlayer.runtime.slot.mode import ModeAction, ModeEvent, SlotParts, misplaced, rows_of_sources
 from ftlayer.runtime.slot.seat import Seat
+from ftlayer.runtime.slot.shell import SlotContext
 from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel
 
 
@@ -85,3 +92,51 @@ class UntrackedSlot:
     def held_roots(self) -> list[U64Array]:
         """See `SlotMode.held_roots`: no record has roots."""
         return []
+
+
+@dataclass(frozen=True)
+class UntrackedSlotFactory:
+    """`ftlayer.runtime.slot.shell.SlotModeFactory` of ``FTStatus.OFF``."""
+
+    restarts_in_place = False
+
+    def instance(self, slot: SlotContext) -> UntrackedSlotShell:
+        """See `SlotModeFactory.instance`."""
+        return UntrackedSlotShell(slot)
+
+
+class UntrackedSlotShell:
+    """`ftlayer.runtime.slot.shell.SlotModeShell` of ``FTStatus.OFF``: nothing is opened."""
+
+    touch_timeout_ms = None
+
+    def __init__(self, slot: SlotContext) -> None:
+        self._slot = slot
+
+    def open(self, deploy: Deploy) -> UntrackedTaskMode:
+        """See `SlotModeShell.open`."""
+        return UntrackedTaskMode(partial(open_sink, run=self._slot.run_of(deploy)))
+
+    def rules(self, parts: SlotParts) -> UntrackedSlot:
+        """See `SlotModeShell.rules`."""
+        return UntrackedSlot(parts)
+
+    def positions(self, key: TaskKey) -> Mapping[str, bytes]:
+        """See `SlotModeShell.positions`: a source begins at its beginning."""
+        return {}
+
+    def after(self, event: ModeEvent | SnapshotOver) -> None:
+        """See `SlotModeShell.after`."""
+
+    def touch(self, roots: list[U64Array]) -> None:
+        """See `SlotModeShell.touch`: no record has roots."""
+
+    def damaged(self, error: BaseException) -> int:
+        """See `SlotModeShell.damaged`: there are no checkpoints."""
+        return 0
+
+    def end(self, *, over: bool, stands: int) -> None:
+        """See `SlotModeShell.end`."""
+
+    def close(self) -> None:
+        """See `SlotModeShell.close`."""

@@ -309,6 +309,7 @@ class Cluster:
             process.pulse,
             say,
             600_000,
+            lambda event: None,
         )
         process.loop.begin(deploy)
 

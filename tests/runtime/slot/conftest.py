@@ -19,7 +19,7 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage
 from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.slot.mode import OpenSlotMode
+from ftlayer.runtime.slot.mode import OpenRules
 from ftlayer.runtime.slot.untracked import UntrackedSlot
 from ftlayer.runtime.task.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows, TaskKey
@@ -230,7 +230,7 @@ class FakeSlot:
         }
         links, vertex = FakeLinks(), FakeVertex() if tracked else None
         said: list[Any] = []
-        mode: OpenSlotMode = UntrackedSlot if vertex is None else partial(AckerSlot, vertex, said.append)
+        mode: OpenRules = UntrackedSlot if vertex is None else partial(AckerSlot, vertex, said.append)
         core = SlotCore(graph, slot, dict(tasks), options, links, mode)  # type: ignore[arg-type]
         core.start(NOW)
         return cls(core, links, tasks, vertex, said)

@@ -129,6 +129,7 @@ class Running:
             pulse,
             self.sent.put,
             peer_timeout_ms,
+            lambda event: None,
         )
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run)

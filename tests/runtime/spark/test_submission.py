@@ -31,6 +31,7 @@ from ftlayer.runtime.driver.spark_checks import check_task_slots, pickled_order
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
 from ftlayer.runtime.driver.untracked import UntrackedDriver, open_untracked
 from ftlayer.runtime.protocol.order import SlotOrder
+from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 from ftlayer.transport.address import Address
@@ -141,7 +142,18 @@ def start(spark: Any) -> Any:
             on_lost=thread.slot_lost,
         )
         endpoint = Endpoint(str(server.address), token)
-        order = SlotOrder(thread.job, 0, endpoint, graph, options, None, "127.0.0.1", None, None, b"k" * 32)
+        order = SlotOrder(
+            thread.job,
+            0,
+            endpoint,
+            graph,
+            options,
+            UntrackedSlotFactory(),
+            "127.0.0.1",
+            None,
+            None,
+            b"k" * 32,
+        )
         runner = SlotRunner(pickled_order(order), play)
         submitter = SlotSubmitter(
             spark, thread.job, graph.name, runner, thread.spark_job_ended, thread.session_over

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import assert_never, cast
+from typing import Protocol, assert_never, cast
 
 from ftlayer.clock import Now
 from ftlayer.records.ids import U64Array
@@ -20,7 +20,6 @@ from ftlayer.runtime.protocol.messages import (
 )
 from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted
 from ftlayer.runtime.slot.mode import ModeAction, ModeEvent, SlotParts, misplaced, rows_of_sources
-from ftlayer.runtime.slot.ports import VertexCalls
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import (
     Acknowledge,
@@ -32,9 +31,34 @@ from ftlayer.runtime.task.actions import (
 )
 from ftlayer.runtime.task.contract import ReplayTask, TaskKey
 from ftlayer.topology.job_graph import Channel
+from ftlayer.vertex.calls import Failure, Persist
 
 PERSISTS_IN_FLIGHT = 16
 """A source reads on while this many of its batches, at most, wait for the vertex."""
+
+
+class VertexCalls(Protocol):
+    """The way to the vertex. Nothing here waits; answers come as events."""
+
+    @property
+    def may_persist(self) -> bool:
+        """Whether more can be persisted without queueing here."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether everything that changes something has its answer."""
+
+    def persist(self, key: TaskKey, ticket: int, call: Persist) -> None:
+        """Persist; `RootsAccepted` follows."""
+
+    def xor(self, event: Acknowledge) -> None:
+        """Tell of XOR events."""
+
+    def fail(self, failures: tuple[Failure, ...]) -> None:
+        """End attempts."""
+
+    def take_replays(self, key: TaskKey, ask: AskReplays) -> None:
+        """Ask for replays; `ReplaysCame` follows."""
 
 
 class AckerSlot:

@@ -22,13 +22,13 @@ from ftlayer.checkpoint.handlers.contract import (
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
+from ftlayer.runtime.barrier_mode.slot.ports import CheckpointParts
 from ftlayer.runtime.barrier_mode.slot.seat_barriers import SeatBarriers, Underway
 from ftlayer.runtime.barrier_mode.task.contract import CheckpointedSource, PendingSnapshot
 from ftlayer.runtime.protocol.elements import CancelMarker, Element, EndOfStream
 from ftlayer.runtime.slot.feedback import FeedbackOutput
 from ftlayer.runtime.slot.mode import SlotParts
 from ftlayer.runtime.slot.outputs import RemoteOutput
-from ftlayer.runtime.slot.ports import CheckpointParts
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import Action
 from ftlayer.topology.job_graph import Channel

@@ -9,6 +9,7 @@ from ftlayer.clock import Now
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.barriers import Barriers
 from ftlayer.runtime.barrier_mode.slot.debloating import Debloating
+from ftlayer.runtime.barrier_mode.slot.ports import CheckpointParts
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
     CheckpointAborted,
@@ -18,7 +19,6 @@ from ftlayer.runtime.protocol.messages import (
     TriggerCheckpoint,
 )
 from ftlayer.runtime.slot.mode import ModeAction, ModeEvent, SlotParts, misplaced
-from ftlayer.runtime.slot.ports import CheckpointParts
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import DataEnded
 from ftlayer.runtime.task.contract import TaskKey

@@ -53,7 +53,7 @@ _Job = Callable[[], None]
 
 
 class SnapshotRunner:
-    """`ftlayer.runtime.slot.ports.Snapshots`. All methods belong to the loop's thread."""
+    """`ftlayer.runtime.barrier_mode.slot.ports.Snapshots`. All methods belong to the loop's thread."""
 
     def __init__(
         self,

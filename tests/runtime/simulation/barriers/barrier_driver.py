@@ -23,6 +23,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import open_checkpoints
+from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver import job_thread
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import JobState, Over
@@ -65,12 +66,11 @@ class Driver:
             coordinator=Endpoint("grpc://driver:1", "t" * 32),
             graph=self.graph,
             options=setting.options,
-            vertex=None,
+            mode=BarrierSlotFactory(plan),
             listen_on="127.0.0.1",
             tls_cert=None,
             tls_key=None,
-            key=b"k" * 32,
-            checkpoints=plan,
+            key=plan.key,
         )
         self.key = plan.key
         self.order = cloudpickle.dumps(order)

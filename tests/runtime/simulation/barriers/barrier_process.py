@@ -10,18 +10,19 @@ from barrier_parts import Link, StepExecutor, StepMailbox, ThreadInSteps
 from pyspark import cloudpickle
 
 from ftlayer.runtime.barrier_mode.slot import snapshotting
+from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotShell
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded
-from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot import main
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid
 from ftlayer.runtime.slot.links import SlotLinks, receivers_of
 from ftlayer.runtime.slot.loop import SlotLoop
+from ftlayer.runtime.slot.shell import Order
 
 
 class Instance(main._Slot):
     """One instance of a slot, whose loop takes a turn when it is told to. What threads do is done by moves."""
 
-    def __init__(self, order: SlotOrder) -> None:
+    def __init__(self, order: Order) -> None:
         super().__init__(order)
         self.loop: SlotLoop | None = None
         self.is_over = False
@@ -30,6 +31,11 @@ class Instance(main._Slot):
     @property
     def name(self) -> str:
         return self._instance
+
+    @property
+    def snapshots(self) -> Runner | None:
+        assert isinstance(self._mode, BarrierSlotShell)
+        return self._mode.snapshots  # type: ignore[return-value]
 
     @property
     def mailbox(self) -> StepMailbox:
@@ -77,7 +83,7 @@ class Instance(main._Slot):
             case None:
                 self.mailbox.wait(None)
             case CoordinatorSaid(Deploy() as deploy):
-                self._deploy(deploy)
+                self._begin(deploy)
             case CoordinatorSaid(Cancel()):
                 self._control.send(SlotEnded())
                 self.is_over = True
@@ -86,21 +92,10 @@ class Instance(main._Slot):
             case event:
                 raise AssertionError(f"the coordinator began with {event}")
 
-    def _deploy(self, deploy: Deploy) -> None:
-        """What `_Slot._run_tasks` does up to the first turn of the loop."""
-        self._core = self._build_core(deploy, self._links, {})
-        self._sources = self._open_sources(self._core, {}, deploy.restore)
-        self._pulse.watch(self._core)
-        self.loop = SlotLoop(
-            self._core,
-            self._sources,
-            self._mailbox,
-            self._links,
-            self._pulse,
-            self._control.send,
-            self._order.options.heartbeat_timeout_ms,
-            self._snapshots,
-        )
+    def _begin(self, deploy: Deploy) -> None:
+        assert self._pulse is not None
+        assert self._links is not None
+        self.loop = self._deploy(deploy, self._pulse, self._links)
         self.loop.begin(deploy)
 
     def beat(self) -> None:
@@ -160,7 +155,7 @@ class Process:
 
     def let_go_of_local_copies(self) -> None:
         """What the system does when a process is gone: its locks are free."""
-        runner = self.instance._snapshots
+        runner = self.instance.snapshots
         copies = None if runner is None else getattr(runner._storage, "_copies", None)
         if copies is not None:
             copies.close(over=False)

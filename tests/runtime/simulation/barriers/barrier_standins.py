@@ -32,7 +32,7 @@ from ftlayer.checkpoint.storage import deleting
 from ftlayer.checkpoint.storage import driver as storage_driver
 from ftlayer.checkpoint.storage import slot as storage_slot
 from ftlayer.runtime.barrier_mode.driver import checkpointing
-from ftlayer.runtime.barrier_mode.slot import snapshotting
+from ftlayer.runtime.barrier_mode.slot import shell, snapshotting
 from ftlayer.runtime.driver import job_thread, planners, reader_planner
 from ftlayer.runtime.slot import links, loop, main, pulse
 from ftlayer.state import changelog, memory
@@ -61,9 +61,9 @@ class StandIns:
             (main, "ChannelServer", self._server),
             (main, "Mailbox", StepMailbox),
             (main, "Pulse", StepPulse),
-            (main, "SnapshotRunner", self._runner),
+            (shell, "SnapshotRunner", self._runner),
             (main, "open_reader", partial(step_reader, self._world)),
-            (main, "slot_storage", self._slot_storage(main.slot_storage)),
+            (shell, "slot_storage", self._slot_storage(shell.slot_storage)),
             (links, "PeerLink", self._link),
             (snapshotting, "threading", threads_of(IdleThread)),
             (snapshotting, "queue", SimpleNamespace(SimpleQueue=StepQueue)),

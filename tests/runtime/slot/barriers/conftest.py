@@ -23,6 +23,7 @@ from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batches
+from ftlayer.runtime.barrier_mode.slot.ports import CheckpointParts
 from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
@@ -30,7 +31,6 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOf
 from ftlayer.runtime.protocol.messages import CheckpointAborted, EndTasks, TriggerCheckpoint
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.mode import SlotParts
-from ftlayer.runtime.slot.ports import CheckpointParts
 from ftlayer.runtime.task.actions import Action, Send, TaskEnded
 from ftlayer.runtime.task.contract import SourceRows, TaskKey
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex

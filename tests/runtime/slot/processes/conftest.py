@@ -18,6 +18,7 @@ from pyspark import cloudpickle
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
 from ftlayer.restart import RestartStrategy
+from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.protocol.messages import (
     Cancel,
@@ -37,6 +38,7 @@ from ftlayer.runtime.protocol.messages import (
     ToSlot,
 )
 from ftlayer.runtime.protocol.order import SlotOrder
+from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph
@@ -134,7 +136,7 @@ class Slots:
             self.endpoint,
             self.graph,
             self.options,
-            None if self.vertex is None else self.vertex.client(),
+            UntrackedSlotFactory() if self.vertex is None else AckerSlotFactory(self.vertex.client()),
             "127.0.0.1",
             None if certificate is None else certificate.cert,
             None if certificate is None else certificate.key,

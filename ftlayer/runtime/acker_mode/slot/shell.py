@@ -1,0 +1,90 @@
+"""Acker mode's half in a slot's process: the streams to the vertex."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from ftlayer.handler.handler import FTHandler
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
+from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
+from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
+from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.protocol.messages import Deploy
+from ftlayer.runtime.slot.events import SnapshotOver
+from ftlayer.runtime.slot.mode import ModeEvent, SlotParts
+from ftlayer.runtime.slot.shell import SlotContext
+from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.vertex.client.client import VertexClient
+
+
+@dataclass(frozen=True)
+class AckerSlotFactory:
+    """`ftlayer.runtime.slot.shell.SlotModeFactory`. ``client`` is what the vertex is talked to with."""
+
+    client: VertexClient
+    restarts_in_place = False
+
+    def instance(self, slot: SlotContext) -> AckerSlotShell:
+        """See `SlotModeFactory.instance`."""
+        return AckerSlotShell(self.client, slot)
+
+
+class AckerSlotShell:
+    """`ftlayer.runtime.slot.shell.SlotModeShell` of a job whose records the vertex follows."""
+
+    def __init__(self, client: VertexClient, slot: SlotContext) -> None:
+        self._client = client
+        self._slot = slot
+        self._graph = slot.order.graph
+        self._port: VertexPort | None = None
+        self._opened: dict[str, OpenedStream] = {}
+
+    @property
+    def touch_timeout_ms(self) -> int | None:
+        """See `SlotModeShell.touch_timeout_ms`."""
+        return min((options.timeout_ms for _, options in self._graph.options), default=None)
+
+    def open(self, deploy: Deploy) -> AckerTaskMode:
+        """Declare the job's streams. Raises what `VertexClient.call` raises."""
+        order = self._slot.order
+        self._port = VertexPort(self._client, self._graph.options, self._slot.post, order.job)
+        self._opened = self._port.open()
+        # Streams of one job are on one shard.
+        told = next(iter(self._opened.values()))
+        run = self._slot.run_of(deploy)
+        handler = partial(
+            FTHandler, job=self._graph.name, run=run, shard=told.shard, shards=told.shards, exact=told.exact
+        )
+        return AckerTaskMode(handler, order.options, partial(open_sink, run=run))
+
+    def rules(self, parts: SlotParts) -> AckerSlot:
+        """See `SlotModeShell.rules`."""
+        assert self._port is not None
+        return AckerSlot(self._port, self._slot.tell, parts)
+
+    def positions(self, key: TaskKey) -> Mapping[str, bytes]:
+        """See `SlotModeShell.positions`: the vertex keeps them."""
+        return self._opened[self._graph.stream_of(key[0])].positions
+
+    def after(self, event: ModeEvent | SnapshotOver) -> None:
+        """See `SlotModeShell.after`: the rules call the vertex by themselves."""
+
+    def touch(self, roots: list[U64Array]) -> None:
+        """See `SlotModeShell.touch`."""
+        if self._port is not None and roots:
+            self._port.touch(roots)
+
+    def damaged(self, error: BaseException) -> int:
+        """See `SlotModeShell.damaged`: there are no checkpoints."""
+        return 0
+
+    def end(self, *, over: bool, stands: int) -> None:
+        """See `SlotModeShell.end`."""
+
+    def close(self) -> None:
+        """See `SlotModeShell.close`."""
+        if self._port is not None:
+            self._port.close()
