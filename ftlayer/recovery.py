@@ -12,15 +12,16 @@ import pickle
 import re
 from collections.abc import Iterator
 
-from ftlayer import errors
+from ftlayer import errors, failures
 from ftlayer.errors import FTLayerError, FunctionLoadError, InvalidTopologyError, TimerFailedError
 
 SPARK_CONDITIONS = ("COLUMN_ALREADY_EXISTS", "AMBIGUOUS_REFERENCE", "PARSE_SYNTAX_ERROR")
 """Of Spark's error conditions, those that lie in the program alone. Tables and paths may come into being."""
 
 _OURS = {
-    f"{errors.__name__}.{name}": kind
-    for name, kind in vars(errors).items()
+    f"{module.__name__}.{name}": kind
+    for module in (errors, failures)
+    for name, kind in vars(module).items()
     if inspect.isclass(kind) and issubclass(kind, FTLayerError)
 }
 _LOADING = {"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "UnpicklingError"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import AnalysisException, PythonException
 
-from ftlayer import errors
+from ftlayer import errors, failures
 from ftlayer.errors import (
     CheckpointStorageError,
     CodecError,
@@ -34,7 +34,8 @@ from ftlayer.recovery import lasting, lasting_in_text
 
 CLASSES: list[type[FTLayerError]] = [
     kind
-    for kind in vars(errors).values()
+    for module in (errors, failures)
+    for kind in vars(module).values()
     if inspect.isclass(kind) and issubclass(kind, FTLayerError) and kind is not FTLayerError
 ]
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
