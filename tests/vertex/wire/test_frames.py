@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer import errors
+from ftlayer import errors, failures
 from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError
 from ftlayer.records.ipc import as_stream
 from ftlayer.transport.failures import error_frame
@@ -169,7 +169,12 @@ def test_a_reply_travels_with_its_sequence() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, FTLayerError)],
+    [
+        kind
+        for module in (errors, failures)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and issubclass(kind, FTLayerError)
+    ],
 )
 def test_every_error_comes_back_as_the_class_it_was(kind: type[FTLayerError]) -> None:
     answer, sequence = decode_reply(error_frame(kind("what is wrong"), 4))
