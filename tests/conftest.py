@@ -143,7 +143,7 @@ SMOKE = (
     "vertex/service/test_embedded.py::test_a_killed_vertex_comes_back_with_its_records_and_clients_go_on",
     "sinks/test_files.py::test_rows_are_seen_when_they_are_committed",
     "sinks/test_postgres.py::test_rows_are_seen_when_they_are_committed",
-    "spark/test_carrier.py",
+    "spark/stages/test_carrier.py",
     "spark/features/test_feature_functions.py::test_log_lines_are_parsed_filtered_and_counted",
     "spark/features/test_feature_handle.py::test_drain_finishes_what_waits_and_reads_no_more_of_the_source",
     "spark/faults/test_query_without_jvm.py",

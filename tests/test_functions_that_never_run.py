@@ -26,9 +26,9 @@ from ftlayer.restart import check_strategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.push import PushReader
 from ftlayer.runtime.connectors.sinks import FunctionSinkBody
+from ftlayer.spark.batch.sinks import BatchFunctionSink, EmitSink
 from ftlayer.spark.facade import FTLayer
-from ftlayer.spark.sinks import BatchFunctionSink, EmitSink
-from ftlayer.spark.stream_plan import StreamPlan
+from ftlayer.spark.plan.stream_plan import StreamPlan
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.builder import GraphBuilder

@@ -13,7 +13,7 @@ from ftlayer.demo.events import BatchDone, Event, Restarted, Started, Starting, 
 from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, words_of
 from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
 from ftlayer.demo.text import FILES_A_BATCH
-from ftlayer.spark.query import TrackedQuery
+from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.vertex.calls import BatchState
 
 if TYPE_CHECKING:

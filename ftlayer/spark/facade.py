@@ -21,11 +21,11 @@ from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
+from ftlayer.spark.deliveries.ingest import Ingest, stream_of_ingest
 from ftlayer.spark.frames import list_records, record_frame
-from ftlayer.spark.ingest import Ingest, stream_of_ingest
 from ftlayer.spark.layer import Layer
-from ftlayer.spark.plan_checks import check_columns, check_key, check_session, check_source
-from ftlayer.spark.stream_plan import SourceSpec, StreamPlan
+from ftlayer.spark.plan.checks import check_columns, check_key, check_session, check_source
+from ftlayer.spark.plan.stream_plan import SourceSpec, StreamPlan
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.spark.workers import prepare_workers
 from ftlayer.vertex.calls import (

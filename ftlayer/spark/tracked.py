@@ -19,23 +19,23 @@ from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
 from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record
-from ftlayer.spark.delivery_source import arrow_schema
-from ftlayer.spark.plain import transform_plain
-from ftlayer.spark.plan_checks import (
+from ftlayer.spark.deliveries.source import arrow_schema
+from ftlayer.spark.plan.checks import (
     check_columns,
     check_names,
     check_transform,
     is_hashable,
     transformed_schema,
 )
-from ftlayer.spark.steps import Repartition, Step, Transform, check_unique
-from ftlayer.spark.stream_plan import StreamPlan, stream_of_source
+from ftlayer.spark.plan.plain import transform_plain
+from ftlayer.spark.plan.stream_plan import StreamPlan, stream_of_source
+from ftlayer.spark.stages.steps import Repartition, Step, Transform, check_unique
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from ftlayer.spark.writer import TrackedWriter
+    from ftlayer.spark.query.writer import TrackedWriter
 
 # What Spark says where a session is missing: the classic one, and Spark Connect's.
 _NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION")
@@ -261,8 +261,8 @@ class TrackedStream:
         raise `ftlayer.RowsRejected` with errors by it: those records fail, with all their rows, and it is called
         again with the rest and the same id. What it had written before it raised it has to undo or overwrite.
         """
-        from ftlayer.spark.endings import function_ending
-        from ftlayer.spark.writer import TrackedWriter
+        from ftlayer.spark.plan.endings import function_ending
+        from ftlayer.spark.query.writer import TrackedWriter
 
         check_bool(tagged, "sink: tagged")
         name = name or self._plan.source.name
@@ -280,8 +280,8 @@ class TrackedStream:
         the records of those rows fail. What was written meanwhile is aborted, and the rest is written anew. Each
         partition is held in memory.
         """
-        from ftlayer.spark.endings import writer_ending
-        from ftlayer.spark.writer import TrackedWriter
+        from ftlayer.spark.plan.endings import writer_ending
+        from ftlayer.spark.query.writer import TrackedWriter
 
         check_bool(bisect, "write_stream: bisect")
         name = name or self._plan.source.name
@@ -305,8 +305,8 @@ class TrackedStream:
         stay pending until the other query is done with them, and are replayed from here if it fails or
         does not answer within ``timeout``.
         """
-        from ftlayer.spark.endings import emit_ending
-        from ftlayer.spark.writer import TrackedWriter
+        from ftlayer.spark.plan.endings import emit_ending
+        from ftlayer.spark.query.writer import TrackedWriter
 
         check_text(carrier, "emit: carrier", "the name of a column")
         if carrier in self.schema.names:
@@ -323,7 +323,7 @@ class TrackedStream:
         ``checkpoint`` is that of the query whose records they were; an ingest needs none, its name says it. Raises
         `ConfigError` without it, `CheckpointMismatchError` for one of another source.
         """
-        from ftlayer.spark.checkpoint import CheckpointDirectory
+        from ftlayer.spark.query.checkpoint import CheckpointDirectory
 
         if self._plan.source.ingest:
             query = ""

@@ -30,9 +30,9 @@ from ftlayer.runtime.driver.job_status import ChainStatus, JobStatus, SlotStatus
 from ftlayer.runtime.environment import StreamEnvironment, default_restart
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.protocol import BatchReport
-from ftlayer.spark.query import TrackedQuery
+from ftlayer.spark.query.handle import TrackedQuery
+from ftlayer.spark.query.writer import TrackedWriter
 from ftlayer.spark.tracked import TrackedStream
-from ftlayer.spark.writer import TrackedWriter
 from ftlayer.store.memory import MemoryStore
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.explain import explain, to_mermaid

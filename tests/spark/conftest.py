@@ -17,9 +17,9 @@ from pyspark.sql.types import StructType
 
 from ftlayer.clock import Now
 from ftlayer.records.tries import tries_or_first
-from ftlayer.spark.delivery_marks import make_marks
-from ftlayer.spark.pages import PageHead, ipc_to_rows, roots_of
-from ftlayer.spark.stage_task import FT, RootGiver
+from ftlayer.spark.stages.delivery_marks import make_marks
+from ftlayer.spark.stages.pages import PageHead, ipc_to_rows, roots_of
+from ftlayer.spark.stages.task import FT, RootGiver
 from ftlayer.store import MemoryStore
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope

@@ -12,8 +12,8 @@ from pyspark.sql.types import LongType, StructType
 from ftlayer.config import FTStatus
 from ftlayer.errors import FTLayerError, LayerClosedError
 from ftlayer.functions.retry_rules import NO_RULES
+from ftlayer.spark.deliveries.ingest import Ingest
 from ftlayer.spark.facade import FTLayer
-from ftlayer.spark.ingest import Ingest
 from ftlayer.spark.layer import Layer
 from ftlayer.vertex.calls import OpenStream, StreamOptions
 from ftlayer.vertex.client.client import VertexClient

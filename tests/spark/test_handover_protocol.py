@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.functions.steps import Map
-from ftlayer.spark.carrier import make_carriers
+from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
 from ftlayer.spark.protocol import STEPS, BatchProtocol, BatchReport
-from ftlayer.spark.runner import SourceOfQuery, SparkRunner
-from ftlayer.spark.stage_run import QueryPlan
-from ftlayer.spark.steps import plan_stages
+from ftlayer.spark.stages.carrier import make_carriers
+from ftlayer.spark.stages.run import QueryPlan
+from ftlayer.spark.stages.steps import plan_stages
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope
 
@@ -127,7 +127,7 @@ class Handover:
                 raise CrashError
 
         try:
-            with patch("ftlayer.spark.stage_run._with", lambda schema, *more: schema):
+            with patch("ftlayer.spark.stages.run._with", lambda schema, *more: schema):
                 report = BatchProtocol(
                     "down",
                     self.opened.epoch,

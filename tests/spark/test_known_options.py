@@ -11,8 +11,8 @@ from ftlayer.config import VertexOptions
 from ftlayer.errors import ConfigError
 from ftlayer.failures import RetryLater, RowsRejected
 from ftlayer.spark.facade import FTLayer
+from ftlayer.spark.query.writer import TrackedWriter
 from ftlayer.spark.tracked import TrackedStream
-from ftlayer.spark.writer import TrackedWriter
 from ftlayer.vertex.calls import StreamOptions
 
 NO: Any = None

@@ -30,13 +30,13 @@ from hypothesis.stateful import (
 from ftlayer.errors import ConfigError
 from ftlayer.failures import RowsRejected
 from ftlayer.functions.steps import FlatMap, Map
-from ftlayer.spark.delivery_source import delivered_rows
+from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
+from ftlayer.spark.batch.sinks import BatchFunctionSink
+from ftlayer.spark.deliveries.source import delivered_rows
 from ftlayer.spark.protocol import REJECTED, STEPS, BatchProtocol, BatchReport
-from ftlayer.spark.runner import SourceOfQuery, SparkRunner
-from ftlayer.spark.sinks import BatchFunctionSink
-from ftlayer.spark.stage_run import QueryPlan
-from ftlayer.spark.stage_task import FT
-from ftlayer.spark.steps import Repartition, plan_stages
+from ftlayer.spark.stages.run import QueryPlan
+from ftlayer.spark.stages.steps import Repartition, plan_stages
+from ftlayer.spark.stages.task import FT
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import BatchState
 
@@ -233,7 +233,7 @@ class Query:
 
         self.sinks.die_half_way = crash == "sink"
         try:
-            with patch("ftlayer.spark.stage_run._with", lambda schema, *more: schema):
+            with patch("ftlayer.spark.stages.run._with", lambda schema, *more: schema):
                 report = BatchProtocol("q", self.opened.epoch, self.call, runner, watch).process(batch)
         except CrashError:
             self.opened = None

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from ftlayer.errors import ConfigError
-from ftlayer.spark.stream_plan import SourceSpec, StreamPlan
+from ftlayer.spark.plan.stream_plan import SourceSpec, StreamPlan
 from ftlayer.spark.tracked import TrackedStream
 
 V = StructType([StructField("v", LongType())])

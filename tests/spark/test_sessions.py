@@ -11,8 +11,8 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from ftlayer.errors import ConfigError, SessionLostError
+from ftlayer.spark.query.writer import TrackedWriter
 from ftlayer.spark.sessions import how_it_ended, tells_of_its_end
-from ftlayer.spark.writer import TrackedWriter
 
 
 class Connected:

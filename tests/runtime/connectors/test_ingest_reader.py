@@ -15,8 +15,8 @@ from ftlayer.config import VertexOptions
 from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
 from ftlayer.runtime.barrier_mode.driver.log_keeper import LogKeeper
 from ftlayer.runtime.driver.reader_planner import ReaderPlanner
-from ftlayer.spark import ingest_reader
-from ftlayer.spark.ingest_reader import IngestReader
+from ftlayer.spark.deliveries import ingest_reader
+from ftlayer.spark.deliveries.ingest_reader import IngestReader
 from ftlayer.topology.operators import ReaderSource, Source
 from ftlayer.vertex.calls import BeginBatch, Commit, Ingest, OpenQuery, OpenStream, Seal
 from ftlayer.vertex.client.client import VertexClient

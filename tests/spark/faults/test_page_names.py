@@ -11,8 +11,8 @@ import pytest
 
 from ftlayer.errors import RecomputedResultError
 from ftlayer.functions.steps import Map
-from ftlayer.spark.stage_run import QueryPlan, RunOptions, StagesResult, run_stages
-from ftlayer.spark.steps import plan_stages
+from ftlayer.spark.stages.run import QueryPlan, RunOptions, StagesResult, run_stages
+from ftlayer.spark.stages.steps import plan_stages
 
 SCHEMA = pa.schema([("n", pa.int64())])
 

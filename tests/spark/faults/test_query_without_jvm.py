@@ -10,8 +10,8 @@ from pyspark import SparkContext
 
 from ftlayer.errors import QueryError
 from ftlayer.restart import ExponentialDelay
-from ftlayer.spark.drained import LogEnds
-from ftlayer.spark.supervisor import QuerySupervisor
+from ftlayer.spark.query.drained import LogEnds
+from ftlayer.spark.query.supervisor import QuerySupervisor
 from ftlayer.vertex.calls import QueryStatus
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from ftlayer.failures import FailException
-from ftlayer.spark import stage_run
+from ftlayer.spark.stages import run as stage_run
 
 pytestmark = pytest.mark.spark
 

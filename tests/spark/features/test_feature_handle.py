@@ -14,7 +14,7 @@ import pytest
 from ftlayer.config import FTStatus
 from ftlayer.errors import FunctionLoadError, InvalidTopologyError, QueryError
 from ftlayer.restart import FixedDelay
-from ftlayer.spark.checkpoint import CheckpointDirectory
+from ftlayer.spark.query.checkpoint import CheckpointDirectory
 
 pytestmark = pytest.mark.spark
 

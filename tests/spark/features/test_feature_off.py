@@ -14,8 +14,8 @@ from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, QueryError
 from ftlayer.restart import NoRestart
 from ftlayer.spark.facade import FTLayer
-from ftlayer.spark.plain import plain_rows
-from ftlayer.spark.steps import plan_stages
+from ftlayer.spark.plan.plain import plain_rows
+from ftlayer.spark.stages.steps import plan_stages
 
 pytestmark = pytest.mark.spark
 

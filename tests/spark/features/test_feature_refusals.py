@@ -17,9 +17,9 @@ from ftlayer.errors import (
     UnhashableKeyError,
     UnsupportedError,
 )
-from ftlayer.spark.delivery_source import DeliverySource
+from ftlayer.spark.deliveries.source import DeliverySource
 from ftlayer.spark.facade import FTLayer
-from ftlayer.spark.plan_checks import check_session
+from ftlayer.spark.plan.checks import check_session
 
 pytestmark = pytest.mark.spark
 

@@ -1,0 +1,291 @@
+"""Runs a micro-batch on Spark for the protocol: stages, sink, and word to the queries it resumed from."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.errors import StaleIncarnationError
+from ftlayer.handler.exact_ids import IdBook
+from ftlayer.records.ids import xor_fold_by_root
+from ftlayer.records.selector import KeySelector
+from ftlayer.spark.batch.rejected import unknown_row
+from ftlayer.spark.batch.sealed_rows import rows_to_skip
+from ftlayer.spark.batch.sinks import BatchSink
+from ftlayer.spark.circuits import FailureTally
+from ftlayer.spark.deliveries.source import arrow_schema
+from ftlayer.spark.protocol import BatchOutcome
+from ftlayer.spark.stages.pages import U64
+from ftlayer.spark.stages.run import QueryPlan, RunOptions, StagesResult, run_stages, split_root
+from ftlayer.spark.stages.task import FT, RootGiver, Skip
+from ftlayer.spark.stages.verdict import Verdict, sealed_rows
+from ftlayer.vertex.calls import (
+    I32,
+    BatchBegun,
+    Call,
+    EmittedRows,
+    EventIds,
+    Fail,
+    Failure,
+    QueryOpened,
+    Report,
+    SealedRows,
+    Xor,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+TRIES_IN_PLACE = 3
+"""Further tries, at once, for a record that passed when its batch was sealed and fails in the run again."""
+
+WORKER_DIED = re.compile(r"Python worker exited unexpectedly|^SystemExit\b", re.MULTILINE)
+"""In Spark's text of a failed task: its Python worker died, or a function called sys.exit."""
+
+
+@dataclass(frozen=True)
+class SourceOfQuery:
+    """The wrapped source of a query and the vertex's stream for what it replays or ingests."""
+
+    name: str
+    stream: str
+
+
+class SparkRunner:
+    """See `ftlayer.spark.protocol.Runner`; one for each batch."""
+
+    def __init__(
+        self,
+        frame: DataFrame,
+        plan: QueryPlan,
+        sink: BatchSink,
+        source: SourceOfQuery,
+        opened: QueryOpened,
+        incarnation: Callable[[], int],
+        query: str,
+        run: str,
+        call_once: Callable[[Call, str], Any],
+    ) -> None:
+        self._frame = frame
+        self._plan = plan
+        self._sink = sink
+        self._source = source
+        self._opened = opened
+        self._incarnation = incarnation
+        self._query = query
+        self._run = run
+        self._call_once = call_once
+
+    def run(self, batch: int, sealed: BatchBegun | None) -> StagesResult:
+        """Run the stages; alone in child processes if a record kills its worker."""
+        giver = RootGiver(
+            self._query, self._run, self._source.name, batch, self._opened.shard, self._opened.shards
+        )
+        frame = self._frame
+        skip = Skip()
+        if sealed is not None and (sealed.failed or sealed.redelivered or sealed.resumed):
+            # Read once: the places of the rows to leave out hold for this reading only.
+            frame = frame.localCheckpoint(eager=True)
+            schema = arrow_schema(frame.schema)
+            skip = rows_to_skip(frame, sealed, schema.remove(schema.get_field_index(FT)))
+        again = TRIES_IN_PLACE if sealed is not None else 0
+        try:
+            return run_stages(frame, self._plan, RunOptions(giver, skip, again=again))
+        except Exception as error:
+            if not WORKER_DIED.search(str(error)):
+                raise
+            return run_stages(frame, self._plan, RunOptions(giver, skip, isolate=True, again=again))
+
+    def tally(self, result: StagesResult) -> FailureTally:
+        """Count the verdict's failures that may pass another time."""
+        failures = result.verdict.failures.values()
+        return FailureTally(result.verdict.rows_in, Counter(f.operator for f in failures if not f.fatal))
+
+    def outcome(self, result: StagesResult, sealed: BatchBegun | None) -> BatchOutcome:
+        """Put the verdict into the form of a seal, with the source rows that the vertex is to take over."""
+        verdict = result.verdict
+        delivered = {self._source.stream: verdict.delivered} if verdict.delivered is not None else {}
+        known = set(verdict.delivered_roots.tolist())
+        return replace(
+            self._failed(result, verdict.failures, sealed),
+            delivered=delivered,
+            emitted=() if self._plan.carrier else tuple(self._emitted_rows(result, known)),
+            rows_in=verdict.rows_in,
+            rows=verdict.rows_out,
+        )
+
+    def write(self, batch: int, result: StagesResult) -> tuple[Failure, ...]:
+        """Call the sink."""
+        return self._sink.write(batch, result, self._incarnation())
+
+    def reject(
+        self, result: StagesResult, rejected: tuple[Failure, ...], sealed: BatchBegun | None
+    ) -> BatchOutcome:
+        """Let records fail, with all their rows: the sink gets the others when it is called again."""
+        verdict = result.verdict
+        for failure in rejected:
+            if failure.root in verdict.failures:
+                raise unknown_row(failure.operator, failure.root)
+        failures = {failure.root: failure for failure in rejected}
+        outcome = self._failed(result, failures, sealed)
+        if outcome.failures < len(failures):
+            given = {int(root) for rows in outcome.failed for root in rows.roots}
+            given.update(failure.root for failure in (*outcome.redelivered, *outcome.resumed))
+            unknown = next(failure for failure in rejected if failure.root not in given)
+            raise unknown_row(unknown.operator, unknown.root)
+        for failure in rejected:
+            verdict.fail(failure)
+        return replace(outcome, report=self._report(verdict, sealed))
+
+    def _failed(
+        self, result: StagesResult, failures: dict[int, Failure], sealed: BatchBegun | None
+    ) -> BatchOutcome:
+        """Return ``failures`` in the form of a seal; records that are not in the batch are left out."""
+        verdict = result.verdict
+        known = set(verdict.delivered_roots.tolist())
+        redelivered = tuple(f for root, f in failures.items() if root in known)
+        others = {root: f for root, f in failures.items() if root not in known}
+        carried = set(verdict.carriers["id"].tolist()) if self._plan.carrier else set()
+        return BatchOutcome(
+            delivered={},
+            failed=() if self._plan.carrier else tuple(self._failed_rows(result, others)),
+            redelivered=redelivered,
+            resumed=tuple(failure for root, failure in others.items() if root in carried),
+            emitted=(),
+            report=self._report(verdict, sealed),
+            rows_in=0,
+            rows=0,
+        )
+
+    def report(self, batch: int, report: Report) -> None:
+        """Acknowledge the resumed records that are done and fail the others.
+
+        Events of an incarnation that is gone are refused and need not be heard: its roots are replayed. They
+        are named by the batch: after a crash they are reported again, and an id XORed twice would undo itself.
+        """
+        events: tuple[Xor | Fail, ...] = (*report.failed, *report.done)
+        for event in events:
+            name = f"{self._query}/{batch}/{type(event).__name__}/{event.incarnation}"
+            try:
+                self._call_once(event, name)
+            except StaleIncarnationError:
+                continue
+
+    def release(self, result: StagesResult) -> None:
+        """Free the pages."""
+        result.release()
+
+    def _report(self, verdict: Verdict, sealed: BatchBegun | None) -> Report:
+        """Collect what is to be told of the records that were resumed; a failure in an earlier run stands."""
+        before = sealed.resumed if sealed is not None else ()
+        failures = {**verdict.failures, **{failure.root: failure for failure in before}}
+        exact = self._plan.emits or "-" if self._plan.exact else ""
+        events = list(resumed_events(verdict, failures, exact))
+        return Report(
+            tuple(event for event in events if isinstance(event, Xor)),
+            tuple(event for event in events if isinstance(event, Fail)),
+        )
+
+    def _failed_rows(self, result: StagesResult, failures: dict[int, Failure]) -> Iterable[SealedRows]:
+        """Collect the source rows of failed roots; one `SealedRows`, or none."""
+        if not failures:
+            return
+        at_hand = result.verdict.failed_rows
+        rows = [(root, at_hand[root]) for root in failures if root in at_hand]
+        missing = np.array(sorted(root for root in failures if root not in at_hand), np.uint64)
+        if len(missing):
+            for batch in result.pages[0].source_rows(missing):
+                roots, source = split_root(batch)
+                rows += [(int(root), source.slice(place, 1)) for place, root in enumerate(roots)]
+        if not rows:
+            return
+        packed = sealed_rows(self._source.stream, rows, failures, None)
+        yield SealedRows(
+            packed.stream, packed.payload, packed.roots, packed.failures, self._hashes(packed.payload)
+        )
+
+    def _emitted_rows(self, result: StagesResult, known: set[int]) -> Iterable[EmittedRows]:
+        verdict = result.verdict
+        good = ~np.isin(verdict.emitted_roots, verdict.failed_roots)
+        roots, values = xor_fold_by_root(verdict.emitted_roots[good], verdict.emitted_values[good])
+        if not len(roots):
+            return
+        order = np.argsort(roots)
+        roots, values = roots[order], values[order]
+        delivered = np.isin(roots, np.array(sorted(known), np.uint64))
+        if delivered.any():
+            ids = self._emitted_ids(verdict, roots[delivered])
+            yield EmittedRows(self._source.stream, None, roots[delivered], values[delivered], ids)
+        roots, values = roots[~delivered], values[~delivered]
+        if not len(roots):
+            return
+        batches = [split_root(batch) for batch in result.pages[0].source_rows(roots)]
+        found: U64 = np.concatenate([part for part, _ in batches])
+        payload = pa.Table.from_batches([rows for _, rows in batches]).combine_chunks().to_batches()[0]
+        values = values[np.searchsorted(roots, found)]
+        yield EmittedRows(self._source.stream, payload, found, values, self._emitted_ids(verdict, found))
+
+    def _emitted_ids(self, verdict: Verdict, roots: U64) -> EventIds | None:
+        if not self._plan.exact:
+            return None
+        return event_ids(roots, verdict.emitted_parents, verdict.emitted_ids, self._plan.emits)
+
+    def _hashes(self, payload: pa.RecordBatch) -> I32 | None:
+        return KeySelector(self._plan.key).hash(payload) if self._plan.key else None
+
+
+def resumed_events(verdict: Verdict, failures: dict[int, Failure], exact: str = "") -> Iterable[Xor | Fail]:
+    """Return the events of resumed records, one or two for each incarnation that handed some on.
+
+    A record is known here by its record id; its event goes to its root. A record that was read twice
+    counts once: its id XORed twice would be no event at all. For a vertex that keeps every id, ``exact``
+    names the operator that hands rows on further.
+    """
+    carriers = np.unique(verdict.carriers)
+    emitted, values = xor_fold_by_root(verdict.emitted_roots, verdict.emitted_values)
+    children = dict(zip(emitted.tolist(), values.tolist(), strict=True))
+    for incarnation in np.unique(carriers["incarnation"]):
+        part = carriers[carriers["incarnation"] == incarnation]
+        failed = [replace(failure, root=int(root)) for root, failure in _failed_of(part, failures)]
+        if failed:
+            yield Fail(tuple(failed), int(incarnation), hold=True)
+        good = np.array([int(id_) not in failures for id_ in part["id"]], bool)
+        if good.any():
+            ids = part["id"][good].astype(np.uint64)
+            extra = np.array([children.get(int(id_), 0) for id_ in ids], np.uint64)
+            roots = part["root"][good].astype(np.uint64)
+            single = None
+            if exact:
+                single = event_ids(ids, verdict.emitted_parents, verdict.emitted_ids, exact, own=True)
+            yield Xor(roots, ids ^ extra, int(incarnation), hold=True, ids=single)
+
+
+def _failed_of(part: Any, failures: dict[int, Failure]) -> Iterable[tuple[int, Failure]]:
+    """Return each root once, with the failure of the first of its records that failed."""
+    seen: set[int] = set()
+    for carrier in part:
+        failure = failures.get(int(carrier["id"]))
+        root = int(carrier["root"])
+        if failure is not None and root not in seen:
+            seen.add(root)
+            yield root, failure
+
+
+def event_ids(
+    parents: U64, emitted_parents: U64, emitted_ids: U64, operator: str, *, own: bool = False
+) -> EventIds:
+    """List the ids that each of ``parents`` (distinct) stands for in one event, for a vertex that keeps every id.
+
+    ``emitted_ids`` are those of the rows handed on under ``emitted_parents``, which ``operator`` owes; with
+    ``own`` the event acknowledges the parents themselves, too.
+    """
+    book = IdBook()
+    if len(emitted_ids):
+        book.note(emitted_parents, emitted_ids, operator)
+    return book.take(parents, own=own)

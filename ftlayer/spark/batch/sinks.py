@@ -1,0 +1,201 @@
+"""Where the good rows of a batch go: a user's function, a Python Data Source's writer, or another query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.checks import check_ran
+from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.failures import RowsRejected
+from ftlayer.functions.batch_segment import ROW_TAG
+from ftlayer.functions.bisect import settle
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
+from ftlayer.functions.writers import call_commit, call_write, check_writer
+from ftlayer.spark.batch.raised import error_of_sink
+from ftlayer.spark.batch.rejected import rejections
+from ftlayer.vertex.calls import Failure
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from ftlayer.spark.stages.run import StagesResult
+
+
+class BatchSink(Protocol):
+    """Takes the good rows of a batch. May be called again with the same batch id after a crash."""
+
+    def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
+        """Write the rows; returns when they are written, or with the records that it does not take.
+
+        If there are any, nothing of this call counts: it is called again without them. What a user's sink raises
+        goes up as the error that `error_of_sink` makes of it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class BatchFunctionSink:
+    """A user's function of (DataFrame, batch id), as ``foreachBatch`` takes it.
+
+    ``tagged``: it gets the column `ROW_TAG`, and may raise `RowsRejected`.
+    """
+
+    function: Callable[[DataFrame, int], Any]
+    operator: str = "sink"
+    tagged: bool = False
+    rules: RetryRules = NO_RULES
+    query: str = "query"
+
+    def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
+        """Call the function."""
+        try:
+            returned = self.function(result.tagged_rows() if self.tagged else result.good_rows(), batch)
+        except RowsRejected as rejected:
+            if not self.tagged:
+                raise ConfigError(
+                    f"sink {self.operator!r} raised RowsRejected, and its rows have no names: give "
+                    f"sink(…, tagged=True), and name them by their column {ROW_TAG!r}"
+                ) from rejected
+            return rejections(rejected, self.operator, self.rules)
+        except Exception as error:
+            raise error_of_sink(error, f"{self.query}: sink {self.operator!r}") from error
+        check_ran(returned, f"sink {self.operator!r}")
+        return ()
+
+
+@dataclass(frozen=True)
+class EmitSink:
+    """A user's function that hands rows to another query; ``column`` holds the carrier of each."""
+
+    function: Callable[[DataFrame, int], Any]
+    column: str
+    query: str = "query"
+
+    def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
+        """Call the function with the rows and their carriers."""
+        try:
+            returned = self.function(result.emitted_rows(self.column, incarnation), batch)
+        except Exception as error:
+            raise error_of_sink(error, f"{self.query}: the function of emit") from error
+        check_ran(returned, "emit: the function")
+        return ()
+
+
+@dataclass(frozen=True)
+class BatchWriterSink:
+    """A Python Data Source's stream writer (plain or Arrow), driven from here.
+
+    Tasks call ``write`` and hand their commit message back through Spark; the driver calls ``commit``
+    with the messages of the winning attempts, or ``abort`` with those there are. ``bisect``: where ``write`` raises,
+    tasks look for the rows that it does not take.
+    """
+
+    writer: Any
+    operator: str = "writer"
+    bisect: bool = False
+    rules: RetryRules = NO_RULES
+    query: str = "query"
+
+    def write(self, batch: int, result: StagesResult, incarnation: int) -> tuple[Failure, ...]:
+        """Write and commit the rows; if some are rejected, abort."""
+        from pyspark import cloudpickle
+
+        rows = result.tagged_rows() if self.bisect else result.good_rows()
+        task = WriteTask(self.writer, result.schema, self.operator if self.bisect else "", self.rules)
+        messages: list[Any] = []
+        failures: list[Failure] = []
+        try:
+            for row in rows.mapInArrow(task, "written binary").collect():
+                written, rejected = cloudpickle.loads(row[0])
+                messages += written
+                failures += rejected
+            if not failures:
+                call_commit(self.writer, messages, batch)
+        except Exception as error:
+            self.writer.abort(messages, batch)
+            raise error_of_sink(error, f"{self.query}: writer {self.operator!r}") from error
+        if failures:
+            # Also what is good was found by halves, and may be of a record that has a bad row elsewhere.
+            self.writer.abort(messages, batch)
+        # A record may have several rows that are not taken.
+        return tuple({failure.root: failure for failure in reversed(failures)}.values())
+
+
+@dataclass(frozen=True)
+class WriteTask:
+    """Writes one partition; yields one row: its commit messages and the records that failed, pickled.
+
+    ``bisects`` is the operator that rows fail in, if they may: the rows then have the column `ROW_TAG`, and the
+    partition is held in memory.
+    """
+
+    writer: Any
+    schema: StructType
+    bisects: str = ""
+    rules: RetryRules = NO_RULES
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the partition."""
+        from pyspark.serializers import CloudPickleSerializer
+
+        make_pickler: Any = CloudPickleSerializer
+        written = self._write_by_halves(list(batches)) if self.bisects else (self._write(batches), [])
+        # As Spark does: the message's class may be of the main program, which tasks cannot import.
+        packed = make_pickler().dumps(written)
+        yield pa.RecordBatch.from_arrays([pa.array([packed], pa.binary())], names=["written"])
+
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> list[Any]:
+        return [call_write(self.writer, batches, self.schema)]
+
+    def _write_by_halves(self, batches: list[pa.RecordBatch]) -> tuple[list[Any], list[Failure]]:
+        if not sum(batch.num_rows for batch in batches):
+            return self._write([]), []
+        rows = pa.concat_batches(batches)
+        tags = rows.column(ROW_TAG).to_numpy().view(np.uint64)
+        messages: list[Any] = []
+
+        def write(part: pa.RecordBatch) -> None:
+            messages.extend(self._write([part]))
+
+        failed = settle(self.bisects, rows.drop_columns([ROW_TAG]), write, rules=self.rules)
+        return messages, [Failure.of(int(tags[failure.row]), failure) for failure in failed]
+
+
+def stream_writer(
+    spark: SparkSession, source: str | type, schema: StructType, options: dict[str, str]
+) -> Any:
+    """Make the stream writer of a Python Data Source, given as its class or its registered name."""
+    from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
+
+    cls = data_source_class(spark, source) if isinstance(source, str) else source
+    if not issubclass(cls, DataSource):
+        raise ConfigError(f"write_stream: {cls!r} is not a pyspark.sql.datasource.DataSource")
+    writer = cls(CaseInsensitiveDict(options)).streamWriter(schema, False)
+    check_writer(writer, "write_stream")
+    return writer
+
+
+def data_source_class(spark: SparkSession, name: str) -> type:
+    """Find the class of a registered Python Data Source; `UnsupportedError` for any other format."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark import cloudpickle
+    from pyspark.errors import PySparkException
+
+    manager = spark._jsparkSession.sessionState().dataSourceManager()
+    try:
+        builder = manager.lookupDataSource(name)
+        # A Scala sequence of signed bytes, fetched as text: a call for each would take seconds.
+        numbers = builder.dataSourceCls().command().mkString(",").split(",")
+    except (Py4JJavaError, PySparkException) as error:
+        raise UnsupportedError(
+            f"write_stream({name!r}): no Python Data Source of this name is registered "
+            f"(spark.dataSource.register); for Spark's own formats use sink(lambda rows, batch: rows.write…)"
+        ) from error
+    cls: type = cloudpickle.loads(bytes(int(number) & 0xFF for number in numbers))
+    return cls

@@ -1,0 +1,173 @@
+"""Stored rows in the shape that their source has today.
+
+The source may have gained columns: stored rows have null there. A column may have changed to a type that holds what the
+old one held; a value that it cannot hold fails its row, and no other. Everything else is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyarrow import types
+
+from ftlayer.errors import CodecError
+from ftlayer.spark.deliveries.row_digests import row_digests
+
+MAX_SHOWN = 100
+"""Characters that a message shows of a value, and of what Arrow says about it."""
+
+_WAY_OUT = (
+    "read the source with its former schema until query.drain(timeout) returns True, and change it then (a stand-in "
+    "will do for a column that the source has no more: withColumn(name, lit(None).cast(its former type)))"
+)
+
+_BECOMES = {
+    "boolean": {"number", "text"},
+    "number": {"text"},
+    "text": {"number", "bytes", "date", "timestamp without a zone"},
+    "bytes": {"text"},
+    "date": {"text", "timestamp without a zone"},
+    "timestamp": {"text"},
+    "timestamp without a zone": {"text", "date"},
+}
+"""What a kind of type may become beside itself. What is not here would mean another thing (an int as a boolean, or
+as a time), however well Arrow casts it."""
+
+
+@dataclass(frozen=True)
+class FittedRows:
+    """``columns`` in the order of the schema; ``misfits`` says by row what does not fit: the row is null there."""
+
+    columns: list[pa.Array]
+    misfits: dict[int, str]
+
+
+def fit_rows(stored: pa.RecordBatch, schema: pa.Schema) -> FittedRows:
+    """Bring stored rows to ``schema``, the source's columns today.
+
+    Raises `CodecError` when no row can be: a column is gone, one that has come may not be null, or a type has become
+    one of another kind.
+    """
+    check_none_gone(stored.schema, schema)
+    columns = []
+    misfits: dict[int, str] = {}
+    for field in schema:
+        if field.name in stored.schema.names:
+            columns.append(_fit_column(stored.column(field.name), field, misfits))
+        elif field.nullable:
+            # As in Spark's own file formats: rows from before a column was there have none.
+            columns.append(pa.nulls(stored.num_rows, field.type))
+        else:
+            raise _refused(stored.schema, field, "it may not be null, and they have no such column")
+    return FittedRows(columns, misfits)
+
+
+def check_none_gone(stored: pa.Schema, schema: pa.Schema) -> None:
+    """Raise `CodecError` if stored rows have a column that the source has no more."""
+    gone = [name for name in stored.names if name not in schema.names]
+    if gone:
+        raise CodecError(
+            f"stored records have a column {gone[0]!r} ({stored.field(gone[0]).type}) and do not fit the source, "
+            f"which has no such column now ({', '.join(schema.names)}); {_WAY_OUT}"
+        )
+
+
+def _fit_column(column: pa.Array, field: pa.Field, misfits: dict[int, str]) -> pa.Array:
+    if column.type == field.type:
+        return column
+    if not may_become(column.type, field.type):
+        raise CodecError(
+            f"stored records do not fit column {field.name!r} of the source as it is now: {column.type} is not "
+            f"read as {field.type}; {_WAY_OUT}"
+        )
+    try:
+        fitted = column.cast(field.type)
+    except pa.ArrowException:
+        fitted = _cast_one_by_one(column, field, misfits)
+    return _without_changed(column, fitted, field, misfits)
+
+
+def _cast_one_by_one(column: pa.Array, field: pa.Field, misfits: dict[int, str]) -> pa.Array:
+    parts = []
+    for row in range(len(column)):
+        # Not a slice: Arrow casts what is around it in a list too.
+        value = column.take(pa.array([row]))
+        try:
+            parts.append(value.cast(field.type))
+        except pa.ArrowException as error:
+            misfits.setdefault(row, _misfit(value, field, str(error)))
+            parts.append(pa.nulls(1, field.type))
+    return pa.concat_arrays(parts)
+
+
+def _without_changed(
+    column: pa.Array, fitted: pa.Array, field: pa.Field, misfits: dict[int, str]
+) -> pa.Array:
+    """Take out values that the type does not hold as they were. Text is parsed: what it reads as is what it meant."""
+    if kind_of(column.type) == "text":
+        return fitted
+    back = row_digests(pa.record_batch([fitted.cast(column.type, safe=False)], ["value"]))
+    was = row_digests(pa.record_batch([column], ["value"]))
+    changed = [row for row, (one, other) in enumerate(zip(was, back, strict=True)) if one != other]
+    for row in changed:
+        if fitted[row].is_valid:
+            misfits.setdefault(row, _misfit(column.slice(row, 1), field, "it would be changed"))
+    if not changed:
+        return fitted
+    keep = pa.array([row not in misfits for row in range(len(fitted))])
+    return pa.compute.if_else(keep, fitted, pa.scalar(None, field.type))
+
+
+def may_become(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether values of type ``old`` may be read as ``new``; single ones may still not fit."""
+    if old == new:
+        return True
+    kind = kind_of(old)
+    if kind:
+        return kind_of(new) == kind or kind_of(new) in _BECOMES.get(kind, set())
+    if types.is_struct(old) and types.is_struct(new):
+        names = [field.name for field in old]
+        return names == [field.name for field in new] and all(
+            may_become(old.field(name).type, new.field(name).type) for name in names
+        )
+    if (types.is_list(old) or types.is_large_list(old)) and (types.is_list(new) or types.is_large_list(new)):
+        return may_become(old.value_type, new.value_type)
+    if types.is_map(old) and types.is_map(new):
+        return may_become(old.key_type, new.key_type) and may_become(old.item_type, new.item_type)
+    return False
+
+
+def kind_of(kind: pa.DataType) -> str:
+    """Return what values of a type are, however wide it is; "" for nested ones and those that stand alone."""
+    if types.is_boolean(kind):
+        return "boolean"
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
+        return "number"
+    if types.is_string(kind) or types.is_large_string(kind):
+        return "text"
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return "bytes"
+    if types.is_date(kind):
+        return "date"
+    if types.is_timestamp(kind):
+        return "timestamp" if kind.tz else "timestamp without a zone"
+    return ""
+
+
+def _refused(stored: pa.Schema, field: pa.Field, why: str) -> CodecError:
+    return CodecError(
+        f"stored records of {stored.names} do not fit column {field.name!r} ({field.type}) of the source as it is "
+        f"now: {why}; {_WAY_OUT}"
+    )
+
+
+def _misfit(value: pa.Array, field: pa.Field, why: str) -> str:
+    return (
+        f"CodecError: column {field.name!r} of the source is {field.type} now, and the stored record has "
+        f"{_cut(str(value[0]))!r} ({value.type}): {_cut(why)}; requeue it when a schema that it fits is read"
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

@@ -1,0 +1,1 @@
+"""A wrapped query that runs: its start, its supervisor, its handle, its checkpoint, its end."""

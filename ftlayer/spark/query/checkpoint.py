@@ -1,0 +1,169 @@
+"""The mark ftlayer leaves in a Spark checkpoint: which query of the vertex it belongs to.
+
+The query's name in the vertex is drawn when the checkpoint is new and lives in it, so a new checkpoint is
+a new query: were names reused, batch 0 of a new checkpoint would pass for the old one's and be skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftlayer.errors import CheckpointMismatchError
+from ftlayer.spark.query.drained import LogEnds
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MARK = "ftlayer.json"
+FORMAT_VERSION = 1
+
+LOGS = ("offsets", "commits")
+TEMPORARY = re.compile(r"\.\d+\..*\.tmp")
+"""What Spark names a file of its logs until it is complete (`CheckpointFileManager`)."""
+
+
+@dataclass(frozen=True)
+class CheckpointMark:
+    """The content of the mark: the query's name in the vertex, and its source's name."""
+
+    query: str
+    source: str
+
+    def to_json(self) -> str:
+        """Return the file's text."""
+        return json.dumps({"format": FORMAT_VERSION, "query": self.query, "source": self.source})
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> CheckpointMark:
+        """Read the file's text; `CheckpointMismatchError` if it is damaged or newer."""
+        try:
+            values = json.loads(text)
+            version, query, source = values["format"], values["query"], values["source"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointMismatchError(
+                f"{where}: not ftlayer's mark of a checkpoint ({error!r})"
+            ) from error
+        if version > FORMAT_VERSION:
+            raise CheckpointMismatchError(f"{where}: written by a newer ftlayer (format {version})")
+        return cls(query, source)
+
+
+class CheckpointDirectory:
+    """A Spark checkpoint on any file system that Spark can reach (through Spark's own Hadoop classes)."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        self.path = path
+        jvm: Any = spark._jvm
+        self._root = jvm.org.apache.hadoop.fs.Path(path)
+        self._files = self._root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+        self._jvm = jvm
+
+    def claim(self, source: str) -> CheckpointMark:
+        """Return the checkpoint's mark; makes one if the checkpoint is new.
+
+        Raises `CheckpointMismatchError` for a checkpoint of a plain query, or of another source.
+        """
+        mark = self.mark()
+        if mark is None:
+            if self.used:
+                raise CheckpointMismatchError(
+                    f"checkpoint {self.path} was written without ftlayer (or with FTStatus.OFF), and "
+                    "Spark cannot add a source to it: let the plain query finish, then start the wrapped one "
+                    "with a new checkpoint directory and the source's starting position set to its end"
+                )
+            mark = CheckpointMark(uuid.uuid4().hex, source)
+            self._write(MARK, mark.to_json())
+        elif mark.source != source:
+            raise CheckpointMismatchError(
+                f"checkpoint {self.path} belongs to source {mark.source!r}, this query reads {source!r}: "
+                "names of sources must stay the same over restarts; give the source its former name, or the query "
+                "a checkpoint directory of its own"
+            )
+        return mark
+
+    def refuse_mark(self) -> None:
+        """With fault tolerance off, refuse a checkpoint written with it on (`CheckpointMismatchError`)."""
+        if self.mark() is not None and self.used:
+            raise CheckpointMismatchError(
+                f"checkpoint {self.path} was written with ftlayer on, and Spark cannot take a source away "
+                "from it: drain the wrapped query, then start the plain one (FTStatus.OFF) with a new checkpoint "
+                "directory and the source's starting position set to its end"
+            )
+
+    @property
+    def used(self) -> bool:
+        """Whether a query has been started with this checkpoint."""
+        return bool(self._files.exists(self._child("offsets")))
+
+    @property
+    def last_commit(self) -> int:
+        """The last batch in Spark's commit log, -1 if there is none."""
+        return self._last("commits")
+
+    @property
+    def last_planned(self) -> int:
+        """The last batch in Spark's offset log, -1 if there is none; it is there before the batch runs."""
+        return self._last("offsets")
+
+    def log(self) -> LogEnds:
+        """Return the ends of both logs."""
+        # In this order: a batch that is planned in between does not look committed.
+        committed = self.last_commit
+        return LogEnds(self.last_planned, committed)
+
+    def remove_torn_offsets(self) -> None:
+        """Remove what a stop in the middle of the first batch's offsets left, before a run starts.
+
+        Spark (from 4.1) refuses a checkpoint without a planned batch whose logs are not empty, and its own temporary
+        files count: a query that is stopped, or killed, while it writes its first offsets could never start again.
+        """
+        if self.last_planned >= 0:
+            return
+        for log in LOGS:
+            for path in self._content(log):
+                if TEMPORARY.fullmatch(path.getName()):
+                    self._files.delete(path, False)
+
+    def _last(self, log: str) -> int:
+        names = [path.getName() for path in self._content(log)]
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    def _content(self, log: str) -> list[Any]:
+        folder = self._child(log)
+        if not self._files.exists(folder):
+            return []
+        return [status.getPath() for status in self._files.listStatus(folder)]
+
+    def mark(self) -> CheckpointMark | None:
+        """Return the mark, None if there is none."""
+        path = self._child(MARK)
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            text = self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        return CheckpointMark.from_json(text, f"{self.path}/{MARK}")
+
+    def _write(self, name: str, text: str) -> None:
+        """Write to a temporary name and rename, so that a half-written mark is never read."""
+        self._files.mkdirs(self._root)
+        temporary = self._child(f".{name}.{uuid.uuid4().hex}")
+        stream = self._files.create(temporary)
+        try:
+            stream.write(text.encode())
+        finally:
+            stream.close()
+        if not self._files.rename(temporary, self._child(name)):
+            self._files.delete(temporary, False)
+            raise CheckpointMismatchError(
+                f"{self.path}/{name} could not be written: does another query start with this checkpoint?"
+            )
+
+    def _child(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name)

@@ -1,0 +1,384 @@
+"""The supervisor of a wrapped query.
+
+It starts the Spark query, starts it again after a failure as the restart strategy says, and repeats an ``availableNow``
+run until no record waits for a replay.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from pyspark.errors import StreamingQueryException
+
+from ftlayer.circuit import CircuitStatus
+from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
+from ftlayer.recovery import lasting
+from ftlayer.restart import RestartStrategy
+from ftlayer.spark.batch.raised import words_of
+from ftlayer.spark.circuits import QueryCircuits
+from ftlayer.spark.protocol import BatchReport
+from ftlayer.spark.query.drained import Drain, LogEnds
+from ftlayer.vertex.calls import QueryStatus
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+POLL_S = 0.2
+"""How often the supervisor looks whether it was told to stop while the Spark query runs."""
+
+KEPT_REPORTS = 1_000
+
+
+class LetterQuery(Protocol):
+    """A query that reads another one's dead letters: a `QuerySupervisor`, or a query of Spark's own."""
+
+    @property
+    def id(self) -> str:
+        """The id in its checkpoint."""
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
+        """Block until the letters that are there now are in a committed batch, or the query is stopped."""
+
+
+@dataclass
+class _Run:
+    """One run of the Spark query. ``over`` is set once its end was judged.
+
+    ``source_ended``: it ended by itself, because its source had no more.
+    """
+
+    query: StreamingQuery
+    over: threading.Event = field(default_factory=threading.Event)
+    source_ended: bool = False
+
+
+class QuerySupervisor:
+    """Runs a wrapped query until it has ended. Thread-safe; `ftlayer.spark.query.handle.TrackedQuery` is its handle.
+
+    It is a `LetterQuery` too, and has Spark's names for what that needs.
+
+    Attributes:
+        name: the query's.
+        error: what ended the query for good; None while it runs, or when it ended well.
+        restarts: how many times the Spark query has been started again after a failure.
+        last_failure: the text of the failure that made the last restart necessary, "" if there was none.
+        reports: of the last batches, oldest first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[QuerySupervisor], StreamingQuery],
+        status: Callable[[], QueryStatus],
+        log: Callable[[], LogEnds],
+        strategy: RestartStrategy,
+        *,
+        bounded: bool,
+        circuits: QueryCircuits | None = None,
+        letter_queries: Callable[[], list[LetterQuery]] = list,
+        needed_by: Callable[[str], str] = lambda text: "",
+    ) -> None:
+        """``start`` starts the Spark query and returns it; ``bounded``: it ends by itself (availableNow).
+
+        ``log`` reads how far Spark's checkpoint has come; ``letter_queries`` lists the active queries that read this
+        one's dead letters.
+        """
+        self.name = name
+        self._start = start
+        self._status = status
+        self._log = log
+        self._strategy = strategy
+        self._bounded = bounded
+        self._circuits = circuits
+        self._letter_queries = letter_queries
+        self._needed_by = needed_by
+        self._stopping = threading.Event()
+        self._drain_until: float | None = None
+        self._drains = False
+        self._done = threading.Event()
+        self._lock = threading.Lock()
+        self._current: _Run | None = None
+        self.error: BaseException | None = None
+        self._batch_error: Exception | None = None
+        self.restarts = 0
+        self.last_failure = ""
+        self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
+        self._first = self._begin()
+        self._thread = threading.Thread(target=self._supervise, name=f"ftlayer-{name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def id(self) -> str:
+        """The id Spark keeps in the checkpoint."""
+        return str(self.query.id)
+
+    @property
+    def runId(self) -> str:  # noqa: N802 - Spark's name
+        """The id of the current run; a restart has a new one."""
+        return str(self.query.runId)
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802 - Spark's name
+        """Whether it is at work (the Spark query itself may be between two runs)."""
+        return not self._done.is_set()
+
+    @property
+    def query(self) -> StreamingQuery:
+        """The current run of the Spark query."""
+        return self._run.query
+
+    def wait_until_ended(self, timeout: float | None) -> bool:
+        """Wait (seconds) until the query has ended; raise the error that ended it. False: it has not ended."""
+        ended = self._done.wait(timeout)
+        if ended and self.error is not None:
+            raise self.error
+        return ended
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
+        """Block until what the source has now is processed. Replays that wait for their pause are not awaited.
+
+        Waits over restarts; raises the error that ended the query for good.
+        """
+        self._await_source_end()
+        if self.error is not None:
+            raise self.error
+
+    def stop(self) -> None:
+        """Stop. What is pending or waits for replay stays in the vertex for the next start."""
+        self._stopping.set()
+        with self._lock:
+            if self._current is not None:
+                self._current.query.stop()
+        self._thread.join()
+
+    def drain(self, timeout: float = 60.0) -> bool:
+        """Read what the source has, finish it, and end; return whether that is done: `TrackedQuery.drain`."""
+        deadline = time.monotonic() + timeout
+        readers = self._letter_queries() if self.isActive else []
+        with self._lock:
+            self._drain_until = time.time() + timeout
+            if self._current is not None:
+                self._current.query.stop()
+        self._done.wait(timeout)
+        self.stop()
+        if self.error is not None:
+            raise self.error
+        drain = Drain()
+        if self._run.source_ended:
+            drain.source_ended(self._log())
+        return self._is_reached(drain) and self._letters_are_read(readers, deadline)
+
+    def await_drained(self, timeout: float | None = None) -> bool:
+        """Wait until what the source has now is through; the query goes on: `TrackedQuery.await_drained`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        readers = self._letter_queries() if self.isActive else []
+        drain = Drain()
+        source_end = _in_background(self._await_source_end)
+        while True:
+            ended = self._done.is_set()
+            if source_end.done() and source_end.result():
+                drain.source_ended(self._log())
+            if ended and self.error is not None:
+                raise self.error
+            if self._is_reached(drain):
+                return self._letters_are_read(readers, deadline)
+            if (ended and source_end.done()) or (deadline is not None and time.monotonic() >= deadline):
+                return False
+            if source_end.done():
+                self._done.wait(POLL_S)
+            else:
+                wait([source_end], POLL_S)
+
+    def ft_status(self) -> QueryStatus:
+        """Ask the vertex what is still to do."""
+        return self._status()
+
+    def circuits(self) -> dict[str, CircuitStatus]:
+        """Return where the circuit breakers are, by operator; "" is the whole query's."""
+        return {} if self._circuits is None else self._circuits.status()
+
+    @property
+    def drain_until(self) -> float | None:
+        """When a drain that was asked for is to end at the latest (Unix, seconds); None if there is none."""
+        return self._drain_until
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run under way was told to stop."""
+        return self._stopping.is_set() or (self._drain_until is not None and not self._drains)
+
+    def note_failure(self, error: Exception) -> None:
+        """Take note of what made a batch fail, before Spark turns it into text (called by the batches)."""
+        self._batch_error = error
+
+    def report(self, report: BatchReport) -> None:
+        """Take note of a batch that is through (called by the query's own batches)."""
+        self.reports.append(report)
+
+    # ------------------------------------------------------------ its thread
+
+    @property
+    def _run(self) -> _Run:
+        with self._lock:
+            assert self._current is not None
+            return self._current
+
+    def _begin(self) -> _Run:
+        self._drains = self._drain_until is not None
+        run = _Run(self._start(self))
+        with self._lock:
+            self._current = run
+            if self.interrupted:
+                # What was asked while it started found the run before, if any, to stop.
+                run.query.stop()
+        return run
+
+    def _await_source_end(self) -> bool:
+        """Wait, over restarts, until Spark has found nothing new in the source; False if the query ended before."""
+        while not self._done.is_set():
+            run = self._run
+            try:
+                run.query.processAllAvailable()
+                if run.query.isActive:
+                    return True
+            except Exception as error:
+                if run.query.isActive and not isinstance(error, StreamingQueryException):
+                    raise
+            # Of a run that is stopped Spark says the same as of one that has read everything.
+            run.over.wait()
+            if run.source_ended:
+                return True
+            self._await_next(run)
+        return self._run.source_ended
+
+    def _is_reached(self, drain: Drain) -> bool:
+        return drain.source_read and drain.reached(self._log(), self._status())
+
+    def _letters_are_read(self, before: list[LetterQuery], deadline: float | None) -> bool:
+        """Wait until the queries that read the dead letters have all there are; False if not in time, or one failed.
+
+        ``before`` are those that read them when the drain began: one that has failed since has not got the rest.
+        """
+        readers = {query.id: query for query in (*before, *self._letter_queries())}
+        reads = [_in_background(partial(_reads_all, query)) for query in readers.values()]
+        _, unread = wait(reads, None if deadline is None else max(deadline - time.monotonic(), 0))
+        return not unread and all(read.result() for read in reads)
+
+    def _await_next(self, run: _Run) -> None:
+        """Wait until another run has taken the place of ``run``, or there will be none."""
+        while self._run is run and not self._done.wait(POLL_S):
+            pass
+
+    def _supervise(self) -> None:
+        try:
+            run: _Run | None = self._first
+            while not self._stopping.is_set():
+                try:
+                    run = run or self._begin()
+                    self._await_end(run)
+                except Exception as error:  # noqa: BLE001 - any failure of the run is the strategy's to judge
+                    if self._stopping.is_set():
+                        return
+                    if not self.interrupted and not self._wait_to_restart(error):
+                        return
+                else:
+                    if self._stopping.is_set() or not self._goes_on():
+                        return
+                run = None
+        finally:
+            self._run.over.set()
+            self._done.set()
+
+    def _await_end(self, run: _Run) -> None:
+        """Wait until ``run`` has ended, and take note of how; raises what it failed with."""
+        try:
+            run.query.awaitTermination()
+            # Others than this handle can stop a run too, in the middle of a batch: `Drain` looks at the log.
+            run.source_ended = (self._drains or self._bounded) and not self.interrupted
+        finally:
+            run.over.set()
+
+    def _wait_to_restart(self, error: Exception) -> bool:
+        """Wait as the strategy says; False (and the error noted) if the query is not to start again."""
+        error, self._batch_error = self._batch_error or error, None
+        if _spark_is_gone():
+            self.error = QueryError(
+                f"{self.name}: Spark's JVM has ended, and this program cannot go on without it; the query goes "
+                "on from its checkpoint when the program is started again"
+            )
+            self.error.__cause__ = error
+            return False
+        final = self._named(lasting(error))
+        pause = None if final else self._strategy.on_failure(round(time.monotonic() * 1000))
+        if pause is None:
+            self.error = final or error
+            if not isinstance(self.error, FTLayerError):
+                self.error = QueryError(f"{self.name}: {words_of(error)}")
+                self.error.__cause__ = error
+            return False
+        self.restarts += 1
+        self.last_failure = words_of(error)
+        return not self._stopping.wait(pause / 1000)
+
+    def _named(self, final: FTLayerError | None) -> FTLayerError | None:
+        """Return the error with the operators that need what could not be loaded, if that was it."""
+        needed_by = self._needed_by(str(final)) if isinstance(final, FunctionLoadError) else ""
+        if final is None or not needed_by:
+            return final
+        named = type(final)(f"{needed_by}: {final}")
+        named.__cause__ = final.__cause__
+        return named
+
+    def _goes_on(self) -> bool:
+        """After a run that ended well: whether another one follows, once there may be something for it."""
+        if self._drain_until is not None:
+            return not self._drains
+        return self._bounded and self._wait_for_due()
+
+    def _wait_for_due(self) -> bool:
+        """After a bounded run: False if everything is done, else True once there may be something to deliver."""
+        status = self._status()
+        if status.drained:
+            return False
+        if status.deliverable or status.delivered:
+            return True
+        pause = status.next_due_in_ms / 1000 if status.next_due_in_ms >= 0 else POLL_S
+        return not self._stopping.wait(max(pause, 0.01))
+
+
+def _reads_all(query: LetterQuery) -> bool:
+    """Wait until a query has read all dead letters there are; False if it fails, which its own handle tells."""
+    try:
+        query.processAllAvailable()
+    except (StreamingQueryException, FTLayerError):
+        return False
+    return True
+
+
+def _in_background(function: Callable[[], bool]) -> Future[bool]:
+    """Call ``function`` in a thread of its own, which does not hold up the end of the program."""
+    future: Future[bool] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - the future hands it to who asks for the result
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="ftlayer-source-end", daemon=True).start()
+    return future
+
+
+def _spark_is_gone() -> bool:
+    """Whether the JVM that this process started has ended: then starting a query again must fail."""
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    return process is not None and process.poll() is not None

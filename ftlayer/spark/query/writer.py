@@ -1,0 +1,296 @@
+"""The end of a wrapped query: where its rows go, how it is triggered, and its start."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ftlayer.checks import check_known, check_text, known_options, shown
+from ftlayer.circuit import CircuitStatus
+from ftlayer.errors import CheckpointMismatchError, ConfigError
+from ftlayer.functions.pickling import missing_in, needing
+from ftlayer.functions.steps import FunctionStep
+from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
+from ftlayer.spark.batch.raised import StoppedError, hide_stops
+from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
+from ftlayer.spark.circuits import SINK, WHOLE_QUERY, QueryCircuits, QueryGate
+from ftlayer.spark.deliveries.source import FORMAT, DeliveryOptions, DeliverySource
+from ftlayer.spark.plan.checks import all_nullable, check_functions, with_source_ft
+from ftlayer.spark.plan.endings import Ending
+from ftlayer.spark.plan.plain import plain_rows
+from ftlayer.spark.plan.stream_plan import StreamPlan, stream_of_source
+from ftlayer.spark.protocol import BatchProtocol
+from ftlayer.spark.query.checkpoint import CheckpointDirectory, CheckpointMark
+from ftlayer.spark.query.handle import TrackedQuery
+from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
+from ftlayer.spark.query.supervisor import QuerySupervisor
+from ftlayer.spark.sessions import tells_of_its_end
+from ftlayer.spark.stages.run import QueryPlan
+from ftlayer.spark.stages.steps import plan_stages
+from ftlayer.vertex.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+class TrackedWriter:
+    """A wrapped query that is ready to start. Its methods return it, as those of a DataStreamWriter do."""
+
+    def __init__(self, plan: StreamPlan, checkpoint: str, name: str, end: Callable[[], Ending]) -> None:
+        """For `TrackedStream`; ``end`` says where the rows go, behind the checks of what is given here."""
+        check_text(checkpoint, "checkpoint", "a directory, of this query alone, as text")
+        check_text(name, "name")
+        self._plan = plan
+        self._checkpoint = checkpoint
+        self._name = name
+        self._trigger: dict[str, Any] = {}
+        self._options: dict[str, str] = {}
+        self._restart: RestartStrategy | None = None
+        self._ending = end()
+        self._watch: Callable[[str, int], None] = lambda step, batch: None
+
+    # ------------------------------------------------------------ how it runs
+
+    def trigger(self, **trigger: Any) -> TrackedWriter:
+        """Set the trigger, as in Spark: ``processingTime="1 second"`` or ``availableNow=True``."""
+        allowed = {"processingTime", "availableNow"}
+        check_known(trigger, sorted(allowed), "trigger")
+        if len(trigger) != 1:
+            raise ConfigError(f"trigger: expected one of {', '.join(sorted(allowed))}, got {shown(trigger)}")
+        if "availableNow" in trigger and trigger["availableNow"] is not True:
+            raise ConfigError(f"trigger: availableNow: expected True, got {shown(trigger['availableNow'])}")
+        if "processingTime" in trigger:
+            self._check_interval(trigger["processingTime"])
+        self._trigger = trigger
+        return self
+
+    def _check_interval(self, interval: object) -> None:
+        """Have Spark read it now: it would do so at the start."""
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        option, expected = "trigger: processingTime", "an interval like '2 seconds'"
+        check_text(interval, option, expected)
+        jvm: Any = self._plan.spark._jvm
+        try:
+            jvm.org.apache.spark.sql.streaming.Trigger.ProcessingTime(interval)
+        except (Py4JError, PySparkException) as error:
+            raise ConfigError(f"{option}: expected {expected}, got {shown(interval)}") from error
+
+    @known_options
+    def option(self, key: str, value: str) -> TrackedWriter:
+        """Set an option of Spark's DataStreamWriter."""
+        if key == "checkpointLocation":
+            raise ConfigError(
+                "option checkpointLocation: give it as checkpoint=… to sink, write_stream or emit"
+            )
+        self._options[key] = value
+        return self
+
+    @known_options
+    def restart(self, strategy: RestartStrategy) -> TrackedWriter:
+        """Set what happens when the query fails (default: `ExponentialDelay`)."""
+        check_strategy(strategy, "restart")
+        self._restart = strategy
+        return self
+
+    @known_options
+    def start(self) -> TrackedQuery:
+        """Start the query and its supervisor.
+
+        Raises `ConfigError` if a query of this name runs already, `CheckpointMismatchError` if the checkpoint is not
+        this query's, `InvalidTopologyError` for a function that cannot be pickled, `SessionLostError` if Spark's JVM
+        ends meanwhile, `LayerClosedError` if the layer is closed, and whatever Spark or the vertex raises at the start.
+        """
+        self._plan.layer.check_open()
+        check_functions(self._plan.steps)
+        spark = self._plan.spark
+        with tells_of_its_end(spark):
+            if any(query.name == self._name for query in spark.streams.active):
+                raise ConfigError(
+                    f"name: a query {self._name!r} runs in this session already, and two queries of one source need "
+                    "names of their own: give this one another with name=… of sink, write_stream or emit"
+                )
+            return self._start_tracked() if self._plan.layer.enabled else self._start_plain()
+
+    def _start_plain(self) -> TrackedQuery:
+        source = self._plan.source
+        directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
+        directory.refuse_mark()
+        rows = plain_rows(source.frame, plan_stages(self._plan.steps), self._plan.stage_schemas())
+        writer = self._ending.plain(rows)
+
+        def start(supervisor: QuerySupervisor) -> StreamingQuery:
+            directory.remove_torn_offsets()
+            return self._spark_start(writer, supervisor)
+
+        def status() -> QueryStatus:
+            return QueryStatus(0, 0, 0, 0, 0, -1)
+
+        return TrackedQuery(
+            QuerySupervisor(
+                self._name,
+                start,
+                status,
+                directory.log,
+                self._strategy(),
+                bounded=self._bounded,
+                needed_by=self._needed_by,
+            )
+        )
+
+    def _needed_by(self, text: str) -> str:
+        """Return the operators whose functions need what could not be loaded, as ``text`` says; "" for none."""
+        steps = [(repr(step.uid), step) for step in self._plan.steps if isinstance(step, FunctionStep)]
+        return needing(missing_in(text), steps)
+
+    def _start_tracked(self) -> TrackedQuery:
+        source = self._plan.source
+        directory = CheckpointDirectory(source.frame.sparkSession, self._checkpoint)
+        mark = directory.claim(source.name)
+        stream = stream_of_source(source, mark.query)
+        client = self._plan.layer.client
+        self._plan.layer.watch_dead(stream)
+        limits = self._plan.failing_limits()
+        if self._ending.rejects and WHOLE_QUERY in limits:
+            limits[SINK] = limits[WHOLE_QUERY]
+        circuits = QueryCircuits(self._name, limits) if limits else None
+
+        def start(supervisor: QuerySupervisor) -> StreamingQuery:
+            return self._start_run(supervisor, directory, mark, stream, circuits)
+
+        def status() -> QueryStatus:
+            reply = client.call(QueryStatusCall(mark.query))
+            assert isinstance(reply, QueryStatus)
+            return reply
+
+        supervisor = QuerySupervisor(
+            self._name,
+            start,
+            status,
+            directory.log,
+            self._strategy(),
+            bounded=self._bounded,
+            circuits=circuits,
+            letter_queries=lambda: letter_queries(source.frame.sparkSession, stream),
+            needed_by=self._needed_by,
+        )
+        note_wrapped(supervisor, source.frame)
+        return TrackedQuery(supervisor)
+
+    def _start_run(
+        self,
+        supervisor: QuerySupervisor,
+        directory: CheckpointDirectory,
+        mark: CheckpointMark,
+        stream: str,
+        circuits: QueryCircuits | None,
+    ) -> StreamingQuery:
+        """Start one run of the Spark query: a new epoch, which fences the run before."""
+        layer = self._plan.layer
+        client = layer.client
+        run = uuid.uuid4().hex
+        directory.remove_torn_offsets()
+        opened = client.call(OpenQuery(mark.query, run, (stream,), layer.stream_options))
+        assert isinstance(opened, QueryOpened)
+        if directory.last_commit > opened.last_committed:
+            raise CheckpointMismatchError(
+                f"checkpoint {directory.path} has committed batch {directory.last_commit}, and the vertex at "
+                f"{client.address} knows of {opened.last_committed} only: it is not the store this query ran with "
+                "(or it was deleted). Connect to the right one; if it is gone, records that waited in it are "
+                "lost, and the query has to start with a new checkpoint"
+            )
+        if opened.last_committed > directory.last_planned:
+            raise CheckpointMismatchError(
+                f"checkpoint {directory.path} ends at batch {directory.last_planned}, and the vertex at "
+                f"{client.address} has committed batch {opened.last_committed}: the checkpoint was reset, or is an "
+                "old copy, and batches that Spark plans anew would be taken for ones that are done. Restore "
+                "the newer checkpoint, or start with a new checkpoint directory"
+            )
+        plan = self._query_plan(opened.exact)
+        name = self._plan.source.name
+
+        def tell(circuits: dict[str, CircuitStatus]) -> None:
+            client.call(ReportCircuits(mark.query, circuits))
+
+        def process(rows: DataFrame, batch: int) -> None:
+            runner = SparkRunner(
+                rows,
+                plan,
+                self._ending.sink,
+                SourceOfQuery(name, stream),
+                opened,
+                lambda: client.health().incarnation,
+                mark.query,
+                run,
+                client.call_once,
+            )
+            try:
+                gate = None if circuits is None else QueryGate(circuits, lambda: supervisor.interrupted, tell)
+                batches = BatchProtocol(mark.query, opened.epoch, client.call, runner, self._watch, gate)
+                report = batches.process(batch)
+            except Exception as error:
+                supervisor.note_failure(error)
+                if supervisor.interrupted:
+                    # From None: Spark's regular expression for a stop overflows the stack over a long text.
+                    raise StoppedError(self._name) from None
+                raise
+            supervisor.report(report)
+
+        hide_stops()
+        rows = self._frame(stream, mark.query, supervisor.drain_until)
+        return self._spark_start(rows.writeStream.foreachBatch(process), supervisor)
+
+    def _frame(self, stream: str, query: str, drain_until: float | None) -> DataFrame:
+        """Return the source's rows with the vertex's deliveries among them."""
+        source, layer = self._plan.source, self._plan.layer
+        spark, client = source.frame.sparkSession, layer.client
+        own = with_source_ft(source.frame)
+        spark.dataSource.register(DeliverySource)
+        options = DeliveryOptions(
+            client.address,
+            client.token,
+            stream,
+            (client.root_certs or b"").decode(),
+            layer.max_rows,
+            spark.sparkContext.defaultParallelism,
+            drain_query=query if drain_until is not None else "",
+            drain_until_ms=round((drain_until or 0) * 1000),
+            client_pem=(client.client_pem or b"").decode(),
+            required=tuple(field.name for field in own.schema if not field.nullable),
+        )
+        schema = all_nullable(own.schema)
+        delivered = spark.readStream.format(FORMAT).schema(schema).options(**options.to_spark()).load()
+        return delivered if source.ingest else own.union(delivered)
+
+    def _query_plan(self, exact: bool) -> QueryPlan:
+        made = self._plan
+        return QueryPlan(
+            plan_stages(made.steps),
+            made.stage_schemas(),
+            key=made.source.key,
+            emits=f"emit:{self._name}" if self._ending.carrier else "",
+            carrier=made.source.carrier,
+            strict=made.layer.strict,
+            exact=exact,
+            rejects=self._ending.rejects,
+        )
+
+    def _strategy(self) -> RestartStrategy:
+        return self._restart if self._restart is not None else ExponentialDelay()
+
+    @property
+    def _bounded(self) -> bool:
+        return "availableNow" in self._trigger
+
+    def _spark_start(self, writer: Any, supervisor: QuerySupervisor) -> StreamingQuery:
+        writer = writer.option("checkpointLocation", self._checkpoint).queryName(self._name)
+        for key, value in self._options.items():
+            writer = writer.option(key, value)
+        trigger = self._trigger if supervisor.drain_until is None else {"availableNow": True}
+        if trigger:
+            writer = writer.trigger(**trigger)
+        query: StreamingQuery = writer.start()
+        return query

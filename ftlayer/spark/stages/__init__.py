@@ -1,0 +1,1 @@
+"""A stage of a wrapped query: its steps, its run in Python workers, the pages that it leaves, and their verdict."""

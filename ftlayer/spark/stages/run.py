@@ -1,0 +1,380 @@
+"""Run the stages of one micro-batch on Spark and read back what they left: pages and their heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.functions.batch_segment import ROW_TAG
+from ftlayer.spark.stages.carrier import CARRIER_DTYPE, make_carriers
+from ftlayer.spark.stages.known import TriedRoots
+from ftlayer.spark.stages.pages import (
+    NAME,
+    NAMED_PAGE_COLUMNS,
+    PAGE_SCHEMA,
+    ROOT,
+    U64,
+    MapArrow,
+    PageHead,
+    WithNames,
+    binary_value,
+    counted_pages,
+    ipc_to_rows,
+    keep_rows,
+    roots_of,
+    rows_to_ipc,
+)
+from ftlayer.spark.stages.spread import Spread
+from ftlayer.spark.stages.steps import FrameStep, Repartition, StagePlan, Transform
+from ftlayer.spark.stages.task import EMITTED_ID, FT, RootGiver, Skip, StageTask
+from ftlayer.spark.stages.verdict import (
+    Verdict,
+    add_failures,
+    add_last_stage,
+    first_stage_verdict,
+    lost_roots,
+)
+from ftlayer.vertex.calls import Failure
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+ROOT_TYPE = pa.struct([("root", pa.int64())])
+NO_ROOTS: U64 = np.zeros(0, np.uint64)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a batch is run: which rows to leave out, alone in child processes or not, tries in place."""
+
+    giver: RootGiver
+    skip: Skip = field(default_factory=Skip)
+    isolate: bool = False
+    again: int = 0
+
+
+@dataclass(frozen=True)
+class QueryPlan:
+    """The stages of a query with what they need to know of its source and sink.
+
+    ``schemas`` are the user's columns after each stage (Spark's types); ``emits`` and ``carrier`` as in
+    `StageTask`; ``key`` the columns whose hash is stored with a failed source row. ``rejects``: the sink may fail
+    rows, so that all source rows are kept until it has taken them.
+    """
+
+    stages: StagePlan
+    schemas: tuple[StructType, ...]
+    key: tuple[str, ...] = ()
+    emits: str = ""
+    carrier: str = ""
+    strict: bool = True
+    exact: bool = False
+    rejects: bool = False
+
+
+class Pages:
+    """The materialized pages of one stage. Their lineage is cut: what is lost is missed, never recomputed."""
+
+    def __init__(self, frame: DataFrame, spread: Spread | None = None) -> None:
+        """Run ``frame``, whose rows are pages, to its end; ``spread`` says how their rows were sorted."""
+        self._frame = frame.localCheckpoint(eager=True)
+        self._spread = spread
+        self._names: frozenset[bytes] = frozenset()
+
+    def heads(self) -> list[PageHead]:
+        """Fetch the head of each page; from here on only the pages whose heads these are can be read."""
+        heads = self._frame.select(NAME, "head").where("head is not null")
+        pages = heads.collect()
+        self._names = frozenset(bytes(name) for name, _ in pages)
+        return [PageHead.from_bytes(head) for _, head in pages]
+
+    def rows(self, schema: StructType, dropped: U64, *, tracked: bool) -> DataFrame:
+        """Return the pages' rows without those of ``dropped`` roots; ``tracked`` keeps the column ``_ft``."""
+        shape: Any = schema
+        if tracked:
+            shape = _with(schema, FT, "struct<root: bigint>")
+        unpack = _unpack_rows(self._names, schema.names, dropped, tracked)
+        return self._data().mapInArrow(unpack, shape)
+
+    def _data(self) -> DataFrame:
+        """Return the pages' data, each where `Spread` wants its rows."""
+        if self._spread is None:
+            return self._frame.select(NAME, "data")
+        parts = self._frame.select(NAME, "data", "part").where("data is not null")
+        return parts.repartitionById(self._spread.partitions, "part").select(NAME, "data")
+
+    def tagged_rows(self, schema: StructType, dropped: U64) -> DataFrame:
+        """Return the pages' rows with the column `ROW_TAG`: a number that names the record of each."""
+        shape = _with(schema, ROW_TAG, "bigint")
+        return self._data().mapInArrow(_unpack_tagged(self._names, schema.names, dropped), shape)
+
+    def carried_rows(self, schema: StructType, dropped: U64, column: str, carry: Carry) -> DataFrame:
+        """Return the pages' rows with their carriers in ``column``."""
+        shape = _with(schema, column, "binary")
+        unpack = _unpack_carried(self._names, schema.names, dropped, carry, column)
+        return self._data().mapInArrow(unpack, shape)
+
+    def source_rows(self, roots: U64) -> Iterator[pa.RecordBatch]:
+        """Fetch the source rows of ``roots`` (sorted), with the column `ROOT`."""
+        pick = _pick_source(self._names, roots)
+        picked = self._frame.select(NAME, "source").mapInArrow(pick, "source binary")
+        for row in picked.toLocalIterator():
+            yield from ipc_to_rows(row[0])
+
+    def release(self) -> None:
+        """Free the blocks now rather than when Spark's cleaner comes by."""
+        plan = self._frame._jdf.queryExecution().logical()
+        plan.rdd().unpersist(False)
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What turns a row's root and id into its carrier; ``resumed`` maps ids back to foreign roots."""
+
+    incarnation: int
+    resumed: np.ndarray[tuple[int], np.dtype[np.void]] = field(
+        default_factory=lambda: np.zeros(0, CARRIER_DTYPE)
+    )
+
+    def roots_for(self, roots: U64) -> U64:
+        """Return the roots as the vertex knows them: for resumed rows, those their carriers named."""
+        if not len(self.resumed):
+            return roots
+        order = np.argsort(self.resumed["id"])
+        place = np.searchsorted(self.resumed["id"], roots, sorter=order)
+        found: U64 = self.resumed["root"][order[place]].astype(np.uint64)
+        return found
+
+
+@dataclass
+class StagesResult:
+    """All pages of a batch and what they add up to."""
+
+    pages: list[Pages]
+    verdict: Verdict
+    schema: StructType
+    stages: StagePlan
+
+    def good_rows(self) -> DataFrame:
+        """Return the user's rows that go to the sink."""
+        rows = self.pages[-1].rows(self.schema, self.verdict.failed_roots, tracked=False)
+        return self._repartitioned(rows)
+
+    def tagged_rows(self) -> DataFrame:
+        """Return the same rows with the column `ROW_TAG`."""
+        return self._repartitioned(self.pages[-1].tagged_rows(self.schema, self.verdict.failed_roots))
+
+    def emitted_rows(self, column: str, incarnation: int) -> DataFrame:
+        """Return the user's rows that go to the sink, with the carrier of each in ``column``."""
+        carry = Carry(incarnation, self.verdict.carriers)
+        rows = self.pages[-1].carried_rows(self.schema, self.verdict.failed_roots, column, carry)
+        return self._repartitioned(rows)
+
+    def _repartitioned(self, rows: DataFrame) -> DataFrame:
+        moved = self.stages.key_after(len(self.pages) - 1) is not None
+        return apply_frame_steps(rows, self.stages.before_sink[moved:])
+
+    def release(self) -> None:
+        """Free what the batch holds in Spark's storage."""
+        for pages in self.pages:
+            pages.release()
+
+
+def run_stages(source: DataFrame, plan: QueryPlan, options: RunOptions) -> StagesResult:
+    """Run all stages over ``source`` (the user's columns and `FT`) and reach the verdict.
+
+    Raises what Spark raises when a task fails for a reason that cannot be pinned on a record.
+    """
+    pages: list[Pages] = []
+    heads: list[list[PageHead]] = []
+    verdict = Verdict()
+    last = len(plan.stages.stages) - 1
+    frame = source
+    try:
+        for number, stage in enumerate(plan.stages.stages):
+            if number:
+                rows = pages[-1].rows(plan.schemas[number - 1], verdict.failed_roots, tracked=True)
+                moved = plan.stages.key_after(number - 1) is not None
+                frame = apply_frame_steps(rows, stage.frame_steps[moved:])
+            spread = _spread(source, plan.stages.key_after(number))
+            task = _task(plan, options, number, last, spread, verdict.tried)
+            pages.append(Pages(frame.mapInArrow(WithNames(task), NAMED_PAGE_COLUMNS), spread))
+            heads.append(pages[-1].heads())
+            if number == 0:
+                verdict = first_stage_verdict(heads[0])
+            else:
+                for head in heads[-1]:
+                    add_failures(verdict, head)
+                _add_lost(verdict, plan, number, heads)
+        add_last_stage(verdict, heads[-1])
+    except BaseException:
+        for done in pages:
+            done.release()
+        raise
+    return StagesResult(pages, verdict, plan.schemas[-1], plan.stages)
+
+
+def apply_frame_steps(frame: DataFrame, steps: tuple[FrameStep, ...]) -> DataFrame:
+    """Apply repartitions and transforms as Spark does; a transform must keep the column `FT`."""
+    for step in steps:
+        frame = apply_frame_step(frame, step)
+        if isinstance(step, Transform):
+            check_keeps_ft(frame, step.uid)
+    return frame
+
+
+def apply_frame_step(frame: DataFrame, step: FrameStep) -> DataFrame:
+    """Apply one repartition or transform."""
+    if isinstance(step, Transform):
+        result: DataFrame = step.function(frame)
+        return result
+    columns: list[Any] = list(step.columns)
+    if step.partitions is None:
+        return frame.repartition(*columns)
+    return frame.repartition(step.partitions, *columns)
+
+
+def check_keeps_ft(frame: Any, uid: str) -> None:
+    """Raise `InvalidTopologyError` if ``frame``, made by transform ``uid``, has lost the column `FT`."""
+    fields = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+    if FT not in fields:
+        raise InvalidTopologyError(
+            f"transform {uid!r} does not keep the column {FT!r}, so its rows cannot be tracked: keep it in "
+            'its select (select("*", …)), and do aggregations in the sink, where tracking has ended'
+        )
+    if fields[FT] != "struct<root:bigint>":
+        raise InvalidTopologyError(
+            f"transform {uid!r} changed the column {FT!r} to {fields[FT]}: pass it on as it is"
+        )
+
+
+def _add_lost(verdict: Verdict, plan: QueryPlan, number: int, heads: list[list[PageHead]]) -> None:
+    """Under ``strict``, a root that went into a transform and did not come out has failed."""
+    watched = [step for step in plan.stages.stages[number].transforms if not step.drops]
+    if not (plan.strict and watched):
+        return
+    names = ", ".join(repr(step.uid) for step in watched)
+    lost = lost_roots(heads[number - 1], heads[number])
+    for root in np.setdiff1d(lost, verdict.failed_roots):
+        verdict.fail(
+            Failure(
+                int(root),
+                f"lost in transform {names}: no row of it came out; if dropping rows is meant, say "
+                "transform(…, drops=True)",
+                watched[0].uid,
+            )
+        )
+
+
+def _spread(source: DataFrame, key: Repartition | None) -> Spread | None:
+    if key is None:
+        return None
+    default = source.sparkSession.conf.get("spark.sql.shuffle.partitions")
+    return Spread(key.columns, key.partitions or int(str(default)))
+
+
+def _task(
+    plan: QueryPlan, options: RunOptions, number: int, last: int, spread: Spread | None, tried: TriedRoots
+) -> StageTask:
+    stages = plan.stages.stages
+    first = number == 0
+
+    def watched(index: int) -> bool:
+        return (
+            plan.strict
+            and 0 < index < len(stages)
+            and any(not step.drops for step in stages[index].transforms)
+        )
+
+    return StageTask(
+        functions=stages[number].functions,
+        giver=options.giver if first else None,
+        keep_source=first
+        and (plan.stages.keeps_source or bool(plan.emits) or plan.rejects)
+        and not plan.carrier,
+        isolate=options.isolate,
+        again=options.again,
+        skip=options.skip if first else Skip(),
+        emits=plan.emits if number == last else "",
+        carrier=plan.carrier if first else "",
+        watch=watched(number) or watched(number + 1),
+        exact=plan.exact,
+        spread=spread,
+        tried=tried,
+    )
+
+
+def _unpack_rows(pages: frozenset[bytes], names: list[str], dropped: U64, tracked: bool) -> MapArrow:
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for data in counted_pages(batches, "data", pages):
+            for packed in ipc_to_rows(data.as_buffer()):
+                rows = keep_rows(packed, dropped)
+                if not tracked:
+                    yield rows.select(names)
+                    continue
+                roots = pa.array(roots_of(rows).view(np.int64))
+                ft = pa.StructArray.from_arrays([roots], fields=list(ROOT_TYPE))
+                yield rows.select(names).append_column(FT, ft)
+
+    return unpack
+
+
+def _unpack_tagged(pages: frozenset[bytes], names: list[str], dropped: U64) -> MapArrow:
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for data in counted_pages(batches, "data", pages):
+            for packed in ipc_to_rows(data.as_buffer()):
+                rows = keep_rows(packed, dropped)
+                tags = pa.array(roots_of(rows).view(np.int64))
+                yield rows.select(names).append_column(ROW_TAG, tags)
+
+    return unpack
+
+
+def _unpack_carried(
+    pages: frozenset[bytes], names: list[str], dropped: U64, carry: Carry, column: str
+) -> MapArrow:
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for data in counted_pages(batches, "data", pages):
+            for packed in ipc_to_rows(data.as_buffer()):
+                rows = keep_rows(packed, dropped)
+                ids = rows.column(EMITTED_ID).to_numpy(zero_copy_only=True)
+                carriers = make_carriers(carry.roots_for(roots_of(rows)), ids, carry.incarnation)
+                yield rows.select(names).append_column(column, carriers)
+
+    return unpack
+
+
+def _pick_source(pages: frozenset[bytes], roots: U64) -> MapArrow:
+    def pick(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for data in counted_pages(batches, "source", pages):
+            if not data.is_valid:
+                continue
+            kept = [
+                rows.filter(pa.array(np.isin(roots_of(rows), roots)))
+                for rows in ipc_to_rows(data.as_buffer())
+            ]
+            packed = rows_to_ipc(kept)
+            if packed is not None:
+                schema = pa.schema([PAGE_SCHEMA.field("source")])
+                yield pa.RecordBatch.from_arrays([binary_value(packed)], schema=schema)
+
+    return pick
+
+
+def _with(schema: StructType, name: str, ddl: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    extra: Any = StructType.fromDDL(f"`{name}` {ddl}")
+    return StructType([*schema.fields, *extra.fields])
+
+
+def split_root(batch: pa.RecordBatch) -> tuple[U64, pa.RecordBatch]:
+    """Return the roots of a page's rows, and the rows without them."""
+    names = [name for name in batch.schema.names if name != ROOT]
+    return roots_of(batch), batch.select(names)

@@ -1,0 +1,373 @@
+"""A stage in a Python worker: rows in, pages out. Runs inside ``mapInArrow``.
+
+Everything a task needs is in its (picklable) `StageTask`; it talks to no other process. So what the driver reads
+from the pages is exactly what Spark's winning task attempts produced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ftlayer.errors import QueryError
+from ftlayer.functions.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure, rows_at_once
+from ftlayer.functions.current import UNTRACKED, Tries
+from ftlayer.functions.steps import FunctionStep
+from ftlayer.handler.persister import FTPersister
+from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
+from ftlayer.spark.stages.carrier import check_carriers, read_carriers
+from ftlayer.spark.stages.delivery_marks import read_marks, read_misfits
+from ftlayer.spark.stages.known import NOTHING_TRIED, TriedRoots, isolated, known_of_source
+from ftlayer.spark.stages.pages import (
+    PAGE_BYTES,
+    U64,
+    FailedRow,
+    PageHead,
+    page_row,
+    part_row,
+    rows_to_ipc,
+    with_roots,
+)
+from ftlayer.spark.stages.spread import Spread
+
+I64 = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+FT = "_ft"
+"""The column that carries a row's root through Spark: struct<root: bigint>. Before the first stage it is
+null for a row of the source, and a mark for one that the vertex delivered (`ftlayer.spark.stages.delivery_marks`)."""
+
+EMITTED_ID = "_ft_id"
+"""Column of an emitting stage's rows: the row's record id, uint64."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Rows that a sealed batch, run again, must leave out: by place in their partition, or by root."""
+
+    ordinals: dict[int, frozenset[int]] = field(default_factory=dict)
+    roots: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class RootGiver:
+    """Where the roots of a first stage's rows come from: the row's name, or the vertex that delivered it."""
+
+    query: str
+    run: str
+    source: str
+    batch: int
+    shard: int
+    shards: int
+
+    def roots(self, partition: int, first_ordinal: int, n: int) -> U64:
+        """Return the roots of ``n`` rows of ``partition`` from ``first_ordinal`` on."""
+        persister = FTPersister(self.query, self.run, self.shard, self.shards)
+        return persister.roots(self.source, self.batch, partition, first_ordinal, n)
+
+
+@dataclass(frozen=True)
+class StageTask:
+    """One stage's work on one partition.
+
+    ``giver`` is None behind the first stage, where `FT` names every row's root. ``again`` is the number
+    of times a failing record of a batch that is run again is tried in place before it counts as failed.
+    ``emits`` is the operator whose rows are handed on with ids of their own, or "". ``carrier`` names the
+    column that brought the ids of rows resumed from another query: a row's root within this query is
+    then its record id. ``tried`` is what is known of delivered rows behind the first stage. ``watch`` notes all roots
+    seen and sent, to find what a transform lost. ``exact`` sends single ids beside their folded values. ``spread``
+    sorts the rows into pages by the partition they go to next.
+    """
+
+    functions: tuple[FunctionStep, ...]
+    giver: RootGiver | None
+    keep_source: bool = False
+    isolate: bool = False
+    again: int = 0
+    skip: Skip = field(default_factory=Skip)
+    emits: str = ""
+    carrier: str = ""
+    watch: bool = False
+    exact: bool = False
+    spread: Spread | None = None
+    tried: TriedRoots = NOTHING_TRIED
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Turn the partition's rows into pages."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise QueryError("a stage runs inside a Spark task; there is none here")
+        yield from self.pages(batches, context.partitionId())
+
+    def pages(self, batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
+        """Turn the rows of ``partition`` into pages (`__call__` without Spark)."""
+        page = _Page(self, partition, 0)
+        ordinal = 0
+        for batch in batches:
+            # What may end its process is run again in parts of this many rows.
+            at_once = CHUNK_ROWS if self.isolate else rows_at_once(self.functions, batch)
+            for start in range(0, batch.num_rows, at_once):
+                rows = batch.slice(start, at_once)
+                page.add(rows, ordinal)
+                ordinal += rows.num_rows
+                if page.bytes >= PAGE_BYTES:
+                    yield from page.close()
+                    page = _Page(self, partition, page.next_out)
+        if not page.empty:
+            yield from page.close()
+
+    def run(self, rows: pa.RecordBatch, known: Tries = UNTRACKED) -> ChainResult:
+        """Run the functions; again in place, or in a child process, where the task says so."""
+        result = self._run_once(rows, known)
+        for _ in range(self.again):
+            failed = sorted({failure.row for failure in result.failures if _may_pass_now(failure)})
+            if not failed:
+                break
+            again = self._run_once(rows.take(pa.array(failed)), known.take(np.array(failed)))
+            result = _merge_retry(result, failed, again)
+        return result
+
+    def _run_once(self, rows: pa.RecordBatch, known: Tries) -> ChainResult:
+        return isolated(rows, known, self._run) if self.isolate else self._run(rows, known)
+
+    def _run(self, rows: pa.RecordBatch, known: Tries) -> ChainResult:
+        if not self.functions:
+            return ChainResult([(rows, np.arange(rows.num_rows))], [])
+        return self._chain.run(rows, known)
+
+    @cached_property
+    def _chain(self) -> Chain:
+        return Chain(self.functions)
+
+
+def _may_pass_now(failure: RowFailure) -> bool:
+    """Whether trying again at once makes sense: not for what is dead, nor for what asked for a pause."""
+    return not failure.fatal and failure.after_ms is None
+
+
+def _merge_retry(result: ChainResult, failed: list[int], retry: ChainResult) -> ChainResult:
+    """Put the outcome of trying the rows ``failed`` again in the place of their first one."""
+    places = np.array(failed, np.int64)
+    batches = result.batches + [(rows, places[parents]) for rows, parents in retry.batches]
+    failures = [failure for failure in result.failures if not _may_pass_now(failure)]
+    for failure in retry.failures:
+        failures.append(replace(failure, row=int(places[failure.row])))
+    return ChainResult(batches, failures)
+
+
+class _Page:
+    """A page being filled."""
+
+    def __init__(self, task: StageTask, partition: int, next_out: int) -> None:
+        """``next_out`` is the number of rows that earlier pages of the partition put out."""
+        self._task = task
+        self._partition = partition
+        self.next_out = next_out
+        self._rows_in = 0
+        self._out: list[pa.RecordBatch] = []
+        self._source: list[pa.RecordBatch] = []
+        self._roots_out: list[U64] = []
+        self._failures: list[FailedRow] = []
+        self._tracebacks: dict[str, int] = {}
+        self._failed_rows: list[pa.RecordBatch] = []
+        self._failed_count = 0
+        self._offsets: list[I64] = []
+        self._delivered: list[np.ndarray[tuple[int], np.dtype[np.void]]] = []
+        self._carried: list[bytes] = []
+        self._seen: list[U64] = []
+        self._emitted: list[tuple[U64, U64]] = []
+        self.bytes = 0
+
+    @property
+    def empty(self) -> bool:
+        return self._rows_in == 0
+
+    def add(self, chunk: pa.RecordBatch, ordinal: int) -> None:
+        """Run the rows of ``chunk``, whose first is the partition's ``ordinal``-th."""
+        rows, roots, delivered, known = self._named(chunk, ordinal)
+        # Rows that are left out count: their carriers and offsets are in this page.
+        self._rows_in += chunk.num_rows
+        self.bytes += roots.nbytes
+        if not rows.num_rows:
+            return
+        if self._task.watch:
+            self._seen.append(roots)
+        result = self._task.run(rows, known)
+        for out, parents in result.batches:
+            if out.num_rows:
+                self._keep(out, roots[parents])
+        self._fail(result.failures, rows, roots, delivered)
+        if self._task.keep_source:
+            source = with_roots(rows, roots)
+            self._source.append(source)
+            self.bytes += source.nbytes
+
+    def _named(self, chunk: pa.RecordBatch, ordinal: int) -> tuple[pa.RecordBatch, U64, Flags, Tries]:
+        """Split `FT` off: the user's columns, a root for each row, whether the vertex delivered it, its tries."""
+        n = chunk.num_rows
+        names = [name for name in chunk.schema.names if name != FT]
+        ft = chunk.column(FT)
+        delivered = np.zeros(n, bool)
+        if self._task.giver is None:
+            roots = _known_roots(ft)
+            return chunk.select(names), roots, delivered, self._task.tried.known(roots)
+        if self._task.carrier:
+            carried = check_carriers(chunk.column(self._task.carrier), self._task.carrier)
+            self._carried.append(carried)
+            given: U64 = read_carriers(carried)["id"].astype(np.uint64)
+        else:
+            given = self._task.giver.roots(self._partition, ordinal, n)
+        roots, known = given, UNTRACKED if self._task.carrier else Tries(given, None)
+        if ft.null_count < n:
+            delivered = ft.is_valid().to_numpy(zero_copy_only=False)
+            marks = read_marks(ft)
+            self._offsets += [marks["start"], marks["end"]]
+            self._delivered.append(marks)
+            roots = given.copy()
+            roots[delivered] = marks["root"]
+            known = known_of_source(roots, delivered, marks)
+        rows = chunk.select(names)
+        out = self._left_out(ordinal, roots, delivered)
+        if delivered.any():
+            self._fail_misfits(read_misfits(ft), roots, out)
+        if out.any():
+            keep = ~out
+            return rows.filter(pa.array(keep)), roots[keep], delivered[keep], known.take(np.flatnonzero(keep))
+        return rows, roots, delivered, known
+
+    def _left_out(self, ordinal: int, roots: U64, delivered: Flags) -> Flags:
+        """Return which rows an earlier run of the batch has taken out."""
+        n = len(roots)
+        skip = self._task.skip
+        places = skip.ordinals.get(self._partition, frozenset())
+        if not places and not skip.roots:
+            return np.zeros(n, bool)
+        by_root = delivered | bool(self._task.carrier)
+        out = [ordinal + i in places or (by_root[i] and int(roots[i]) in skip.roots) for i in range(n)]
+        return np.array(out, bool)
+
+    def _fail_misfits(self, misfits: dict[int, str], roots: U64, out: Flags) -> None:
+        """Fail rows that their source cannot hold any more, and leave them out: no function could take them."""
+        for row, reason in misfits.items():
+            if not out[row]:
+                assert self._task.giver is not None
+                index = self._tracebacks.setdefault("", len(self._tracebacks))
+                operator = self._task.giver.source
+                self._failures.append(FailedRow(int(roots[row]), -1, operator, reason, index, fatal=True))
+                out[row] = True
+
+    def _keep(self, out: pa.RecordBatch, roots: U64) -> None:
+        self._roots_out.append(roots)
+        out = with_roots(out, roots)
+        if self._task.emits:
+            # A root may have many rows here; the place in the partition makes their ids distinct.
+            places = np.arange(self.next_out, self.next_out + len(roots), dtype=np.uint64)
+            ids = child_ids(
+                roots,
+                operator=operator_key(self._task.emits),
+                edge=0,
+                ordinals=places,
+                channel=self._partition,
+            )
+            out = out.append_column(EMITTED_ID, pa.array(ids))
+            self._emitted.append((roots, ids))
+        self.next_out += len(roots)
+        self._out.append(out)
+        self.bytes += out.nbytes
+
+    def _fail(self, failures: list[RowFailure], rows: pa.RecordBatch, roots: U64, delivered: Flags) -> None:
+        """Note the first failure of each row; rows the vertex does not have go along."""
+        first = {failure.row: failure for failure in reversed(failures)}
+        taken: list[int] = []
+        for row, failure in sorted(first.items()):
+            place = -1
+            if self._task.giver is not None and not delivered[row] and not self._task.carrier:
+                place = self._failed_count + len(taken)
+                taken.append(row)
+            index = self._tracebacks.setdefault(failure.traceback, len(self._tracebacks))
+            self._failures.append(
+                FailedRow(
+                    int(roots[row]),
+                    place,
+                    failure.operator,
+                    failure.reason,
+                    index,
+                    failure.fatal,
+                    failure.after_ms,
+                    failure.uses_attempt,
+                )
+            )
+        if taken:
+            self._failed_rows.append(rows.take(pa.array(taken)))
+            self._failed_count += len(taken)
+            self.bytes += self._failed_rows[-1].nbytes
+
+    def close(self) -> Iterator[pa.RecordBatch]:
+        """Return the page as batches of one row: the page with its head, then its parts if rows are spread."""
+        roots_out = _join(self._roots_out)
+        watch, exact = self._task.watch, self._task.exact
+        delivered = None
+        if self._offsets:
+            offsets = np.concatenate(self._offsets)
+            delivered = (int(offsets.min()), int(offsets.max()))
+        roots, values = _fold(self._emitted)
+        head = PageHead(
+            rows_in=self._rows_in,
+            rows_out=len(roots_out),
+            failures=tuple(self._failures),
+            tracebacks=tuple(self._tracebacks),
+            failed_rows=_packed(rows_to_ipc(self._failed_rows)),
+            delivered=delivered,
+            delivered_roots=_column(self._delivered, "root"),
+            delivered_origins=_column(self._delivered, "origin"),
+            delivered_tries=_column(self._delivered, "tries"),
+            carried=b"".join(self._carried),
+            seen_roots=np.unique(_join(self._seen)).tobytes() if watch else b"",
+            sent_roots=np.unique(roots_out).tobytes() if watch else b"",
+            emitted_roots=roots.tobytes(),
+            emitted_values=values.tobytes(),
+            emitted_parents=_join([part for part, _ in self._emitted]).tobytes() if exact else b"",
+            emitted_ids=_join([part for _, part in self._emitted]).tobytes() if exact else b"",
+        )
+        spread = self._task.spread
+        yield page_row(head, None if spread else rows_to_ipc(self._out), rows_to_ipc(self._source))
+        if spread:
+            for part, rows in spread.split(self._out):
+                yield part_row(part, rows_to_ipc([rows]))
+
+
+def _known_roots(ft: pa.Array) -> U64:
+    """Return the root that each row behind the first stage has."""
+    # A null struct may have anything in its fields.
+    roots: U64 = ft.field("root").fill_null(0).to_numpy(zero_copy_only=False).view(np.uint64)
+    if ft.null_count or not roots.all():
+        raise QueryError(
+            f"rows came out of a transform whose column {FT!r} is null, so it is unknown which record "
+            "they derive from (an outer join or a union that makes rows of its own?); leave them out "
+            "of the transform's result"
+        )
+    return roots
+
+
+def _packed(data: pa.Buffer | None) -> bytes | None:
+    return None if data is None else data.to_pybytes()
+
+
+def _column(marks: list[np.ndarray[tuple[int], np.dtype[np.void]]], name: str) -> bytes:
+    return _join([part[name].astype(np.uint64) for part in marks]).tobytes()
+
+
+def _fold(emitted: list[tuple[U64, U64]]) -> tuple[U64, U64]:
+    return xor_fold_by_root(_join([roots for roots, _ in emitted]), _join([ids for _, ids in emitted]))
+
+
+def _join(parts: list[U64]) -> U64:
+    joined: U64 = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+    return joined
