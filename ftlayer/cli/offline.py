@@ -7,6 +7,7 @@ in flight and has not written down as done) then looks as it would after a crash
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +16,71 @@ from pathlib import Path
 
 from ftlayer.clock import Now
 from ftlayer.errors import StorePathError
-from ftlayer.store.directory import DATA_FILE
-from ftlayer.store.inspect import StoreReport, inspect_store
+from ftlayer.store.directory import DATA_FILE, holder_of
+from ftlayer.store.kv import TABLES
 from ftlayer.store.lmdb_store import LmdbStore
 from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList, Stats, StatsReply
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
 
 PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class TableReport:
+    """One table: the number of its entries, and the bytes of their values."""
+
+    entries: int
+    value_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """A store.
+
+    ``incarnation`` is that of its last vertex; ``holder`` the process id of the one that is live, None
+    when it is not open, 0 when the holder's id cannot be read. ``used_bytes`` counts pages, so it
+    exceeds the sum of the values.
+    """
+
+    path: Path
+    format_version: int
+    incarnation: int
+    holder: int | None
+    max_bytes: int
+    used_bytes: int
+    used_share: float
+    file_bytes: int
+    tables: dict[str, TableReport]
+
+
+def inspect_store(path: str | os.PathLike[str]) -> StoreReport:
+    """Report on the store in the directory ``path``, from one snapshot; reads keys, and no large values.
+
+    Raises what `LmdbStore.open` does for reading: `StorePathError`, `StoreVersionError`,
+    `StoreDamagedError`, and `StoreError` when this very process has the store open.
+    """
+    holder = holder_of(Path(path)) if Path(path).is_dir() else None
+    store = LmdbStore.open(path, read_only=True)
+    try:
+        with store.read() as transaction:
+            tables = {}
+            for table in TABLES:
+                sizes = sum(transaction.sizes(table))
+                tables[table] = TableReport(transaction.count(table), sizes)
+        return StoreReport(
+            path=store.path,
+            format_version=store.format_version,
+            incarnation=store.incarnation,
+            holder=holder,
+            max_bytes=store.max_bytes,
+            used_bytes=store.used_bytes,
+            used_share=store.used_share,
+            file_bytes=store.file_bytes,
+            tables=tables,
+        )
+    finally:
+        store.close()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""A sorted set of byte strings in plain Python."""
+"""A sorted set of byte strings in plain Python.
+
+A file of its own: it is a data structure with a contract of its own, which knows nothing of a store.
+"""
 
 from __future__ import annotations
 

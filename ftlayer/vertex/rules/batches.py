@@ -19,8 +19,8 @@ from ftlayer.errors import ProtocolError, StaleOwnerError
 from ftlayer.store import batches
 from ftlayer.store.batches import BatchHead, StoredEmit, StoredFailure
 from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.meta import QueryRecord, get_query, put_query
 from ftlayer.store.payloads import take_rows
-from ftlayer.store.queries import QueryRecord, get_query, put_query
 from ftlayer.store.rows import I64, U64, StoredBatch
 from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import delete_entry, get_bounds, log_entries, put_bounds
@@ -40,9 +40,8 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.calls.event_ids import stored_event_ids
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
-from ftlayer.vertex.rules.reports import keep_report, kept_report
 from ftlayer.vertex.rules.retry import cause_of
-from ftlayer.vertex.rules.seals import SealWriter, said
+from ftlayer.vertex.rules.seals import SealWriter, keep_report, kept_report, said
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.tracking import Tracking

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ftlayer.errors import ProtocolError, StoreDamagedError
-from ftlayer.store.clients import all_replies, delete_reply, put_reply
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.meta import all_replies, delete_reply, put_reply
 from ftlayer.vertex.calls import (
     Accepted,
     Changed,

@@ -43,17 +43,14 @@ from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, Write
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Call, Envelope, MutatingCall, ReadingCall, Reply
 from ftlayer.vertex.rules.batches import Batches
-from ftlayer.vertex.rules.dead_letters import DeadLetters
 from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
-from ftlayer.vertex.rules.listing import Listing
-from ftlayer.vertex.rules.opening import Opening
+from ftlayer.vertex.rules.opening import Opening, recall
+from ftlayer.vertex.rules.operating import DeadLetters, Listing
 from ftlayer.vertex.rules.options import LayerOptions
-from ftlayer.vertex.rules.recall import recall
-from ftlayer.vertex.rules.recovery import recover
 from ftlayer.vertex.rules.replay import Replays
-from ftlayer.vertex.rules.state import Group, ShardState
+from ftlayer.vertex.rules.state import Group, ShardState, recover
 from ftlayer.vertex.rules.status import Status
 from ftlayer.vertex.rules.tracking import Tracking
 

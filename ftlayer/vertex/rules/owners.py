@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ftlayer.errors import ProtocolError, StaleOwnerError
-from ftlayer.store.jobs import all_jobs, put_job
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.meta import all_jobs, put_job
 from ftlayer.vertex.calls import ClaimJob, JobClaimed
 
 INGEST = "ingest/"

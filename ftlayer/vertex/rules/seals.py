@@ -5,20 +5,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from ftlayer.clock import Now
-from ftlayer.errors import ProtocolError
+from ftlayer.errors import ProtocolError, StoreDamagedError
+from ftlayer.records.failure_columns import from_columns, to_columns
 from ftlayer.store import batches
 from ftlayer.store.batches import BatchHead, BatchPart, StoredEmit, StoredFailure
-from ftlayer.store.kv import WriteTransaction
-from ftlayer.store.queries import QueryRecord
+from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.meta import QueryRecord
 from ftlayer.store.rows import StoredBatch, first_attempts, pack
 from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import get_bounds, log_entries
-from ftlayer.vertex.calls import EmittedRows, Failure, Reseal, Seal
-from ftlayer.vertex.calls.event_ids import plain_event_ids
+from ftlayer.vertex.calls import EmittedRows, Fail, Failure, Report, Reseal, Seal, Xor
+from ftlayer.vertex.calls.event_ids import plain_event_ids, stored_event_ids
 from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_REASON, MAX_TRACEBACK, cause_of, cut, next_attempt
 from ftlayer.vertex.rules.state import ShardState
 
@@ -192,3 +194,58 @@ def _plain(failures: Iterable[Failure]) -> list[list[object]]:
 def _check_stream(query: QueryRecord, stream: str, what: str) -> None:
     if stream not in query.streams:
         raise ProtocolError(f"{what}: stream {stream!r} is none of the query's ({', '.join(query.streams)})")
+
+
+def keep_report(txn: WriteTransaction, query: int, batch: int, report: Report) -> None:
+    """Store what a batch will report on records that other queries handed on, in the place of what it would have.
+
+    The query sends the events itself, behind its commit: their roots may be another shard's. They are kept because a
+    crash in between must not lose them, and a run of the batch again could say something else.
+    """
+    if report.done or report.failed:
+        batches.put_report(txn, query, batch, _plain_report(report))
+    else:
+        batches.delete_report(txn, query, batch)
+
+
+def kept_report(txn: ReadTransaction, query: int, batch: int) -> Report:
+    """Return what a batch is to report; nothing if no record of it was resumed."""
+    values = batches.get_report(txn, query, batch)
+    if values is None:
+        return Report()
+    try:
+        return _stored_report(values)
+    except (ValueError, TypeError) as error:
+        raise StoreDamagedError(f"the report of batch {batch} cannot be read: {error}") from error
+
+
+def _plain_report(report: Report) -> list[Any]:
+    done = [
+        [event.roots.tobytes(), event.values.tobytes(), event.incarnation, plain_event_ids(event.ids)]
+        for event in report.done
+    ]
+    failed = [
+        [to_columns(stored_failure(failure) for failure in fail.failures), fail.incarnation]
+        for fail in report.failed
+    ]
+    return [done, failed]
+
+
+def _stored_report(values: list[Any]) -> Report:
+    done, failed = values
+    return Report(
+        tuple(
+            Xor(
+                np.frombuffer(roots, np.uint64),
+                np.frombuffer(xors, np.uint64),
+                incarnation,
+                hold=True,
+                ids=stored_event_ids(ids),
+            )
+            for roots, xors, incarnation, ids in done
+        ),
+        tuple(
+            Fail(tuple(Failure(*row) for row in from_columns(columns)), incarnation, hold=True)
+            for columns, incarnation in failed
+        ),
+    )

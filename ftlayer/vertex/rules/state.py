@@ -1,27 +1,75 @@
-"""The memory that all rules of a shard work on."""
+"""The memory that all rules of a shard work on, and how it is made from the store."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ftlayer.acker import AckerTable, ExactTracker, Roots, Tracker
-from ftlayer.errors import ProtocolError, StaleIncarnationError
+from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
 from ftlayer.records.ids import root_ids
+from ftlayer.store import failed
+from ftlayer.store.failed import FailedTable
+from ftlayer.store.kv import ReadTransaction
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import U64
-from ftlayer.store.segments import Segments
+from ftlayer.store.segments import SegmentKind, Segments
+from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, get_died_ms
 from ftlayer.store.texts import TextChanges
 from ftlayer.vertex.calls import Envelope, Reply
 from ftlayer.vertex.rules.circuits import Circuits
-from ftlayer.vertex.rules.early import EarlyFailures
 from ftlayer.vertex.rules.expiry import Schedules
 from ftlayer.vertex.rules.live import LiveSegments, by_segment
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.owners import Owners
-from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.rules.retry import MAX_REASON, MAX_TRACEBACK, Cause, cut
+from ftlayer.vertex.rules.streams import Stream, stream_of_record
+
+MAX_HELD = 10_000
+"""With a long traceback each, about 90 MB."""
+
+
+class EarlyFailures:
+    """Why roots failed that are not registered yet, the first reason of each.
+
+    Each is in a bucket of the caller's, which drops it when its time is over. Of more than `MAX_HELD` the oldest ones
+    are dropped: their roots time out instead.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[int, Cause]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, root: int, cause: Cause, bucket: int) -> int:
+        """Keep why ``root`` failed; return how many were dropped for it."""
+        if root in self._held:
+            return 0
+        kept = replace(
+            cause, reason=cut(cause.reason, MAX_REASON), traceback=cut(cause.traceback, MAX_TRACEBACK)
+        )
+        self._held[root] = bucket, kept
+        if len(self._held) <= MAX_HELD:
+            return 0
+        del self._held[next(iter(self._held))]
+        return 1
+
+    def take(self, roots: U64) -> dict[int, Cause]:
+        """Return, and forget, what is held for any of these roots."""
+        if not self._held:
+            return {}
+        return {root: self._held.pop(root)[1] for root in set(roots.tolist()) & self._held.keys()}
+
+    def drop(self, buckets: Sequence[int]) -> int:
+        """Forget what is in these buckets; return how many that were."""
+        over = [root for root, (bucket, _) in self._held.items() if bucket in buckets]
+        for root in over:
+            del self._held[root]
+        return len(over)
 
 
 @dataclass(slots=True)
@@ -179,3 +227,42 @@ class ShardState:
                 f"the call is for incarnation {incarnation} of the vertex, this is {self.incarnation}; "
                 "what was pending is replayed under new ids: drop what you know of the old ones"
             )
+
+
+def recover(state: ShardState, txn: ReadTransaction) -> None:
+    """Fill an empty state: what a new incarnation knows at its start.
+
+    Whatever was pending is due for replay at once, in the attempt it was in: the loss of the vertex uses up none.
+    """
+    state.owners.recover(txn)
+    for name, record in all_streams(txn):
+        stream = stream_of_record(name, record)
+        bounds = get_bounds(txn, stream.number)
+        stream.logged = bounds.next - bounds.committed
+        stream.offered = bounds.committed
+        stream.asked_pause_ms = get_asked_pause_ms(txn, stream.number)
+        stream.died_ms = stream.gone_ms = get_died_ms(txn, stream.number)
+        state.add_stream(stream)
+    for key, _ in txn.scan(FailedTable.WAITING):
+        _stream_of(state, failed.stream_of(key)).waiting += 1
+    for key, _ in txn.scan(FailedTable.DEAD):
+        stream = _stream_of(state, failed.stream_of(key))
+        stream.dead += 1
+        stream.died_ms = max(stream.died_ms, failed.time_of(key))
+    for sequence, head in state.segments.heads(txn):
+        state.next_segment = sequence + 1
+        if head.kind is not SegmentKind.TRACKED:
+            continue
+        stream = _stream_of(state, head.stream)
+        done = state.segments.done(txn, sequence, len(head))
+        state.live.add(sequence, stream, done)
+        pending = np.flatnonzero(~done)
+        stream.add_due(sequence, pending)
+        state.counters.recovered += len(pending)
+
+
+def _stream_of(state: ShardState, number: int) -> Stream:
+    stream = state.numbers.get(number)
+    if stream is None:
+        raise StoreDamagedError(f"the store has records of stream {number} and no such stream")
+    return stream

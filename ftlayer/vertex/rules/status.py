@@ -8,7 +8,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.store import batches
 from ftlayer.store.kv import KeyValueStore, ReadTransaction
-from ftlayer.store.queries import QueryRecord, get_query
+from ftlayer.store.meta import QueryRecord, get_query
 from ftlayer.store.streams import get_bounds
 from ftlayer.vertex.calls import QueryStatus, QueryStatusCall, StatsReply, StreamStatus, StreamStatusCall
 from ftlayer.vertex.rules.replay import Replays

@@ -11,18 +11,24 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import pyarrow as pa
 
 from ftlayer.acker import warm_up
-from ftlayer.config import ServeOptions
+from ftlayer.checks import duration_ms
+from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError
+from ftlayer.store.lmdb_store import Durability, LmdbStore
 from ftlayer.transport.polling import poll_in_place
 from ftlayer.transport.sockets import check_socket_free
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
+from ftlayer.vertex.service.directory import fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.vertex.service.metrics import Metrics
-from ftlayer.vertex.service.opening import open_vertex
+from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.server import VertexServer
 from ftlayer.vertex.service.vertex import Vertex
 
@@ -188,3 +194,38 @@ def _finish_answers(server: VertexServer) -> None:
     thread = threading.Thread(target=server.shutdown, name="ftlayer-shutdown", daemon=True)
     thread.start()
     thread.join(_LAST_ANSWERS_S)
+
+
+def open_vertex(options: VertexOptions, on_fatal: Callable[[Exception], None]) -> Vertex:
+    """Open (or make) the stores of a vertex, and recover what they hold.
+
+    Raises what is wrong with the directory or a store (`StoreError`), and `ConfigError` for another number
+    of shards than the store was made with.
+    """
+    path = Path(options.path)
+    prepare_vertex(path)
+    fix_shards(path, options.shards)
+    return Vertex(path, [_parts(options, path, shard) for shard in range(options.shards)], on_fatal)
+
+
+def _parts(options: VertexOptions, path: Path, shard: int) -> ShardParts:
+    durability: Durability = "batch"
+    sync_every_ms = None
+    if options.durability == "none":
+        durability = "none"
+    elif options.durability != "batch":
+        durability = sync_every_ms = duration_ms(options.durability, "durability")
+    layer_options = LayerOptions(
+        shard=shard, shards=options.shards, tracker=options.tracker, buckets=options.timeout_buckets
+    )
+    return ShardParts(
+        open_store=lambda: LmdbStore.open(
+            path / f"shard-{shard:03}",
+            max_store_bytes=options.max_store_bytes // options.shards,
+            durability=durability,
+        ),
+        make_layer=lambda store, now: FTLayerCore(store, layer_options, now),
+        persist_timeout_ms=options.persist_timeout_ms,
+        sync_every_ms=sync_every_ms,
+        flush_ms=layer_options.flush_ms,
+    )

@@ -12,13 +12,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import cast
 
 from ftlayer.errors import FTLayerError, VertexError
-from ftlayer.vertex.calls import Call, Envelope, ReadingCall, Reply, Touch, Xor
-from ftlayer.vertex.rules.layer import INTAKE
-from ftlayer.vertex.service.changes import write_changes
+from ftlayer.vertex.calls import Call, Envelope, MutatingCall, ReadingCall, Reply, Touch, Xor
+from ftlayer.vertex.rules.layer import INTAKE, CallOutcome
 from ftlayer.vertex.service.intake import Intake
-from ftlayer.vertex.service.rules import Answer, Rules, ShardParts, Waiting, internal_fault, shard_closed
+from ftlayer.vertex.service.rules import (
+    REFUSALS,
+    Answer,
+    Rules,
+    ShardParts,
+    Waiting,
+    internal_fault,
+    shard_closed,
+)
 from ftlayer.vertex.wire.frames import READING
 
 # Completions are written down by ticks, and `Xor` does not wake the writer: it looks this often.
@@ -198,3 +206,39 @@ class Shard:
         for waiting in left:
             waiting.answer(shard_closed())
         self._intake.fail_all()
+
+
+def write_changes(group: list[Waiting], rules: Rules) -> None:
+    """Run the calls of ``group`` in one transaction, in order, and answer them.
+
+    If it is lost, so is memory (`Rules.lost`). A fault in the rules is the answer to the call that met it; the
+    others are for the rules that come next, and their clients send them again.
+    """
+    applied: list[tuple[Waiting, CallOutcome]] = []
+    refused: list[tuple[Waiting, FTLayerError]] = []
+    left = group.copy()
+    try:
+        with rules.store.write(intake=False) as txn, rules.staging(changes_memory=True) as layer:
+            for waiting in group:
+                call = cast(MutatingCall, waiting.call)
+                try:
+                    applied.append((waiting, layer.apply(txn, call, waiting.envelope, rules.now())))
+                except REFUSALS as error:
+                    refused.append((waiting, error))
+                left.remove(waiting)
+    except FTLayerError as error:
+        rules.abandon()
+        refused += [(waiting, error) for waiting in [*(waiting for waiting, _ in applied), *left]]
+    except Exception as error:
+        logger.exception("fault in the rules")
+        rules.lose()
+        refused += [
+            (waiting, shard_closed()) for waiting in [*(waiting for waiting, _ in applied), *left[1:]]
+        ]
+        refused += [(waiting, internal_fault(error)) for waiting in left[:1]]
+    else:
+        rules.confirm(outcome for _, outcome in applied)
+        for waiting, outcome in applied:
+            waiting.answer(outcome.reply)
+    for waiting, refusal in refused:
+        waiting.answer(refusal)

@@ -16,10 +16,9 @@ from ftlayer.vertex import calls
 from ftlayer.vertex.calls import U64, Call, Envelope, Reply
 from ftlayer.vertex.rules.owners import owner_of
 from ftlayer.vertex.service.directory import ROUTES
-from ftlayer.vertex.service.gather import Gather, add_failed, add_stats, add_touched, add_xored
-from ftlayer.vertex.service.routing import Router
 from ftlayer.vertex.service.rules import Answer, ShardParts
 from ftlayer.vertex.service.shard import Shard
+from ftlayer.vertex.service.sharding import Gather, Router, add_failed, add_stats, add_touched, add_xored
 
 _KEY_PREFIX_BYTES = 2
 _ADD: dict[type, Callable[[Any, Any], Any]] = {

@@ -8,9 +8,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.vertex.calls import Stats, StatsReply
-from ftlayer.vertex.service.gather import add_stats
-from ftlayer.vertex.service.metric_texts import TEXTS
-from ftlayer.vertex.service.metrics import Metrics
+from ftlayer.vertex.service.metrics import TEXTS, Metrics
+from ftlayer.vertex.service.sharding import add_stats
 
 OPEN = CircuitStatus(CircuitState.OPEN, 3, 100, 40, 700)
 

@@ -1,14 +1,24 @@
+"""What `ftlayer inspect` sees of a store."""
+
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from ftlayer.cli.offline import TableReport, inspect_store
 from ftlayer.errors import StoreError, StorePathError
 from ftlayer.store import LmdbStore
-from ftlayer.store.inspect import TableReport, inspect_store
+
+INSPECT = """
+import sys
+from ftlayer.cli.offline import inspect_store
+report = inspect_store(sys.argv[1])
+print(report.holder, report.tables["dead"].entries)
+"""
 
 
 def fill(path: Path) -> LmdbStore:
@@ -33,17 +43,12 @@ def test_a_report_says_what_a_store_holds(tmp_path: Path) -> None:
     assert report.file_bytes >= report.used_bytes
 
 
-def test_a_live_store_can_be_inspected(tmp_path: Path, start_python: Any) -> None:
+def test_a_live_store_can_be_inspected(tmp_path: Path) -> None:
     store = fill(tmp_path / "s")
-    code = """
-        import sys
-        from ftlayer.store.inspect import inspect_store
-        report = inspect_store(sys.argv[1])
-        print(report.holder, report.tables["dead"].entries)
-    """
     for entries in (10, 11):
-        out, err = start_python(code, tmp_path / "s").communicate(timeout=600)
-        assert out.split() == [str(os.getpid()), str(entries)], err
+        command = [sys.executable, "-c", INSPECT, str(tmp_path / "s")]
+        child = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        assert child.stdout.split() == [str(os.getpid()), str(entries)], child.stderr
         with store.write(intake=True) as transaction:
             transaction.put("dead", b"more", b"x")
     store.close()
