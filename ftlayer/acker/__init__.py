@@ -1,22 +1,21 @@
 """The acker: which roots are pending, the XOR of what is owed for each, and when they expire.
 
-Expiry is the rotating hash map: `RotatingHashMap` and `ExpirySchedule` say when a map's turn comes, and the table that
-production runs on (`segmented_table`) keeps one segment for each.
+Expiry is the rotating hash map: the table of pending roots is a `RotatingHashMap`, whose entries are in buckets by
+their age, and `BucketRotation` says when a bucket's turn to expire has come.
 """
 
 from .exact import ExactTracker, Explanation
-from .rotating_map import RotatingHashMap
-from .schedule import ExpirySchedule
-from .segmented_table import MAX_STAMP, NEVER
+from .rotating_map import NEVER, RotatingHashMap
+from .rotation import BucketRotation, BucketRotations
 from .table import AckerTable, warm_up
 from .tracker import IdLists, Roots, Tracker, fold_ids
 
 __all__ = [
-    "MAX_STAMP",
     "NEVER",
     "AckerTable",
+    "BucketRotation",
+    "BucketRotations",
     "ExactTracker",
-    "ExpirySchedule",
     "Explanation",
     "IdLists",
     "Roots",

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ftlayer.acker.segmented_table import NEVER, U64, Mask, as_stamp, as_u64, no_zeros
+from ftlayer.acker.rotating_map import NEVER, U64, Mask, as_stamp, as_u64, no_zeros
 from ftlayer.errors import ConfigError
 
 from .tracker import IdLists, Located, Roots, fold_ids

@@ -1,83 +1,310 @@
-"""A map whose entries expire when they have not been put for a number of rotations."""
+"""The rotating hash map: 64-bit keys in buckets by their age, in one hash table that is resized segment by segment."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+import math
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, MachineError
 
-from .segmented_table import U64, Lookup, Mask, SegmentedTable, as_stamp, as_u64, no_zeros
+from . import kernels
+from .arena import Arena
+
+U64 = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+NEVER = 0
+"""The stamp of entries that no bucket's expiry takes."""
+
+MAX_STAMP = 2**16 - 1
+
+# While the table fits the CPU's inner caches, mispredicted branches are what a lookup costs: more room,
+# fewer full lines, and few steps of growth. Ends at some 50,000 keys.
+_SMALLEST_LINES = 8
+_DOUBLINGS = 4
+_MAX_LOAD_WHILE_SMALL = 0.4
+# Up to 61 % of the places, 9 of 10 keys are in their home line. Steps of 15 % keep 52 to 61 % in use,
+# 47 bytes a key on average, and cost seven moves (in memory order) for each entry of a growing table.
+_MAX_LOAD = 0.61
+_GROWTH = 1.15
+# Wide enough for the chance by which segments of some 10,000 entries and more differ in their number.
+_GROW_AHEAD_FROM = 0.98
+# A segment shrinks when it could do with this share of its places, so that a steady swing never resizes it.
+_SHRINK_BELOW = 0.4
+# Lines reserved (as address space) at first; a table that outgrows them is moved as a whole.
+_RESERVED_LINES = 1 << 25
+_LEAST_RESERVED_LINES = 1 << 18
+# A region of a power of two would put the same line of all segments into the same sets of the caches.
+_REGION_GRAIN = 64
+_BYTES_PER_LINE = 64 + 32 + 8
 
 
-def _ignore(keys: U64, values: U64) -> None:
-    """Do nothing with the expired entries."""
+class Entries(NamedTuple):
+    """Rows that belong together: ``keys``, ``values`` and ``words``, uint64[n] each."""
+
+    keys: U64
+    values: U64
+    words: U64
+
+
+class Lookup(NamedTuple):
+    """What was found for each key asked for: ``found`` bool[n]; value and word uint64[n], 0 if absent."""
+
+    found: Mask
+    values: U64
+    words: U64
+
+
+def as_u64(values: npt.ArrayLike, what: str, length: int | None = None) -> U64:
+    """Return ``values`` as uint64[n]; `ConfigError` for another dtype, shape or length.
+
+    An array that is read-only (Arrow's are), strided or unaligned is copied: to numba it is another type,
+    and the kernels would be compiled once more, in the middle of a call.
+    """
+    array = np.asarray(values)
+    if array.size == 0 and array.ndim == 1:
+        array = array.astype(np.uint64)
+    if array.dtype != np.uint64 or array.ndim != 1:
+        raise ConfigError(
+            f"{what}: expected a one-dimensional uint64 array, got {array.dtype} of shape {array.shape}; "
+            "convert it with numpy.asarray(..., dtype=numpy.uint64)"
+        )
+    if length is not None and array.size != length:
+        raise ConfigError(f"{what}: expected {length} items, one for each key, got {array.size}")
+    return array if array.flags.carray else array.copy()
+
+
+def no_zeros(keys: U64, what: str) -> U64:
+    """Return ``keys``; `ConfigError` if one of them is 0, which is never an id."""
+    if np.count_nonzero(keys) != keys.size:
+        position = int(np.flatnonzero(keys == 0)[0])
+        raise ConfigError(f"{what}: item {position} is 0, and 0 is never an id")
+    return keys
+
+
+def as_stamp(bucket: int) -> np.uint16:
+    """Return ``bucket`` as the table keeps it; `ConfigError` if it is out of range."""
+    if not 0 <= bucket <= MAX_STAMP:
+        raise ConfigError(f"bucket {bucket}: expected 0 (never expires) to {MAX_STAMP}")
+    return np.uint16(bucket)
 
 
 class RotatingHashMap:
-    """uint64 key → uint64 value, in ``buckets`` buckets by the age of the last `put` or `touch`.
+    """uint64 key → (uint64 value, uint64 word, uint16 stamp), a batch of keys per call.
 
-    `rotate` opens a new bucket, empties the oldest one and hands its entries to ``expired`` as
-    (keys, values), uint64[n] each. So an entry expires with the ``buckets``-th rotation after its last
-    put; when rotations come every ``timeout / (buckets - 1)``, that is after ``timeout`` at the earliest
-    and ``timeout x (1 + 1 / (buckets - 1))`` at the latest. (`ExpirySchedule` says when they are due.)
+    An entry's stamp names the bucket it is in: the newest one when it is put, and again when it is stamped anew
+    (`restamp`), which writes a number and moves nothing. When the oldest bucket's turn has come, its entries are
+    taken out together (`stamped`, `remove`), and its number is free for the newest: so the buckets rotate.
+    `BucketRotation` says when.
 
-    All buckets share one hash table, and an entry knows its bucket: `put` and `touch` move a key by
-    writing a number. A rotation reads two bytes for each slot. Keys are never 0. Not thread-safe.
+    A call that adds n keys resizes the segments that it fills; segments grow at different moments, so a
+    small batch pays for few of them. One segment at most shrinks per call of `shrink_one`. Keys are never
+    0. Not safe for concurrent calls: the kernels run without the GIL.
 
-    Raises `ConfigError` for fewer than two buckets, and for arrays that are not uint64[n].
+    Raises `MachineError` where the address space is limited to less than a small table takes.
     """
 
-    def __init__(self, buckets: int = 3, expired: Callable[[U64, U64], None] = _ignore) -> None:
-        if not 2 <= buckets <= 2**15:
-            raise ConfigError(f"buckets: expected 2 to {2**15}, got {buckets}")
-        self._table = SegmentedTable()
-        self._expired = expired
-        self._stamps = deque(as_stamp(number) for number in range(1, buckets + 1))
-
-    @property
-    def _newest(self) -> np.uint16:
-        return self._stamps[-1]
+    def __init__(self) -> None:
+        self._levels = [0] * kernels.SEGMENTS
+        self._directory = np.zeros(3 * kernels.SEGMENTS, np.uint64)
+        self._lines, self._limits, self._counts = self._directory.reshape(3, -1)
+        self._peaks = np.zeros(kernels.SEGMENTS, np.uint64)
+        self._ring = np.zeros(kernels.RING, np.uint64)
+        self._scratch = _Scratch(0)
+        self._next_to_shrink = 0
+        self._reserve(_RESERVED_LINES, _LEAST_RESERVED_LINES)
+        for segment in range(kernels.SEGMENTS):
+            self._lines[segment] = _lines_at(segment, 0)
+            self._limits[segment] = _limit(_lines_at(segment, 0))
 
     def __len__(self) -> int:
-        return len(self._table)
+        return int(self._counts.sum())
 
-    def put(self, keys: npt.ArrayLike, values: npt.ArrayLike) -> None:
-        """Set keys to values and move them to the newest bucket; of a key given twice the last one counts."""
-        keys = no_zeros(as_u64(keys, "keys"), "keys")
-        self._table.upsert(keys, as_u64(values, "values", keys.size), self._newest, fold=False)
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all places, free ones too, and of the scratch space for resizing."""
+        return int(self._lines.sum()) * _BYTES_PER_LINE + self._scratch.nbytes
 
-    def touch(self, keys: npt.ArrayLike) -> Mask:
-        """Move the keys that are there to the newest bucket; return which were, bool[n]."""
-        return self._table.restamp(as_u64(keys, "keys"), self._newest)
+    def insert(self, keys: U64, values: U64, words: U64, stamp: np.uint16) -> int:
+        """Add the keys that are new; return how many were there already (and stay as they are)."""
+        position, segment, refused = 0, 0, 0
+        while segment >= 0:
+            position, segment, already = kernels.insert(
+                self._table, keys, values, words, stamp, np.uint64(position)
+            )
+            refused += already
+            if segment >= 0:
+                self._resize(segment, self._levels[segment] + 1)
+        self._prepare_for_more()
+        return refused
 
-    def get(self, keys: npt.ArrayLike) -> tuple[Mask, U64]:
-        """Return which keys are there, bool[n], and their values, uint64[n] (0 for one that is not)."""
-        found, values, _ = self._table.look_up(as_u64(keys, "keys"))
-        return found, values
+    def upsert(self, keys: U64, values: U64, stamp: np.uint16, *, fold: bool) -> None:
+        """Add keys, or replace (``fold``: XOR into) the value of those that are there; stamp them all."""
+        position, segment = 0, 0
+        while segment >= 0:
+            position, segment = kernels.upsert(self._table, keys, values, stamp, fold, np.uint64(position))
+            if segment >= 0:
+                self._resize(segment, self._levels[segment] + 1)
+        self._prepare_for_more()
 
-    def contains(self, keys: npt.ArrayLike) -> Mask:
-        """Return which keys are there, bool[n]."""
-        return self._table.look_up(as_u64(keys, "keys")).found
+    def fold_and_take(
+        self, keys: U64, values: U64, zeros: U64, words: U64, missing: npt.NDArray[np.int64]
+    ) -> tuple[int, int]:
+        """See `kernels.fold_and_take`; the outputs have room for n items."""
+        taken, missed = kernels.fold_and_take(self._table, keys, values, zeros, words, missing)
+        return int(taken), int(missed)
 
-    def remove(self, keys: npt.ArrayLike) -> Lookup:
-        """Take keys out; return which were there and their values. A key given twice is found once."""
-        lookup = self._table.remove(as_u64(keys, "keys"))
-        self._table.shrink_one()
+    def remove(self, keys: U64) -> Lookup:
+        """Take keys out; a key twice in the batch is found once."""
+        lookup = _empty_lookup(keys.size)
+        kernels.remove(self._table, keys, *lookup)
         return lookup
 
-    def rotate(self) -> int:
-        """Expire the oldest bucket and open a new one; return how many entries expired.
+    def look_up(self, keys: U64) -> Lookup:
+        """Read keys."""
+        lookup = _empty_lookup(keys.size)
+        kernels.look_up(self._table, keys, *lookup)
+        return lookup
 
-        The entries are out of the map when the expired function is called, so it may put them again.
+    def restamp(self, keys: U64, stamp: np.uint16) -> Mask:
+        """Give the keys that are there another stamp; return which were."""
+        found = np.empty(keys.size, np.bool_)
+        kernels.restamp(self._table, keys, stamp, found)
+        return found
+
+    def stamped(self, stamp: np.uint16) -> Entries:
+        """Return the entries with this stamp (not 0), in no particular order."""
+        counts = kernels.count_stamped(self._table, stamp)
+        entries = _empty_entries(int(counts.sum()))
+        kernels.collect_stamped(self._table, counts, stamp, *entries)
+        return entries
+
+    def entries(self) -> Entries:
+        """Return a copy of all entries, in no particular order."""
+        entries = _empty_entries(len(self))
+        kernels.collect_all(self._table, *entries)
+        return entries
+
+    def shrink_one(self) -> None:
+        """Look at the next segment in turn, and give back places it has not needed since the last look."""
+        segment = self._next_to_shrink
+        self._next_to_shrink = (segment + 1) % kernels.SEGMENTS
+        needed = max(int(self._peaks[segment]), int(self._counts[segment]))
+        self._peaks[segment] = 0
+        level = self._levels[segment]
+        if level > 0 and needed < _SHRINK_BELOW * int(self._limits[segment]):
+            while level > 0 and _limit(_lines_at(segment, level - 1)) > needed / _MAX_LOAD:
+                level -= 1
+            self._resize(segment, level)
+
+    def longest_run(self) -> int:
+        """Return the length of the longest run of full lines: no search reads more than one line more."""
+        longest = 0
+        for segment in range(kernels.SEGMENTS):
+            first = int(segment * self._stride)
+            lines = self._arenas[0].array[8 * first : 8 * (first + int(self._lines[segment]))].reshape(-1, 8)
+            not_full = np.flatnonzero(lines[:, kernels.PLACES - 1] == 0)
+            gaps = np.diff(np.concatenate([not_full, not_full[:1] + len(lines)]))
+            longest = max(longest, int(gaps.max()) - 1)
+        return longest
+
+    def _prepare_for_more(self) -> None:
+        """Note the peaks, and grow the segment that is closest to its limit ahead of its time.
+
+        One in each call, so that hardly ever several of them have to grow within the same small batch.
         """
-        oldest = self._stamps.popleft()
-        entries = self._table.stamped(oldest)
-        self._table.remove(entries.keys)
-        self._table.shrink_one()
-        self._stamps.append(oldest)
-        self._expired(entries.keys, entries.values)
-        return entries.keys.size
+        np.maximum(self._peaks, self._counts, out=self._peaks)
+        fullness = self._counts / self._limits
+        fullest = int(fullness.argmax())
+        if fullness[fullest] > _GROW_AHEAD_FROM:
+            self._resize(fullest, self._levels[fullest] + 1)
+
+    def _resize(self, segment: int, level: int) -> None:
+        old, new = int(self._lines[segment]), _lines_at(segment, level)
+        if new > self._stride:
+            self._move_to_larger_regions()
+        if self._scratch.lines < old:
+            self._scratch = _Scratch(int(old * _GROWTH) + 1)
+        number = np.uint64(segment)
+        kernels.resize(self._table, number, np.uint64(new), *self._scratch.arrays)
+        self._limits[segment] = _limit(new)
+        self._levels[segment] = level
+        if new < old:
+            first = int(segment * self._stride)
+            for arena in self._arenas:
+                arena.release(first + new, first + old)
+            if self._scratch.lines > 2 * int(self._lines.max()):
+                self._scratch = _Scratch(0)
+
+    def _reserve(self, lines: int, least: int) -> None:
+        """Take address space for ``lines``, or where it is limited for fewer, but not below ``least``."""
+        while True:
+            stride = (lines // kernels.SEGMENTS // _REGION_GRAIN + 1) * _REGION_GRAIN + 1
+            total = stride * kernels.SEGMENTS
+            try:
+                self._arenas = (
+                    Arena(total, 8, np.uint64),
+                    Arena(total, kernels.PLACES, np.uint64),
+                    Arena(total, kernels.PLACES, np.uint16),
+                )
+                break
+            except OSError as error:
+                if lines // 2 < least:
+                    raise MachineError(
+                        f"cannot reserve {total * _BYTES_PER_LINE >> 20} MiB of address space for a table of "
+                        f"pending roots ({error}); raise its limit (ulimit -v) or lower max_pending"
+                    ) from error
+                lines //= 2
+        self._stride = np.uint64(stride)
+        pairs, extras, stamps = (arena.array for arena in self._arenas)
+        self._table = (pairs, extras, stamps, self._directory, self._ring, self._stride)
+
+    def _move_to_larger_regions(self) -> None:
+        old_arenas, old_stride = self._arenas, int(self._stride)
+        lines = 2 * old_stride * kernels.SEGMENTS
+        self._reserve(lines, lines)
+        for segment in range(kernels.SEGMENTS):
+            used = int(self._lines[segment])
+            source, target = segment * old_stride, segment * int(self._stride)
+            for old, new in zip(old_arenas, self._arenas, strict=True):
+                width = old.width
+                new.array[target * width : (target + used) * width] = old.array[
+                    source * width : (source + used) * width
+                ]
+
+
+class _Scratch:
+    """Room for the lines of one segment while it is resized."""
+
+    def __init__(self, lines: int) -> None:
+        self.lines = lines
+        self.arrays = (
+            np.empty(8 * lines, np.uint64),
+            np.empty(4 * lines, np.uint64),
+            np.empty(4 * lines, np.uint16),
+        )
+        self.nbytes = sum(array.nbytes for array in self.arrays)
+
+
+def _lines_at(segment: int, level: int) -> int:
+    """Lines of a segment at a level of growth; segments are out of phase, so they don't grow together."""
+    phase = segment / kernels.SEGMENTS
+    if level < _DOUBLINGS:
+        return int(_SMALLEST_LINES * 2 ** (level + phase))
+    return int(_SMALLEST_LINES * 2**_DOUBLINGS * math.pow(_GROWTH, level - _DOUBLINGS + phase))
+
+
+def _limit(lines: int) -> int:
+    load = _MAX_LOAD_WHILE_SMALL if lines < _SMALLEST_LINES * 2**_DOUBLINGS else _MAX_LOAD
+    return int(lines * kernels.PLACES * load)
+
+
+def _empty_lookup(length: int) -> Lookup:
+    return Lookup(np.empty(length, np.bool_), np.empty(length, np.uint64), np.empty(length, np.uint64))
+
+
+def _empty_entries(length: int) -> Entries:
+    return Entries(*(np.empty(length, np.uint64) for _ in range(3)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.acker.segmented_table import NEVER, U64, Mask, SegmentedTable, as_stamp, as_u64, no_zeros
+from ftlayer.acker.rotating_map import NEVER, U64, Mask, RotatingHashMap, as_stamp, as_u64, no_zeros
 
 from .tracker import IdLists, Located, Roots
 
@@ -19,7 +19,7 @@ class AckerTable:
 
     A root costs 47 bytes on average (26 for a place, of which 52 to 61 % are in use), expiry included; more
     in a table of less than some 50,000 roots. The method is Storm's (one XOR of
-    random ids for each root), the table `SegmentedTable`. Orphans have a table of their own, made when
+    random ids for each root), the table `RotatingHashMap`. Orphans have a table of their own, made when
     the first one comes, so that an entry of the main table is registered and never at 0.
 
     False completion: the value of a root can be 0 before its end with a probability of about the number
@@ -27,8 +27,8 @@ class AckerTable:
     """
 
     def __init__(self) -> None:
-        self._table = SegmentedTable()
-        self._orphans: SegmentedTable | None = None
+        self._table = RotatingHashMap()
+        self._orphans: RotatingHashMap | None = None
         self._zeros = self._words = _NOTHING
         self._missing = np.empty(0, np.int64)
         self._unknown_xors = 0
@@ -175,7 +175,7 @@ class AckerTable:
         """Keep events of unknown roots; return how many (not those that came after the completion)."""
         missing = missing[(roots[missing] != 0) & ~np.isin(roots[missing], complete)]
         if self._orphans is None:
-            self._orphans = SegmentedTable()
+            self._orphans = RotatingHashMap()
         self._orphans.upsert(roots[missing], values[missing], stamp, fold=True)
         return missing.size
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ftlayer.acker.segmented_table import NEVER, U64, Mask, as_u64
+from ftlayer.acker.rotating_map import NEVER, U64, Mask, as_u64
 from ftlayer.errors import ConfigError
 
 
@@ -70,7 +70,7 @@ class Tracker(Protocol):
 
     Batches are uint64[n] arrays; events count in the order of the batch, and a root may occur in it any
     number of times. A root completes when it is registered and its value is 0: once, after which it is
-    unknown. ``bucket`` is a number from an `ExpirySchedule` (default: never expires). ``ids`` are the
+    unknown. ``bucket`` is a number from an `BucketRotation` (default: never expires). ``ids`` are the
     lists that ``values`` were folded from; `AckerTable` has no use for them. Not thread-safe.
 
     Raises `ConfigError` for arrays of another dtype, shape or length, and for a root 0 in `register`.

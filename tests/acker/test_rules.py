@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ftlayer.acker import (
     AckerTable,
+    BucketRotation,
     ExactTracker,
-    ExpirySchedule,
     IdLists,
     Tracker,
     fold_ids,
@@ -93,10 +93,10 @@ def test_early_events_wait_for_the_registration(tracker: Tracker, u64: U64) -> N
 
 
 def test_orphans_are_dropped_after_their_time(tracker: Tracker, u64: U64) -> None:
-    schedule = ExpirySchedule(2 * 1000, buckets=3, first_bucket=1)
-    tracker.xor(u64(5), u64(6), hold_unregistered=True, bucket=schedule.bucket_at(0))
-    assert tracker.drop_orphans(schedule.advance(1999)) == 0
-    assert tracker.drop_orphans(schedule.advance(3000)) == 1
+    rotation = BucketRotation(2 * 1000, buckets=3, first_bucket=1)
+    tracker.xor(u64(5), u64(6), hold_unregistered=True, bucket=rotation.bucket_at(0))
+    assert tracker.drop_orphans(rotation.advance(1999)) == 0
+    assert tracker.drop_orphans(rotation.advance(3000)) == 1
     assert tracker.orphan_count == 0
     assert tracker.register(u64(5), u64(6)).roots.size == 0
 
@@ -124,8 +124,8 @@ def test_a_second_registration_changes_nothing(tracker: Tracker, u64: U64) -> No
 
 
 def test_expiry_takes_what_was_not_touched(tracker: Tracker, u64: U64) -> None:
-    fast = ExpirySchedule(100, buckets=2, first_bucket=1)
-    slow = ExpirySchedule(1000, buckets=3, first_bucket=3)
+    fast = BucketRotation(100, buckets=2, first_bucket=1)
+    slow = BucketRotation(1000, buckets=3, first_bucket=3)
     tracker.register(u64(1, 2), u64(7, 7), locations=u64(10, 20), bucket=fast.bucket_at(0))
     tracker.register(u64(3), u64(7), locations=u64(30), bucket=slow.bucket_at(0))
     assert fast.advance(150) == []

@@ -232,7 +232,7 @@ class FTLayerCore:
         state = self._state
         if self._tracking.ends_attempts:
             return now.mono_ms
-        times = [state.schedules.next_ms(), state.orphan_schedules.next_ms()]
+        times = [state.rotations.next_ms(), state.orphan_rotations.next_ms()]
         if state.live.unwritten or state.cancelled:
             times.append(self._flushed_ms + state.options.flush_ms)
         if len(self._dedupe):

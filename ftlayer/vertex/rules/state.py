@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ftlayer.acker import AckerTable, ExactTracker, Roots, Tracker
+from ftlayer.acker import AckerTable, BucketRotations, ExactTracker, Roots, Tracker
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
 from ftlayer.records.ids import root_ids
 from ftlayer.store import failed
@@ -21,7 +21,6 @@ from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, g
 from ftlayer.store.texts import TextChanges
 from ftlayer.vertex.calls import Envelope, Reply
 from ftlayer.vertex.rules.circuits import Circuits
-from ftlayer.vertex.rules.expiry import Schedules
 from ftlayer.vertex.rules.live import LiveSegments, by_segment
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.owners import Owners
@@ -135,9 +134,9 @@ class ShardState:
         self.segments = Segments(self.payloads)
         self.live = LiveSegments(self.segments)
         self.tracker: Tracker = ExactTracker() if options.tracker == "exact" else AckerTable()
-        self.schedules = Schedules(options.buckets)
-        self.orphan_schedules = Schedules(options.buckets)
-        self.early = EarlyFailures()  # in buckets of `orphan_schedules`
+        self.rotations = BucketRotations(options.buckets)
+        self.orphan_rotations = BucketRotations(options.buckets)
+        self.early = EarlyFailures()  # in buckets of `orphan_rotations`
         self.owners = Owners()
         self.circuits = Circuits()
         self.streams: dict[str, Stream] = {}
@@ -192,7 +191,7 @@ class ShardState:
 
     def bucket(self, stream: Stream, mono_ms: int) -> int:
         """Return the bucket of roots of ``stream`` whose time starts now."""
-        return self.schedules.bucket(stream.options.timeout_ms, mono_ms)
+        return self.rotations.bucket(stream.options.timeout_ms, mono_ms)
 
     def complete(self, complete: Roots, mono_ms: int) -> None:
         """Take note of roots that completed: their rows are done, or their replay is cancelled."""

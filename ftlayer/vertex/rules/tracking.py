@@ -171,7 +171,7 @@ class Tracking:
         ids = self._lists(call.ids)
         unknown = state.tracker.unknown_xors
         if call.hold:
-            bucket = state.orphan_schedules.bucket(self._orphan_timeout_ms(), now.mono_ms)
+            bucket = state.orphan_rotations.bucket(self._orphan_timeout_ms(), now.mono_ms)
             complete = state.tracker.xor(
                 call.roots, call.values, hold_unregistered=True, bucket=bucket, ids=ids
             )
@@ -187,7 +187,7 @@ class Tracking:
         state = self._state
         timeouts = {stream.options.timeout_ms for stream in state.streams.values()}
         if len(timeouts) == 1:
-            bucket = state.schedules.bucket(timeouts.pop(), now.mono_ms)
+            bucket = state.rotations.bucket(timeouts.pop(), now.mono_ms)
             return Touched(int(np.count_nonzero(state.tracker.touch(call.roots, bucket))))
         # A root's stream, and with it its timeout, is known by its location.
         located = state.tracker.locate(call.roots)
@@ -225,7 +225,7 @@ class Tracking:
     def _hold(self, roots: U64, failures: Mapping[int, Failure], now: Now) -> int:
         """Keep failures of unknown roots for two timeouts; return how many these are."""
         state = self._state
-        bucket = state.orphan_schedules.bucket(self._orphan_timeout_ms(), now.mono_ms)
+        bucket = state.orphan_rotations.bucket(self._orphan_timeout_ms(), now.mono_ms)
         for root in roots.tolist():
             state.counters.orphans_dropped += state.early.hold(root, cause_of(failures[root]), bucket)
         return len(roots)
@@ -235,11 +235,11 @@ class Tracking:
     def advance(self, now: Now) -> None:
         """Take note of what expired, before anything is put into a bucket."""
         state = self._state
-        buckets = state.schedules.expired(now.mono_ms)
+        buckets = state.rotations.expired(now.mono_ms)
         if buckets:
             # They stay in the tracker: events that come before the replay is sent may still complete them.
             self._expired.append(state.tracker.expire(buckets, keep_as=NEVER))
-        buckets = state.orphan_schedules.expired(now.mono_ms)
+        buckets = state.orphan_rotations.expired(now.mono_ms)
         if buckets:
             state.counters.orphans_dropped += state.tracker.drop_orphans(buckets) + state.early.drop(buckets)
 

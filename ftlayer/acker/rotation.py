@@ -1,4 +1,4 @@
-"""Which bucket an entry belongs to now, and which buckets have expired."""
+"""When the buckets of a `RotatingHashMap` rotate: which is the newest now, and which have expired."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from ftlayer.errors import ConfigError
 
-from .segmented_table import MAX_STAMP
+from .rotating_map import MAX_STAMP
 
 
 @dataclass
-class _Bucket:
+class _OpenBucket:
     number: int
     interval: int
 
 
-class ExpirySchedule:
+class BucketRotation:
     """The buckets of one timeout, by an explicit clock in milliseconds.
 
-    It owns the bucket numbers ``first_bucket`` to ``first_bucket + buckets - 1`` of a table, so schedules
+    It owns the bucket numbers ``first_bucket`` to ``first_bucket + buckets - 1`` of a table, so rotations
     of several timeouts share a table when their numbers don't overlap; a table's `expire` takes the
     numbers, and stamps come from `bucket_at`. Time is cut into intervals of ``timeout / (buckets - 1)``, a
     bucket for each; one expires ``timeout`` after its interval's end.
@@ -48,7 +48,7 @@ class ExpirySchedule:
         self.buckets = buckets
         self.first_bucket = first_bucket
         self._now = 0
-        self._open: deque[_Bucket] = deque()
+        self._open: deque[_OpenBucket] = deque()
         self._free = deque(range(first_bucket, first_bucket + buckets))
 
     def bucket_at(self, now_ms: int) -> int:
@@ -58,7 +58,7 @@ class ExpirySchedule:
             # Without a free number (`advance` was not called for long) the newest bucket lives longer instead.
             self._open[-1].interval = interval
         else:
-            self._open.append(_Bucket(self._free.popleft(), interval))
+            self._open.append(_OpenBucket(self._free.popleft(), interval))
         return self._open[-1].number
 
     def advance(self, now_ms: int) -> list[int]:
@@ -82,3 +82,44 @@ class ExpirySchedule:
     def _interval(self, now_ms: int) -> int:
         self._now = max(self._now, now_ms)
         return self._now * (self.buckets - 1) // self.timeout_ms
+
+
+class BucketRotations:
+    """One `BucketRotation` for each distinct timeout over one table, with bucket numbers of its own."""
+
+    def __init__(self, buckets: int) -> None:
+        self._buckets = buckets
+        self._rotations: dict[int, BucketRotation] = {}
+
+    def __len__(self) -> int:
+        return len(self._rotations)
+
+    def bucket(self, timeout_ms: int, mono_ms: int) -> int:
+        """Return the bucket of what is put or touched now and expires after ``timeout_ms``."""
+        rotation = self._rotations.get(timeout_ms)
+        if rotation is None:
+            rotation = self._rotations[timeout_ms] = self._new(timeout_ms)
+        return rotation.bucket_at(mono_ms)
+
+    def expired(self, mono_ms: int) -> list[int]:
+        """Return the buckets that have expired; take their entries out before the next `bucket`."""
+        return [bucket for rotation in self._rotations.values() for bucket in rotation.advance(mono_ms)]
+
+    def next_ms(self) -> int | None:
+        """Return when `expired` has something to return; None when nothing is in any bucket."""
+        times = (rotation.next_expiry_ms() for rotation in self._rotations.values())
+        return min((time for time in times if time is not None), default=None)
+
+    def _new(self, timeout_ms: int) -> BucketRotation:
+        used = {rotation.first_bucket for rotation in self._rotations.values()}
+        for first in range(1, MAX_STAMP - self._buckets + 2, self._buckets):
+            if first not in used:
+                return BucketRotation(timeout_ms, self._buckets, first_bucket=first)
+        # Timeouts that streams had once stay empty: their numbers are free.
+        for old, rotation in self._rotations.items():
+            if rotation.next_expiry_ms() is None:
+                del self._rotations[old]
+                return BucketRotation(timeout_ms, self._buckets, first_bucket=rotation.first_bucket)
+        raise ConfigError(
+            f"{len(self._rotations)} different timeouts are in use at once; give streams the same ones"
+        )
