@@ -20,7 +20,7 @@ import pyarrow as pa
 from ftlayer.config import MIB
 from ftlayer.runtime.connectors.positions import PositionChain
 from ftlayer.runtime.connectors.rows import RowMaker, slices
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 
 READY_BATCHES = 2
 """Batches that wait for the loop before their thread has to."""

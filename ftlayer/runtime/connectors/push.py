@@ -20,7 +20,7 @@ from ftlayer.functions.conversion import concat, schema_text, text_of
 from ftlayer.runtime.connectors.lane import BATCH_BYTES, BatchLimits
 from ftlayer.runtime.connectors.rows import RowMaker, slices
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 from ftlayer.topology.operators import PushSource, Source
 
 MAX_WAITING_BYTES = 16 * MIB

@@ -25,7 +25,7 @@ from ftlayer.runtime.connectors.push import PushReader
 from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker, skipped
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.protocol.sealed import unseal
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 from ftlayer.topology.operators import IterableSource, ReaderSource, Source
 
 # Splits of one range; with the number of the range above it, a split's number is unique in a source.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
-from typing import cast
 
 import pyarrow as pa
 
@@ -27,7 +26,7 @@ from ftlayer.runtime.slot.mode import ModeEvent, OpenRules, SlotParts
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.ports import Links, Working
-from ftlayer.runtime.slot.seat import AnyTask, Seat, counters_of, seat_tasks
+from ftlayer.runtime.slot.seat import Seat, counters_of, seat_tasks
 from ftlayer.runtime.slot.turns import Turns
 from ftlayer.runtime.task.actions import (
     Action,
@@ -36,7 +35,16 @@ from ftlayer.runtime.task.actions import (
     TaskEnded,
     WakeAt,
 )
-from ftlayer.runtime.task.contract import InputTask, SourceRows, SourceTask, TaskKey
+from ftlayer.runtime.task.contract import Task, TaskKey
+from ftlayer.runtime.task.events import (
+    ChannelReset,
+    ElementCame,
+    SourceOver,
+    SourceRows,
+    TaskEvent,
+    TaskStart,
+    TimeCame,
+)
 from ftlayer.topology.job_graph import Channel, JobGraph
 
 
@@ -51,7 +59,7 @@ class SlotCore:
         self,
         graph: JobGraph,
         slot: int,
-        tasks: dict[TaskKey, AnyTask],
+        tasks: dict[TaskKey, Task],
         options: TopologyOptions,
         links: Links,
         open_rules: OpenRules,
@@ -67,7 +75,16 @@ class SlotCore:
         self._dropped = 0
         self._activity = 0
         self.working: Working | None = None
-        parts = SlotParts(graph, options, self._seating, self._codec, self._outgoing, self._credit, self._run)
+        parts = SlotParts(
+            graph,
+            options,
+            self._seating,
+            self._codec,
+            self._outgoing,
+            self._credit,
+            self._run,
+            self._run_part,
+        )
         self._mode = open_rules(parts)
 
     # ------------------------------------------------------------ events
@@ -75,7 +92,7 @@ class SlotCore:
     def start(self, now: Now) -> None:
         """Start all tasks."""
         for seat in self._seats:
-            self._run(seat, lambda seat=seat: seat.task.start(now), now)  # type: ignore[misc]
+            self._run(seat, TaskStart(), now)
 
     def frame(self, slot: int, data: pa.Buffer) -> None:
         """An element has come from a slot; `CodecError` if it cannot be one."""
@@ -101,19 +118,17 @@ class SlotCore:
     def rows(self, key: TaskKey, rows: SourceRows, now: Now) -> tuple[int, ...]:
         """A source has read rows; returns the tickets of what is persisted for them."""
         seat = self._seating.seats[key]
-        task = cast(SourceTask, seat.task)
         seat.records_in += rows.payload.num_rows
         before = frozenset(self._mode.unaccepted(key))
-        self._run(seat, lambda: task.rows(rows, now), now)
+        self._run(seat, rows, now)
         self._mode.worked(seat, rows.payload.num_rows, now.mono_ms)
         return tuple(ticket for ticket in self._mode.unaccepted(key) if ticket not in before)
 
     def source_ended(self, key: TaskKey, now: Now) -> None:
         """A source has no more rows."""
         seat = self._seating.seats[key]
-        task = cast(SourceTask, seat.task)
         seat.reading = False
-        self._run(seat, lambda: task.end(now), now)
+        self._run(seat, SourceOver(), now)
         self._mode.source_ended(seat)
 
     # ------------------------------------------------------------ peers
@@ -129,15 +144,14 @@ class SlotCore:
     def drop_peer(self, slot: int, now: Now) -> None:
         """A slot is gone, and another instance will take its place: forget what was for it and came of it."""
         self._activity += 1
-        self._mode.peers_dropped((slot,))
+        self._mode.peers_dropped((slot,), now)
         self._dropped += self._outgoing.drop_peer(slot)
         for channel, sender in self._seating.senders.items():
             if sender == slot:
                 seat = self._seating.receivers[channel]
                 self._dropped += seat.inbox.drop(channel)
                 self._credit.forget(channel)
-                task = cast(InputTask, seat.task)
-                self._run(seat, lambda task=task, channel=channel: task.reset(channel, now), now)  # type: ignore[misc]
+                self._run(seat, ChannelReset(channel), now)
 
     def peers_back(self, slots: Collection[int], now: Now) -> None:
         """These slots have new instances."""
@@ -167,7 +181,7 @@ class SlotCore:
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
                 seat.is_held = False
-                self._run(seat, lambda seat=seat: seat.task.on_time(now), now, counts=False)  # type: ignore[misc]
+                self._run(seat, TimeCame(), now, counts=False)
 
     @property
     def due_ms(self) -> int | None:
@@ -254,26 +268,39 @@ class SlotCore:
             self._mode.worked(seat, taken.credit or taken.size, now.mono_ms)
         elif self._mode.takes(seat, channel, element, now):
             return
-        task = cast(InputTask, seat.task)
         roots = () if lineage is None else (lineage.roots,)
-        self._run(seat, lambda: task.input(channel, element, now), now, roots, lineage=lineage)
+        self._run(seat, ElementCame(channel, element), now, roots, lineage=lineage)
 
     def _run(
         self,
         seat: Seat,
-        work: Callable[[], list[Action]],
+        event: TaskEvent,
         now: Now,
         roots: tuple[U64Array, ...] = (),
         *,
         lineage: Lineage | None = None,
         counts: bool = True,
     ) -> None:
+        self._work(seat, lambda: seat.task.handle(event, now), now, roots, lineage)
+        if counts:
+            self._activity += 1
+
+    def _run_part(self, seat: Seat, work: Callable[[], list[Action]], now: Now) -> None:
+        self._work(seat, work, now)
+        self._activity += 1
+
+    def _work(
+        self,
+        seat: Seat,
+        work: Callable[[], list[Action]],
+        now: Now,
+        roots: tuple[U64Array, ...] = (),
+        lineage: Lineage | None = None,
+    ) -> None:
         self.working = Working(seat.uid, seat.task, roots, now.mono_ms, lineage)
         for action in work():
             self._do(seat, action, now.mono_ms)
         self.working = None
-        if counts:
-            self._activity += 1
 
     def _do(self, seat: Seat, action: Action, now_ms: int) -> None:
         match action:

@@ -12,7 +12,7 @@ import threading
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from ftlayer.errors import (
     FTLayerError,
@@ -35,12 +35,11 @@ from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
-from ftlayer.runtime.slot.seat import AnyTask
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.runtime.slot.shell import Order, SlotContext
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.names import placed
@@ -300,12 +299,9 @@ class _Slot:
             _exit_now()
 
 
-def build_tasks(graph: JobGraph, slot: int, mode: TaskMode) -> dict[TaskKey, AnyTask]:
+def build_tasks(graph: JobGraph, slot: int, mode: TaskMode) -> dict[TaskKey, Task]:
     """Make all tasks of a slot; raises what `build_task` raises."""
-    return {
-        (uid, subtask): cast(AnyTask, build_task(graph, uid, subtask, mode))
-        for uid, subtask in graph.subtasks_in(slot)
-    }
+    return {(uid, subtask): build_task(graph, uid, subtask, mode) for uid, subtask in graph.subtasks_in(slot)}
 
 
 def _exit_now() -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
@@ -38,6 +38,7 @@ from ftlayer.runtime.task.actions import (
     ReplaysOut,
 )
 from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.events import TaskEvent
 from ftlayer.topology.job_graph import Channel, JobGraph
 from ftlayer.vertex.calls import StreamOptions
 
@@ -62,12 +63,12 @@ ModeAction = PersistRoots | Acknowledge | FailRoots | AskReplays | ReplaysOut | 
 
 
 class RunTask(Protocol):
-    """Runs a part of a task, and does what it decides."""
+    """Gives a task an event, and does what it decides."""
 
     def __call__(
         self,
         seat: Seat,
-        work: Callable[[], list[Action]],
+        event: TaskEvent,
         now: Now,
         roots: tuple[U64Array, ...] = (),
         *,
@@ -78,7 +79,10 @@ class RunTask(Protocol):
 
 @dataclass(frozen=True)
 class SlotParts:
-    """What a mode is given of its slot."""
+    """What a mode is given of its slot.
+
+    ``run`` gives a task an event, ``run_part`` has another part of a task's work done.
+    """
 
     graph: JobGraph
     options: TopologyOptions
@@ -87,6 +91,7 @@ class SlotParts:
     outgoing: Outgoing
     credit: Crediting
     run: RunTask
+    run_part: Callable[[Seat, Callable[[], list[Action]], Now], None]
 
 
 class SlotMode(Protocol):
@@ -132,7 +137,7 @@ class SlotMode(Protocol):
 
     # ------------------------------------------------------------ peers
 
-    def peers_dropped(self, slots: Collection[int]) -> None:
+    def peers_dropped(self, slots: Collection[int], now: Now) -> None:
         """These slots are gone, and others will take their place."""
 
     def peers_back(self, slots: Collection[int], now: Now) -> None:
@@ -178,6 +183,6 @@ def rows_of_sources(parts: SlotParts) -> dict[TaskKey, int]:
     return {key: min(parts.options.batch_rows, pending) for key, pending in most.items()}
 
 
-def misplaced(what: object) -> NoReturn:
-    """Refuse what belongs to another mode."""
-    raise CodecError(f"{type(what).__name__} came to a slot whose job runs in another mode")
+def misplaced(what: object) -> CodecError:
+    """Return the error for what belongs to another mode."""
+    return CodecError(f"{type(what).__name__} came to a slot whose job runs in another mode")

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.slot.seat import AnyTask
+from ftlayer.runtime.task.contract import Task
 
 
 class Links(Protocol):
@@ -28,7 +28,7 @@ class Working:
     """
 
     uid: str
-    task: AnyTask
+    task: Task
     roots: tuple[U64Array, ...]
     since_ms: int
     lineage: Lineage | None = None

@@ -6,7 +6,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
@@ -14,12 +13,10 @@ from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
-from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask, TaskKey
+from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.topology.facts import rate_limit_of
 from ftlayer.topology.job_graph import Channel, JobGraph, JobVertex
 from ftlayer.topology.operators import Replay, Source
-
-AnyTask: TypeAlias = InputTask | SourceTask | ReplayTask
 
 
 @dataclass(slots=True, eq=False)
@@ -42,7 +39,7 @@ class Seat:
 
     uid: str
     subtask: int
-    task: AnyTask
+    task: Task
     inbox: Inbox
     is_source: bool
     is_replay: bool
@@ -115,7 +112,7 @@ class Seating:
 
 
 def seat_tasks(
-    graph: JobGraph, slot: int, tasks: dict[TaskKey, AnyTask], options: TopologyOptions, codec: ElementCodec
+    graph: JobGraph, slot: int, tasks: dict[TaskKey, Task], options: TopologyOptions, codec: ElementCodec
 ) -> Seating:
     """Connect the tasks of a slot with each other and with the outside."""
     seats: dict[TaskKey, Seat] = {}
@@ -173,7 +170,7 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
     return dict(counters)
 
 
-def _seat(vertex: JobVertex, subtask: int, task: AnyTask, inbox: Inbox, graph: JobGraph) -> Seat:
+def _seat(vertex: JobVertex, subtask: int, task: Task, inbox: Inbox, graph: JobGraph) -> Seat:
     first = vertex.operators[0]
     return Seat(
         vertex.uid,

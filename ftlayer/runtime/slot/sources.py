@@ -17,7 +17,8 @@ from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
 from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.task.contract import SourceRows, TaskKey
+from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.events import SourceRows
 
 logger = logging.getLogger(__name__)
 

@@ -33,15 +33,15 @@ class UntrackedSlot:
 
     def handle(self, event: ModeEvent, now: Now) -> None:
         """See `SlotMode.handle`: no event is this one's own."""
-        misplaced(event)
+        raise misplaced(event)
 
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> None:
         """See `SlotMode.act`: no action is this one's own."""
-        misplaced(action)
+        raise misplaced(action)
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
         """See `SlotMode.arrived`."""
-        misplaced(barrier)
+        raise misplaced(barrier)
 
     def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> bool:
         """See `SlotMode.takes`."""
@@ -62,7 +62,7 @@ class UntrackedSlot:
     def rest(self, now_ms: int) -> None:
         """See `SlotMode.rest`."""
 
-    def peers_dropped(self, slots: Collection[int]) -> None:
+    def peers_dropped(self, slots: Collection[int], now: Now) -> None:
         """See `SlotMode.peers_dropped`."""
 
     def peers_back(self, slots: Collection[int], now: Now) -> None:

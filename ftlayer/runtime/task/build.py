@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from ftlayer.handler.handler import Handler
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import InputTask, Task
+from ftlayer.runtime.task.contract import Task
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.join import JoinTask
-from ftlayer.runtime.task.linked import LinkedSourceTask, LinkedTask
+from ftlayer.runtime.task.linked import LinkedTask
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import Join, Replay, Source
@@ -24,8 +25,7 @@ MAX_REMEMBER_MS = 5 * 60_000
 def build_task(graph: JobGraph, uid: str, subtask: int, mode: TaskMode) -> Task:
     """Make one subtask of the chain ``uid`` ready.
 
-    The task is a `SourceTask` for a chain that begins with a `Source`, a `ReplayTask` for a `Replay`, else an
-    `InputTask`.
+    The task is a `ReplayTask` for a chain of a `Replay`.
 
     Args:
         graph: what runs.
@@ -49,15 +49,14 @@ def build_task(graph: JobGraph, uid: str, subtask: int, mode: TaskMode) -> Task:
         cut, edge = _cut_behind_first(graph, uid)
         behind = _input_task(cut, edge.target, subtask, handler, mode)
         link = Channel(edge.number, subtask, subtask)
-        if isinstance(first, Source):
-            return LinkedSourceTask(mode.source(cut, uid, subtask, handler), link, behind)
-        return LinkedTask(_input_task(cut, uid, subtask, handler, mode), link, behind)
+        ahead = mode.source if isinstance(first, Source) else partial(_input_task, mode=mode)
+        return LinkedTask(ahead(cut, uid, subtask, handler), link, behind)
     if isinstance(first, Source):
         return mode.source(graph, uid, subtask, handler)
     return _input_task(graph, uid, subtask, handler, mode)
 
 
-def _input_task(graph: JobGraph, uid: str, subtask: int, handler: Handler, mode: TaskMode) -> InputTask:
+def _input_task(graph: JobGraph, uid: str, subtask: int, handler: Handler, mode: TaskMode) -> Task:
     first = graph.vertex(uid).operators[0]
     if not isinstance(first, Join):
         return mode.chain(ChainPlan(graph, uid, subtask, handler))

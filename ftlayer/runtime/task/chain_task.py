@@ -12,6 +12,15 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOf
 from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.companion import ChainCompanion
+from ftlayer.runtime.task.events import (
+    ChannelReset,
+    ElementCame,
+    RowsPersisted,
+    TaskEvent,
+    TaskStart,
+    TimeCame,
+    refused,
+)
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.lineages import known_of, replayed
 from ftlayer.runtime.task.outlet import Outlet
@@ -53,54 +62,27 @@ class ChainTask:
         self._closing = False
         self._ended = False
 
-    def start(self, now: Now) -> list[Action]:
-        """See `Task.start`."""
-        self._opened = True
-        self._pipeline.open(now.mono_ms)
-        self._companion.opened()
-        return [*self.gate_moved(now), *self._wake(now)]
-
-    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
-        """See `InputTask.input`."""
-        if self._closing:
-            return []
-        if isinstance(element, Batch):
-            actions, records = self._take(self._input[channel.edge], element, now), element.num_rows
-        else:
-            self._gate.mark(channel, element)
-            actions, records = self.gate_moved(now), 0
-        return [*actions, *self._wake(now), *self._companion.tend(records, now)]
-
-    def reset(self, channel: Channel, now: Now) -> list[Action]:
-        """See `InputTask.reset`."""
-        if self._closing:
-            return []
-        self._gate.reset(channel)
-        return self.gate_moved(now)
-
-    def on_time(self, now: Now) -> list[Action]:
-        """See `Task.on_time`."""
-        if self._closing:
-            return []
-        self._alarm.rung()
-        rest_ms = self._companion.rest_ms
-        if rest_ms is not None:
-            return [*self._alarm.set(now.mono_ms + rest_ms), *self._companion.tend(0, now)]
-        actions: list[Action] = []
-        for place, stage in enumerate(self._pipeline.stages):
-            due = stage.chain.next_processing_ms
-            if due is not None and due <= now.wall_ms:
-                actions.extend(self._fired(place, stage.chain.fire_processing_timers(now.wall_ms), now))
-        actions.extend(self._event_time_moved(now))
-        due_ms = self._outlet.due_ms
-        if due_ms is not None and due_ms <= now.mono_ms:
-            self._outlet.flush(now, force=False)
-            actions.extend(self._companion.reports())
-        return [*actions, *self._wake(now), *self._companion.tend(0, now)]
-
-    def accepted(self, ticket: int, now: Now) -> list[Action]:
-        """See `Task.accepted`."""
-        return [*self._outlet.accepted(ticket), *self._end()]
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`."""
+        match event:
+            case ElementCame(channel, element):
+                return self._came(channel, element, now)
+            case TimeCame():
+                return self._time_came(now)
+            case TaskStart():
+                self._opened = True
+                self._pipeline.open(now.mono_ms)
+                self._companion.opened()
+                return [*self.gate_moved(now), *self._wake(now)]
+            case ChannelReset(channel):
+                if self._closing:
+                    return []
+                self._gate.reset(channel)
+                return self.gate_moved(now)
+            case RowsPersisted(ticket):
+                return [*self._outlet.accepted(ticket), *self._end()]
+            case _:
+                raise refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
         """See `Task.held_roots`."""
@@ -149,6 +131,16 @@ class ChainTask:
         return self._pipeline.row
 
     # ------------------------------------------------------------ records
+
+    def _came(self, channel: Channel, element: Element, now: Now) -> list[Action]:
+        if self._closing:
+            return []
+        if isinstance(element, Batch):
+            actions, records = self._take(self._input[channel.edge], element, now), element.num_rows
+        else:
+            self._gate.mark(channel, element)
+            actions, records = self.gate_moved(now), 0
+        return [*actions, *self._wake(now), *self._companion.tend(records, now)]
 
     def _take(self, input: int, batch: Batch, now: Now) -> list[Action]:
         lineage = batch.lineage
@@ -211,6 +203,25 @@ class ChainTask:
         return self._fired(place, stage.chain.fire_event_timers(stage.watermark_ms, now.wall_ms), now)
 
     # ------------------------------------------------------------ time and end
+
+    def _time_came(self, now: Now) -> list[Action]:
+        if self._closing:
+            return []
+        self._alarm.rung()
+        rest_ms = self._companion.rest_ms
+        if rest_ms is not None:
+            return [*self._alarm.set(now.mono_ms + rest_ms), *self._companion.tend(0, now)]
+        actions: list[Action] = []
+        for place, stage in enumerate(self._pipeline.stages):
+            due = stage.chain.next_processing_ms
+            if due is not None and due <= now.wall_ms:
+                actions.extend(self._fired(place, stage.chain.fire_processing_timers(now.wall_ms), now))
+        actions.extend(self._event_time_moved(now))
+        due_ms = self._outlet.due_ms
+        if due_ms is not None and due_ms <= now.mono_ms:
+            self._outlet.flush(now, force=False)
+            actions.extend(self._companion.reports())
+        return [*actions, *self._wake(now), *self._companion.tend(0, now)]
 
     def _wake(self, now: Now) -> list[Action]:
         """Ask to be called for what is due next."""

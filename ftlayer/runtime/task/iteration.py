@@ -16,6 +16,7 @@ from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.companion import ChainCompanion
+from ftlayer.runtime.task.events import ElementCame, TaskEvent, TimeCame
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.topology.job_graph import Channel
 
@@ -113,40 +114,15 @@ class HeadTask:
         """``is_busy()`` says whether records wait in this slot's part of the loop: such time does not count."""
         self._is_busy = is_busy
 
-    def start(self, now: Now) -> list[Action]:
-        """See `Task.start`."""
-        return self._chain.start(now)
-
-    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
-        """See `InputTask.input`."""
-        if channel.edge in self._back and isinstance(element, Batch):
-            if self._chain.is_over:
-                self._drop(element)
-                return []
-            if self._companion.rest_ms is not None:
-                self._kept.append((channel, element))
-                return self._wait(now)
-            if self._quiet.due_ms is not None:
-                self._quiet.begin(now.mono_ms)
-        return [*self._chain.input(channel, element, now), *self._wait(now)]
-
-    def reset(self, channel: Channel, now: Now) -> list[Action]:
-        """See `InputTask.reset`."""
-        return self._chain.reset(channel, now)
-
-    def on_time(self, now: Now) -> list[Action]:
-        """See `Task.on_time`."""
-        self._bell.rung()
-        actions: list[Action] = []
-        due_ms = self._quiet.due_ms
-        if due_ms is not None and due_ms <= now.mono_ms and self._quiet.look(now.mono_ms, self._is_busy()):
-            self._loop.let_go()
-            actions = [*self._chain.gate_moved(now), *self._companion.loop_ended()]
-        return [*actions, *self._chain.on_time(now), *self._go_on(now), *self._wait(now)]
-
-    def accepted(self, ticket: int, now: Now) -> list[Action]:
-        """See `Task.accepted`."""
-        return self._chain.accepted(ticket, now)
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`."""
+        match event:
+            case ElementCame(channel, element):
+                return self._came(channel, element, now)
+            case TimeCame():
+                return self._time_came(now)
+            case _:
+                return self._chain.handle(event, now)
 
     def held_roots(self) -> U64Array:
         """See `Task.held_roots`."""
@@ -175,6 +151,27 @@ class HeadTask:
         """See `ChainTask.row`."""
         return self._chain.row
 
+    def _came(self, channel: Channel, element: Element, now: Now) -> list[Action]:
+        if channel.edge in self._back and isinstance(element, Batch):
+            if self._chain.is_over:
+                self._drop(element)
+                return []
+            if self._companion.rest_ms is not None:
+                self._kept.append((channel, element))
+                return self._wait(now)
+            if self._quiet.due_ms is not None:
+                self._quiet.begin(now.mono_ms)
+        return [*self._chain.handle(ElementCame(channel, element), now), *self._wait(now)]
+
+    def _time_came(self, now: Now) -> list[Action]:
+        self._bell.rung()
+        actions: list[Action] = []
+        due_ms = self._quiet.due_ms
+        if due_ms is not None and due_ms <= now.mono_ms and self._quiet.look(now.mono_ms, self._is_busy()):
+            self._loop.let_go()
+            actions = [*self._chain.gate_moved(now), *self._companion.loop_ended()]
+        return [*actions, *self._chain.handle(TimeCame(), now), *self._go_on(now), *self._wait(now)]
+
     def _wait(self, now: Now) -> list[Action]:
         """Begin to wait once nothing new comes, and ask to be called for the next look."""
         if self._chain.is_over:
@@ -194,7 +191,7 @@ class HeadTask:
         if self._companion.rest_ms is not None or self._chain.is_over:
             return []
         kept, self._kept = self._kept, []
-        return [action for channel, batch in kept for action in self.input(channel, batch, now)]
+        return [action for channel, batch in kept for action in self._came(channel, batch, now)]
 
     def _drop(self, batch: Batch) -> None:
         if not self.late:

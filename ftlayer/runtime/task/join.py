@@ -20,10 +20,11 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
-from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Lineage, Watermark
 from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.events import ChannelReset, ElementCame, TaskEvent, TaskStart, TimeCame, refused
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.join_buffer import (
     JoinBuffer,
@@ -38,7 +39,7 @@ from ftlayer.runtime.task.join_pairs import Calls, pair_up, without
 from ftlayer.runtime.task.join_past import PastRows
 from ftlayer.runtime.task.lineages import BoolArray, known_of, replayed
 from ftlayer.runtime.task.reports import reports
-from ftlayer.topology.job_graph import Channel, JobEdge
+from ftlayer.topology.job_graph import JobEdge
 from ftlayer.topology.operators import Join
 
 PAIRS_AT_A_TIME = 16_384
@@ -103,36 +104,26 @@ class JoinTask:
         # Of the pairs whose function runs: the batch's row of each, and how many calls there were before.
         self._running: tuple[I64, int] | None = None
 
-    def start(self, now: Now) -> list[Action]:
-        """See `Task.start`."""
-        return self._gate_moved(now)
-
-    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
-        """See `InputTask.input`."""
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`."""
         if self._ended:
             return []
-        if isinstance(element, Batch):
-            return self._take(self._input[channel.edge], element, now)
-        self._gate.mark(channel, element)
-        return self._gate_moved(now)
-
-    def reset(self, channel: Channel, now: Now) -> list[Action]:
-        """See `InputTask.reset`."""
-        if self._ended:
-            return []
-        self._gate.reset(channel)
-        return self._gate_moved(now)
-
-    def on_time(self, now: Now) -> list[Action]:
-        """See `Task.on_time`."""
-        if self._ended:
-            return []
-        self._alarm.rung()
-        return [*self._evict(now), *self._wake()]
-
-    def accepted(self, ticket: int, now: Now) -> list[Action]:
-        """Nothing is persisted here."""
-        raise ValueError(f"{self.uid!r} has asked for nothing to be persisted")
+        match event:
+            case ElementCame(channel, element):
+                if isinstance(element, Batch):
+                    return self._take(self._input[channel.edge], element, now)
+                self._gate.mark(channel, element)
+                return self._gate_moved(now)
+            case TimeCame():
+                self._alarm.rung()
+                return [*self._evict(now), *self._wake()]
+            case TaskStart():
+                return self._gate_moved(now)
+            case ChannelReset(channel):
+                self._gate.reset(channel)
+                return self._gate_moved(now)
+            case _:
+                raise refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
         """See `Task.held_roots`."""

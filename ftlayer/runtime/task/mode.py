@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ftlayer.handler.handler import Handler
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import InputTask, ReplayTask, SinkBody, SourceTask
+from ftlayer.runtime.task.contract import ReplayTask, SinkBody, Task
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Operator, Sink
 
@@ -24,11 +24,11 @@ class TaskMode(Protocol):
     def handler(self, uid: str) -> Handler:
         """Make the handler of one subtask of a chain."""
 
-    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> SourceTask:
+    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
         """Make a subtask of the chain of a `Source`, which has no other operator."""
 
     def replay(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> ReplayTask:
         """Make a subtask of the chain of a `Replay`; `InvalidTopologyError` where nothing is replayed."""
 
-    def chain(self, plan: ChainPlan) -> InputTask:
+    def chain(self, plan: ChainPlan) -> Task:
         """Make a subtask of a chain of functions, and open its sink and its state."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from ftlayer.clock import Now
-from ftlayer.errors import InvalidTopologyError, ProtocolError
+from ftlayer.errors import InvalidTopologyError
 from ftlayer.handler.handler import Handler, NonFTHandler
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.chain_plan import ChainPlan
 from ftlayer.runtime.task.companion import NoCompanion
-from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceRows, SourceTask
+from ftlayer.runtime.task.contract import ReplayTask, Task
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.events import SourceOver, SourceRows, TaskEvent, TaskStart, TimeCame, refused
 from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
 from ftlayer.state.heap import HeapBackend
@@ -32,7 +33,7 @@ class UntrackedTaskMode:
         """See `TaskMode.handler`."""
         return NonFTHandler()
 
-    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> SourceTask:
+    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
         """See `TaskMode.source`."""
         return UntrackedSourceTask(graph, uid, subtask, handler)
 
@@ -43,7 +44,7 @@ class UntrackedTaskMode:
             "leave it out, or turn fault tolerance on"
         )
 
-    def chain(self, plan: ChainPlan) -> InputTask:
+    def chain(self, plan: ChainPlan) -> Task:
         """See `TaskMode.chain`. State lies in memory, and is gone with the slot."""
         outlet: Outlet
         if plan.sink is None:
@@ -56,34 +57,24 @@ class UntrackedTaskMode:
 
 
 class UntrackedSourceTask:
-    """`ftlayer.runtime.task.contract.SourceTask` with fault tolerance off: it sends rows at once, and no watermarks."""
+    """A source as a task with fault tolerance off: it sends rows at once, and no watermarks."""
 
     def __init__(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> None:
         self.uid = uid
         self.subtask = subtask
         self._emitter = Emitter(graph, uid, subtask, handler)
 
-    def start(self, now: Now) -> list[Action]:
-        """Nothing to begin with."""
-        return []
-
-    def on_time(self, now: Now) -> list[Action]:
-        """Nothing waits for time."""
-        return []
-
-    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
-        """Send rows in the order they came."""
-        return [*self._emitter.roots(rows.payload, None).sends]
-
-    def accepted(self, ticket: int, now: Now) -> list[Action]:
-        """Nothing is persisted here."""
-        raise ProtocolError(
-            f"source {self.uid!r}: ticket {ticket} was accepted, and nothing is persisted here"
-        )
-
-    def end(self, now: Now) -> list[Action]:
-        """End at once."""
-        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`."""
+        match event:
+            case SourceRows():
+                return [*self._emitter.roots(event.payload, None).sends]
+            case SourceOver():
+                return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+            case TaskStart() | TimeCame():
+                return []
+            case _:
+                raise refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
         """Nothing is held."""

@@ -12,7 +12,7 @@ import pytest
 
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 from ftlayer.topology.operators import IterableSource, Source
 
 ID = pa.schema([("id", pa.int64())])

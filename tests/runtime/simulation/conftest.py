@@ -24,9 +24,19 @@ from ftlayer.handler.handler import FTHandler
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.messages import EndReplays, ReplayNow
 from ftlayer.runtime.task import actions
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import (
+    ChannelReset,
+    ElementCame,
+    Replayed,
+    RowsPersisted,
+    SourceOver,
+    SourceRows,
+    TaskStart,
+    TimeCame,
+)
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.store import MemoryStore
@@ -176,7 +186,7 @@ class Simulation:
             feed = self.feeds.get((uid, subtask))
             if feed is not None:
                 feed.read, feed.ended = self._stored_position(feed), False
-            self._do((uid, subtask), task.start(self.now))
+            self._do((uid, subtask), task.handle(TaskStart(), self.now))
 
     def _stored_position(self, feed: _Feed) -> int:
         if not self.graph.tracked:
@@ -220,7 +230,7 @@ class Simulation:
             for channel in self.graph.channels(edge):
                 task = self.tasks.get((edge.target, channel.receiver))
                 if (edge.source, channel.sender) in gone and task is not None:
-                    self._do((edge.target, channel.receiver), task.reset(channel, self.now))
+                    self._do((edge.target, channel.receiver), task.handle(ChannelReset(channel), self.now))
         self._deploy(slot)
 
     def restart_vertex(self) -> None:
@@ -268,7 +278,7 @@ class Simulation:
         for key, at in list(self.wakes.items()):
             if at <= self.mono and key in self.tasks and key not in self.ended:
                 self.wakes.pop(key, None)
-                self._do(key, self.tasks[key].on_time(self.now))
+                self._do(key, self.tasks[key].handle(TimeCame(), self.now))
 
     def run(self, *, most: int = 100_000) -> None:
         """Go on until the topology has ended, letting time pass when nothing else can happen."""
@@ -280,12 +290,12 @@ class Simulation:
             if self.graph.tracked and not self.ending and self._drained():
                 self.ending = True
                 for key in self._replays():
-                    self._do(key, self.tasks[key].end(self.now))
+                    self._do(key, self.tasks[key].handle(EndReplays(), self.now))
                 continue
             self.advance(500)
             if not self.ending:
                 for key in self._replays():
-                    self._do(key, self.tasks[key].poll(self.now))
+                    self._do(key, self.tasks[key].handle(ReplayNow(), self.now))
         raise AssertionError(f"the topology did not end: {self._stuck()}")
 
     def _replays(self) -> list[tuple[str, int]]:
@@ -305,7 +315,7 @@ class Simulation:
         feed, task = self.feeds[key], self.tasks[key]
         if feed.read >= len(feed.rows):
             feed.ended = True
-            self._do(key, task.end(self.now))
+            self._do(key, task.handle(SourceOver(), self.now))
             return
         rows = feed.rows[feed.read : feed.read + self.rows_a_batch]
         columns = [rows] if len(feed.schema) == 1 else list(zip(*rows, strict=True))
@@ -321,11 +331,11 @@ class Simulation:
             position if self.graph.tracked else None,
         )
         feed.read = end
-        self._do(key, task.rows(source, self.now))
+        self._do(key, task.handle(source, self.now))
 
     def _deliver(self, channel: Channel, key: tuple[str, int]) -> None:
         element = self.queues[channel].popleft()
-        self._do(key, self.tasks[key].input(channel, element, self.now))
+        self._do(key, self.tasks[key].handle(ElementCame(channel, element), self.now))
 
     def _carry_out(self, call: _Call) -> None:
         self.calls.remove(call)
@@ -353,7 +363,9 @@ class Simulation:
                         self.marks[channel] = element
                 case actions.PersistRoots(ticket, call):
                     self.ledger.note(call.roots, call.ids)
-                    self._call(slot, call, lambda _, t=ticket: self._do(key, task.accepted(t, self.now)))
+                    self._call(
+                        slot, call, lambda _, t=ticket: self._do(key, task.handle(RowsPersisted(t), self.now))
+                    )
                 case actions.Acknowledge(roots, values, ids):
                     self.ledger.note(roots, ids)
                     self._call(slot, calls.Xor(roots, values, self.vertex.incarnation, ids=ids))
@@ -363,7 +375,9 @@ class Simulation:
                     self._call(
                         slot,
                         calls.TakeReplays(stream, limit),
-                        lambda reply: self._do(key, task.replays(reply.batches, self.now, held=reply.held)),
+                        lambda reply: self._do(
+                            key, task.handle(Replayed(reply.batches, held=reply.held), self.now)
+                        ),
                     )
                 case actions.WakeAt(mono_ms):
                     self.wakes[key] = min(mono_ms, self.wakes.get(key, mono_ms))

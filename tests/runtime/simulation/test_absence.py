@@ -62,7 +62,7 @@ from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
 from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 from ftlayer.store import MemoryStore
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions

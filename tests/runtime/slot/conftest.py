@@ -18,14 +18,24 @@ from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage
+from ftlayer.runtime.protocol.messages import ReplayNow
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.mode import OpenRules
 from ftlayer.runtime.slot.untracked import UntrackedSlot
 from ftlayer.runtime.task.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
-from ftlayer.runtime.task.contract import SourceRows, TaskKey
+from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.events import (
+    ChannelReset,
+    ElementCame,
+    Replayed,
+    RowsPersisted,
+    SourceOver,
+    SourceRows,
+    TaskEvent,
+)
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Replay, Sink, Source
-from ftlayer.vertex.calls import Failure, Persist, Records, StreamOptions
+from ftlayer.vertex.calls import Failure, Persist, StreamOptions
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
 NOW = Now(0, 0)
@@ -94,16 +104,32 @@ class FakeTask:
             for edge in self.graph.edges_from(self.uid)
         ]
 
-    def start(self, now: Now) -> list[Action]:
-        return []
-
-    def on_time(self, now: Now) -> list[Action]:
-        return []
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        match event:
+            case ElementCame(channel, element):
+                return self._came(channel, element)
+            case ChannelReset(channel):
+                self.resets.append(channel)
+                self.open.add(channel)
+                return []
+            case SourceRows():
+                return self._persist(event)
+            case RowsPersisted(ticket):
+                return self.unsent.pop(ticket) + self._end()
+            case SourceOver():
+                self.ending = True
+                return self._end()
+            case ReplayNow():
+                return [AskReplays("job/source", 10)]
+            case Replayed(records):
+                return [action for batch in records for action in self._sends(batch.payload)]
+            case _:
+                return []
 
     def held_roots(self) -> U64Array:
         return np.empty(0, np.uint64)
 
-    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
+    def _came(self, channel: Channel, element: Element) -> list[Action]:
         assert channel in self.open
         if isinstance(element, EndOfStream):
             self.open.remove(channel)
@@ -116,12 +142,7 @@ class FakeTask:
             actions.append(Acknowledge(element.lineage.roots, element.lineage.ids))
         return actions
 
-    def reset(self, channel: Channel, now: Now) -> list[Action]:
-        self.resets.append(channel)
-        self.open.add(channel)
-        return []
-
-    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
+    def _persist(self, rows: SourceRows) -> list[Action]:
         sends = self._sends(rows.payload)
         if not self.tracked:
             return sends
@@ -129,25 +150,6 @@ class FakeTask:
         self.unsent[self.ticket] = sends
         lineage = lineage_of(rows.payload)
         return [PersistRoots(self.ticket, Persist("job/source", rows.payload, lineage.roots, lineage.ids))]
-
-    def accepted(self, ticket: int, now: Now) -> list[Action]:
-        return self.unsent.pop(ticket) + self._end()
-
-    def end(self, now: Now) -> list[Action]:
-        self.ending = True
-        return self._end()
-
-    def poll(self, now: Now) -> list[Action]:
-        return [AskReplays("job/source", 10)]
-
-    def hold(self) -> None:
-        pass
-
-    def go_on(self, now: Now) -> list[Action]:
-        return []
-
-    def replays(self, records: tuple[Records, ...], now: Now, *, held: bool = False) -> list[Action]:
-        return [action for batch in records for action in self._sends(batch.payload)]
 
     def _end(self) -> list[Action]:
         return [] if self.unsent or not self.ending else [*self._marks(), TaskEnded()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -9,9 +10,8 @@ from hypothesis import strategies as st
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.runtime.protocol.elements import Element
 from ftlayer.runtime.task.actions import Action, HoldInput
-from ftlayer.topology.job_graph import Channel
+from ftlayer.runtime.task.events import ElementCame, TaskEvent, TimeCame
 
 SOURCE = ("source", 0)
 PAUSE_MS = 2
@@ -29,22 +29,23 @@ class Slot:
         self.now_ms = 0
         self.left = 0
         self.held_until_ms = 0
-        take = self.work.input
-        self.work.input = lambda *args: self.input(take, *args)
-        self.work.on_time = self.on_time
+        self.work.handle = partial(self.handle, self.work.handle)
 
     @property
     def now(self) -> Now:
         return Now(self.now_ms, self.now_ms)
 
-    def input(self, take: Any, channel: Channel, element: Element, now: Now) -> list[Action]:
-        assert now.mono_ms >= self.held_until_ms, "a held task was given input"
-        self.left = self.looks.pop(0) if self.looks else 0
-        return [*take(channel, element, now), *self.hold(now)]
-
-    def on_time(self, now: Now) -> list[Action]:
-        self.left -= self.left > 0
-        return self.hold(now)
+    def handle(self, handle: Any, event: TaskEvent, now: Now) -> list[Action]:
+        actions: list[Action] = handle(event, now)
+        match event:
+            case ElementCame():
+                assert now.mono_ms >= self.held_until_ms, "a held task was given input"
+                self.left = self.looks.pop(0) if self.looks else 0
+            case TimeCame():
+                self.left -= self.left > 0
+            case _:
+                return actions
+        return [*actions, *self.hold(now)]
 
     def hold(self, now: Now) -> list[Action]:
         if not self.left:

@@ -22,7 +22,7 @@ from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.feedback import FeedbackOutput, HeadInbox
 from ftlayer.runtime.slot.untracked import UntrackedSlot
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions

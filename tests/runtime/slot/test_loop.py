@@ -39,7 +39,7 @@ from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 
 WAIT_S = 600
 ME, ONE, TWO = Peer(0, "zero", ""), Peer(1, "one", ""), Peer(1, "two", "")

@@ -16,7 +16,7 @@ from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 from ftlayer.vertex.calls import SourcePosition
 
 ROWS = 12

@@ -24,6 +24,7 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, I
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
+from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Sink, Source
 
@@ -249,7 +250,7 @@ class Ids:
 
 
 def start(task, tracker: Tracker) -> None:
-    tracker.take(task.start(Now(0, 0)))
+    tracker.take(task.handle(TaskStart(), Now(0, 0)))
 
 
 @settings(deadline=None, max_examples=100)
@@ -267,7 +268,7 @@ def test_records_are_acknowledged_with_their_children_and_failed_ones_never(scri
     for base, (specs, downstream) in enumerate(script):
         records = ids.make(specs, base)
         tracker.register(records)
-        actions = task.input(BEFORE, batch_of(records), Now(0, 0))
+        actions = task.handle(ElementCame(BEFORE, batch_of(records)), Now(0, 0))
         kinds = [type(action) for action in actions]
         tracker.take(actions)
         for record in records:
@@ -294,7 +295,7 @@ def test_records_are_acknowledged_with_their_children_and_failed_ones_never(scri
             highest = max(seen)
             assert set(marks) == {highest - 3}
             assert kinds[-len(marks) :] == [Send] * len(marks)
-    actions = task.input(BEFORE, EndOfStream(), Now(0, 0))
+    actions = task.handle(ElementCame(BEFORE, EndOfStream()), Now(0, 0))
     assert isinstance(actions[-1], TaskEnded)
     tracker.acknowledge_downstream(len(tracker.downstream))
     tracker.check(failing)
@@ -345,15 +346,15 @@ def test_records_of_a_sink_are_acknowledged_with_their_last_row(script, rotten):
             tracker.register(records)
             for record in records:
                 given_rows.extend(record.rows())
-            actions = task.input(BEFORE, batch_of(records), Now(0, 0))
+            actions = task.handle(ElementCame(BEFORE, batch_of(records)), Now(0, 0))
             assert given_rows[len(given_rows) - len(sink.held) :] == sink.held
             if sink.held:
                 assert any(isinstance(action, WakeAt) for action in actions) or base
             tracker.take(actions)
         else:
-            tracker.take(task.on_time(Now(base, 0)))
+            tracker.take(task.handle(TimeCame(), Now(base, 0)))
         check()
-    actions = task.input(BEFORE, EndOfStream(), Now(0, 0))
+    actions = task.handle(ElementCame(BEFORE, EndOfStream()), Now(0, 0))
     tracker.take(actions)
     assert isinstance(actions[-1], TaskEnded)
     assert sink.closed
@@ -384,12 +385,14 @@ def test_a_sink_that_settles_as_many_old_rows_as_it_is_given_new_ones():
         0,
         AckerTaskMode(lambda _: FTHandler("first", job="job", run="run"), TopologyOptions(), lambda *_: sink),
     )
-    task.start(Now(0, 0))
-    assert not xors(task.input(BEFORE, batch_of([Record(1, 2, "", 0, [(1, 11)])]), Now(0, 0)))
+    task.handle(TaskStart(), Now(0, 0))
+    assert not xors(task.handle(ElementCame(BEFORE, batch_of([Record(1, 2, "", 0, [(1, 11)])])), Now(0, 0)))
     sink.budget = 2
-    assert xors(task.input(BEFORE, batch_of([Record(2, 2, "", 0, [(2, 12)])]), Now(0, 0))) == {1: 11}
+    assert xors(task.handle(ElementCame(BEFORE, batch_of([Record(2, 2, "", 0, [(2, 12)])])), Now(0, 0))) == {
+        1: 11
+    }
     assert task.held_roots().tolist() == [2]
-    assert xors(task.on_time(Now(0, 0))) == {2: 12}
+    assert xors(task.handle(TimeCame(), Now(0, 0))) == {2: 12}
 
 
 class Split(ProcessFunction):
@@ -423,9 +426,9 @@ def test_side_outputs_are_owed_too():
             lambda _: FTHandler("process", job="job", run="run"), TopologyOptions(), lambda *_: None
         ),
     )
-    task.start(Now(0, 0))
+    task.handle(TaskStart(), Now(0, 0))
     records = [Record(n, n, "", 0, [(n + 1, n + 100), (9, n + 200)]) for n in range(4)]
-    actions = task.input(BEFORE, batch_of(records), Now(0, 0))
+    actions = task.handle(ElementCame(BEFORE, batch_of(records)), Now(0, 0))
     rows = defaultdict(int)
     for action in actions:
         if isinstance(action, Send):
@@ -451,16 +454,16 @@ def test_a_chain_of_nothing_but_watermarks():
         0,
         AckerTaskMode(lambda _: FTHandler("times", job="job", run="run"), TopologyOptions(), lambda *_: None),
     )
-    assert task.start(Now(0, 0)) == [WakeAt(50)]
+    assert task.handle(TaskStart(), Now(0, 0)) == [WakeAt(50)]
     # Watermarks of before mean nothing behind it.
-    assert task.input(BEFORE, Watermark(1_000), Now(0, 0)) == []
-    actions = task.input(BEFORE, batch_of([Record(1, 0, "", 7, [(1, 11)])]), Now(20, 0))
+    assert task.handle(ElementCame(BEFORE, Watermark(1_000)), Now(0, 0)) == []
+    actions = task.handle(ElementCame(BEFORE, batch_of([Record(1, 0, "", 7, [(1, 11)])])), Now(20, 0))
     assert [type(action) for action in actions] == [Send, Acknowledge, Send]
     assert actions[0].element.times.tolist() == [7]
     assert actions[2].element == Watermark(7)
-    assert task.on_time(Now(50, 0)) == [WakeAt(70)]
-    assert [action.element for action in task.on_time(Now(70, 0))] == [Idle()]
-    *actions, last = task.input(BEFORE, EndOfStream(), Now(80, 0))
+    assert task.handle(TimeCame(), Now(50, 0)) == [WakeAt(70)]
+    assert [action.element for action in task.handle(TimeCame(), Now(70, 0))] == [Idle()]
+    *actions, last = task.handle(ElementCame(BEFORE, EndOfStream()), Now(80, 0))
     assert [action.element for action in actions] == [Watermark(MAX_TIME_MS), EndOfStream()]
     assert last == TaskEnded()
 
@@ -489,10 +492,12 @@ def test_the_row_that_is_worked_on_is_known_behind_what_dropped_others():
         0,
         AckerTaskMode(lambda _: FTHandler("odd", job="job", run="run"), TopologyOptions(), lambda *_: None),
     )
-    task.start(Now(0, 0))
+    task.handle(TaskStart(), Now(0, 0))
     rows = [{"number": n, "copies": 0, "fails": "", "at": None if n == 1 else n} for n in range(6)]
     ids = np.arange(1, 7, dtype=np.uint64)
-    task.input(BEFORE, Batch(pa.RecordBatch.from_pylist(rows, schema=IN), Lineage(ids, ids)), Now(0, 0))
+    task.handle(
+        ElementCame(BEFORE, Batch(pa.RecordBatch.from_pylist(rows, schema=IN), Lineage(ids, ids))), Now(0, 0)
+    )
     # Row 1 has no time, and fails.
     assert [(number, row) for number, row, _ in seen] == [(3, 3), (5, 5)]
     assert seen[0][2] < seen[1][2]

@@ -14,6 +14,7 @@ from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.actions import Action, DataEnded, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
 from ftlayer.runtime.task.iteration import HeadTask, LoopGate, Quiet
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.builder import GraphBuilder
@@ -58,7 +59,7 @@ class Rig:
         self.task.watch(lambda: self.busy)
         self.wake: int | None = None
         self.did: list[Action] = []
-        self.do(self.task.start(self.now))
+        self.do(self.task.handle(TaskStart(), self.now))
 
     @property
     def now(self) -> Now:
@@ -73,14 +74,14 @@ class Rig:
         return [action.element if isinstance(action, Send) else action for action in done]
 
     def take(self, channel: Channel, element: Any) -> list[Any]:
-        return self.do(self.task.input(channel, element, self.now))
+        return self.do(self.task.handle(ElementCame(channel, element), self.now))
 
     def wait(self, ms: int) -> list[Any]:
         """Let time pass, as a slot does that has nothing else to do."""
         until, told = self.mono + ms, []
         while self.wake is not None and self.wake <= until:
             self.mono, self.wake = max(self.mono, self.wake), None
-            told += self.do(self.task.on_time(self.now))
+            told += self.do(self.task.handle(TimeCame(), self.now))
         self.mono = until
         return told
 

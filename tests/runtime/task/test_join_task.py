@@ -19,6 +19,7 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, I
 from ftlayer.runtime.task import join, join_buffer
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.events import ChannelReset, ElementCame, TaskStart, TimeCame
 from ftlayer.runtime.task.gate import StatusWatermarkValve
 from ftlayer.runtime.task.join import JoinTask
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -112,7 +113,7 @@ class Harness:
         self.task = task_of(self.function, self.lower, self.upper)
         self.called: list[tuple[int, int]] = []
         self.raised: list[tuple[int, int]] = []
-        self.take(self.task.start(self.now))
+        self.take(self.task.handle(TaskStart(), self.now))
 
     @property
     def now(self) -> Now:
@@ -195,7 +196,7 @@ class Harness:
             ]
         self.called.clear()
         self.raised.clear()
-        sent = self.take(self.task.input(CHANNELS[side], batch_of(rows), self.now))
+        sent = self.take(self.task.handle(ElementCame(CHANNELS[side], batch_of(rows)), self.now))
 
         def pair(row: Row, other: Row) -> tuple[int, int]:
             return (row.number, other.number) if side == 0 else (other.number, row.number)
@@ -236,12 +237,12 @@ class Harness:
 
     def move(self, side: int, time_ms: int) -> None:
         self.watermarks[side] = max(self.watermarks[side], time_ms)
-        self.take(self.task.input(CHANNELS[side], Watermark(time_ms), self.now))
+        self.take(self.task.handle(ElementCame(CHANNELS[side], Watermark(time_ms)), self.now))
         self.evict()
 
     def tick(self, ms: int) -> None:
         self.time += ms
-        self.take(self.task.on_time(self.now))
+        self.take(self.task.handle(TimeCame(), self.now))
         self.evict()
 
     def evict(self) -> None:
@@ -256,10 +257,10 @@ class Harness:
             past[:] = [row for row in past if row.hold is None or row.hold > self.time]
 
     def end(self) -> None:
-        self.take(self.task.input(CHANNELS[0], EndOfStream(), self.now))
+        self.take(self.task.handle(ElementCame(CHANNELS[0], EndOfStream()), self.now))
         self.watermarks[0] = MAX_TIME_MS
         self.evict()
-        actions = self.task.input(CHANNELS[1], EndOfStream(), self.now)
+        actions = self.task.handle(ElementCame(CHANNELS[1], EndOfStream()), self.now)
         self.take(actions)
         assert isinstance(actions[-1], TaskEnded)
         for buffer in self.sides:
@@ -390,17 +391,17 @@ def both(left, right):
 def test_a_pair_has_the_later_time_and_its_watermark_comes_behind_it():
     task = task_of(both, -5, 5)
     now = Now(0, 0)
-    task.input(CHANNELS[0], batch_of([simple(1, 1, 10, 1)]), now)
-    actions = task.input(CHANNELS[1], batch_of([simple(1, 2, 12, 2)]), now)
+    task.handle(ElementCame(CHANNELS[0], batch_of([simple(1, 1, 10, 1)])), now)
+    actions = task.handle(ElementCame(CHANNELS[1], batch_of([simple(1, 2, 12, 2)])), now)
     (send,) = [a for a in actions if isinstance(a, Send)]
     assert send.element.times.tolist() == [12]
     assert sorted(send.element.lineage.roots.tolist()) == [1, 2]
-    assert task.input(CHANNELS[0], Watermark(20), now) == []
-    actions = task.input(CHANNELS[1], Watermark(16), now)
+    assert task.handle(ElementCame(CHANNELS[0], Watermark(20)), now) == []
+    actions = task.handle(ElementCame(CHANNELS[1], Watermark(16)), now)
     assert isinstance(actions[0], Acknowledge)
     assert actions[0].roots.tolist() == [1]
     assert [a.element for a in actions[1:]] == [Watermark(16)] * 2
-    actions = task.input(CHANNELS[1], Idle(), now)
+    actions = task.handle(ElementCame(CHANNELS[1], Idle()), now)
     assert actions[0].roots.tolist() == [2]
     assert [a.element for a in actions[1:]] == [Watermark(20)] * 2
 
@@ -409,42 +410,44 @@ def test_the_replay_of_one_side_waits_for_the_replay_of_the_other():
     task = task_of(both)
     now = Now(0, 0)
     for channel in CHANNELS:
-        task.input(channel, Watermark(1_000), now)
-    actions = task.input(CHANNELS[0], batch_of([simple(1, 1, 10, 101, 1)]), now)
+        task.handle(ElementCame(channel, Watermark(1_000)), now)
+    actions = task.handle(ElementCame(CHANNELS[0], batch_of([simple(1, 1, 10, 101, 1)])), now)
     assert actions == [WakeAt(HOLD_MS)]
     assert task.held_roots().tolist() == [101]
-    actions = task.input(CHANNELS[1], batch_of([simple(1, 2, 10, 102, 2)]), Now(50, 0))
+    actions = task.handle(ElementCame(CHANNELS[1], batch_of([simple(1, 2, 10, 102, 2)])), Now(50, 0))
     assert sends(actions) == [(1, 2)]
-    actions = task.on_time(Now(HOLD_MS, 0))
+    actions = task.handle(TimeCame(), Now(HOLD_MS, 0))
     assert actions[0].roots.tolist() == [101]
     assert actions[1] == WakeAt(50 + HOLD_MS)
     assert task.held_roots().tolist() == [102]
-    (actions,) = task.on_time(Now(50 + HOLD_MS, 0))
+    (actions,) = task.handle(TimeCame(), Now(50 + HOLD_MS, 0))
     assert actions.roots.tolist() == [102]
 
 
 def test_a_replay_meets_what_was_acknowledged_and_anchors_the_pair_alone():
     task = task_of(both)
     now = Now(0, 0)
-    task.input(CHANNELS[1], batch_of([simple(1, 2, 10, 2)]), now)
+    task.handle(ElementCame(CHANNELS[1], batch_of([simple(1, 2, 10, 2)])), now)
     for channel in CHANNELS:
-        task.input(channel, Watermark(1_000), now)
+        task.handle(ElementCame(channel, Watermark(1_000)), now)
     assert len(task.held_roots()) == 0
-    actions = task.input(CHANNELS[0], batch_of([simple(1, 1, 10, 101, 1), simple(1, 3, 10, 3)]), now)
+    actions = task.handle(
+        ElementCame(CHANNELS[0], batch_of([simple(1, 1, 10, 101, 1), simple(1, 3, 10, 3)])), now
+    )
     assert sends(actions) == [(1, 2)]
     (send,) = [a for a in actions if isinstance(a, Send)]
     assert send.element.lineage.roots.tolist() == [101]
     (identity,) = send.element.lineage.ids.tolist()
-    (acknowledge,) = task.on_time(Now(HOLD_MS, 0))
+    (acknowledge,) = task.handle(TimeCame(), Now(HOLD_MS, 0))
     assert acknowledge.roots.tolist() == [101]
     assert acknowledge.values.tolist() == [1101 ^ identity]
     # The replay itself is remembered, too, and what came too late.
     again = batch_of([simple(1, 5, 10, 105, 5)])
-    assert sends(task.input(CHANNELS[1], again, Now(HOLD_MS, 0))) == [(1, 5), (3, 5)]
+    assert sends(task.handle(ElementCame(CHANNELS[1], again), Now(HOLD_MS, 0))) == [(1, 5), (3, 5)]
     for time in (1_000, 2_000, 3_000):
-        task.on_time(Now(time, 0))
+        task.handle(TimeCame(), Now(time, 0))
     again = batch_of([simple(1, 4, 10, 104, 4)])
-    assert sends(task.input(CHANNELS[0], again, Now(3_000, 0))) == []
+    assert sends(task.handle(ElementCame(CHANNELS[0], again), Now(3_000, 0))) == []
 
 
 @pytest.mark.parametrize("side", [0, 1])
@@ -470,26 +473,26 @@ def test_a_replay_that_fails_leaves_what_was_acknowledged_to_the_other_replays(w
 
     task = task_of(function, out=Custom(KeySelector(("left", "right")), road))
     now = Now(0, 0)
-    task.input(CHANNELS[1 - side], batch_of([simple(1, 9, 10, 9)]), now)
+    task.handle(ElementCame(CHANNELS[1 - side], batch_of([simple(1, 9, 10, 9)])), now)
     for channel in CHANNELS:
-        task.input(channel, Watermark(1_000), now)
+        task.handle(ElementCame(channel, Watermark(1_000)), now)
     assert len(task.held_roots()) == 0
     replays = [simple(1, number, 10, 100 + number, number) for number in (1, 2, 3)]
-    actions = task.input(CHANNELS[side], batch_of(replays), now)
+    actions = task.handle(ElementCame(CHANNELS[side], batch_of(replays)), now)
     (failed,) = [action for action in actions if isinstance(action, FailRoots)]
     assert [failure.root for failure in failed.failures] == [102]
     assert sorted(sends(actions)) == ([(1, 9), (3, 9)] if side == 0 else [(9, 1), (9, 3)])
     assert sorted(task.held_roots().tolist()) == [101, 103]
     # The next attempt finds the remembered row again.
     again = batch_of([simple(1, 4, 10, 202, 2)])
-    assert sends(task.input(CHANNELS[side], again, now)) == [(4, 9) if side == 0 else (9, 4)]
+    assert sends(task.handle(ElementCame(CHANNELS[side], again), now)) == [(4, 9) if side == 0 else (9, 4)]
 
 
 def test_late_records_are_counted_and_acknowledged():
     task = task_of(both)
     for channel in CHANNELS:
-        task.input(channel, Watermark(1_000), Now(0, 0))
-    (action,) = task.input(CHANNELS[0], batch_of([simple(1, 1, 10, 1)]), Now(0, 0))
+        task.handle(ElementCame(channel, Watermark(1_000)), Now(0, 0))
+    (action,) = task.handle(ElementCame(CHANNELS[0], batch_of([simple(1, 1, 10, 1)])), Now(0, 0))
     assert action.roots.tolist() == [1]
     assert action.values.tolist() == [1001]
     assert task.late == 1
@@ -498,16 +501,16 @@ def test_late_records_are_counted_and_acknowledged():
 def test_what_has_no_time_fails_and_says_why():
     task = task_of(both)
     batch = batch_of([simple(1, 1, 10, 1)])
-    (action,) = task.input(CHANNELS[0], Batch(batch.payload, batch.lineage, None), Now(0, 0))
+    (action,) = task.handle(ElementCame(CHANNELS[0], Batch(batch.payload, batch.lineage, None)), Now(0, 0))
     assert "no event time" in action.failures[0].reason
 
 
 def test_a_result_that_does_not_fit_fails_its_pair_alone():
     task = task_of(lambda left, right: (left[1], right[1] if right[1] != 3 else "three"))
     now = Now(0, 0)
-    task.input(CHANNELS[0], batch_of([simple(1, 1, 0, 1), simple(2, 2, 0, 2)]), now)
+    task.handle(ElementCame(CHANNELS[0], batch_of([simple(1, 1, 0, 1), simple(2, 2, 0, 2)])), now)
     rows = [simple(1, 3, 0, 3), simple(2, 4, 0, 4)]
-    actions = task.input(CHANNELS[1], batch_of(rows), now)
+    actions = task.handle(ElementCame(CHANNELS[1], batch_of(rows)), now)
     assert sends(actions) == [(2, 4)]
     (failed,) = [a for a in actions if isinstance(a, FailRoots)]
     assert sorted(failure.root for failure in failed.failures) == [1, 3]
@@ -521,10 +524,10 @@ def test_untracked_it_pairs_and_a_failure_goes_up():
     times = np.zeros(1, np.int64)
     one = pa.RecordBatch.from_pylist([{"key": 1, "number": 5}], schema=IN)
     zero = pa.RecordBatch.from_pylist([{"key": 1, "number": 0}], schema=IN)
-    assert task.input(CHANNELS[0], Batch(one, None, times), now) == []
-    assert sends(task.input(CHANNELS[1], Batch(one, None, times), now)) == [(5, 2)]
+    assert task.handle(ElementCame(CHANNELS[0], Batch(one, None, times)), now) == []
+    assert sends(task.handle(ElementCame(CHANNELS[1], Batch(one, None, times)), now)) == [(5, 2)]
     with pytest.raises(JobError, match="'join' failed: ZeroDivisionError"):
-        task.input(CHANNELS[1], Batch(zero, None, times), now)
+        task.handle(ElementCame(CHANNELS[1], Batch(zero, None, times)), now)
     assert len(task.held_roots()) == 0
 
 
@@ -532,8 +535,8 @@ def test_a_sender_that_is_replaced_holds_the_watermark():
     task = task_of(both)
     now = Now(0, 0)
     for channel in CHANNELS:
-        task.input(channel, Watermark(10), now)
-    task.reset(CHANNELS[0], now)
-    assert task.input(CHANNELS[1], Watermark(20), now) == []
-    actions = task.input(CHANNELS[0], Watermark(15), now)
+        task.handle(ElementCame(channel, Watermark(10)), now)
+    task.handle(ChannelReset(CHANNELS[0]), now)
+    assert task.handle(ElementCame(CHANNELS[1], Watermark(20)), now) == []
+    actions = task.handle(ElementCame(CHANNELS[0], Watermark(15)), now)
     assert [a.element for a in actions] == [Watermark(15)] * 2

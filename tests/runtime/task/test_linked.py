@@ -19,7 +19,8 @@ from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Lineage, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import Settled, SourceRows
+from ftlayer.runtime.task.contract import Settled
+from ftlayer.runtime.task.events import ElementCame, SourceOver, SourceRows, TaskStart, TimeCame
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import AssignWatermarks, FunctionSink, IterableSource, Join, Sink, Source
@@ -116,19 +117,19 @@ def test_a_joined_record_waits_for_the_rows_of_its_pairs_at_the_sink_and_for_its
     task = build_task(graph, "join", 0, AckerTaskMode(lambda _: handler, OPTIONS, lambda *_: sink))
     left, right, other = batch_of(1, 1, 1, 2), batch_of(11, 1, 3, 9), batch_of(21, 5, 5)
     table = Table(left, right, other)
-    table.take(task.start(NOW))
-    table.take(task.input(LEFT, left, NOW))
-    actions = table.take(task.input(RIGHT, right, NOW))
+    table.take(task.handle(TaskStart(), NOW))
+    table.take(task.handle(ElementCame(LEFT, left), NOW))
+    actions = table.take(task.handle(ElementCame(RIGHT, right), NOW))
     assert WakeAt(100) in actions
     assert sink.held == [(1, 3), (2, 3)]
     assert sorted(set(task.held_roots().tolist())) == [1, 2, 11, 12]
     # All are evicted, but the pairs with 3 are still unwritten.
-    task_marks = table.take(task.input(LEFT, Watermark(50), NOW))
+    task_marks = table.take(task.handle(ElementCame(LEFT, Watermark(50)), NOW))
     assert not table.done
     assert task_marks == []
-    table.take(task.input(RIGHT, Watermark(50), NOW))
+    table.take(task.handle(ElementCame(RIGHT, Watermark(50)), NOW))
     assert table.done == {12}
-    table.take(task.on_time(Now(100, 0)))
+    table.take(task.handle(TimeCame(), Now(100, 0)))
     assert table.done == {1, 2, 11, 12}
     assert len(task.held_roots()) == 0
 
@@ -144,11 +145,11 @@ def test_a_pair_that_fails_behind_the_join_fails_both_roots():
     )
     left, right = batch_of(1, 1, 1, 2), batch_of(11, 1, 2)
     table = Table(left, right)
-    table.take(task.start(NOW))
-    table.take(task.input(LEFT, left, NOW))
-    table.take(task.input(RIGHT, right, NOW))
-    table.take(task.input(LEFT, EndOfStream(), NOW))
-    actions = table.take(task.input(RIGHT, EndOfStream(), NOW))
+    table.take(task.handle(TaskStart(), NOW))
+    table.take(task.handle(ElementCame(LEFT, left), NOW))
+    table.take(task.handle(ElementCame(RIGHT, right), NOW))
+    table.take(task.handle(ElementCame(LEFT, EndOfStream()), NOW))
+    actions = table.take(task.handle(ElementCame(RIGHT, EndOfStream()), NOW))
     assert actions[-1] == TaskEnded()
     assert actions.count(TaskEnded()) == 1
     assert table.failed == {2, 11}
@@ -173,11 +174,11 @@ def test_ids_on_the_edges_of_a_cut_chain_come_out_even():
     )
     left, right = batch_of(1, 1, 1, 2, 3), batch_of(11, 1, 4, 5)
     table = Table(left, right)
-    table.take(task.start(NOW))
-    actions = table.take(task.input(LEFT, left, NOW))
-    actions += table.take(task.input(RIGHT, right, NOW))
-    actions += table.take(task.input(LEFT, EndOfStream(), NOW))
-    actions += table.take(task.input(RIGHT, EndOfStream(), NOW))
+    table.take(task.handle(TaskStart(), NOW))
+    actions = table.take(task.handle(ElementCame(LEFT, left), NOW))
+    actions += table.take(task.handle(ElementCame(RIGHT, right), NOW))
+    actions += table.take(task.handle(ElementCame(LEFT, EndOfStream()), NOW))
+    actions += table.take(task.handle(ElementCame(RIGHT, EndOfStream()), NOW))
     assert not table.done
     rows: dict[int, list] = {2: [], 3: []}
     for action in actions:
@@ -205,7 +206,7 @@ def untracked():
     edges = (JobEdge(0, "source", "sink", 0, Rebalance(), IN),)
     graph = JobGraph("job", vertices, edges, tracked=False)
     task = build_task(graph, "source", 1, UntrackedTaskMode(lambda *_: None))
-    task.start(NOW)
+    task.handle(TaskStart(), NOW)
     return task
 
 
@@ -215,19 +216,19 @@ def rows_of(*numbers: int) -> SourceRows:
 
 
 def test_a_source_with_its_chain_in_one_task(untracked):
-    actions = untracked.rows(rows_of(1, 5, 2), NOW)
+    actions = untracked.handle(rows_of(1, 5, 2), NOW)
     batches = [a.element for a in actions if isinstance(a.element, Batch)]
     assert sorted(n for batch in batches for n in batch.payload["number"].to_pylist()) == [2, 5, 10]
     assert {a.channel.sender for a in actions} == {1}
     assert [a.element for a in actions if not isinstance(a.element, Batch)] == [Watermark(5)] * 2
-    *ends, last = untracked.end(NOW)
+    *ends, last = untracked.handle(SourceOver(), NOW)
     assert [a.element for a in ends if isinstance(a.element, EndOfStream)] == [EndOfStream()] * 2
     assert last == TaskEnded()
 
 
 def test_with_tracking_off_a_failure_goes_up(untracked):
     with pytest.raises(JobError, match="'double' failed: ZeroDivisionError"):
-        untracked.rows(rows_of(0), NOW)
+        untracked.handle(rows_of(0), NOW)
 
 
 def test_a_thread_beside_sees_which_row_a_join_works_on_and_that_it_comes_forward():
@@ -257,9 +258,9 @@ def test_a_thread_beside_sees_which_row_a_join_works_on_and_that_it_comes_forwar
         AckerTaskMode(lambda _: handler, OPTIONS, lambda *_: SlowSink()),
     )
     assert task.row is None
-    task.start(NOW)
-    task.input(LEFT, batch_of(1, 1, 1, 2), NOW)
-    task.input(RIGHT, batch_of(11, 1, 3, 4, 5), NOW)
+    task.handle(TaskStart(), NOW)
+    task.handle(ElementCame(LEFT, batch_of(1, 1, 1, 2)), NOW)
+    task.handle(ElementCame(RIGHT, batch_of(11, 1, 3, 4, 5)), NOW)
     # (1, 4) fails both its records, so that (2, 4) and (1, 5) are not tried.
     assert [row for name, row, _ in seen if name == "join"] == [0, 0, 1, 2]
     assert {row for name, row, _ in seen if name == "map"} == {None}
@@ -268,6 +269,6 @@ def test_a_thread_beside_sees_which_row_a_join_works_on_and_that_it_comes_forwar
         assert progress == sorted(set(progress)), "it changes with each call"
     assert task.row is None
     for channel in (LEFT, RIGHT):
-        task.input(channel, Watermark(50), NOW)
-    task.input(LEFT, batch_of(21, 1, 7), NOW)
+        task.handle(ElementCame(channel, Watermark(50)), NOW)
+    task.handle(ElementCame(LEFT, batch_of(21, 1, 7)), NOW)
     assert task.late == 1

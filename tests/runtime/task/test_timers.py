@@ -24,6 +24,7 @@ from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, I
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, PersistRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
+from ftlayer.runtime.task.events import ElementCame, RowsPersisted, TaskStart, TimeCame
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Replay, Sink, Source
@@ -136,11 +137,11 @@ NOW = Now(0, 0)
 
 def test_what_timers_put_out_is_persisted_and_the_watermark_waits_for_it():
     task = build(graph_of(Remember()))
-    task.start(NOW)
-    actions = task.input(LEFT, batch_of((1, 10), (2, 11), (3, 50)), NOW)
+    task.handle(TaskStart(), NOW)
+    actions = task.handle(ElementCame(LEFT, batch_of((1, 10), (2, 11), (3, 50))), NOW)
     assert sorted(elements(actions)) == [(1, 10), (2, 11), (3, 50)]
-    assert task.input(LEFT, Watermark(20), NOW) == []
-    persists = of_kind(task.input(RIGHT, Watermark(15), NOW), PersistRoots)
+    assert task.handle(ElementCame(LEFT, Watermark(20)), NOW) == []
+    persists = of_kind(task.handle(ElementCame(RIGHT, Watermark(15)), NOW), PersistRoots)
     assert [persist.call.stream for persist in persists] == ["job/process", "job/process:late"]
     main, late = persists
     assert main.call.payload.to_pylist() == [{"key": 1, "value": -10}, {"key": 2, "value": -11}]
@@ -152,11 +153,11 @@ def test_what_timers_put_out_is_persisted_and_the_watermark_waits_for_it():
     )
 
     # A later watermark waits as well, and takes the place of the earlier one.
-    assert task.input(RIGHT, Watermark(18), NOW) == []
-    first = task.accepted(late.ticket, NOW)
+    assert task.handle(ElementCame(RIGHT, Watermark(18)), NOW) == []
+    first = task.handle(RowsPersisted(late.ticket), NOW)
     assert elements(first, edge=3) == [(11,)]
     assert elements(first) == []
-    second = task.accepted(main.ticket, NOW)
+    second = task.handle(RowsPersisted(main.ticket), NOW)
     assert sorted(elements(second)[:2]) == [(1, -10), (2, -11)]
     assert elements(second)[2:] == [Watermark(18)]
     (batch, *_) = [action.element for action in of_kind(second, Send)]
@@ -166,16 +167,16 @@ def test_what_timers_put_out_is_persisted_and_the_watermark_waits_for_it():
 
 def test_the_ids_that_are_sent_are_those_that_were_registered():
     task = build(graph_of(Remember()))
-    task.start(NOW)
-    task.input(LEFT, batch_of((1, 10), (2, 12), (3, 14)), NOW)
-    task.input(LEFT, EndOfStream(), NOW)
-    (persist,) = of_kind(task.input(RIGHT, EndOfStream(), NOW), PersistRoots)
+    task.handle(TaskStart(), NOW)
+    task.handle(ElementCame(LEFT, batch_of((1, 10), (2, 12), (3, 14))), NOW)
+    task.handle(ElementCame(LEFT, EndOfStream()), NOW)
+    (persist,) = of_kind(task.handle(ElementCame(RIGHT, EndOfStream()), NOW), PersistRoots)
     found = dict(
         zip(persist.call.roots.tolist(), initial_record_ids(persist.call.roots).tolist(), strict=True)
     )
     assert len(found) == 3
     values = dict(zip(persist.call.roots.tolist(), persist.call.values.tolist(), strict=True))
-    for action in of_kind(task.accepted(persist.ticket, NOW), Send):
+    for action in of_kind(task.handle(RowsPersisted(persist.ticket), NOW), Send):
         if isinstance(action.element, Batch):
             lineage = action.element.lineage
             assert lineage.origins is None
@@ -186,12 +187,12 @@ def test_the_ids_that_are_sent_are_those_that_were_registered():
 
 def test_roots_are_never_given_twice():
     task = build(graph_of(Remember(), with_late=False))
-    task.start(NOW)
+    task.handle(TaskStart(), NOW)
     seen: list[int] = []
     for time in range(10, 60, 10):
-        task.input(LEFT, batch_of((1, time), (2, time + 1), first_root=time), NOW)
-        task.input(LEFT, Watermark(time + 5), NOW)
-        for persist in of_kind(task.input(RIGHT, Watermark(time + 5), NOW), PersistRoots):
+        task.handle(ElementCame(LEFT, batch_of((1, time), (2, time + 1), first_root=time)), NOW)
+        task.handle(ElementCame(LEFT, Watermark(time + 5)), NOW)
+        for persist in of_kind(task.handle(ElementCame(RIGHT, Watermark(time + 5)), NOW), PersistRoots):
             assert persist.call.stream == "job/process"  # the side output has no reader
             seen.extend(persist.call.roots.tolist())
     assert len(seen) == len(set(seen)) == 10
@@ -200,44 +201,44 @@ def test_roots_are_never_given_twice():
 def test_the_end_waits_for_the_vertex_and_for_replays():
     function = Remember()
     task = build(graph_of(function))
-    task.start(NOW)
-    task.input(LEFT, batch_of((1, 10)), NOW)
-    task.input(LEFT, EndOfStream(), NOW)
-    (persist,) = of_kind(task.input(RIGHT, EndOfStream(), NOW), PersistRoots)
-    assert elements(task.accepted(persist.ticket, NOW)) == [(1, -10), Watermark(MAX_TIME_MS)]
+    task.handle(TaskStart(), NOW)
+    task.handle(ElementCame(LEFT, batch_of((1, 10))), NOW)
+    task.handle(ElementCame(LEFT, EndOfStream()), NOW)
+    (persist,) = of_kind(task.handle(ElementCame(RIGHT, EndOfStream()), NOW), PersistRoots)
+    assert elements(task.handle(RowsPersisted(persist.ticket), NOW)) == [(1, -10), Watermark(MAX_TIME_MS)]
     # A replay comes after the last watermark: its timer is due at once.
-    actions = task.input(REPLAYS, batch_of((2, 20), first_root=9), NOW)
+    actions = task.handle(ElementCame(REPLAYS, batch_of((2, 20), first_root=9)), NOW)
     assert elements(actions) == [(2, 20)]
     (persist,) = of_kind(actions, PersistRoots)
-    actions = task.input(REPLAYS, EndOfStream(), NOW)
+    actions = task.handle(ElementCame(REPLAYS, EndOfStream()), NOW)
     assert not of_kind(actions, TaskEnded)
     assert elements(actions) == []
     assert function.closed
-    actions = task.accepted(persist.ticket, NOW)
+    actions = task.handle(RowsPersisted(persist.ticket), NOW)
     assert elements(actions) == [(2, -20), EndOfStream()]
     assert isinstance(actions[-1], TaskEnded)
-    assert task.input(LEFT, Watermark(3), NOW) == []
+    assert task.handle(ElementCame(LEFT, Watermark(3)), NOW) == []
 
 
 def test_timers_of_processing_time():
     task = build(graph_of(Remember(processing=True)))
-    task.start(Now(1_000, 50_000))
-    actions = task.input(LEFT, batch_of((1, 10), (2, 30)), Now(1_000, 50_000))
+    task.handle(TaskStart(), Now(1_000, 50_000))
+    actions = task.handle(ElementCame(LEFT, batch_of((1, 10), (2, 30))), Now(1_000, 50_000))
     assert of_kind(actions, WakeAt) == [WakeAt(1_010)]
-    (persist, *_) = of_kind(task.on_time(Now(1_010, 50_010)), PersistRoots)
+    (persist, *_) = of_kind(task.handle(TimeCame(), Now(1_010, 50_010)), PersistRoots)
     assert persist.call.payload.to_pylist() == [{"key": 1, "value": -50_010}]
-    assert of_kind(task.on_time(Now(1_015, 50_015)), WakeAt) == [WakeAt(1_030)]
-    (send, *_) = of_kind(task.accepted(persist.ticket, Now(1_020, 50_020)), Send)
+    assert of_kind(task.handle(TimeCame(), Now(1_015, 50_015)), WakeAt) == [WakeAt(1_030)]
+    (send, *_) = of_kind(task.handle(RowsPersisted(persist.ticket), Now(1_020, 50_020)), Send)
     assert send.element.times is None
 
 
 def test_with_tracking_off_timers_go_through_the_rest_of_the_chain_at_once():
     double = Map("double", lambda record: (record[0], 2 * record[1]), ROW)
     task = build(graph_of(Remember(), tracked=False, with_late=False, tail=(double,)))
-    task.start(NOW)
-    task.input(LEFT, batch_of((1, 10), (2, 40), tracked=False), NOW)
-    task.input(LEFT, Watermark(20), NOW)
-    actions = task.input(RIGHT, Watermark(20), NOW)
+    task.handle(TaskStart(), NOW)
+    task.handle(ElementCame(LEFT, batch_of((1, 10), (2, 40), tracked=False)), NOW)
+    task.handle(ElementCame(LEFT, Watermark(20)), NOW)
+    actions = task.handle(ElementCame(RIGHT, Watermark(20)), NOW)
     assert elements(actions) == [(1, -20), Watermark(20)]
     (send, *_) = of_kind(actions, Send)
     assert send.element.times.tolist() == [10]
@@ -245,18 +246,21 @@ def test_with_tracking_off_timers_go_through_the_rest_of_the_chain_at_once():
 
 def test_a_failing_timer_ends_the_slot_and_a_failing_record_just_itself():
     task = build(graph_of(Remember()))
-    task.start(NOW)
-    actions = task.input(LEFT, batch_of((1, 13), (2, 666)), NOW)
+    task.handle(TaskStart(), NOW)
+    actions = task.handle(ElementCame(LEFT, batch_of((1, 13), (2, 666))), NOW)
     assert [f.root for action in of_kind(actions, FailRoots) for f in action.failures] == [1]
     (acknowledge,) = of_kind(actions, Acknowledge)
     assert acknowledge.roots.tolist() == [2]
     with pytest.raises(TimerFailedError, match="evil"):
-        task.input(LEFT, EndOfStream(), NOW), task.input(RIGHT, EndOfStream(), NOW)
+        (
+            task.handle(ElementCame(LEFT, EndOfStream()), NOW),
+            task.handle(ElementCame(RIGHT, EndOfStream()), NOW),
+        )
 
 
 def test_a_ticket_that_is_not_out_is_refused():
     with pytest.raises(ProtocolError, match="ticket 5"):
-        build(graph_of(Remember())).accepted(5, NOW)
+        build(graph_of(Remember())).handle(RowsPersisted(5), NOW)
 
 
 @settings(deadline=None, max_examples=100)
@@ -274,8 +278,8 @@ def test_a_ticket_that_is_not_out_is_refused():
 def test_no_watermark_overtakes_what_it_made_timers_put_out(script):
     """Downstream, no timer's record is older than a watermark that came before it."""
     task = build(graph_of(Remember(), with_late=False))
-    task.start(NOW)
-    task.input(RIGHT, EndOfStream(), NOW)
+    task.handle(TaskStart(), NOW)
+    task.handle(ElementCame(RIGHT, EndOfStream()), NOW)
     out: list[PersistRoots] = []
     sent: list = []
     expected: list[int] = []
@@ -286,25 +290,28 @@ def test_no_watermark_overtakes_what_it_made_timers_put_out(script):
             value = max(value, time + 1)
             if value == 13:
                 continue  # fails
-            actions = task.input(LEFT, batch_of((number, value), first_root=number + 1), NOW)
+            actions = task.handle(ElementCame(LEFT, batch_of((number, value), first_root=number + 1)), NOW)
             expected.append(-value)
         elif what == "watermark":
             time = max(time, value)
-            actions = task.input(LEFT, Watermark(value), NOW)
+            actions = task.handle(ElementCame(LEFT, Watermark(value)), NOW)
         elif what == "idle":
-            actions = task.input(LEFT, Idle(), NOW)
+            actions = task.handle(ElementCame(LEFT, Idle()), NOW)
         elif out:
-            actions = task.accepted(out.pop(value % len(out)).ticket, NOW)
+            actions = task.handle(RowsPersisted(out.pop(value % len(out)).ticket), NOW)
         else:
             continue
         out.extend(of_kind(actions, PersistRoots))
         sent.extend(elements(actions))
-    actions = [*task.input(LEFT, EndOfStream(), NOW), *task.input(Channel(3, 0, 0), EndOfStream(), NOW)]
+    actions = [
+        *task.handle(ElementCame(LEFT, EndOfStream()), NOW),
+        *task.handle(ElementCame(Channel(3, 0, 0), EndOfStream()), NOW),
+    ]
     out.extend(of_kind(actions, PersistRoots))
     sent.extend(elements(actions))
     while out:
         assert not of_kind(actions, TaskEnded)
-        actions = task.accepted(out.pop().ticket, NOW)
+        actions = task.handle(RowsPersisted(out.pop().ticket), NOW)
         sent.extend(elements(actions))
     assert isinstance(actions[-1], TaskEnded)
     assert sent[-1] == EndOfStream()
@@ -336,10 +343,10 @@ def test_two_inputs_share_the_state_of_a_key():
         JobEdge(2, "process", "sink", 0, Rebalance(), ROW),
     )
     task = build(JobGraph("job", vertices, edges, tracked=True))
-    task.start(NOW)
-    (acknowledge,) = task.input(LEFT, batch_of((1, 0), (1, 0), (2, 0)), NOW)
+    task.handle(TaskStart(), NOW)
+    (acknowledge,) = task.handle(ElementCame(LEFT, batch_of((1, 0), (1, 0), (2, 0))), NOW)
     assert sorted(acknowledge.values.tolist()) == [1001, 1002, 1003]
-    actions = task.input(RIGHT, batch_of((1, 5), (2, 5), (1, 13), first_root=11), NOW)
+    actions = task.handle(ElementCame(RIGHT, batch_of((1, 5), (2, 5), (1, 13), first_root=11)), NOW)
     assert elements(actions) == [(1, 2), (2, 1)]
     (send,) = of_kind(actions, Send)
     (acknowledge,) = of_kind(actions, Acknowledge)
@@ -378,8 +385,8 @@ def test_a_sink_behind_timers_with_tracking_off():
     )
     sink = ListSink()
     task = build(graph, open_sink=lambda *_: sink)
-    task.start(NOW)
-    task.input(LEFT, batch_of((1, 10), tracked=False), NOW)
-    task.input(LEFT, EndOfStream(), NOW)
-    assert task.input(RIGHT, EndOfStream(), NOW) == [TaskEnded()]
+    task.handle(TaskStart(), NOW)
+    task.handle(ElementCame(LEFT, batch_of((1, 10), tracked=False)), NOW)
+    task.handle(ElementCame(LEFT, EndOfStream()), NOW)
+    assert task.handle(ElementCame(RIGHT, EndOfStream()), NOW) == [TaskEnded()]
     assert sink.rows == [(1, 10), (1, -10), "closed"]

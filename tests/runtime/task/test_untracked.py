@@ -11,7 +11,7 @@ from ftlayer.partitioning.partitioners import Broadcast
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream
 from ftlayer.runtime.task.actions import Send, TaskEnded
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import RowsPersisted, SourceOver, SourceRows, TaskStart, TimeCame
 from ftlayer.runtime.task.mode import TaskMode
 from ftlayer.runtime.task.untracked import UntrackedSourceTask, UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -41,15 +41,15 @@ def mode() -> TaskMode:
 def test_rows_are_sent_as_they_are_read_and_nobody_is_told(mode: TaskMode) -> None:
     source = build_task(graph_of(Source("first", IterableSource(()), SCHEMA)), "first", 0, mode)
     assert isinstance(source, UntrackedSourceTask)
-    assert source.start(NOW) == source.on_time(NOW) == []
+    assert source.handle(TaskStart(), NOW) == source.handle(TimeCame(), NOW) == []
     rows = pa.record_batch([[1, 2]], schema=SCHEMA)
-    sends = source.rows(SourceRows("p", 0, 0, rows, None), NOW)
+    sends = source.handle(SourceRows("p", 0, 0, rows, None), NOW)
     assert sends == [Send(Channel(0, 0, receiver), Batch(rows)) for receiver in (0, 1)]
     assert len(source.held_roots()) == 0
     ends = [Send(Channel(0, 0, receiver), EndOfStream()) for receiver in (0, 1)]
-    assert source.end(NOW) == [*ends, TaskEnded()]
-    with pytest.raises(ProtocolError, match=r"'first'.*nothing is persisted here"):
-        source.accepted(1, NOW)
+    assert source.handle(SourceOver(), NOW) == [*ends, TaskEnded()]
+    with pytest.raises(ProtocolError, match=r"'first' was given RowsPersisted"):
+        source.handle(RowsPersisted(1), NOW)
 
 
 def test_there_is_nothing_to_replay(mode: TaskMode) -> None:

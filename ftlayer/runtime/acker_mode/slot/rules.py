@@ -30,6 +30,7 @@ from ftlayer.runtime.task.actions import (
     ReplaysOut,
 )
 from ftlayer.runtime.task.contract import ReplayTask, TaskKey
+from ftlayer.runtime.task.events import PeersAway, PeersThere, Replayed, RowsPersisted
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import Failure, Persist
 
@@ -88,28 +89,20 @@ class AckerSlot:
                 self._accepted(key, ticket, now)
             case ReplaysCame():
                 self._replays_came(event, now)
-            case ReplayNow():
-                for seat, task in self._replaying():
-                    self._run(seat, lambda task=task: task.poll(now), now, counts=False)  # type: ignore[misc]
-            case PauseIntake():
-                self._paused = True
-                for _, task in self._replaying():
-                    task.pause()
-            case ResumeIntake():
-                self._paused = False
-                for seat, task in self._replaying():
-                    self._run(seat, lambda task=task: task.resume(now), now, counts=False)  # type: ignore[misc]
-            case AllowReplays(uid, group, limit):
-                for seat, task in self._replaying(uid):
-                    self._run(seat, lambda task=task: task.allow(group, limit, now), now)  # type: ignore[misc]
-            case LetOut(uid, group):
-                for seat, task in self._replaying(uid):
-                    self._run(seat, lambda task=task: task.let_out(group, now), now)  # type: ignore[misc]
+            case ReplayNow() | PauseIntake() | ResumeIntake():
+                if not isinstance(event, ReplayNow):
+                    self._paused = isinstance(event, PauseIntake)
+                for seat in self._replaying():
+                    self._run(seat, event, now, counts=False)
+            case AllowReplays(uid) | LetOut(uid):
+                for seat in self._replaying():
+                    if seat.uid == uid:
+                        self._run(seat, event, now)
             case EndReplays():
-                for seat, task in self._replaying():
-                    self._run(seat, lambda task=task: task.end(now), now)  # type: ignore[misc]
+                for seat in self._replaying():
+                    self._run(seat, event, now)
             case _:
-                misplaced(event)
+                raise misplaced(event)
 
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> None:
         """See `SlotMode.act`."""
@@ -132,14 +125,14 @@ class AckerSlot:
             case ReplaysOut():
                 self._tell(action)
             case DataEnded():
-                misplaced(action)
+                raise misplaced(action)
             case _:
                 assert_never(action)
 
     def _accepted(self, key: TaskKey, ticket: int, now: Now) -> None:
         seat = self._seats[key]
         self._totals["persisted"] += len(self._unaccepted[key][ticket])
-        self._run(seat, lambda: seat.task.accepted(ticket, now), now)
+        self._run(seat, RowsPersisted(ticket), now)
         # Behind the sends, which hold the roots from now on.
         waiting = self._unaccepted[key].items()
         self._unaccepted[key] = {number: roots for number, roots in waiting if number != ticket}
@@ -147,28 +140,21 @@ class AckerSlot:
     def _replays_came(self, came: ReplaysCame, now: Now) -> None:
         """Nothing to do is no activity."""
         seat = self._seats[came.key]
-        task = cast(ReplayTask, seat.task)
         rows = sum(batch.payload.num_rows for batch in came.records)
         self._totals["replayed"] += rows
         seat.records_in += rows
         roots = tuple(batch.roots for batch in came.records)
-        self._run(
-            seat, lambda: task.replays(came.records, now, held=came.held), now, roots, counts=bool(rows)
-        )
+        self._run(seat, Replayed(came.records, came.held), now, roots, counts=bool(rows))
 
-    def _replaying(self, uid: str | None = None) -> list[tuple[Seat, ReplayTask]]:
-        """Return the replays that have not ended, of one chain or of all."""
-        return [
-            (seat, cast(ReplayTask, seat.task))
-            for seat in self._seats.values()
-            if seat.is_replay and not seat.ended and uid in (None, seat.uid)
-        ]
+    def _replaying(self) -> list[Seat]:
+        """Return the replays that have not ended."""
+        return [seat for seat in self._seats.values() if seat.is_replay and not seat.ended]
 
     # ------------------------------------------------------------ elements
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
         """See `SlotMode.arrived`."""
-        misplaced(barrier)
+        raise misplaced(barrier)
 
     def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> bool:
         """See `SlotMode.takes`."""
@@ -210,21 +196,21 @@ class AckerSlot:
 
     # ------------------------------------------------------------ peers
 
-    def peers_dropped(self, slots: Collection[int]) -> None:
+    def peers_dropped(self, slots: Collection[int], now: Now) -> None:
         """Ask for no replays until all are back.
 
         They would have to wait for these slots, or end the next process if one of them has ended this one.
         """
         self._away.update(slots)
-        for _, task in self._replaying():
-            task.hold()
+        for seat in self._replaying():
+            self._run(seat, PeersAway(), now, counts=False)
 
     def peers_back(self, slots: Collection[int], now: Now) -> None:
         """See `SlotMode.peers_back`."""
         self._away.difference_update(slots)
         if not self._away:
-            for seat, task in self._replaying():
-                self._run(seat, lambda task=task: task.go_on(now), now, counts=False)  # type: ignore[misc]
+            for seat in self._replaying():
+                self._run(seat, PeersThere(), now, counts=False)
 
     # ------------------------------------------------------------ what is known of it
 
@@ -246,7 +232,7 @@ class AckerSlot:
     def is_open(self) -> bool:
         """See `SlotMode.is_open`. While intake is paused sources may go on, but no replays may be asked for."""
         if self._paused:
-            return any(task.is_asking for _, task in self._replaying())
+            return any(cast(ReplayTask, seat.task).is_asking for seat in self._replaying())
         return self._seating.is_reading
 
     @property

@@ -12,7 +12,7 @@ from ftlayer.runtime.acker_mode.task.sink_outlet import AckingSinkOutlet
 from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
 from ftlayer.runtime.acker_mode.task.timer_roots import TimerRoots, TimerRootsOutlet
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask
+from ftlayer.runtime.task.contract import ReplayTask, Task
 from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet
 from ftlayer.state.heap import HeapBackend
@@ -39,7 +39,7 @@ class AckerTaskMode:
         """See `TaskMode.handler`."""
         return self._make_handler(uid)
 
-    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> SourceTask:
+    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
         """See `TaskMode.source`."""
         return PersistingSourceTask(graph, uid, subtask, handler)
 
@@ -47,7 +47,7 @@ class AckerTaskMode:
         """See `TaskMode.replay`."""
         return StreamReplayTask(graph, uid, subtask, handler, self._options)
 
-    def chain(self, plan: ChainPlan) -> InputTask:
+    def chain(self, plan: ChainPlan) -> Task:
         """See `TaskMode.chain`. State is in memory, and gone with the slot."""
         return plan.task(HeapBackend(), self._outlet(plan), AckerCompanion(plan.handler.xor))
 

@@ -15,6 +15,14 @@ from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import U64Array
 from ftlayer.records.tries import pack_tries
 from ftlayer.runtime.protocol.elements import EndOfStream
+from ftlayer.runtime.protocol.messages import (
+    AllowReplays,
+    EndReplays,
+    LetOut,
+    PauseIntake,
+    ReplayNow,
+    ResumeIntake,
+)
 from ftlayer.runtime.task.actions import (
     Action,
     AskReplays,
@@ -24,6 +32,16 @@ from ftlayer.runtime.task.actions import (
     WakeAt,
 )
 from ftlayer.runtime.task.emitter import Emitter, columns_of
+from ftlayer.runtime.task.events import (
+    PeersAway,
+    PeersThere,
+    Replayed,
+    RowsPersisted,
+    TaskEvent,
+    TaskStart,
+    TimeCame,
+    refused,
+)
 from ftlayer.runtime.task.outlet import unharmed
 from ftlayer.runtime.task.reports import reports
 from ftlayer.topology.job_graph import JobGraph
@@ -71,23 +89,49 @@ class StreamReplayTask:
         self._kept: tuple[Records, ...] = ()
         self._held = False
 
-    def start(self, now: Now) -> list[Action]:
-        """Ask for what an earlier run has left."""
-        return self.poll(now)
-
-    def on_time(self, now: Now) -> list[Action]:
-        """Ask again; the vertex says nothing by itself."""
-        return self.poll(now)
-
-    def accepted(self, ticket: int, now: Now) -> list[Action]:
-        """Nothing is persisted here."""
-        return []
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`. What the coordinator says comes as it is (see `ftlayer.runtime.protocol.messages`)."""
+        match event:
+            case TaskStart() | TimeCame() | ReplayNow():
+                return self._poll()
+            case Replayed(records, held):
+                return self._answered(records, held, now)
+            case PeersAway():
+                self._on_hold = True
+                return []
+            case PeersThere():
+                self._on_hold = False
+                return self._poll()
+            case PauseIntake():
+                self._paused, self._group, self._kept, self._held = True, None, (), False
+                return []
+            case ResumeIntake():
+                self._paused, self._group, self._kept, self._held = False, None, (), False
+                return self._poll()
+            case AllowReplays(_, group, limit):
+                self._group = _Group(group, limit)
+                return self._ask_for(self._group)
+            case LetOut(_, group):
+                return self._let_out(group)
+            case EndReplays():
+                # Behind the answer that is under way.
+                self._ending = True
+                return [] if self._asked else self._ended()
+            case RowsPersisted():
+                return []
+            case _:
+                raise refused(self.uid, event)
 
     def held_roots(self) -> U64Array:
         """Return the root of a replay that is kept; others are sent as they come."""
         return np.concatenate([np.zeros(0, np.uint64), *(batch.roots for batch in self._kept)])
 
-    def poll(self, now: Now) -> list[Action]:
+    @property
+    def is_asking(self) -> bool:
+        """Whether an answer is under way."""
+        return self._asked
+
+    def _poll(self) -> list[Action]:
         """Ask, now or when the answer that is under way has come (it may be older than what is due now)."""
         if self._group is not None and self._held and not self._on_hold:
             return self._ask_for(self._group)
@@ -98,7 +142,7 @@ class StreamReplayTask:
             return []
         return self._ask()
 
-    def replays(self, records: tuple[Records, ...], now: Now, *, held: bool = False) -> list[Action]:
+    def _answered(self, records: tuple[Records, ...], held: bool, now: Now) -> list[Action]:
         """Send the records, fail those that do not fit the program, and ask for more if there may be more.
 
         ``held``: a circuit breaker holds what there may be beyond.
@@ -109,35 +153,7 @@ class StreamReplayTask:
             return self._of_group(records, rows, held, now)
         return self._sent(records) + self._go_on(rows >= self._options.batch_rows, now)
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether an answer is under way."""
-        return self._asked
-
-    def hold(self) -> None:
-        """Ask for nothing; what is under way goes out, and waits where the slot that is away is to have it."""
-        self._on_hold = True
-
-    def go_on(self, now: Now) -> list[Action]:
-        """Ask as before."""
-        self._on_hold = False
-        return self.poll(now)
-
-    def pause(self) -> None:
-        """Ask for nothing and send nothing that is not allowed from here on."""
-        self._paused, self._group, self._kept, self._held = True, None, (), False
-
-    def resume(self, now: Now) -> list[Action]:
-        """Ask as usual."""
-        self._paused, self._group, self._kept, self._held = False, None, (), False
-        return self.poll(now)
-
-    def allow(self, group: int, limit: int, now: Now) -> list[Action]:
-        """Take so many and report them, a batch at a time."""
-        self._group = _Group(group, limit)
-        return self._ask_for(self._group)
-
-    def let_out(self, group: int, now: Now) -> list[Action]:
+    def _let_out(self, group: int) -> list[Action]:
         """Send the one that was kept."""
         if self._group is None or self._group.number != group:
             return []
@@ -188,11 +204,6 @@ class StreamReplayTask:
         if failures:
             actions.append(FailRoots(tuple(failures)))
         return actions
-
-    def end(self, now: Now) -> list[Action]:
-        """End, behind the answer that is under way."""
-        self._ending = True
-        return [] if self._asked else self._ended()
 
     def _go_on(self, full: bool, now: Now) -> list[Action]:
         if self._ending:

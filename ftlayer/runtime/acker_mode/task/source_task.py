@@ -13,8 +13,16 @@ from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import EndOfStream
 from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send, TaskEnded
-from ftlayer.runtime.task.contract import SourceRows
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.events import (
+    RowsPersisted,
+    SourceOver,
+    SourceRows,
+    TaskEvent,
+    TaskStart,
+    TimeCame,
+    refused,
+)
 from ftlayer.runtime.task.reports import failures_of
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import Failure
@@ -31,7 +39,7 @@ class _Unsent:
 
 
 class PersistingSourceTask:
-    """`ftlayer.runtime.task.contract.SourceTask`. Sends rows in the order it got them, and no watermarks."""
+    """`ftlayer.runtime.task.contract.Task` of a source. Sends rows in the order it got them, and no watermarks."""
 
     def __init__(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> None:
         """``handler`` is this subtask's own; its run is a name no earlier start of the subtask has had."""
@@ -45,15 +53,22 @@ class PersistingSourceTask:
         self._held: tuple[U64Array, ...] = ()
         self._ending = False
 
-    def start(self, now: Now) -> list[Action]:
-        """Nothing to begin with."""
-        return []
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`. `ProtocolError` for a ticket that is not out."""
+        match event:
+            case SourceRows():
+                return self._persist(event)
+            case RowsPersisted(ticket):
+                return self._persisted(ticket)
+            case SourceOver():
+                self._ending = True
+                return self._ended()
+            case TaskStart() | TimeCame():
+                return []
+            case _:
+                raise refused(self.uid, event)
 
-    def on_time(self, now: Now) -> list[Action]:
-        """Nothing waits for time."""
-        return []
-
-    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
+    def _persist(self, rows: SourceRows) -> list[Action]:
         """Make roots of the rows, and have them persisted (none and a position, too)."""
         persister = self._handler.persister
         n = rows.payload.num_rows
@@ -74,11 +89,8 @@ class PersistingSourceTask:
         self._publish()
         return [PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]
 
-    def accepted(self, ticket: int, now: Now) -> list[Action]:
-        """Send what has been accepted, up to the first rows that have not: answers may come in any order.
-
-        Raises `ProtocolError` for a ticket that is not out.
-        """
+    def _persisted(self, ticket: int) -> list[Action]:
+        """Send what is persisted, up to the first rows that are not: answers may come in any order."""
         place = ticket - self._first_ticket
         if not 0 <= place < len(self._unsent) or self._unsent[place].accepted:
             raise ProtocolError(f"source {self.uid!r}: ticket {ticket} was accepted, which is not out")
@@ -92,11 +104,6 @@ class PersistingSourceTask:
             self._first_ticket += 1
         self._publish()
         return actions + self._ended()
-
-    def end(self, now: Now) -> list[Action]:
-        """End once everything is sent."""
-        self._ending = True
-        return self._ended()
 
     def held_roots(self) -> U64Array:
         """Return the roots of all rows that were given to the vertex and are not sent yet."""

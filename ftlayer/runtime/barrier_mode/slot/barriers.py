@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import cast
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.handlers.contract import (
@@ -24,8 +23,9 @@ from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
 from ftlayer.runtime.barrier_mode.slot.ports import CheckpointParts
 from ftlayer.runtime.barrier_mode.slot.seat_barriers import SeatBarriers, Underway
-from ftlayer.runtime.barrier_mode.task.contract import CheckpointedSource, PendingSnapshot
+from ftlayer.runtime.barrier_mode.task.contract import PendingSnapshot
 from ftlayer.runtime.protocol.elements import CancelMarker, Element, EndOfStream
+from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.slot.feedback import FeedbackOutput
 from ftlayer.runtime.slot.mode import SlotParts
 from ftlayer.runtime.slot.outputs import RemoteOutput
@@ -57,6 +57,7 @@ class Barriers:
         self._snapshots = checkpoints.snapshots
         self._credit = parts.credit
         self._run = parts.run
+        self._run_part = parts.run_part
         seating = parts.seating
         self._all = [
             SeatBarriers.of(seat, checkpoints.tasks[key], checkpoints.config)
@@ -100,8 +101,7 @@ class Barriers:
         """Everything is committed: the sources end their streams."""
         for mine in self._all:
             if mine.seat.is_source and not mine.seat.ended:
-                source = cast(CheckpointedSource, mine.task)
-                self._run(mine.seat, lambda source=source: source.end_stream(now), now)  # type: ignore[misc]
+                self._run(mine.seat, EndTasks(), now)
 
     # ------------------------------------------------------------ elements
 
@@ -223,7 +223,7 @@ class Barriers:
             return actions
 
         began_ms = self._snapshots.stopwatch_ms()
-        self._run(seat, work, now)
+        self._run_part(seat, work, now)
         for number in decision.capture:
             channel = mine.channels[number]
             mine.captures[channel] = seat.inbox.capture(channel, barrier.checkpoint)

@@ -58,7 +58,7 @@ class CheckpointParts:
     Attributes:
         config: as the user gave it.
         snapshots: the way to the storage.
-        tasks: the part in checkpoints of each task of the slot, for a source a `CheckpointedSource`.
+        tasks: the part in checkpoints of each task of the slot.
     """
 
     config: CheckpointConfig

@@ -58,7 +58,7 @@ class BarrierSlot:
             case EndTasks():
                 self._barriers.end_sources(now)
             case _:
-                misplaced(event)
+                raise misplaced(event)
 
     def act(self, seat: Seat, action: ModeAction, now_ms: int) -> None:
         """See `SlotMode.act`."""
@@ -66,7 +66,7 @@ class BarrierSlot:
             case DataEnded():
                 self._tell(action)
             case _:
-                misplaced(action)
+                raise misplaced(action)
 
     # ------------------------------------------------------------ elements
 
@@ -109,7 +109,7 @@ class BarrierSlot:
 
     # ------------------------------------------------------------ peers
 
-    def peers_dropped(self, slots: Collection[int]) -> None:
+    def peers_dropped(self, slots: Collection[int], now: Now) -> None:
         """See `SlotMode.peers_dropped`."""
 
     def peers_back(self, slots: Collection[int], now: Now) -> None:

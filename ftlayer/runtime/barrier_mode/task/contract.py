@@ -10,7 +10,7 @@ from ftlayer.checkpoint.snapshots import Committable, SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
 from ftlayer.runtime.task.actions import Action
-from ftlayer.runtime.task.contract import SinkBody, SourceTask
+from ftlayer.runtime.task.contract import SinkBody
 
 
 class PendingSnapshot(Protocol):
@@ -29,7 +29,7 @@ class PendingSnapshot(Protocol):
 class Checkpointed(Protocol):
     """One subtask's part in checkpoints; its methods belong to the task's thread.
 
-    The task's `start` restores what it was made with. Barriers never reach `InputTask.input`.
+    `TaskStart` restores what the task was made with. Barriers never come to it as elements.
     """
 
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], PendingSnapshot]:
@@ -50,16 +50,6 @@ class Checkpointed(Protocol):
         ``stands`` is the latest checkpoint that may stand, ``acked`` the latest that the task has acknowledged: it is
         in none behind that, and in no savepoint either.
         """
-
-
-class CheckpointedSource(SourceTask, Checkpointed, Protocol):
-    """A source's task: it sends rows at once, and their position is its own from then on.
-
-    Its `end` sends the last watermark (`MAX_TIME_MS`) and is not its end: barriers go on until `end_stream`.
-    """
-
-    def end_stream(self, now: Now) -> list[Action]:
-        """Everything is committed: send `EndOfStream`, and end."""
 
 
 class CommittingSinkBody(SinkBody, Protocol):

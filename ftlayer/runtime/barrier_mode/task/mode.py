@@ -17,7 +17,7 @@ from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, CommittingS
 from ftlayer.runtime.barrier_mode.task.shared_backend import SharedBackend
 from ftlayer.runtime.barrier_mode.task.source_task import CheckpointedSourceTask
 from ftlayer.runtime.task.chain_plan import ChainPlan
-from ftlayer.runtime.task.contract import InputTask, ReplayTask, SourceTask, TaskKey
+from ftlayer.runtime.task.contract import ReplayTask, Task, TaskKey
 from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.outlet import ChannelOutlet, SinkOutlet
@@ -73,7 +73,7 @@ class BarrierTaskMode:
         """See `TaskMode.handler`: no record is followed."""
         return NonFTHandler()
 
-    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> SourceTask:
+    def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
         """See `TaskMode.source`."""
         restore = self._restored.get((uid, subtask))
         task = CheckpointedSourceTask(
@@ -89,7 +89,7 @@ class BarrierTaskMode:
             "leave fault tolerance by records or checkpointing out"
         )
 
-    def chain(self, plan: ChainPlan) -> InputTask:
+    def chain(self, plan: ChainPlan) -> Task:
         """See `TaskMode.chain`."""
         backend = self._backend(plan)
         companion = BarrierCompanion(plan.uid, plan.subtask, backend)

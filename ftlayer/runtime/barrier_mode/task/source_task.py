@@ -8,20 +8,22 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import SubtaskSnapshot
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.clock import Now
-from ftlayer.errors import ProtocolError, SourceError
+from ftlayer.errors import SourceError
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import NO_ROOTS, U64Array
 from ftlayer.runtime.connectors.positions import partition_index
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, EndOfStream, Watermark
+from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.task.actions import Action, TaskEnded
-from ftlayer.runtime.task.contract import SourceRows
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.events import SourceOver, SourceRows, TaskEvent, TaskStart, TimeCame, refused
 from ftlayer.topology.job_graph import JobGraph
 
 
 class CheckpointedSourceTask:
-    """`ftlayer.runtime.barrier_mode.task.contract.CheckpointedSource`.
+    """A source as a task, and its part in checkpoints: `Task` and `Checkpointed`.
 
+    It sends rows at once, and their position is its own from then on.
     A partition's position is in the snapshot of the subtask that reads it, whether it has read of it since the
     restore or not: partition i is subtask i modulo parallelism's.
     """
@@ -40,34 +42,26 @@ class CheckpointedSourceTask:
             if partition_index(partition) % parallelism == subtask
         }
 
-    def start(self, now: Now) -> list[Action]:
-        """Nothing to begin with: rows come from the reader, which begins at the positions."""
-        return []
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        """See `Task.handle`. Behind `SourceOver` the task goes on: barriers come until `EndTasks`."""
+        match event:
+            case SourceRows():
+                return self._read(event)
+            case SourceOver():
+                return [*self._emitter.mark(Watermark(MAX_TIME_MS))]
+            case EndTasks():
+                return [*self._emitter.mark(EndOfStream()), TaskEnded()]
+            case TaskStart() | TimeCame():
+                return []
+            case _:
+                raise refused(self.uid, event)
 
-    def on_time(self, now: Now) -> list[Action]:
-        """Nothing waits for time."""
-        return []
-
-    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
-        """See `CheckpointedSource.rows`. A position without rows counts, too."""
+    def _read(self, rows: SourceRows) -> list[Action]:
+        """Send rows, and take their position over. One without rows counts, too."""
         if rows.position is None:
             raise SourceError(f"source {self.uid!r} cannot rewind: it gives no positions to restore it from")
         self._positions[rows.position.partition] = rows.position.end
         return [*self._emitter.roots(rows.payload, None).sends]
-
-    def end(self, now: Now) -> list[Action]:
-        """See `CheckpointedSource.end`."""
-        return [*self._emitter.mark(Watermark(MAX_TIME_MS))]
-
-    def end_stream(self, now: Now) -> list[Action]:
-        """See `CheckpointedSource.end_stream`."""
-        return [*self._emitter.mark(EndOfStream()), TaskEnded()]
-
-    def accepted(self, ticket: int, now: Now) -> list[Action]:
-        """Nothing is persisted here."""
-        raise ProtocolError(
-            f"source {self.uid!r}: ticket {ticket} was accepted, and nothing is persisted here"
-        )
 
     def held_roots(self) -> U64Array:
         """Nothing is held."""

@@ -16,6 +16,14 @@ from ftlayer.records.ids import random_root_ids, xor_fold_by_root
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream
+from ftlayer.runtime.protocol.messages import (
+    AllowReplays,
+    EndReplays,
+    LetOut,
+    PauseIntake,
+    ReplayNow,
+    ResumeIntake,
+)
 from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,
@@ -26,6 +34,7 @@ from ftlayer.runtime.task.actions import (
     TaskEnded,
     WakeAt,
 )
+from ftlayer.runtime.task.events import Replayed, RowsPersisted, TaskStart, TimeCame
 from ftlayer.topology.ft_builder import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
@@ -81,9 +90,9 @@ def batches(actions: list[Action]) -> list[Batch]:
 
 def test_replays_are_sent_and_then_acknowledged_root_xor_children() -> None:
     replay = task()
-    replay.start(now())
+    replay.handle(TaskStart(), now())
     first, second = records(1, 2), records(3)
-    actions = replay.replays((first, second), now(10))
+    actions = replay.handle(Replayed((first, second)), now(10))
     out = batches(actions)
     assert sum(batch.num_rows for batch in out) == 3 * (1 + 2)
     kinds = [type(action) for action in actions]
@@ -105,8 +114,10 @@ def test_replays_are_sent_and_then_acknowledged_root_xor_children() -> None:
 
 def test_the_exact_tracker_is_told_of_the_root_and_its_copies() -> None:
     replay = task(exact=True)
-    replay.start(now())
-    (event,) = (action for action in replay.replays((records(1),), now()) if isinstance(action, Acknowledge))
+    replay.handle(TaskStart(), now())
+    (event,) = (
+        action for action in replay.handle(Replayed((records(1),)), now()) if isinstance(action, Acknowledge)
+    )
     assert event.ids is not None
     check_event_ids(event.ids, event.values, "Xor")
     owners = [event.ids.operators[owner] if owner >= 0 else "" for owner in event.ids.owners.tolist()]
@@ -115,35 +126,35 @@ def test_the_exact_tracker_is_told_of_the_root_and_its_copies() -> None:
 
 def test_it_asks_from_the_start_and_again_after_a_while() -> None:
     replay = task()
-    assert replay.start(now()) == [ASK]
-    assert replay.replays((), now(100)) == [WakeAt(150)]
-    assert replay.on_time(now(150)) == [ASK]
-    assert replay.on_time(now(151)) == []
+    assert replay.handle(TaskStart(), now()) == [ASK]
+    assert replay.handle(Replayed(()), now(100)) == [WakeAt(150)]
+    assert replay.handle(TimeCame(), now(150)) == [ASK]
+    assert replay.handle(TimeCame(), now(151)) == []
 
 
 def test_a_full_answer_is_followed_by_the_next_question() -> None:
     replay = task()
-    replay.start(now())
-    assert replay.replays((records(1, 2), records(3, 4)), now())[-1] == ASK
-    assert replay.replays((records(1, 2, 3),), now())[-1] == WakeAt(50)
+    replay.handle(TaskStart(), now())
+    assert replay.handle(Replayed((records(1, 2), records(3, 4))), now())[-1] == ASK
+    assert replay.handle(Replayed((records(1, 2, 3),)), now())[-1] == WakeAt(50)
 
 
 def test_one_question_is_out_at_a_time_and_what_came_due_meanwhile_is_asked_for() -> None:
     replay = task()
-    replay.start(now())
-    assert replay.poll(now()) == []
-    assert replay.poll(now()) == []
-    assert replay.replays((), now()) == [ASK]
-    assert replay.replays((), now()) == [WakeAt(50)]
-    assert replay.poll(now(1)) == [ASK]
+    replay.handle(TaskStart(), now())
+    assert replay.handle(ReplayNow(), now()) == []
+    assert replay.handle(ReplayNow(), now()) == []
+    assert replay.handle(Replayed(()), now()) == [ASK]
+    assert replay.handle(Replayed(()), now()) == [WakeAt(50)]
+    assert replay.handle(ReplayNow(), now(1)) == [ASK]
 
 
 def test_the_end_comes_behind_the_answer_that_is_under_way() -> None:
     replay = task()
-    replay.start(now())
-    assert replay.end(now()) == []
-    assert replay.poll(now()) == replay.on_time(now()) == []
-    actions = replay.replays((records(1, 2, 3, 4),), now())
+    replay.handle(TaskStart(), now())
+    assert replay.handle(EndReplays(), now()) == []
+    assert replay.handle(ReplayNow(), now()) == replay.handle(TimeCame(), now()) == []
+    actions = replay.handle(Replayed((records(1, 2, 3, 4),)), now())
     assert len(batches(actions)) >= 3
     ends = actions[-5:]
     assert [action.element for action in ends[:-1] if isinstance(action, Send)] == [EndOfStream()] * 4
@@ -152,19 +163,19 @@ def test_the_end_comes_behind_the_answer_that_is_under_way() -> None:
 
 def test_it_ends_at_once_when_nothing_is_under_way() -> None:
     replay = task()
-    replay.start(now())
-    replay.replays((), now())
-    assert replay.end(now())[-1] == TaskEnded()
-    assert replay.on_time(now(500)) == replay.poll(now(500)) == []
-    assert replay.accepted(1, now()) == []
+    replay.handle(TaskStart(), now())
+    replay.handle(Replayed(()), now())
+    assert replay.handle(EndReplays(), now())[-1] == TaskEnded()
+    assert replay.handle(TimeCame(), now(500)) == replay.handle(ReplayNow(), now(500)) == []
+    assert replay.handle(RowsPersisted(1), now()) == []
     assert len(replay.held_roots()) == 0
 
 
 def test_records_of_another_schema_are_dead_letters_that_say_so() -> None:
     replay = task()
-    replay.start(now())
+    replay.handle(TaskStart(), now())
     old, good = records(1, 2, schema=pa.schema([("n", pa.int32())])), records(3)
-    actions = replay.replays((old, good), now())
+    actions = replay.handle(Replayed((old, good)), now())
     (failed,) = (action for action in actions if isinstance(action, FailRoots))
     assert [failure.root for failure in failed.failures] == old.roots.tolist()
     assert all(failure.fatal and failure.operator == "s" for failure in failed.failures)
@@ -177,10 +188,10 @@ def test_records_of_another_schema_are_dead_letters_that_say_so() -> None:
 @pytest.mark.parametrize("hashes", [None, np.zeros((1, 2), np.int32)])
 def test_records_stored_for_other_edges_are_dead_letters_that_say_so(hashes: np.ndarray | None) -> None:
     replay = task()
-    replay.start(now())
+    replay.handle(TaskStart(), now())
     row = records(1)
     stored = Records(row.payload, row.roots, row.origins, row.attempts, hashes)
-    actions = replay.replays((stored,), now())
+    actions = replay.handle(Replayed((stored,)), now())
     assert isinstance(actions[0], FailRoots)
     assert f"stored with {0 if hashes is None else 2} routing values" in actions[0].failures[0].reason
     assert actions[1:] == [WakeAt(50)]
@@ -188,9 +199,9 @@ def test_records_stored_for_other_edges_are_dead_letters_that_say_so(hashes: np.
 
 def test_metadata_of_a_schema_does_not_matter() -> None:
     replay = task()
-    replay.start(now())
+    replay.handle(TaskStart(), now())
     row = records(1, schema=SCHEMA.with_metadata({"made by": "another version"}))
-    assert not any(isinstance(action, FailRoots) for action in replay.replays((row,), now()))
+    assert not any(isinstance(action, FailRoots) for action in replay.handle(Replayed((row,)), now()))
 
 
 def test_a_chain_that_is_no_replay_is_refused() -> None:
@@ -200,55 +211,55 @@ def test_a_chain_that_is_no_replay_is_refused() -> None:
 
 def test_paused_it_takes_what_it_is_allowed_and_no_more() -> None:
     replay = task()
-    replay.pause()
-    assert replay.start(now()) == []
-    assert replay.poll(now()) == []
-    assert replay.allow(7, 6, now()) == [ASK]
+    replay.handle(PauseIntake(), now())
+    assert replay.handle(TaskStart(), now()) == []
+    assert replay.handle(ReplayNow(), now()) == []
+    assert replay.handle(AllowReplays(replay.uid, 7, 6), now()) == [ASK]
     assert replay.is_asking
-    actions = replay.replays((records(1, 2, 3, 4),), now())
+    actions = replay.handle(Replayed((records(1, 2, 3, 4),)), now())
     assert actions[-1] == AskReplays("job/s", 2)
-    actions = replay.replays((records(5, 6),), now())
+    actions = replay.handle(Replayed((records(5, 6),)), now())
     assert len(batches(actions)) > 0
     assert actions[-1] == ReplaysOut(replay.uid, 7, 6)
     assert not replay.is_asking
-    assert replay.on_time(now()) == []
-    replay.allow(8, 6, now())
-    assert replay.replays((), now()) == [ReplaysOut(replay.uid, 8, 0)]
-    assert replay.resume(now()) == [ASK]
+    assert replay.handle(TimeCame(), now()) == []
+    replay.handle(AllowReplays(replay.uid, 8, 6), now())
+    assert replay.handle(Replayed(()), now()) == [ReplaysOut(replay.uid, 8, 0)]
+    assert replay.handle(ResumeIntake(), now()) == [ASK]
 
 
 def test_one_alone_is_reported_and_kept_until_it_is_let_out() -> None:
     replay = task()
-    replay.pause()
-    assert replay.allow(1, 1, now()) == [AskReplays("job/s", 1)]
+    replay.handle(PauseIntake(), now())
+    assert replay.handle(AllowReplays(replay.uid, 1, 1), now()) == [AskReplays("job/s", 1)]
     alone = records(5)
     root, origin = int(alone.roots[0]), int(alone.origins[0])
-    assert replay.replays((alone,), now()) == [ReplaysOut(replay.uid, 1, 1, root, origin)]
+    assert replay.handle(Replayed((alone,)), now()) == [ReplaysOut(replay.uid, 1, 1, root, origin)]
     assert replay.held_roots().tolist() == [root]
-    assert replay.let_out(2, now()) == []
-    actions = replay.let_out(1, now())
+    assert replay.handle(LetOut(replay.uid, 2), now()) == []
+    actions = replay.handle(LetOut(replay.uid, 1), now())
     assert sum(batch.num_rows for batch in batches(actions)) == 1 + 2
     assert not any(isinstance(action, ReplaysOut) for action in actions)
-    assert replay.let_out(1, now()) == []
+    assert replay.handle(LetOut(replay.uid, 1), now()) == []
     assert replay.held_roots().tolist() == []
 
 
 def test_a_group_that_a_circuit_breaker_holds_is_waited_for() -> None:
     """That there was nothing would be said of what is still to come."""
     replay = task()
-    replay.pause()
-    replay.allow(7, 6, now())
-    assert replay.replays((), now(100), held=True) == [WakeAt(150)]
-    assert replay.on_time(now(150)) == [ASK]
-    assert replay.replays((records(1, 2),), now(200), held=True)[-1] == AskReplays("job/s", 4)
-    assert replay.replays((), now(300)) == [ReplaysOut(replay.uid, 7, 2)]
-    assert replay.on_time(now(400)) == []
+    replay.handle(PauseIntake(), now())
+    replay.handle(AllowReplays(replay.uid, 7, 6), now())
+    assert replay.handle(Replayed((), held=True), now(100)) == [WakeAt(150)]
+    assert replay.handle(TimeCame(), now(150)) == [ASK]
+    assert replay.handle(Replayed((records(1, 2),), held=True), now(200))[-1] == AskReplays("job/s", 4)
+    assert replay.handle(Replayed(()), now(300)) == [ReplaysOut(replay.uid, 7, 2)]
+    assert replay.handle(TimeCame(), now(400)) == []
 
 
 def test_an_answer_from_before_the_pause_goes_nowhere() -> None:
     replay = task()
-    replay.start(now())
-    replay.pause()
+    replay.handle(TaskStart(), now())
+    replay.handle(PauseIntake(), now())
     assert replay.is_asking
-    assert replay.replays((records(1, 2),), now()) == []
+    assert replay.handle(Replayed((records(1, 2),)), now()) == []
     assert not replay.is_asking

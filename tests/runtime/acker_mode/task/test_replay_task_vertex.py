@@ -19,6 +19,7 @@ from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
 from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.messages import ReplayNow
 from ftlayer.runtime.task.actions import (
     Acknowledge,
     Action,
@@ -28,7 +29,7 @@ from ftlayer.runtime.task.actions import (
     Send,
     WakeAt,
 )
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import Replayed, RowsPersisted, SourceRows, TaskStart
 from ftlayer.store import MemoryStore
 from ftlayer.topology.ft_builder import OpFTLayerBuilder, replay_uid
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
@@ -103,14 +104,14 @@ class World:
                     self.do(self.sink(target, batch, [row for row, n in enumerate(numbers) if n in failing]))
                 case PersistRoots(ticket, call):
                     self.call(call)
-                    self.do(self.source.accepted(ticket, self.now), failing)
+                    self.do(self.source.handle(RowsPersisted(ticket), self.now), failing)
                 case Acknowledge(roots, values, ids):
                     self.call(calls.Xor(roots, values, self.vertex.incarnation, ids=ids))
                 case FailRoots(failures):
                     self.call(calls.Fail(failures, self.vertex.incarnation))
                 case AskReplays(stream, limit):
                     answer = self.call(calls.TakeReplays(stream, limit))
-                    self.do(self.replay.replays(answer.batches, self.now), failing)
+                    self.do(self.replay.handle(Replayed(answer.batches), self.now), failing)
                 case WakeAt():
                     pass
                 case _:
@@ -131,7 +132,7 @@ class World:
     def read(self, *numbers: int, failing: Sequence[int] = ()) -> None:
         payload = pa.record_batch([pa.array(numbers, pa.int64())], schema=SCHEMA)
         rows = SourceRows("p", 0, 0, payload, SourcePosition("p", None, b"1"))
-        self.do(self.source.rows(rows, self.now), failing)
+        self.do(self.source.handle(rows, self.now), failing)
 
     @property
     def status(self) -> calls.StreamStatus:
@@ -164,23 +165,23 @@ def test_failed_records_come_again_to_the_same_channels_until_they_are_done(worl
     for _ in range(2):
         world.delivered = []
         world.later(100)
-        world.do(world.replay.poll(world.now), failing=[4])
+        world.do(world.replay.handle(ReplayNow(), world.now), failing=[4])
     assert {number for _, _, number in world.delivered} == {4}
     assert sorted(world.delivered) == sorted(entry for entry in first if entry[2] == 4)
     world.later(100)
-    world.do(world.replay.poll(world.now))
+    world.do(world.replay.handle(ReplayNow(), world.now))
     assert world.status.drained
 
 
 def test_what_was_recalled_is_replayed_at_once(world: World) -> None:
-    (persist,) = world.source.rows(
+    (persist,) = world.source.handle(
         SourceRows("p", 0, 0, pa.record_batch([pa.array([1, 2, 3])], schema=SCHEMA), None), world.now
     )
     assert isinstance(persist, PersistRoots)
     world.call(persist.call)
-    lost = world.source.accepted(persist.ticket, world.now)
+    lost = world.source.handle(RowsPersisted(persist.ticket), world.now)
     world.call(calls.Recall((STREAM,), world.vertex.incarnation))
-    world.do(world.replay.start(world.now))
+    world.do(world.replay.handle(TaskStart(), world.now))
     assert world.status.drained
     # What the lost slot did counts for nothing: its roots are not known any more.
     world.do(lost)
@@ -195,5 +196,5 @@ def test_records_of_a_changed_program_become_dead_letters(world: World) -> None:
         calls.Records(batch.payload, batch.roots, batch.origins, batch.attempts, None)
         for batch in answer.batches
     ]
-    world.do(world.replay.replays(tuple(changed), world.now))
+    world.do(world.replay.handle(Replayed(tuple(changed)), world.now))
     assert (world.status.dead, world.status.pending) == (1, 0)

@@ -18,7 +18,7 @@ from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream
 from ftlayer.runtime.task.actions import Action, PersistRoots, Send, TaskEnded
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import RowsPersisted, SourceOver, SourceRows, TaskStart, TimeCame
 from ftlayer.topology.ft_builder import OpFTLayerBuilder
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
@@ -80,7 +80,7 @@ def forwarded(actions: list[Action]) -> list[list[int]]:
 
 def test_rows_are_registered_with_the_ids_of_all_that_will_be_sent() -> None:
     source = task(shard=2)
-    (persist,) = source.rows(rows(1, 2, 3), NOW)
+    (persist,) = source.handle(rows(1, 2, 3), NOW)
     assert isinstance(persist, PersistRoots)
     call = persist.call
     assert (call.stream, call.position) == ("job/s", SourcePosition("p", None, b"1"))
@@ -89,7 +89,7 @@ def test_rows_are_registered_with_the_ids_of_all_that_will_be_sent() -> None:
     hashes = KeySelector(("n",)).hash(call.payload)
     assert call.key_hashes is not None
     assert call.key_hashes.tolist() == [[1, number] for number in hashes.tolist()]
-    lineages = [batch.lineage for batch in sent(source.accepted(persist.ticket, NOW))]
+    lineages = [batch.lineage for batch in sent(source.handle(RowsPersisted(persist.ticket), NOW))]
     roots, values = xor_fold_by_root(
         np.concatenate([lineage.roots for lineage in lineages if lineage]),
         np.concatenate([lineage.ids for lineage in lineages if lineage]),
@@ -100,7 +100,7 @@ def test_rows_are_registered_with_the_ids_of_all_that_will_be_sent() -> None:
 
 
 def test_a_vertex_with_the_exact_tracker_gets_the_single_ids() -> None:
-    (persist,) = task(exact=True).rows(rows(1, 2), NOW)
+    (persist,) = task(exact=True).handle(rows(1, 2), NOW)
     assert isinstance(persist, PersistRoots)
     ids = persist.call.ids
     assert ids is not None
@@ -114,22 +114,22 @@ def test_rows_are_sent_in_their_order_whatever_order_they_are_accepted_in(
     order: list[int], data: st.DataObject
 ) -> None:
     source = task()
-    tickets = [ticket_of(source.rows(rows(n, first=n), NOW)) for n in range(len(order))]
+    tickets = [ticket_of(source.handle(rows(n, first=n), NOW)) for n in range(len(order))]
     end_after = data.draw(st.integers(0, len(order)))
     done: set[int] = set()
     out: list[list[int]] = []
     last: list[Action] = []
     for place, n in enumerate(order):
         if place == end_after:
-            assert source.end(NOW) == []
-        last = source.accepted(tickets[n], NOW)
+            assert source.handle(SourceOver(), NOW) == []
+        last = source.handle(RowsPersisted(tickets[n]), NOW)
         out += forwarded(last)
         done.add(n)
         ready = next(n for n in range(len(order) + 1) if n not in done)
         assert out == [[n] for n in range(ready)]
         assert len(source.held_roots()) == len(order) - ready
     if end_after == len(order):
-        last = source.end(NOW)
+        last = source.handle(SourceOver(), NOW)
     assert last[-1] == TaskEnded()
     marks = [action for action in last if isinstance(action, Send) and action.element == EndOfStream()]
     assert len(marks) == 1 + 2 + 2
@@ -138,41 +138,41 @@ def test_rows_are_sent_in_their_order_whatever_order_they_are_accepted_in(
 
 def test_all_that_is_held_is_named_until_it_is_sent() -> None:
     source = task()
-    first, second = source.rows(rows(1, 2), NOW), source.rows(rows(3, first=2), NOW)
+    first, second = source.handle(rows(1, 2), NOW), source.handle(rows(3, first=2), NOW)
     assert isinstance(first[0], PersistRoots)
     assert isinstance(second[0], PersistRoots)
     roots = [*first[0].call.roots.tolist(), *second[0].call.roots.tolist()]
     assert source.held_roots().tolist() == roots
-    source.accepted(second[0].ticket, NOW)
+    source.handle(RowsPersisted(second[0].ticket), NOW)
     assert source.held_roots().tolist() == roots
-    source.accepted(first[0].ticket, NOW)
+    source.handle(RowsPersisted(first[0].ticket), NOW)
     assert source.held_roots().tolist() == []
 
 
 def test_rows_of_different_splits_and_ordinals_have_different_roots() -> None:
     source = task()
-    calls = [source.rows(part, NOW) for part in (rows(1), rows(1, first=1), rows(1, split=1))]
+    calls = [source.handle(part, NOW) for part in (rows(1), rows(1, first=1), rows(1, split=1))]
     roots = {int(call[0].call.roots[0]) for call in calls if isinstance(call[0], PersistRoots)}
     assert len(roots) == 3
 
 
 def test_a_position_without_rows_is_persisted_too() -> None:
     source = task()
-    ticket = ticket_of(source.rows(rows(), NOW))
-    assert source.accepted(ticket, NOW) == []
+    ticket = ticket_of(source.handle(rows(), NOW))
+    assert source.handle(RowsPersisted(ticket), NOW) == []
 
 
 def test_a_ticket_that_is_not_out_is_an_error() -> None:
     source = task()
-    ticket = ticket_of(source.rows(rows(1), NOW))
-    other = ticket_of(source.rows(rows(2, first=1), NOW))
-    source.accepted(other, NOW)
+    ticket = ticket_of(source.handle(rows(1), NOW))
+    other = ticket_of(source.handle(rows(2, first=1), NOW))
+    source.handle(RowsPersisted(other), NOW)
     for wrong in (other, other + 1, ticket - 1):
         with pytest.raises(ProtocolError, match=f"ticket {wrong}"):
-            source.accepted(wrong, NOW)
+            source.handle(RowsPersisted(wrong), NOW)
 
 
 def test_time_brings_nothing_and_an_empty_source_ends_at_once() -> None:
     source = task()
-    assert source.start(NOW) == source.on_time(NOW) == []
-    assert source.end(NOW)[-1] == TaskEnded()
+    assert source.handle(TaskStart(), NOW) == source.handle(TimeCame(), NOW) == []
+    assert source.handle(SourceOver(), NOW)[-1] == TaskEnded()

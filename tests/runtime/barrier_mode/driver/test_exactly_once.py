@@ -48,6 +48,7 @@ from ftlayer.runtime.protocol.sealed import unseal
 from ftlayer.runtime.slot.main import ANY_CHECKPOINT
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.events import ElementCame, TaskStart
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import ReaderSource, Sink, Source, WriterSink
 
@@ -217,7 +218,7 @@ class SourceSlot:
         rows = [row for (row,) in itertools.islice(iterator, most)]
         done = len(rows) < most
         payload = pa.record_batch([pa.array(rows, pa.int64())], schema=ID)
-        self.world.send(self.task.rows(progress.advance(payload, done=done), NOW))
+        self.world.send(self.task.handle(progress.advance(payload, done=done), NOW))
         assert not self.emitted & set(rows), "a row was read twice"
         self.emitted |= set(rows)
         if done:
@@ -246,7 +247,7 @@ class SinkSlot:
     def __init__(self, world: World, subtask: int) -> None:
         self.world, self.subtask = world, subtask
         self.task, self.checkpoints = world.build("out", subtask, None)
-        self.task.start(NOW)
+        self.task.handle(TaskStart(), NOW)
         self.arrived: set[int] = set()
         self.control: deque[int] = deque()
         self.writing: list[tuple[int, Any]] = []
@@ -263,7 +264,7 @@ class SinkSlot:
         sender = ready[place % len(ready)]
         element = world.channels[sender, self.subtask].popleft()
         if not isinstance(element, Barrier):
-            self.task.input(Channel(0, sender, self.subtask), element, NOW)
+            self.task.handle(ElementCame(Channel(0, sender, self.subtask), element), NOW)
             return
         self.arrived.add(sender)
         if len(self.arrived) == world.parallelism:

@@ -33,9 +33,18 @@ from ftlayer.runtime.barrier_mode.task.companion import LOOK_MS
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Watermark
+from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.task.actions import Action, HoldInput, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
-from ftlayer.runtime.task.contract import Settled, SourceRows
+from ftlayer.runtime.task.contract import Settled
+from ftlayer.runtime.task.events import (
+    ElementCame,
+    RowsPersisted,
+    SourceOver,
+    SourceRows,
+    TaskStart,
+    TimeCame,
+)
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -233,16 +242,18 @@ SUM = Reduce("sum", lambda old, new: (new[0], old[1] + new[1]), ("key",), ROW)
 def test_a_task_whose_state_is_too_much_for_memory_takes_no_input_until_there_is_room() -> None:
     backend = ModelBackend()
     task, _ = build(graph(SUM), "sum", backend=backend)
-    task.start(now(0))
-    assert not any(isinstance(action, HoldInput) for action in task.input(IN, batch(("a", 1)), now(1)))
+    task.handle(TaskStart(), now(0))
+    assert not any(
+        isinstance(action, HoldInput) for action in task.handle(ElementCame(IN, batch(("a", 1))), now(1))
+    )
     assert backend.handled == 1
     backend.is_full = True
-    actions = task.input(IN, batch(("a", 1), ("b", 2)), now(2))
+    actions = task.handle(ElementCame(IN, batch(("a", 1), ("b", 2))), now(2))
     assert actions[-1] == HoldInput(2 + LOOK_MS)
     assert backend.handled == 3
-    assert task.on_time(now(10))[-1] == HoldInput(10 + LOOK_MS)
+    assert task.handle(TimeCame(), now(10))[-1] == HoldInput(10 + LOOK_MS)
     backend.is_full = False
-    assert not any(isinstance(action, HoldInput) for action in task.on_time(now(20)))
+    assert not any(isinstance(action, HoldInput) for action in task.handle(TimeCame(), now(20)))
     assert backend.tended == [1, 2, 10, 20]
 
 
@@ -257,7 +268,7 @@ def test_the_backend_is_told_that_functions_are_open_behind_the_last_one_and_bef
     task, _ = build(
         graph(*[Process(uid, Opens(), ("key",), ROW) for uid in ("p", "q")]), "p", backend=backend
     )
-    task.start(now(0))
+    task.handle(TaskStart(), now(0))
     assert seen == [False, False]
     assert backend.is_open
     assert not backend.tended
@@ -276,7 +287,7 @@ def test_state_is_that_of_all_records_before_the_barrier_and_none_behind(events:
     job = graph(SUM)
     backend = ModelBackend()
     task, checkpoints = build(job, "sum", backend=backend)
-    task.start(now(0))
+    task.handle(TaskStart(), now(0))
     sums: dict[str, int] = {}
     kept: tuple[Any, dict[str, int]] = (None, {})
     for number, event in enumerate(events, start=1):
@@ -285,7 +296,7 @@ def test_state_is_that_of_all_records_before_the_barrier_and_none_behind(events:
             assert actions == []
             expected = dict(sums)
             # Records that come while it is written are not in it.
-            task.input(IN, batch(("a", 1)), now(0))
+            task.handle(ElementCame(IN, batch(("a", 1))), now(0))
             sums["a"] = sums.get("a", 0) + 1
             pending.write(Writer(), no_cancel)
             pending.release()
@@ -295,12 +306,12 @@ def test_state_is_that_of_all_records_before_the_barrier_and_none_behind(events:
             checkpoints.discard(0, 0)
             backend = ModelBackend(kept[0])
             task, checkpoints = build(job, "sum", backend=backend)
-            task.start(now(0))
+            task.handle(TaskStart(), now(0))
             sums = dict(kept[1])
         else:
             key, amount = event
             sums[key] = sums.get(key, 0) + amount
-            assert sent(task.input(IN, batch(event), now(0))) == [(key, sums[key])]
+            assert sent(task.handle(ElementCame(IN, batch(event)), now(0))) == [(key, sums[key])]
 
 
 def test_the_snapshot_of_a_chain_has_its_state_and_what_its_sink_has_written() -> None:
@@ -308,10 +319,10 @@ def test_the_snapshot_of_a_chain_has_its_state_and_what_its_sink_has_written() -
     task, checkpoints = build(
         graph(SUM, Sink("out", WriterSink(None, 1, 1), ROW)), "sum", backend=backend, sink=sink
     )
-    task.start(now(0))
-    task.input(IN, batch(("a", 1), ("a", 2)), now(0))
+    task.handle(TaskStart(), now(0))
+    task.handle(ElementCame(IN, batch(("a", 1), ("a", 2))), now(0))
     _, pending = checkpoints.snapshot(Barrier(4, 0), now(0))
-    task.input(IN, batch(("a", 5)), now(0))
+    task.handle(ElementCame(IN, batch(("a", 5))), now(0))
     snapshot = pending.write(Writer(), no_cancel)
     assert (snapshot.uid, snapshot.subtask) == ("sum", 0)
     assert snapshot.keyed is not None
@@ -326,7 +337,7 @@ def test_the_snapshot_of_a_chain_has_its_state_and_what_its_sink_has_written() -
 def test_rows_are_not_written_for_a_checkpoint_that_was_given_up() -> None:
     sink = ModelSink()
     task, checkpoints = build(graph(Sink("out", WriterSink(None, 1, 1), ROW)), "out", sink=sink)
-    task.start(now(0))
+    task.handle(TaskStart(), now(0))
     _, pending = checkpoints.snapshot(Barrier(1, 0), now(0))
     with pytest.raises(SnapshotCancelledError, match="'out'"):
         pending.write(Writer(), lambda: True)
@@ -337,8 +348,8 @@ def test_a_chain_without_state_has_no_backend_and_an_empty_snapshot() -> None:
     task, checkpoints = build(
         graph(Map("map", lambda row: row, ROW), AssignWatermarks("time", "n", 0, None, ROW)), "map"
     )
-    task.start(now(0))
-    assert sent(task.input(IN, batch(("a", 1)), now(0))) == [("a", 1)]
+    task.handle(TaskStart(), now(0))
+    assert sent(task.handle(ElementCame(IN, batch(("a", 1))), now(0))) == [("a", 1)]
     _, pending = checkpoints.snapshot(Barrier(1, 0), now(0))
     snapshot = pending.write(Writer(), no_cancel)
     pending.release()
@@ -351,10 +362,10 @@ def test_a_chain_without_state_has_no_backend_and_an_empty_snapshot() -> None:
 def test_the_backend_is_tended_between_batches_and_told_what_became_of_checkpoints() -> None:
     backend = ModelBackend()
     task, checkpoints = build(graph(SUM), "sum", backend=backend)
-    task.start(now(0))
-    task.input(IN, batch(("a", 1)), now(5))
-    task.on_time(now(7))
-    task.input(IN, Watermark(3), now(8))
+    task.handle(TaskStart(), now(0))
+    task.handle(ElementCame(IN, batch(("a", 1))), now(5))
+    task.handle(TimeCame(), now(7))
+    task.handle(ElementCame(IN, Watermark(3)), now(8))
     assert backend.tended == [5, 7, 8]
     checkpoints.aborted(1)
     checkpoints.completed(2)
@@ -365,16 +376,16 @@ def test_the_backend_is_tended_between_batches_and_told_what_became_of_checkpoin
 def test_the_backend_is_closed_behind_the_last_snapshot_that_is_written(ends: bool) -> None:
     backend = ModelBackend()
     task, checkpoints = build(graph(SUM), "sum", backend=backend)
-    task.start(now(0))
+    task.handle(TaskStart(), now(0))
     _, first = checkpoints.snapshot(Barrier(1, 0), now(0))
     _, second = checkpoints.snapshot(Barrier(2, 0), now(0))
     first.release()
     if ends:
-        assert task.input(IN, EndOfStream(), now(0))[-1] == TaskEnded()
+        assert task.handle(ElementCame(IN, EndOfStream()), now(0))[-1] == TaskEnded()
         checkpoints.discard(2, 2)
     else:
         checkpoints.discard(2, 2)
-        assert task.input(IN, batch(("a", 1)), now(0)) == []
+        assert task.handle(ElementCame(IN, batch(("a", 1))), now(0)) == []
     checkpoints.completed(2)
     assert backend.said == []
     second.write(Writer(), no_cancel)
@@ -386,32 +397,32 @@ def test_restored_timers_fire_with_the_next_call() -> None:
     first = ModelBackend()
     operator = Process("alarm", Alarmed(), ("key",), ROW)
     task, checkpoints = build(graph(operator), "alarm", backend=first)
-    task.start(now(0))
-    task.input(IN, batch(("a", 500), ("b", 900)), now(0))
+    task.handle(TaskStart(), now(0))
+    task.handle(ElementCame(IN, batch(("a", 500), ("b", 900))), now(0))
     _, pending = checkpoints.snapshot(Barrier(1, 0), now(0))
     pending.write(Writer(), no_cancel)
     task, checkpoints = build(graph(operator), "alarm", backend=ModelBackend(first.written[1]))
     # The wall clock has gone on; the monotone one is another machine's.
-    assert WakeAt(7) in task.start(now(7, wall_ms=600))
-    assert sent(task.on_time(now(7, wall_ms=600))) == [("a", 500)]
-    assert sent(task.on_time(now(8, wall_ms=900))) == [("b", 900)]
+    assert WakeAt(7) in task.handle(TaskStart(), now(7, wall_ms=600))
+    assert sent(task.handle(TimeCame(), now(7, wall_ms=600))) == [("a", 500)]
+    assert sent(task.handle(TimeCame(), now(8, wall_ms=900))) == [("b", 900)]
 
 
 def test_no_timer_fires_behind_the_last_barrier_unless_that_was_for_nothing() -> None:
     backend = ModelBackend()
     task, checkpoints = build(graph(Process("alarm", Alarmed(), ("key",), ROW)), "alarm", backend=backend)
-    task.start(now(0))
-    task.input(IN, batch(("a", 500)), now(0))
-    task.input(IN, Watermark(MAX_TIME_MS), now(0))
+    task.handle(TaskStart(), now(0))
+    task.handle(ElementCame(IN, batch(("a", 500))), now(0))
+    task.handle(ElementCame(IN, Watermark(MAX_TIME_MS)), now(0))
     checkpoints.snapshot(Barrier(1, 0, final=True), now(0))
-    (again,) = task.on_time(now(600))
+    (again,) = task.handle(TimeCame(), now(600))
     assert isinstance(again, WakeAt)
     checkpoints.aborted(1)
     assert again.mono_ms > 600
-    assert sent(task.on_time(now(again.mono_ms))) == [("a", 500)]
+    assert sent(task.handle(TimeCame(), now(again.mono_ms))) == [("a", 500)]
     checkpoints.snapshot(Barrier(2, 0, final=True), now(0))
-    assert task.input(IN, EndOfStream(), now(0))[-1] == TaskEnded()
-    assert task.on_time(now(9_000)) == []
+    assert task.handle(ElementCame(IN, EndOfStream()), now(0))[-1] == TaskEnded()
+    assert task.handle(TimeCame(), now(9_000)) == []
 
 
 def test_a_function_that_does_not_close_does_not_hinder_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -426,7 +437,7 @@ def test_a_function_that_does_not_close_does_not_hinder_the_others(caplog: pytes
         backend=backend,
         sink=sink,
     )
-    task.start(now(0))
+    task.handle(TaskStart(), now(0))
     with caplog.at_level(logging.WARNING):
         checkpoints.discard(3, 3)
         checkpoints.discard(3, 3)
@@ -443,7 +454,7 @@ def test_what_a_savepoint_may_hold_is_not_aborted() -> None:
     for what, acked, kept in cases:
         sink = ModelSink()
         task, checkpoints = build(graph(Sink("out", WriterSink(None, 1, 1), ROW)), "out", sink=sink)
-        task.start(now(0))
+        task.handle(TaskStart(), now(0))
         if what == "aborted before":
             checkpoints.aborted(3)
         snapshot(checkpoints, 3, SnapshotKind.SAVEPOINT)
@@ -460,7 +471,7 @@ def test_functions_are_closed_if_they_were_opened() -> None:
     build(graph(operator), "alarm", backend=ModelBackend())[1].discard(0, 0)
     assert Alarmed.closed == 0
     task, checkpoints = build(graph(operator), "alarm", backend=ModelBackend())
-    task.start(now(0))
+    task.handle(TaskStart(), now(0))
     checkpoints.discard(0, 0)
     assert Alarmed.closed == 1
 
@@ -470,9 +481,9 @@ def test_a_failing_function_fails_the_slot_and_is_named() -> None:
         raise ValueError(f"not {row[0]}")
 
     task, _ = build(graph(Map("first", lambda row: row, ROW), Map("bad", bad, ROW)), "first")
-    task.start(now(0))
+    task.handle(TaskStart(), now(0))
     with pytest.raises(JobError, match=r"'bad' failed: ValueError: not a"):
-        task.input(IN, batch(("a", 1)), now(0))
+        task.handle(ElementCame(IN, batch(("a", 1))), now(0))
 
 
 class Both(CoProcessFunction):
@@ -487,9 +498,9 @@ def test_a_chain_of_two_inputs() -> None:
     backend = ModelBackend()
     operator = CoProcess("both", Both(), (("key",), ("key",)), (ROW, ROW), ROW)
     task, checkpoints = build(graph(operator, inputs=2), "both", backend=backend)
-    task.start(now(0))
-    assert sent(task.input(Channel(0, 0, 0), batch(("a", 1)), now(0))) == [("left", 1)]
-    assert sent(task.input(Channel(1, 0, 0), batch(("a", 2)), now(0))) == [("right", 2)]
+    task.handle(TaskStart(), now(0))
+    assert sent(task.handle(ElementCame(Channel(0, 0, 0), batch(("a", 1))), now(0))) == [("left", 1)]
+    assert sent(task.handle(ElementCame(Channel(1, 0, 0), batch(("a", 2))), now(0))) == [("right", 2)]
     _, pending = checkpoints.snapshot(Barrier(1, 0), now(0))
     assert pending.write(Writer(), no_cancel).keyed is not None
 
@@ -514,7 +525,7 @@ def source_graph(parallelism: int) -> JobGraph:
 def positions_of(task: Any) -> dict[str, bytes]:
     actions, pending = task.snapshot(Barrier(1, 0), now(0))
     assert actions == []
-    task.rows(rows(0, 100, 1), now(0))
+    task.handle(rows(0, 100, 1), now(0))
     snapshot = pending.write(Writer(), no_cancel)
     pending.release()
     assert (snapshot.uid, snapshot.keyed, snapshot.committables) == ("src", None, ())
@@ -523,10 +534,10 @@ def positions_of(task: Any) -> dict[str, bytes]:
 
 def test_a_source_sends_at_once_and_its_positions_are_its_snapshot() -> None:
     task, _ = build(source_graph(1), "src")
-    assert task.start(now(0)) == task.on_time(now(0)) == []
-    assert sent(task.rows(rows(0, 0, 1, 2), now(0))) == [("k", 1), ("k", 2)]
-    assert sent(task.rows(rows(3, 0, 7), now(0))) == [("k", 7)]
-    assert task.rows(rows(4, 5), now(0)) == []
+    assert task.handle(TaskStart(), now(0)) == task.handle(TimeCame(), now(0)) == []
+    assert sent(task.handle(rows(0, 0, 1, 2), now(0))) == [("k", 1), ("k", 2)]
+    assert sent(task.handle(rows(3, 0, 7), now(0))) == [("k", 7)]
+    assert task.handle(rows(4, 5), now(0)) == []
     assert positions_of(task) == {"p0": pack_rows(2), "p3": pack_rows(1), "p4": pack_rows(5)}
     assert len(task.held_roots()) == 0
 
@@ -541,12 +552,12 @@ def test_positions_that_were_restored_stay_with_the_subtask_that_reads_the_parti
 
 def test_a_source_goes_on_with_barriers_when_its_rows_have_ended() -> None:
     task, checkpoints = build(source_graph(1), "src")
-    task.rows(rows(0, 0, 1), now(0))
-    assert [action.element for action in task.end(now(0))] == [Watermark(MAX_TIME_MS)] * 2
+    task.handle(rows(0, 0, 1), now(0))
+    assert [action.element for action in task.handle(SourceOver(), now(0))] == [Watermark(MAX_TIME_MS)] * 2
     assert positions_of(task) == {"p0": pack_rows(1)}
     checkpoints.completed(1)
     checkpoints.aborted(2)
-    *marks, end = task.end_stream(now(0))
+    *marks, end = task.handle(EndTasks(), now(0))
     assert [action.element for action in marks] == [EndOfStream()] * 2
     assert end == TaskEnded()
     checkpoints.discard(1, 1)
@@ -555,10 +566,10 @@ def test_a_source_goes_on_with_barriers_when_its_rows_have_ended() -> None:
 def test_what_a_source_with_checkpoints_does_not_know() -> None:
     task, _ = build(source_graph(1), "src")
     with pytest.raises(ProtocolError):
-        task.accepted(1, now(0))
+        task.handle(RowsPersisted(1), now(0))
     pushed = SourceRows("push-0", 0, 0, batch(("a", 1)).payload, None)
     with pytest.raises(SourceError, match="'src' cannot rewind"):
-        task.rows(pushed, now(0))
+        task.handle(pushed, now(0))
 
 
 # ---------------------------------------------------------------- refused

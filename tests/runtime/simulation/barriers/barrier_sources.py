@@ -15,7 +15,7 @@ from ftlayer.runtime.connectors.lane import SplitProgress
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key, unpack_rows
 from ftlayer.runtime.connectors.readers import SplitReader
 from ftlayer.runtime.connectors.rows import RowMaker, SparkRowMaker
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 from ftlayer.vertex.calls import SourcePosition
 
 

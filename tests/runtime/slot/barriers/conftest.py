@@ -32,7 +32,8 @@ from ftlayer.runtime.protocol.messages import CheckpointAborted, EndTasks, Trigg
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.mode import SlotParts
 from ftlayer.runtime.task.actions import Action, Send, TaskEnded
-from ftlayer.runtime.task.contract import SourceRows, TaskKey
+from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.events import ElementCame, SourceOver, SourceRows, TaskEvent
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import FunctionSink, IterableSource, Sink, Source
 
@@ -93,13 +94,20 @@ class Task:
             if channel.sender == self.subtask
         ]
 
-    def start(self, now: Now) -> list[Action]:
-        return []
+    def handle(self, event: TaskEvent, now: Now) -> list[Action]:
+        match event:
+            case ElementCame(channel, element):
+                return self._came(channel, element)
+            case SourceRows():
+                return self._take(event.payload)
+            case SourceOver():
+                return self._all(Watermark(MAX_TIME_MS))
+            case EndTasks():
+                return self._all(EndOfStream(), TaskEnded())
+            case _:
+                return []
 
-    def on_time(self, now: Now) -> list[Action]:
-        return []
-
-    def input(self, channel: Channel, element: Element, now: Now) -> list[Action]:
+    def _came(self, channel: Channel, element: Element) -> list[Action]:
         assert channel in self.open
         match element:
             case Batch():
@@ -111,15 +119,6 @@ class Task:
                 self.times[channel] = time_ms
                 return []
         raise AssertionError(f"a task was handed {element}")
-
-    def rows(self, rows: SourceRows, now: Now) -> list[Action]:
-        return self._take(rows.payload)
-
-    def end(self, now: Now) -> list[Action]:
-        return self._all(Watermark(MAX_TIME_MS))
-
-    def end_stream(self, now: Now) -> list[Action]:
-        return self._all(EndOfStream(), TaskEnded())
 
     def snapshot(self, barrier: Barrier, now: Now) -> tuple[list[Action], Any]:
         return [], Frozen(tuple(self.taken))

@@ -19,7 +19,7 @@ from ftlayer.partitioning.partitioners import OutgoingRows, Rebalance
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batches
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Batch
-from ftlayer.runtime.task.contract import SourceRows
+from ftlayer.runtime.task.events import SourceRows
 from ftlayer.topology.job_graph import Channel, JobEdge
 
 

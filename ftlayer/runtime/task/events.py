@@ -1,0 +1,132 @@
+"""What happens to a task: it takes events, and returns actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from ftlayer.errors import ProtocolError
+from ftlayer.runtime.protocol.elements import Element
+from ftlayer.runtime.protocol.messages import (
+    AllowReplays,
+    EndReplays,
+    EndTasks,
+    LetOut,
+    PauseIntake,
+    ReplayNow,
+    ResumeIntake,
+)
+from ftlayer.topology.job_graph import Channel
+from ftlayer.vertex.calls import Records, SourcePosition
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStart:
+    """Begin; comes once, before anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeCame:
+    """Do what time brings (timers, idle sources, sinks that wait); it does no harm if it comes early."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsPersisted:
+    """The vertex has persisted what `PersistRoots` with this ticket asked for."""
+
+    ticket: int
+
+
+# ---------------------------------------------------------------- with inputs
+
+
+@dataclass(frozen=True, slots=True)
+class ElementCame:
+    """Take one element. Elements of one channel come in their order. Barriers never come."""
+
+    channel: Channel
+    element: Element
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelReset:
+    """The sender is gone and another one will begin afresh: forget what the channel said of watermark and end."""
+
+    channel: Channel
+
+
+# ---------------------------------------------------------------- sources
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """Rows of one split of a source, in their order, which its reader has read.
+
+    ``partition`` names the split over restarts, ``number`` is a small number of it within this run, and
+    ``first_ordinal`` counts the rows this run has read of it before: both go into the root ids.
+    ``position`` None: the source cannot rewind.
+    """
+
+    partition: str
+    number: int
+    first_ordinal: int
+    payload: pa.RecordBatch
+    position: SourcePosition | None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOver:
+    """There are no more rows."""
+
+
+# ---------------------------------------------------------------- replays
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The answer to `AskReplays`. ``held``: a circuit breaker holds what there may be beyond."""
+
+    records: tuple[Records, ...]
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PeersAway:
+    """A slot is away: ask for nothing until `PeersThere`. What is answered goes out."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeersThere:
+    """All slots are there again."""
+
+
+TaskEvent = (
+    TaskStart
+    | TimeCame
+    | RowsPersisted
+    | ElementCame
+    | ChannelReset
+    | SourceRows
+    | SourceOver
+    | Replayed
+    | PeersAway
+    | PeersThere
+    | ReplayNow
+    | PauseIntake
+    | ResumeIntake
+    | AllowReplays
+    | LetOut
+    | EndReplays
+    | EndTasks
+)
+"""The first three come to every task, the next two to those with inputs, and two to sources.
+
+The others are of one mode: those from `Replayed` to `EndReplays` come to `ReplayTask`, `EndTasks` comes to sources in
+barrier mode. What the coordinator says is explained in `ftlayer.runtime.protocol.messages`.
+"""
+
+
+def refused(uid: str, event: TaskEvent) -> ProtocolError:
+    """Return the error for an event that does not come to such a task."""
+    return ProtocolError(f"{uid!r} was given {type(event).__name__}, which does not come to such a task")
