@@ -22,7 +22,7 @@ from ftlayer.checks import (
     known_options,
 )
 from ftlayer.errors import ConfigError
-from ftlayer.transport.address import MAX_PORT, Address, parse_listen
+from ftlayer.transport.address import MAX_PORT, parse_listen
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -120,7 +120,7 @@ class ServeOptions:
 
     def __post_init__(self) -> None:
         check_instance(self.vertex, "vertex", VertexOptions)
-        address = self.address
+        address = parse_listen(self.listen, "listen")
         check_token(self.token)
         check_bytes(self.tls_cert, "tls_cert")
         check_bytes(self.tls_key, "tls_key")
@@ -139,11 +139,6 @@ class ServeOptions:
             )
         if self.metrics_port is not None:
             check_int(self.metrics_port, "metrics_port", least=0, most=MAX_PORT)
-
-    @property
-    def address(self) -> Address:
-        """``listen`` in its parts, without TLS."""
-        return parse_listen(self.listen, "listen")
 
 
 @known_options

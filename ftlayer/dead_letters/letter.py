@@ -42,21 +42,6 @@ class DeadLetter:
     died_at: dt.datetime
     origin: int
 
-    def as_row(self) -> dict[str, Any]:
-        """Return it as a row of `LETTER_SCHEMA`."""
-        return {
-            "key": self.key,
-            "stream": self.stream,
-            "origin_id": self.origin - (1 << 64) if self.origin >> 63 else self.origin,
-            "attempts": self.attempts,
-            "first_failed_at": self.first_failed_at,
-            "died_at": self.died_at,
-            "reason": self.reason,
-            "operator": self.operator,
-            "traceback": self.traceback,
-            "record": json.dumps(self.record, default=json_text, ensure_ascii=False),
-        }
-
 
 def letter_of(info: RecordInfo) -> DeadLetter:
     """Return a dead letter from its listing."""
@@ -73,6 +58,22 @@ def letter_of(info: RecordInfo) -> DeadLetter:
         dt.datetime.fromtimestamp(last / 1_000, dt.UTC),
         info.origin,
     )
+
+
+def row_of(letter: DeadLetter) -> dict[str, Any]:
+    """Return a dead letter as a row of `ftlayer.dead_letters.schema.LETTER_SCHEMA`."""
+    return {
+        "key": letter.key,
+        "stream": letter.stream,
+        "origin_id": letter.origin - (1 << 64) if letter.origin >> 63 else letter.origin,
+        "attempts": letter.attempts,
+        "first_failed_at": letter.first_failed_at,
+        "died_at": letter.died_at,
+        "reason": letter.reason,
+        "operator": letter.operator,
+        "traceback": letter.traceback,
+        "record": json.dumps(letter.record, default=json_text, ensure_ascii=False),
+    }
 
 
 def letters_behind(client: VertexClient, stream: str, after: bytes, limit: int) -> tuple[RecordInfo, ...]:

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
-from ftlayer.dead_letters.letter import all_letters_behind, letter_of
+from ftlayer.dead_letters.letter import all_letters_behind, letter_of, row_of
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.errors import ConfigError
 from ftlayer.vertex.client.client import VertexClient
@@ -73,7 +73,7 @@ class DeadLetterReader(DataSourceStreamReader):
         for info in all_letters_behind(self._client, partition.stream, bytes.fromhex(partition.after), PAGE):
             if info.key > last:
                 break
-            rows.append(letter_of(info).as_row())
+            rows.append(row_of(letter_of(info)))
         yield pa.RecordBatch.from_pylist(rows, schema=LETTER_SCHEMA)
 
     def commit(self, end: dict[str, str]) -> None:

@@ -41,10 +41,10 @@ class StateTtl:
         duration_ms(self.time, "StateTtl: time")
         check_bool(self.refresh_on_read, "StateTtl: refresh_on_read")
 
-    @property
-    def time_ms(self) -> int:
-        """``time`` in ms."""
-        return duration_ms(self.time, "StateTtl: time")
+
+def lifetime_ms(ttl: StateTtl) -> int:
+    """Return for how long a value is there, in milliseconds."""
+    return duration_ms(ttl.time, "StateTtl: time")
 
 
 def is_expired(stamped: Stamped, now_ms: int) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ftlayer.functions.handles import NOTHING, Call, ListHandle, MapHandle, ValueHandle
 from ftlayer.functions.keyed import Key, ListTable, MapTable
-from ftlayer.functions.ttl import Stamped, StateTtl, is_expired
+from ftlayer.functions.ttl import Stamped, StateTtl, is_expired, lifetime_ms
 
 
 class ExpiringValue(ValueHandle):
@@ -134,5 +134,5 @@ class ExpiringMap(MapHandle):
 
 def _stamp(context: Call, ttl: StateTtl) -> Callable[[Any], Stamped]:
     """Return what makes a value one that is written now."""
-    time_ms = ttl.time_ms
+    time_ms = lifetime_ms(ttl)
     return lambda value: (context.now_ms + time_ms, value)

@@ -38,6 +38,7 @@ from ftlayer.vertex.calls import (
     StatsReply,
     StreamOptions,
 )
+from ftlayer.vertex.calls.common import check_pauses
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
@@ -494,5 +495,5 @@ def _stream_options(
         jitter,
         max_pending,
     )
-    options.check_pauses("FTLayer")
+    check_pauses(options, "FTLayer")
     return options

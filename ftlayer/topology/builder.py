@@ -19,6 +19,7 @@ from ftlayer.topology.graph import StreamGraph
 from ftlayer.topology.operators import Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.calls.common import check_pauses
 
 
 class GraphBuilder:
@@ -104,7 +105,7 @@ class GraphBuilder:
         rules = rules_of(retry_on, dead_on, "source", max_failing)
         if retry is not None:
             check_instance(retry, "source: retry", StreamOptions)
-            retry.check_pauses("source: retry")
+            check_pauses(retry, "source: retry")
             if retry.circuits:
                 raise ConfigError("source: retry: circuits are not to be given: use max_failing=…")
         check_strategy(restart, "source: restart")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +12,23 @@ from unittest.mock import Mock
 import pytest
 from pyspark.sql.types import StructType
 
-from ftlayer.config import FTStatus, VertexOptions
+from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
+from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.circuit import CircuitStatus
+from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
+from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.functions.context import Context
+from ftlayer.functions.current import CurrentRecord
 from ftlayer.functions.process import ProcessFunction
+from ftlayer.functions.ttl import StateTtl
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_status import ChainStatus, IsolationStatus, JobStatus, SlotStatus
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.spark.deliveries.ingest import Ingest
 from ftlayer.spark.facade import FTLayer
+from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.query.drained import LogEnds
 from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.spark.query.supervisor import QuerySupervisor
@@ -29,7 +38,7 @@ from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.topology.streams.keyed_stream import ConnectedStreams
 from ftlayer.topology.streams.windowed_stream import session
-from ftlayer.vertex.calls import QueryStatus, StreamOptions
+from ftlayer.vertex.calls import QueryStatus, StreamOptions, StreamStatus
 
 WAIT_S = 600
 
@@ -45,7 +54,9 @@ def names_listed(*headings: str) -> set[str]:
     found: set[str] = set()
     for heading in headings:
         (text,) = (each for each in SECTIONS if each.startswith(f"{heading}\n"))
-        for rows in re.findall(r"^\| (?:method|name) \|.*\n\|[- |]+\n((?:\|.*\n)+)", text, re.MULTILINE):
+        for rows in re.findall(
+            r"^\| (?:method|name|field) \|.*\n\|[- |]+\n((?:\|.*\n)+)", text, re.MULTILINE
+        ):
             for row in rows.splitlines():
                 found.update(re.findall(r"`(?:[A-Z]\w+\.)?(\w+)(?:\([^`]*\))?`", row.split(" | ")[0]))
     return found
@@ -98,6 +109,36 @@ FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "Context": (lambda: Context("count", ()), ("Context",)),
     "Job": (lambda: Job(JobThread("job-1")), ("Job",)),
 }
+
+
+VALUES: dict[type, str] = {
+    BatchReport: "BatchReport",
+    ChainStatus: "ChainStatus",
+    CheckpointCounts: "CheckpointCounts",
+    CircuitStatus: "CircuitStatus",
+    CurrentRecord: "The record that a function works on",
+    DeadLetter: "DeadLetter",
+    IsolationStatus: "IsolationStatus",
+    JobResult: "JobResult",
+    JobStatus: "JobStatus",
+    QueryStatus: "QueryStatus",
+    ServeOptions: "ServeOptions",
+    SlotStatus: "SlotStatus",
+    StreamOptions: "StreamOptions",
+    StreamStatus: "StreamStatus",
+    TopologyOptions: "Topology options",
+    VertexOptions: "Vertex options",
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_value_has_what_the_reference_lists(kind: type) -> None:
+    fields = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    assert names_shown(kind) | fields == names_listed(VALUES[kind])
+
+
+def test_a_time_to_live_shows_what_it_was_given() -> None:
+    assert names_shown(StateTtl("1h")) == {"time", "refresh_on_read"}
 
 
 @pytest.mark.parametrize("name", FACES)

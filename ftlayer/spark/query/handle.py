@@ -126,16 +126,6 @@ class TrackedQuery:
         """
         return self._supervisor.await_drained(timeout)
 
-    @property
-    def drain_until(self) -> float | None:
-        """When a drain that was asked for is to end at the latest (Unix, seconds); None if there is none."""
-        return self._supervisor.drain_until
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the run under way was told to stop."""
-        return self._supervisor.interrupted
-
     def _repr_html_(self) -> str:
         """Return what became of the last batches as HTML, for notebooks."""
         error = self.exception()

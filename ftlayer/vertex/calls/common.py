@@ -84,18 +84,19 @@ class StreamOptions:
         for circuit in self.circuits:
             check_instance(circuit, "circuits", StreamCircuit)
 
-    def check_pauses(self, where: str) -> None:
-        """Raise `ConfigError` naming ``where`` for more pauses than there are attempts to come behind them.
 
-        The default list is for any number of attempts.
-        """
-        if self.max_attempts is None or self.backoff_ms == StreamOptions().backoff_ms:
-            return
-        if len(self.backoff_ms) > max(self.max_attempts - 1, 1):
-            raise ConfigError(
-                f"{where}: backoff has {len(self.backoff_ms)} pauses, and with max_attempts={self.max_attempts} there "
-                f"are {self.max_attempts - 1} further attempts: leave out the last pauses, or raise max_attempts"
-            )
+def check_pauses(options: StreamOptions, where: str) -> None:
+    """Raise `ConfigError` naming ``where`` for more pauses than there are attempts to come behind them.
+
+    The default list is for any number of attempts.
+    """
+    if options.max_attempts is None or options.backoff_ms == StreamOptions().backoff_ms:
+        return
+    if len(options.backoff_ms) > max(options.max_attempts - 1, 1):
+        raise ConfigError(
+            f"{where}: backoff has {len(options.backoff_ms)} pauses, and with max_attempts={options.max_attempts} "
+            f"there are {options.max_attempts - 1} further attempts: leave out the last pauses, or raise max_attempts"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from ftlayer.checks import duration_ms
 from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError
 from ftlayer.store.lmdb_store import Durability, LmdbStore
+from ftlayer.transport.address import parse_listen
 from ftlayer.transport.polling import poll_in_place
 from ftlayer.transport.sockets import check_socket_free
 from ftlayer.vertex.rules.layer import FTLayerCore
@@ -80,7 +81,7 @@ def serve(
     try:
         server = _listen(options, vertex)
         # Behind a Unix socket there is no host.
-        host = options.address.host or "127.0.0.1"
+        host = parse_listen(options.listen, "listen").host or "127.0.0.1"
         with _signals() as signals, Metrics(vertex, host, options.metrics_port):
             if on_ready is not None:
                 on_ready(str(server.address))
@@ -125,7 +126,7 @@ def _listen(options: ServeOptions, vertex: Vertex) -> VertexServer:
     try:
         return VertexServer(
             vertex,
-            listen=options.address,
+            listen=parse_listen(options.listen, "listen"),
             token=options.token,
             max_message_bytes=options.vertex.max_message_bytes,
             certificate=certificate,
@@ -150,7 +151,7 @@ def _check_tls(options: ServeOptions) -> None:
 
 def _check_free(options: ServeOptions) -> None:
     """Find out before the store is opened: gRPC says only that it failed."""
-    address = options.address
+    address = parse_listen(options.listen, "listen")
     if address.path:
         check_socket_free(address.path, "listen")
         return

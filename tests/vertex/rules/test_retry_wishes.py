@@ -10,6 +10,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.store import batches as stored_batches
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import BatchState, Failure, StreamOptions
+from ftlayer.vertex.calls.common import check_pauses
 
 FILES, CLICKS = "q/files", "ingest/clicks"
 DAY = 86_400_000
@@ -141,8 +142,8 @@ def test_a_seal_of_format_3_is_read(vertex, kit, query, monkeypatch):
 def test_more_pauses_than_further_attempts_are_refused(most, pauses, fits):
     options = StreamOptions(max_attempts=most, backoff_ms=tuple(range(1, pauses + 1)))
     if fits:
-        options.check_pauses("here")
+        check_pauses(options, "here")
     else:
         with pytest.raises(ConfigError, match=r"here: backoff has 5 pauses, and with max_attempts=5"):
-            options.check_pauses("here")
-    StreamOptions(max_attempts=2).check_pauses("the default list is for any number")
+            check_pauses(options, "here")
+    check_pauses(StreamOptions(max_attempts=2), "the default list is for any number")
