@@ -71,7 +71,7 @@ def _in_words_of_options(error: FTLayerError) -> str:
     return re.sub(r"^(\w+)(?=:)", lambda found: _IN_FRONT.get(found[1], found[1]), text)
 
 
-class _Group(TyperGroup):
+class _CommandGroup(TyperGroup):
     """Prints ftlayer's own errors as what they say, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -83,7 +83,7 @@ class _Group(TyperGroup):
 
 
 app = typer.Typer(
-    cls=_Group,
+    cls=_CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

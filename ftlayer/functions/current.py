@@ -72,7 +72,7 @@ UNTRACKED = Tries(None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Running:
+class _RunningBatch:
     """A batch whose functions run: what is known of its records, and which one they work on now.
 
     ``rows`` gives the batch's row of each row that the functions were given; None: they are the same.
@@ -83,7 +83,7 @@ class _Running:
     rows: I64 | None
 
 
-_running: ContextVar[_Running | None] = ContextVar("ftlayer_running", default=None)
+_running: ContextVar[_RunningBatch | None] = ContextVar("ftlayer_running", default=None)
 
 
 @contextmanager
@@ -92,7 +92,7 @@ def running(known: Known, row: Callable[[], int | None], rows: I64 | None = None
 
     ``rows`` translates such a row to one of ``known``, if they are not the same.
     """
-    token = _running.set(_Running(known, row, rows))
+    token = _running.set(_RunningBatch(known, row, rows))
     try:
         yield
     finally:
@@ -105,7 +105,7 @@ def for_calls() -> Callable[[int], None]:
 
     def begin(row: int) -> None:
         if found is not None:
-            _running.set(_Running(found.known, lambda: row, found.rows))
+            _running.set(_RunningBatch(found.known, lambda: row, found.rows))
 
     return begin
 

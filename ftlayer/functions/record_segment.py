@@ -83,7 +83,7 @@ class RecordSegment:
 
         ``parents`` is what each row comes from, and ``times``, by that number, its event time (ms).
         """
-        run = _Run(self, parents, times)
+        run = _SegmentRun(self, parents, times)
         self._parents = parents
         try:
             return run.over(rows)
@@ -91,7 +91,7 @@ class RecordSegment:
             self._parents = None
 
 
-class _Run:
+class _SegmentRun:
     """One batch on its way through a segment."""
 
     def __init__(self, segment: RecordSegment, parents: I64, times: I64 | None) -> None:

@@ -178,7 +178,7 @@ _cached_schema = functools.lru_cache(maxsize=64)(_read_schema)
 
 def _check_schema(header: bytes) -> int:
     """Count what a schema's fields come to one by one, since parts of it may be shared; return dictionaries."""
-    table = _Table(memoryview(header)).table(_MESSAGE_HEADER)
+    table = _FlatbufferTable(memoryview(header)).table(_MESSAGE_HEADER)
     if table is None:
         raise ValueError("a message without its header")
     left = 2 * len(header) + _SPARE_BYTES - _metadata_bytes(table, _SCHEMA_METADATA)
@@ -196,7 +196,7 @@ def _check_schema(header: bytes) -> int:
     return dictionaries
 
 
-def _metadata_bytes(table: _Table, slot: int) -> int:
+def _metadata_bytes(table: _FlatbufferTable, slot: int) -> int:
     pairs = table.length(slot)
     # Pairs may be shared too: those beyond what the header can hold are not looked at.
     if pairs * 4 > len(table.data):
@@ -207,7 +207,7 @@ def _metadata_bytes(table: _Table, slot: int) -> int:
     return total
 
 
-def _type_bytes(field: _Table) -> int:
+def _type_bytes(field: _FlatbufferTable) -> int:
     kind, details = field.byte(_FIELD_KIND), field.table(_FIELD_TYPE)
     if details is None or kind not in (_KIND_TIMESTAMP, _KIND_UNION):
         return 0
@@ -221,7 +221,7 @@ def _type_bytes(field: _Table) -> int:
 def _check_dictionary(message: pa.ipc.Message, seen: int, dictionaries: int) -> None:
     if seen > dictionaries:
         raise ValueError(f"a schema with {dictionaries} dictionaries is followed by more")
-    table = _Table(memoryview(message.metadata)).table(_MESSAGE_HEADER)
+    table = _FlatbufferTable(memoryview(message.metadata)).table(_MESSAGE_HEADER)
     if table is None:
         raise ValueError("a message without its header")
     if table.byte(_DICTIONARY_DELTA):
@@ -230,10 +230,10 @@ def _check_dictionary(message: pa.ipc.Message, seen: int, dictionaries: int) -> 
 
 
 def _check_claims(message: pa.ipc.Message) -> None:
-    _check_batch_table(_Table(memoryview(message.metadata)).table(_MESSAGE_HEADER), message)
+    _check_batch_table(_FlatbufferTable(memoryview(message.metadata)).table(_MESSAGE_HEADER), message)
 
 
-def _check_batch_table(table: _Table | None, message: pa.ipc.Message) -> None:
+def _check_batch_table(table: _FlatbufferTable | None, message: pa.ipc.Message) -> None:
     what = message.type
     if table is None:
         raise ValueError(f"a {what} without its header")
@@ -251,7 +251,7 @@ def _check_batch_table(table: _Table | None, message: pa.ipc.Message) -> None:
         raise ValueError(f"a {what} of {size} bytes claims {claimed if least >= 0 else least} rows")
 
 
-class _Table:
+class _FlatbufferTable:
     """A table of a flatbuffer that Arrow has verified; a field that is absent is 0, or None."""
 
     __slots__ = ("_at", "_fields", "_fields_size", "data")
@@ -273,23 +273,23 @@ class _Table:
         at = self._place(slot)
         return 0 if at is None else int(_I64.unpack_from(self.data, at)[0])
 
-    def table(self, slot: int) -> _Table | None:
+    def table(self, slot: int) -> _FlatbufferTable | None:
         """Return a table within this one."""
         at = self._place(slot)
-        return None if at is None else _Table(self.data, self._target(at))
+        return None if at is None else _FlatbufferTable(self.data, self._target(at))
 
     def length(self, slot: int) -> int:
         """Return the length of a vector or a text."""
         at = self._place(slot)
         return 0 if at is None else int(_U32.unpack_from(self.data, self._target(at))[0])
 
-    def tables(self, slot: int) -> Iterator[_Table]:
+    def tables(self, slot: int) -> Iterator[_FlatbufferTable]:
         """Return the tables of a vector."""
         at = self._place(slot)
         if at is not None:
             start = self._target(at)
             for index in range(self.length(slot)):
-                yield _Table(self.data, self._target(start + 4 + 4 * index))
+                yield _FlatbufferTable(self.data, self._target(start + 4 + 4 * index))
 
     def structs(self, slot: int, size: int) -> memoryview:
         """Return the bytes of a vector of structs."""

@@ -21,7 +21,7 @@ from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
-from ftlayer.spark.deliveries.ingest import Ingest, stream_of_ingest
+from ftlayer.spark.deliveries.ingest import IngestStream, stream_of_ingest
 from ftlayer.spark.frames import list_records, record_frame
 from ftlayer.spark.layer import Layer
 from ftlayer.spark.plan.checks import check_columns, check_key, check_session, check_source
@@ -276,7 +276,7 @@ class FTLayer:
     @known_options
     def source(
         self,
-        frame: DataFrame | Ingest,
+        frame: DataFrame | IngestStream,
         *,
         name: str = "",
         key: str | Sequence[str] = (),
@@ -297,7 +297,7 @@ class FTLayer:
         self._layer.check_open()
         rules = rules_of(retry_on, dead_on, f"source {name!r}").within(self._layer.retries.rules)
         limit = limit_of(max_failing, f"source {name!r}") or self._layer.retries.limit
-        if isinstance(frame, Ingest):
+        if isinstance(frame, IngestStream):
             return self._ingested(frame, rules, limit)
         _check_name(name)
         check_source(frame, name)
@@ -341,7 +341,7 @@ class FTLayer:
         return self._wrapped(SourceSpec(frame, name, carrier=carrier, rules=rules, limit=limit), frame.schema)
 
     @known_options
-    def ingest(self, name: str, schema: StructType | str) -> Ingest:
+    def ingest(self, name: str, schema: StructType | str) -> IngestStream:
         """Return an intake for records that no source can give again; pass it to `source` to process them."""
         from ftlayer.spark.tracked import struct_of
 
@@ -354,9 +354,9 @@ class FTLayer:
             )
         struct = struct_of(schema, f"ingest {name!r}")
         self.client.call(OpenStream(stream_of_ingest(name), self.stream_options))
-        return Ingest(name, struct, self.client)
+        return IngestStream(name, struct, self.client)
 
-    def _ingested(self, ingest: Ingest, rules: RetryRules, limit: Limit | None) -> TrackedStream:
+    def _ingested(self, ingest: IngestStream, rules: RetryRules, limit: Limit | None) -> TrackedStream:
         from pyspark.sql import SparkSession
 
         if not self.enabled:

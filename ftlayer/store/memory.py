@@ -13,15 +13,15 @@ from ftlayer.store.sorted_keys import SortedKeys
 _DEFAULT_MAX_BYTES = 1 << 30
 
 
-class _Table:
+class _MemoryTable:
     """Keys in order and their values."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.keys = SortedKeys()
 
-    def copy(self) -> _Table:
-        other = _Table()
+    def copy(self) -> _MemoryTable:
+        other = _MemoryTable()
         other.values = self.values.copy()
         other.keys = self.keys.copy()
         return other
@@ -53,14 +53,14 @@ class _Changes:
 class _Read:
     """A view of published tables, which do not change while it is open."""
 
-    def __init__(self, tables: dict[str, _Table]) -> None:
+    def __init__(self, tables: dict[str, _MemoryTable]) -> None:
         self._tables = tables
         self._open = True
 
     def end(self) -> None:
         self._open = False
 
-    def sees(self, name: str, table: _Table) -> bool:
+    def sees(self, name: str, table: _MemoryTable) -> bool:
         """Whether ``table`` is the one this view reads as ``name``."""
         return self._tables[name] is table
 
@@ -76,7 +76,7 @@ class _Read:
     def count(self, table: str) -> int:
         return len(self._table(table).values)
 
-    def _table(self, table: str) -> _Table:
+    def _table(self, table: str) -> _MemoryTable:
         check_table(table)
         if not self._open:
             raise StoreError("this transaction has ended: use it inside its with block only")
@@ -103,7 +103,7 @@ class _Read:
 class _Write(_Read):
     """Published tables with changes laid over them; applied at commit, dropped at abort."""
 
-    def __init__(self, tables: dict[str, _Table], used_bytes: int, limit_bytes: int) -> None:
+    def __init__(self, tables: dict[str, _MemoryTable], used_bytes: int, limit_bytes: int) -> None:
         super().__init__(tables)
         self.changes = {table: _Changes() for table in TABLES}
         self.used_bytes = used_bytes
@@ -179,7 +179,7 @@ class MemoryStore:
         """``max_bytes`` bounds keys and values; Python's own overhead (about 200 bytes an entry) is extra."""
         self._max_bytes = max_bytes
         self._used_bytes = 0
-        self._tables = {table: _Table() for table in TABLES}
+        self._tables = {table: _MemoryTable() for table in TABLES}
         self._snapshots: list[_Read] = []
         self._closed = False
         self._writer = threading.Lock()

@@ -31,17 +31,17 @@ def partitioned(table: pa.Table, rows: int = PARTITION_ROWS) -> tuple[Callable[[
     """Deal a table's rows out, by their number alone: positions outlive a change of parallelism."""
     parts = min(MAX_PARTITIONS, max(1, -(-table.num_rows // rows)))
     size = max(1, -(-table.num_rows // parts))
-    return tuple(_Part.of(table.slice(part * size, size)) for part in range(parts))
+    return tuple(_IpcPartition.of(table.slice(part * size, size)) for part in range(parts))
 
 
 @dataclass(frozen=True)
-class _Part:
+class _IpcPartition:
     """Rows as an Arrow IPC stream: a slice of a table would take all of it along."""
 
     data: bytes
 
     @classmethod
-    def of(cls, table: pa.Table) -> _Part:
+    def of(cls, table: pa.Table) -> _IpcPartition:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table, max_chunksize=_BATCH_ROWS)

@@ -26,7 +26,7 @@ from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import ChainStatus, IsolationStatus, JobStatus, SlotStatus
 from ftlayer.runtime.driver.job_thread import JobThread
 from ftlayer.runtime.environment import StreamEnvironment
-from ftlayer.spark.deliveries.ingest import Ingest
+from ftlayer.spark.deliveries.ingest import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.query.drained import LogEnds
@@ -95,7 +95,10 @@ def connected() -> ConnectedStreams:
 
 FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "FTLayer": (a_layer, ("Methods and properties",)),
-    "Ingest": (lambda: Ingest("events", StructType().add("n", "long"), Mock()), ("Ingest",)),
+    "IngestStream": (
+        lambda: IngestStream("events", StructType().add("n", "long"), Mock()),
+        ("IngestStream",),
+    ),
     "StreamEnvironment": (an_environment, ("StreamEnvironment",)),
     "TrackedStream": (lambda: TrackedStream(Mock()), ("TrackedStream",)),
     "TrackedWriter": (lambda: TrackedWriter(Mock(), "checkpoint", "name", Mock()), ("TrackedWriter",)),

@@ -122,7 +122,7 @@ def shared_metadata(pairs: int, length: int) -> bytes:
     metadata = {"long": "x" * length} | {f"{number:08}": "" for number in range(pairs)}
     data = bytearray(stream(pa.record_batch({"n": [1]}).replace_schema_metadata(metadata)))
     header = memoryview(data)[8 : 8 + int.from_bytes(data[4:8], "little")]
-    schema = ipc._Table(header).table(ipc._MESSAGE_HEADER)
+    schema = ipc._FlatbufferTable(header).table(ipc._MESSAGE_HEADER)
     assert schema is not None
     place = schema._place(ipc._SCHEMA_METADATA)
     assert place is not None

@@ -12,7 +12,7 @@ from pyspark.sql.types import LongType, StructType
 from ftlayer.config import FTStatus
 from ftlayer.errors import FTLayerError, LayerClosedError
 from ftlayer.functions.retry_rules import NO_RULES
-from ftlayer.spark.deliveries.ingest import Ingest
+from ftlayer.spark.deliveries.ingest import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import Layer
 from ftlayer.vertex.calls import OpenStream, StreamOptions
@@ -70,7 +70,7 @@ def a_remote_layer() -> Layer:
 
 def test_what_a_layer_gave_out_is_closed_with_it() -> None:
     layer = a_remote_layer()
-    ingest = Ingest("c", SCHEMA, layer.client)
+    ingest = IngestStream("c", SCHEMA, layer.client)
     own = ingest.reader("topology")
     another = layer.another_client(layer.client, "dead-letters")
     layer.close()

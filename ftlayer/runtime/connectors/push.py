@@ -48,7 +48,7 @@ class _Pushed:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PushedBatch:
     """Rows of one push that travel together."""
 
     pushed: _Pushed
@@ -75,10 +75,10 @@ class PushReader:
         self._number = secrets.randbits(48)
         self._rows = 0
         self._changed = threading.Condition()
-        self._waiting: deque[_Part] = deque()
+        self._waiting: deque[_PushedBatch] = deque()
         self._waiting_bytes = 0
         self._pushed_rows = 0
-        self._taken: dict[int, list[_Part]] = {}
+        self._taken: dict[int, list[_PushedBatch]] = {}
         self._refusal: SourceError | None = None
         self._failure: SourceError | None = None
         self._stopper: Callable[[], None] | None = None
@@ -170,7 +170,7 @@ class PushReader:
             if not records:
                 pushed.accepted(0)
                 return pushed.over
-            parts = [_Part(pushed, part) for part in slices(batch, self._limits.rows, BATCH_BYTES)]
+            parts = [_PushedBatch(pushed, part) for part in slices(batch, self._limits.rows, BATCH_BYTES)]
             self._waiting.extend(parts)
             self._waiting_bytes += sum(part.payload.nbytes for part in parts)
             self._pushed_rows += batch.num_rows
@@ -204,7 +204,7 @@ class PushReader:
 
     # ------------------------------------------------------------ the loop's thread
 
-    def _next_parts(self) -> Iterator[_Part]:
+    def _next_parts(self) -> Iterator[_PushedBatch]:
         """Take parts that have room in one batch, the first in any case."""
         rows = size = 0
         while self._waiting:

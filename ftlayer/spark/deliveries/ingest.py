@@ -12,7 +12,7 @@ from ftlayer.checks import shown
 from ftlayer.errors import CodecError, MalformedRequestError, ProtocolError, VertexUnavailableError
 from ftlayer.functions.conversion import to_batch
 from ftlayer.spark.deliveries.source import arrow_schema
-from ftlayer.vertex.calls import Ingest as IngestCall
+from ftlayer.vertex.calls import Ingest
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -30,7 +30,7 @@ def stream_of_ingest(name: str) -> str:
     return f"ingest/{name}"
 
 
-class Ingest:
+class IngestStream:
     """Accepts records from any thread. What `put` returned for is not lost any more.
 
     Calls of several threads travel together: the first one to come sends what has gathered while the
@@ -42,7 +42,7 @@ class Ingest:
         self.schema = schema
         self._arrow = arrow_schema(schema)
         self._client = client
-        self._gathering = _Group()
+        self._gathering = _SharedCall()
         self._lock = threading.Lock()
         self._sending = threading.Lock()
 
@@ -80,14 +80,14 @@ class Ingest:
             raise CodecError(f"ingest {self.name!r}: expected columns {self._arrow}, got {batch.schema}")
         if not batch.num_rows:
             return
-        part = _Part(batch.replace_schema_metadata(None))
+        part = _ThreadBatch(batch.replace_schema_metadata(None))
         with self._lock:
             group = self._gathering
             group.parts.append(part)
         with self._sending:
             if not group.sent:
                 with self._lock:
-                    self._gathering = _Group()
+                    self._gathering = _SharedCall()
                 group.send(self.name, self._client)
         if part.error is not None:
             raise part.error
@@ -120,7 +120,7 @@ class Ingest:
         return IngestReader(self._client, stream_of_ingest(self.name), f"topology/{topology}")
 
 
-class _Part:
+class _ThreadBatch:
     """One thread's batch. It has failed until it is known to be in: its sender may be interrupted."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
@@ -130,11 +130,11 @@ class _Part:
         )
 
 
-class _Group:
+class _SharedCall:
     """Batches that travel together."""
 
     def __init__(self) -> None:
-        self.parts: list[_Part] = []
+        self.parts: list[_ThreadBatch] = []
         self.sent = False
 
     def send(self, name: str, client: VertexClient) -> None:
@@ -142,12 +142,12 @@ class _Group:
         _send(self.parts, name, client)
 
 
-def _send(parts: list[_Part], name: str, client: VertexClient) -> None:
+def _send(parts: list[_ThreadBatch], name: str, client: VertexClient) -> None:
     """Send parts as one call; what is refused together (too many rows, too many bytes) goes part by part."""
     error: Exception | None = None
     try:
         whole = pa.concat_batches([part.batch for part in parts])
-        client.call(IngestCall(stream_of_ingest(name), whole))
+        client.call(Ingest(stream_of_ingest(name), whole))
     except (MalformedRequestError, ProtocolError, pa.ArrowInvalid) as refused:
         if len(parts) > 1:
             for part in parts:

@@ -45,7 +45,7 @@ class IngestedRows(InputPartition):
 
 
 class IngestReader(DataSourceStreamReader):
-    """Reads what `ftlayer.spark.deliveries.ingest.Ingest` has accepted, in the order of its log, by offsets in it.
+    """Reads what an ingest (`IngestStream`) has accepted, in the order of its log, by offsets in it.
 
     What a completed checkpoint has read is removed from the vertex (`commit`). One topology reads a stream: the
     vertex refuses a second one (`StaleOwnerError`), and a driver that another one has taken over from. A topology

@@ -48,7 +48,7 @@ class LetterQuery(Protocol):
 
 
 @dataclass
-class _Run:
+class _QueryRun:
     """One run of the Spark query. ``over`` is set once its end was judged.
 
     ``source_ended``: it ended by itself, because its source had no more.
@@ -104,7 +104,7 @@ class QuerySupervisor:
         self._drains = False
         self._done = threading.Event()
         self._lock = threading.Lock()
-        self._current: _Run | None = None
+        self._current: _QueryRun | None = None
         self.error: BaseException | None = None
         self._batch_error: Exception | None = None
         self.restarts = 0
@@ -225,14 +225,14 @@ class QuerySupervisor:
     # ------------------------------------------------------------ its thread
 
     @property
-    def _run(self) -> _Run:
+    def _run(self) -> _QueryRun:
         with self._lock:
             assert self._current is not None
             return self._current
 
-    def _begin(self) -> _Run:
+    def _begin(self) -> _QueryRun:
         self._drains = self._drain_until is not None
-        run = _Run(self._start(self))
+        run = _QueryRun(self._start(self))
         with self._lock:
             self._current = run
             if self.interrupted:
@@ -271,14 +271,14 @@ class QuerySupervisor:
         _, unread = wait(reads, None if deadline is None else max(deadline - time.monotonic(), 0))
         return not unread and all(read.result() for read in reads)
 
-    def _await_next(self, run: _Run) -> None:
+    def _await_next(self, run: _QueryRun) -> None:
         """Wait until another run has taken the place of ``run``, or there will be none."""
         while self._run is run and not self._done.wait(POLL_S):
             pass
 
     def _supervise(self) -> None:
         try:
-            run: _Run | None = self._first
+            run: _QueryRun | None = self._first
             while not self._stopping.is_set():
                 try:
                     run = run or self._begin()
@@ -296,7 +296,7 @@ class QuerySupervisor:
             self._run.over.set()
             self._done.set()
 
-    def _await_end(self, run: _Run) -> None:
+    def _await_end(self, run: _QueryRun) -> None:
         """Wait until ``run`` has ended, and take note of how; raises what it failed with."""
         try:
             run.query.awaitTermination()

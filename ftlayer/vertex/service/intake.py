@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Group:
+class _CallGroup:
     """The calls of one transaction; ``current`` is the one the rules are at."""
 
     applied: list[tuple[Waiting, CallOutcome]] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Intake:
         """Write one group of what may go on now; return whether to go on with the next one at once."""
         if not self._waiting:
             return False
-        group = _Group()
+        group = _CallGroup()
         try:
             with rules.store.write(intake=True) as txn, rules.staging(changes_memory=False) as layer:
                 self._apply(layer, txn, group, rules)
@@ -87,7 +87,7 @@ class Intake:
             waiting.answer(shard_closed())
         self._waiting.clear()
 
-    def _apply(self, layer: FTLayerCore, txn: WriteTransaction, group: _Group, rules: Rules) -> None:
+    def _apply(self, layer: FTLayerCore, txn: WriteTransaction, group: _CallGroup, rules: Rules) -> None:
         held: set[str] = set()
         now = rules.now()
         for waiting in self._waiting:
@@ -112,7 +112,7 @@ class Intake:
             group.current = None
             group.size += _size_of(call)
 
-    def _hold_back(self, group: _Group, error: StoreFullError, rules: Rules) -> None:
+    def _hold_back(self, group: _CallGroup, error: StoreFullError, rules: Rules) -> None:
         """What does not fit together may fit one by one; what does not fit alone waits."""
         calls = group.calls()
         if len(calls) > 1:
@@ -123,7 +123,7 @@ class Intake:
             waiting.reason = str(error)
             waiting.not_before_ms = rules.now().mono_ms + FULL_STORE_PAUSE_MS
 
-    def _fail(self, group: _Group, error: FTLayerError) -> None:
+    def _fail(self, group: _CallGroup, error: FTLayerError) -> None:
         """Answer the calls of a lost transaction; if it did not even begin, all have to wait."""
         self._answer([(waiting, error) for waiting in group.calls()])
         if not group.calls():

@@ -19,10 +19,9 @@ from ftlayer.errors import (
     ProtocolError,
     VertexUnavailableError,
 )
-from ftlayer.spark.deliveries.ingest import Ingest
+from ftlayer.spark.deliveries.ingest import IngestStream
 from ftlayer.spark.tracked import struct_of
-from ftlayer.vertex.calls import Accepted
-from ftlayer.vertex.calls import Ingest as IngestCall
+from ftlayer.vertex.calls import Accepted, Ingest
 
 SCHEMA = StructType().add("a", LongType()).add("s", StringType())
 
@@ -38,7 +37,7 @@ class FakeClient:
         self.hold: threading.Event | None = None
 
     def call(self, call: Any) -> Any:
-        assert isinstance(call, IngestCall)
+        assert isinstance(call, Ingest)
         self.streams.add(call.stream)
         hold, self.hold = self.hold, None
         if hold is not None:
@@ -50,14 +49,14 @@ class FakeClient:
         return Accepted(len(values))
 
 
-def ingest_of(client: FakeClient) -> Ingest:
-    return Ingest("clicks", SCHEMA, client)  # type: ignore[arg-type]
+def ingest_of(client: FakeClient) -> IngestStream:
+    return IngestStream("clicks", SCHEMA, client)  # type: ignore[arg-type]
 
 
 class Thread(threading.Thread):
     """Puts one record; keeps what came of it."""
 
-    def __init__(self, ingest: Ingest, value: int) -> None:
+    def __init__(self, ingest: IngestStream, value: int) -> None:
         super().__init__(daemon=True)
         self.ingest, self.value = ingest, value
         self.result: Any = "nothing"
@@ -70,7 +69,7 @@ class Thread(threading.Thread):
             self.result = error
 
 
-def gathered(ingest: Ingest, client: FakeClient, values: list[int]) -> list[Thread]:
+def gathered(ingest: IngestStream, client: FakeClient, values: list[int]) -> list[Thread]:
     """Let threads gather behind a call that is under way (of value 0); return them when all are through."""
     client.hold = release = threading.Event()
     threads = [Thread(ingest, 0)]
@@ -175,7 +174,7 @@ def test_a_record_that_does_not_fit_is_refused_with_all_of_its_call(record: Any,
 
 def test_null_where_there_may_be_none_is_refused() -> None:
     client = FakeClient()
-    ingest = Ingest("clicks", StructType().add("a", LongType(), nullable=False), client)  # type: ignore[arg-type]
+    ingest = IngestStream("clicks", StructType().add("a", LongType(), nullable=False), client)  # type: ignore[arg-type]
     with pytest.raises(CodecError, match="'a' is null"):
         ingest.put({})
 

@@ -50,7 +50,7 @@ from ftlayer.vertex.calls import Failure, Records
 
 
 @dataclass(slots=True)
-class _Group:
+class _ReplayGroup:
     """Replays that may be taken while nothing else may."""
 
     number: int
@@ -85,7 +85,7 @@ class StreamReplayTask:
         self._ending = False
         self._on_hold = False
         self._paused = False
-        self._group: _Group | None = None
+        self._group: _ReplayGroup | None = None
         self._kept: tuple[Records, ...] = ()
         self._held = False
 
@@ -109,7 +109,7 @@ class StreamReplayTask:
                 self._paused, self._group, self._kept, self._held = False, None, (), False
                 return self._poll()
             case AllowReplays(_, group, limit):
-                self._group = _Group(group, limit)
+                self._group = _ReplayGroup(group, limit)
                 return self._ask_for(self._group)
             case LetOut(_, group):
                 return self._let_out(group)
@@ -178,7 +178,7 @@ class StreamReplayTask:
             return actions + self._ask_for(group)
         return [*actions, ReplaysOut(self.uid, group.number, group.rows)]
 
-    def _ask_for(self, group: _Group) -> list[Action]:
+    def _ask_for(self, group: _ReplayGroup) -> list[Action]:
         self._asked, self._held = True, False
         return [AskReplays(self._replay.stream, min(group.limit - group.rows, self._options.batch_rows))]
 

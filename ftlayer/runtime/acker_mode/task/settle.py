@@ -15,7 +15,7 @@ from ftlayer.runtime.task.lineages import BoolArray, ids_mask
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _BatchAtSink:
     """The records of one batch whose rows are at the sink.
 
     Attributes:
@@ -60,7 +60,7 @@ class SettleQueue:
     """
 
     held: U64Array = field(default_factory=lambda: NO_ROOTS)
-    _waiting: deque[_Waiting] = field(default_factory=deque)
+    _waiting: deque[_BatchAtSink] = field(default_factory=deque)
     _given: int = 0
     _settled: int = 0
 
@@ -80,7 +80,7 @@ class SettleQueue:
         if len(row_record):
             is_open = np.zeros(len(lineage), np.bool_)
             is_open[row_record] = True
-            self._waiting.append(_Waiting(lineage, owed, row_record, self._given, is_open))
+            self._waiting.append(_BatchAtSink(lineage, owed, row_record, self._given, is_open))
             self._given += len(row_record)
             self._publish()
         return Done(lineage, owed, np.flatnonzero(without_rows))
@@ -109,7 +109,7 @@ class SettleQueue:
         self._publish()
         return done
 
-    def _settle_batch(self, waiting: _Waiting, failures: list[tuple[int, RowFailure]]) -> Done:
+    def _settle_batch(self, waiting: _BatchAtSink, failures: list[tuple[int, RowFailure]]) -> Done:
         failed = []
         for row, failure in failures:
             record = int(waiting.row_record[row - waiting.first_row])

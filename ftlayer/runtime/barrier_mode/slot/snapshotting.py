@@ -31,7 +31,7 @@ STOP_WAIT_S = 5.0
 
 
 @dataclass(eq=False)
-class _Part:
+class _SubtaskSnapshot:
     """One subtask's part of a checkpoint.
 
     Attributes:
@@ -66,11 +66,11 @@ class SnapshotRunner:
         self._storage = storage
         self._subtasks = subtasks
         self._send, self._post = send, post
-        self._parts: dict[tuple[TaskKey, int], _Part] = {}
+        self._parts: dict[tuple[TaskKey, int], _SubtaskSnapshot] = {}
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._is_over = False
         # All below belongs to the thread.
-        self._unsynced: list[tuple[_Part, SubtaskSnapshot]] = []
+        self._unsynced: list[tuple[_SubtaskSnapshot, SubtaskSnapshot]] = []
         self._acked: dict[int, int] = {}
         self._latest: dict[TaskKey, int] = {}
         self._thread = threading.Thread(target=self._run, name="ftlayer-snapshots", daemon=True)
@@ -84,7 +84,7 @@ class SnapshotRunner:
 
     def begin(self, key: TaskKey, barrier: Barrier, pending: PendingSnapshot) -> None:
         """See `Snapshots.begin`."""
-        part = _Part(key, barrier, pending, self.stopwatch_ms())
+        part = _SubtaskSnapshot(key, barrier, pending, self.stopwatch_ms())
         self._parts[key, barrier.checkpoint] = part
         self._jobs.put(lambda: self._write(part))
 
@@ -153,21 +153,21 @@ class SnapshotRunner:
             # Of what completed or aborted asked for: the files are swept later.
             logger.warning("the storage of checkpoints: %s", error)
 
-    def _write(self, part: _Part) -> None:
+    def _write(self, part: _SubtaskSnapshot) -> None:
         def write(writer: PieceWriter) -> None:
             part.snapshot = part.pending.write(writer, lambda: part.cancelled)
 
         self._try(part, write)
 
     def _write_channels(
-        self, part: _Part, channels: tuple[CapturedChannel, ...], times: SnapshotTimes
+        self, part: _SubtaskSnapshot, channels: tuple[CapturedChannel, ...], times: SnapshotTimes
     ) -> None:
         def write(writer: PieceWriter) -> None:
             part.channels, part.times = tuple(channel.write(writer) for channel in channels), times
 
         self._try(part, write)
 
-    def _try(self, part: _Part, write: Callable[[PieceWriter], None]) -> None:
+    def _try(self, part: _SubtaskSnapshot, write: Callable[[PieceWriter], None]) -> None:
         if part.cancelled:
             return
         try:
@@ -210,7 +210,7 @@ class SnapshotRunner:
                     self._send(SubtaskAcked(checkpoint, whole))
                 self._over(part)
 
-    def _decline(self, part: _Part, error: BaseException) -> None:
+    def _decline(self, part: _SubtaskSnapshot, error: BaseException) -> None:
         logger.warning(
             "checkpoint %d: %s cannot take its part", part.barrier.checkpoint, part.key, exc_info=error
         )
@@ -222,7 +222,7 @@ class SnapshotRunner:
             self._send(SubtaskDeclined(part.barrier.checkpoint, *part.key, reason, code=code))
         self._over(part)
 
-    def _over(self, part: _Part) -> None:
+    def _over(self, part: _SubtaskSnapshot) -> None:
         self._post(SnapshotOver(part.key, part.barrier.checkpoint))
 
 
