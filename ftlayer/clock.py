@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 
@@ -11,3 +12,8 @@ class Now:
 
     mono_ms: int
     wall_ms: int
+
+
+def system_now() -> Now:
+    """Read the clocks of this machine."""
+    return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftlayer.clock import Now
+from ftlayer.clock import system_now
 from ftlayer.errors import StorePathError
 from ftlayer.store.directory import DATA_FILE, holder_of
 from ftlayer.store.kv import TABLES
@@ -120,7 +119,7 @@ def inspect_vertex(path: Path) -> list[ShardReport]:
         report = inspect_store(shard)
         with _layer(shard, number, len(shards)) as (store, layer):
             with store.read() as transaction:
-                reply = layer.read(transaction, Stats(), _now())
+                reply = layer.read(transaction, Stats(), system_now())
             assert isinstance(reply, StatsReply)
             values = reply.values
             counts = (int(values[name]) for name in ("waiting", "in_delivery", "dead_letters"))
@@ -136,7 +135,7 @@ def stored_records(path: Path, state: str) -> Iterator[RecordInfo]:
             after = b""
             while True:
                 with store.read() as transaction:
-                    reply = layer.read(transaction, ListRecords(state, "", PAGE, after), _now())
+                    reply = layer.read(transaction, ListRecords(state, "", PAGE, after), system_now())
                 assert isinstance(reply, RecordList)
                 for record in reply.records:
                     yield dataclasses.replace(record, key=number.to_bytes(2, "big") + record.key)
@@ -150,10 +149,6 @@ def _layer(shard: Path, number: int, shards: int) -> Iterator[tuple[LmdbStore, F
     """Open a shard's store for reading and recover its rules from it: they only read at their start."""
     store = LmdbStore.open(shard, read_only=True)
     try:
-        yield store, FTLayerCore(store, LayerOptions(shard=number, shards=shards), _now())
+        yield store, FTLayerCore(store, LayerOptions(shard=number, shards=shards), system_now())
     finally:
         store.close()
-
-
-def _now() -> Now:
-    return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)

@@ -6,8 +6,9 @@ import copy
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from ftlayer.clock import Now, system_now
 from ftlayer.errors import FTLayerError
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy
@@ -33,9 +34,10 @@ class Planners:
         failed: Callable[[FTLayerError], None],
         stop_at_latest: bool = False,
         backlog: Callable[[str, bool], None] | None = None,
+        clock: Callable[[], Now] = system_now,
     ) -> None:
-        """``failed`` is told of the error of a reader that the strategy has given up, ``backlog`` as
-        `ReaderPlanner` says. ``keeper`` opens that of each source, as the job's mode has it.
+        """``failed`` is told of the error of a reader that the strategy has given up, ``backlog`` and
+        ``clock`` as `ReaderPlanner` says. ``keeper`` opens that of each source, as the job's mode has it.
 
         ``key`` is the job's; in a graph with checkpoints `CheckpointPlan.key`, which slots have to open splits with.
         """
@@ -59,7 +61,13 @@ class Planners:
                 failed=self._reader_failed,
                 stop_at_latest=stop_at_latest,
                 backlog=backlog,
+                clock=clock,
             )
+
+    @property
+    def by_source(self) -> Mapping[str, ReaderPlanner]:
+        """Each planner by the uid of its source."""
+        return self._planners
 
     def start(self) -> None:
         """Begin to plan."""

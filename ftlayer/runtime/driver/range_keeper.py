@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from ftlayer.runtime.connectors.positions import RangeProgress
 from ftlayer.runtime.driver.splits import PlannedRange
-from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.topology.operators import Source
 
 
@@ -17,78 +16,70 @@ class Beginning:
     """From where a source is read.
 
     Attributes:
-        at: the offset; None: the reader's initial one.
+        at: the offset behind all that follows; None: the reader's initial one.
         number: of the last range that was planned.
         unfinished: a range up to ``at`` that is to be planned again, and read to its end; None for none.
+        restored: ranges up to ``at`` that are read with the splits they have, and how far each was read.
     """
 
     at: str | None
     number: int
     unfinished: RangeProgress | None = None
+    restored: tuple[tuple[PlannedRange, RangeProgress], ...] = ()
 
-
-@dataclass(frozen=True, slots=True)
-class StartOver:
-    """All that is planned is of no use any more: `RangeKeeper.beginning` says from where it goes on."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommitOffset:
-    """The reader is to commit up to here."""
-
-    end: str
-
-
-KeeperInstruction: TypeAlias = StartOver | CommitOffset
 
 Own_contra = TypeVar("Own_contra", contravariant=True)
 """Events of the mode alone."""
 
 
 class RangeKeeper(Protocol[Own_contra]):
-    """Knows where one reader source has come to. Methods are of its planner's thread."""
+    """The mode's part of a `PlannerRules`: knows where one reader source has come to."""
 
     @property
-    def is_current(self) -> bool:
-        """Whether it is known where the source is read. Otherwise an event that says so is there, or will come."""
+    def outlives_subtasks(self) -> bool:
+        """Whether what a subtask has read stays read when it is lost.
 
-    @property
-    def takes_from_lost(self) -> bool:
-        """Whether what a lost subtask has read counts, when its report comes behind the loss."""
-
-    def handle(self, event: Own_contra, open_range: int | None) -> Sequence[KeeperInstruction]:
-        """Take an event of the mode. It comes again if an instruction failed.
-
-        ``open_range`` is the number of the range that is being read; None if it is complete.
+        Then the rules ask how far a source was accepted, at first and whenever a subtask is back, and a split counts
+        whose report comes behind the loss. Otherwise the source goes back to where an event of the mode leads it.
         """
 
-    def beginning(self) -> Beginning:
-        """Return from where the source is read; errors of what is asked go to the caller."""
+    def handle(self, event: Own_contra, first_unread: int) -> Beginning | None:
+        """Take an event of the mode; return from where the source is read from now on, if the event says that.
 
-    def begun(self, at: str) -> bool:
-        """The source is read from ``at``. Returns False if it is to be read from elsewhere by now."""
+        ``first_unread`` is the number of the first range that is not known to be read to its end.
+        """
 
-    def next_restored(self) -> PlannedRange | None:
-        """Return the next range to be read with the splits it had, which counts as opened; None for no further one."""
+    def begun(self, at: str, number: int) -> None:
+        """The source is read from ``at``, behind the range of that number; 0: behind none."""
 
-    def opened(self, planned: PlannedRange, splits: Sequence[Any]) -> None:
-        """A new range is going to be read; ``splits`` are what its payloads were made of."""
+    def opened(self, planned: PlannedRange) -> None:
+        """A new range is going to be read. Its payloads are what is kept of it: no rows that were read ahead."""
 
     def moved(self, end: str) -> None:
         """There is nothing to read up to ``end``."""
 
-    def progress(self, planned: PlannedRange) -> RangeProgress | None:
-        """Return how far a range was read by instances that are gone; None if nothing is known of it."""
+    def to_commit(self, complete: str | None) -> str | None:
+        """Return what the reader is to commit now; None for nothing.
 
-    def to_commit(self, at: str) -> str | None:
-        """All ranges up to ``at`` are complete: return what the reader is to commit now; None for nothing."""
+        ``complete``: all ranges up to there are read; None while one is not.
+        """
 
     def committed(self, end: str) -> None:
         """The reader has committed up to here."""
 
-    def pass_on(self, messages: Sequence[AssignSplits], send: Callable[[AssignSplits], None]) -> None:
-        """Send the messages, unless the source is to be read from elsewhere by now."""
+
+@dataclass(frozen=True, slots=True)
+class KeptRanges:
+    """What a mode has for one reader source.
+
+    Attributes:
+        keeper: belongs to the source's planner.
+        progress: returns how far the source was accepted, None for nothing; may block, and raise.
+    """
+
+    keeper: RangeKeeper[Any]
+    progress: Callable[[], RangeProgress | None] = lambda: None
 
 
-OpenKeeper: TypeAlias = Callable[[Source, Callable[[Any], None]], RangeKeeper[Any]]
-"""Opens the keeper of a source. What it gives the function gets to its `RangeKeeper.handle`; any thread may call it."""
+OpenKeeper: TypeAlias = Callable[[Source, Callable[[Any], None]], KeptRanges]
+"""Opens what a mode has for a source. What it gives the function has got to `RangeKeeper.handle` when it returns."""

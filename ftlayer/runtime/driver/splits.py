@@ -46,6 +46,11 @@ class SplitPlanner:
         """The range that was opened last; None for none yet."""
         return self._range
 
+    @property
+    def ended(self) -> bool:
+        """Whether there are no more ranges."""
+        return self._ended
+
     def is_up(self, split: int) -> bool:
         """Whether the subtask runs that reads the splits of this number."""
         return split % self._parallelism in self._up

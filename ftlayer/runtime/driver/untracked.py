@@ -12,6 +12,7 @@ from ftlayer.runtime.driver.driver_mode import CheckpointCalls, JobContext, no_c
 from ftlayer.runtime.driver.events import Event, JobInstruction, JobState, Over, Said
 from ftlayer.runtime.driver.mode import ModeInstruction, StopJob, failed
 from ftlayer.runtime.driver.position_keeper import PositionKeeper
+from ftlayer.runtime.driver.range_keeper import KeptRanges
 from ftlayer.runtime.driver.reasons import untracked
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot
@@ -141,6 +142,6 @@ class UntrackedDriver:
         done()
 
 
-def open_untracked(source: Source, post: Callable[[Any], None]) -> PositionKeeper:
+def open_untracked(source: Source, happened: Callable[[Any], None]) -> KeptRanges:
     """Return the keeper of a reader source with ``FTStatus.OFF``: an `OpenKeeper`. Positions are kept nowhere."""
-    return PositionKeeper(source.uid, dict)
+    return KeptRanges(PositionKeeper())

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ftlayer.clock import Now
+from ftlayer.clock import Now, system_now
 from ftlayer.errors import (
     FTLayerError,
     MalformedRequestError,
@@ -25,11 +24,6 @@ Answer = Callable[[Reply | FTLayerError], None]
 
 REFUSALS = (MalformedRequestError, ProtocolError, StaleIncarnationError, StaleOwnerError)
 """What the rules raise for a call that has changed and staged nothing; the rest of its group goes on."""
-
-
-def system_now() -> Now:
-    """Return the time by the system's clocks."""
-    return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition, Simpl
 from pyspark.sql.streaming.datasource import ReadMaxRows, SupportsTriggerAvailableNow
 
 from ftlayer.errors import ConfigError, FTLayerError, IncompatibleCheckpointError
-from ftlayer.runtime.barrier_mode.driver.log_keeper import LogKeeper
-from ftlayer.runtime.barrier_mode.driver.range_log import Captured, RangeLog, unpack_captured
+from ftlayer.runtime.barrier_mode.driver.range_log import Captured, RangeLog, unpack_captured, unpack_restored
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
 from ftlayer.runtime.connectors.positions import SplitPosition, pack_rows, partition_key
+from ftlayer.runtime.driver.range_keeper import KeptRanges
 from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.runtime.driver.splits import PlannedRange
 from ftlayer.runtime.protocol.messages import AssignSplits
@@ -127,7 +128,6 @@ class Job:
         self.positions: dict[str, bytes] = {}
         self.emitted: list[int] = []
         self.origin: list[int] = []
-        self.key = key
         self.planner = ReaderPlanner(
             self.source,
             parallelism,
@@ -138,9 +138,9 @@ class Job:
             **more,
         )
 
-    def _opened(self, source: Source, post: Callable[[Any], None]) -> LogKeeper:
-        self.keeper = LogKeeper(source.uid, self.key, post)
-        return self.keeper
+    def _opened(self, source: Source, happened: Callable[[Any], None]) -> KeptRanges:
+        self.ranges = SourceCheckpoints(source.uid, happened)
+        return KeptRanges(self.ranges.keeper)
 
     def start(self, checkpoint: Any = None) -> Job:
         self.restore(checkpoint)
@@ -156,20 +156,38 @@ class Job:
         self.errors.append(error)
 
     def checkpoint(self) -> Any:
-        self.keeper.under_way([1])
-        found = dict(self.positions), self.keeper.capture(self.positions), list(self.emitted)
-        self.keeper.under_way([])
+        self.ranges.under_way([1])
+        found = dict(self.positions), self.ranges.capture(self.positions), list(self.emitted)
+        self.ranges.under_way([])
         return found
 
+    @property
+    def at(self) -> str | None:
+        """The offset that a checkpoint would begin at."""
+        captured = self.ranges.capture(self.positions)
+        return unpack_captured(captured).at if captured else None
+
+    @property
+    def remembered(self) -> list[str]:
+        """The ends of all ranges that are not forgotten: what a checkpoint would hold that has begun all of them."""
+        far = SplitPosition(10**6, "", "", 1, b"", 0, done=False).pack()
+        captured = self.ranges.capture({partition_key(99): far})
+        return [planned.end for planned in unpack_captured(captured).ranges]
+
+    @property
+    def rests(self) -> bool:
+        """Whether the planner's thread has nothing to do."""
+        return self.planner.wait_ms is None
+
     def complete(self, checkpoint: Any) -> None:
-        self.keeper.completed(checkpoint[1])
+        self.ranges.completed(checkpoint[1])
 
     def restore(self, checkpoint: Any) -> None:
         for subtask in list(self.slots):
             self.slots.pop(subtask).stop()
             self.planner.slot_down(subtask)
         positions, captured, emitted = checkpoint or ({}, None, self.origin)
-        self.keeper.restore(positions, captured)
+        self.ranges.restore(positions, captured)
         with self.lock:
             self.inbox = []
         self.positions, self.emitted = dict(positions), list(emitted)
@@ -263,7 +281,7 @@ def test_nothing_is_planned_before_it_is_known_from_where(make: Any, log: Log) -
     job.planner.slot_up(0)
     job.planner.start()
     job.planner.slot_down(0)
-    job.driver.until(job.planner._events.empty)
+    assert job.rests
     assert log.calls == []
     job.restore(None)
     job.run_to(10)
@@ -337,14 +355,14 @@ def test_a_range_without_splits_counts(make: Any, log: Log) -> None:
     log.silent = {0, 10}
     log.rows = list(range(10))
     job = make(LogReader(log)).start()
-    job.run_until(lambda: job.keeper._log.now is not None and job.keeper._log.now.at == "10")
+    job.run_until(lambda: job.at == "10")
     assert unpack_captured(job.checkpoint()[1]) == Captured("10", 0, ())
     log.silent = {20}
     log.rows = list(range(20))
     job.emitted = list(range(10))
     job.run_to(20)
     log.rows = list(range(30))
-    job.run_until(lambda: job.keeper._log.now.at == "30")
+    job.run_until(lambda: job.at == "30")
     checkpoint = job.checkpoint()
     assert unpack_captured(checkpoint[1]).at == "30"
     job = make(LogReader(log)).start(checkpoint)
@@ -400,13 +418,12 @@ def test_draining_outlives_a_restore(make: Any, log: Log) -> None:
     job.run_to(20)
     checkpoint = job.checkpoint()
     job.planner.drain()
-    job.driver.until(job.planner._events.empty)
     job.restore(checkpoint)
-    job.driver.until(job.planner._events.empty)
+    job.driver.until(lambda: job.rests)
     log.calls.clear()
     log.rows = list(range(30))
     job.complete(checkpoint)
-    job.run_until(lambda: job.planner._events.empty())
+    job.run_until(lambda: job.rests)
     assert "partitions" not in log.calls
 
 
@@ -447,18 +464,17 @@ def test_ranges_are_forgotten_when_no_checkpoint_needs_them(make: Any, log: Log)
     def read(rows: int) -> None:
         log.rows = list(range(rows))
         job.run_to(rows)
-        job.driver.until(job.planner._events.empty)
 
     for rows in (10, 20, 30, 40):
         read(rows)
-    assert len(job.keeper._log.now.ranges) == 1
-    job.keeper.under_way([7])
+    assert job.remembered == ["40"]
+    job.ranges.under_way([7])
     for rows in (50, 60, 70):
         read(rows)
-    assert [one.end for one in job.keeper._log.now.ranges][-3:] == ["50", "60", "70"]
-    job.keeper.under_way([8])
+    assert job.remembered[-3:] == ["50", "60", "70"]
+    job.ranges.under_way([8])
     read(80)
-    assert [one.end for one in job.keeper._log.now.ranges] == ["80"]
+    assert job.remembered == ["80"]
 
 
 # ---------------------------------------------------------------- the log of ranges
@@ -483,7 +499,7 @@ def test_a_checkpoint_may_be_in_the_middle_of_several_ranges() -> None:
     assert [one.number for one in captured.ranges] == [1, 2, 3]
     assert (captured.at, captured.last, captured.end) == ("4", 3, "1")
     assert unpack_captured(captured.pack()) == captured
-    log.restore(positions, captured)
+    log.restore(unpack_restored("s", positions, captured.pack()))
     progress = [log.progress(one) for one in captured.ranges]
     assert [one.done for one in progress] == [(True, False, True), (True, False), (False,)]
     assert [one.rows for one in progress] == [(0, 2, 9), (0, 0), (5,)]
@@ -501,11 +517,11 @@ def test_a_split_that_never_was_begun() -> None:
 
 
 def test_a_checkpoint_of_another_kind_of_source(make: Any, log: Log) -> None:
-    keeper = make(LogReader(log)).keeper
+    ranges = make(LogReader(log)).ranges
     with pytest.raises(ConfigError, match="another kind of source"):
-        keeper.restore({partition_key(0): pack_rows(3)}, Captured("1", 0, ()).pack())
+        ranges.restore({partition_key(0): pack_rows(3)}, Captured("1", 0, ()).pack())
     with pytest.raises(IncompatibleCheckpointError, match=r"'numbers'.*without a reader"):
-        keeper.restore({partition_key(0): pack_rows(3)}, None)
+        ranges.restore({partition_key(0): pack_rows(3)}, None)
 
 
 class LimitedReader(LogReader):

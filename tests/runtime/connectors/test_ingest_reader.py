@@ -13,7 +13,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from ftlayer.config import VertexOptions
 from ftlayer.errors import SourceError, StaleOwnerError, VertexUnavailableError
-from ftlayer.runtime.barrier_mode.driver.log_keeper import LogKeeper
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
+from ftlayer.runtime.driver.range_keeper import KeptRanges
 from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.spark.deliveries import ingest_reader
 from ftlayer.spark.deliveries.ingest_reader import IngestReader
@@ -196,20 +197,20 @@ def test_as_a_source_of_a_topology(
     def failed(uid: str, error: Exception) -> None:
         raise error
 
-    keepers: list[LogKeeper] = []
+    opened_ranges: list[SourceCheckpoints] = []
 
-    def opened(source: Source, post: Any) -> LogKeeper:
-        keepers.append(LogKeeper(source.uid, key, post))
-        return keepers[-1]
+    def opened(source: Source, happened: Any) -> KeptRanges:
+        opened_ranges.append(SourceCheckpoints(source.uid, happened))
+        return KeptRanges(opened_ranges[-1].keeper)
 
     planner = ReaderPlanner(source, 1, keeper=opened, key=key, send=inbox.append, failed=failed)
-    [keeper] = keepers
+    [ranges] = opened_ranges
     planner.start()
     checkpoint: tuple[dict[str, bytes], bytes | None, list[int]] = ({}, None, [])
     for _ in range(4):
         orders.put(10)
         planner.slot_down(0)
-        keeper.restore(*checkpoint[:2])
+        ranges.restore(*checkpoint[:2])
         inbox.clear()
         slot = driver.open(source, positions=checkpoint[0], rows=3)
         slot.start()
@@ -229,7 +230,7 @@ def test_as_a_source_of_a_topology(
 
         driver.until(all_read)
         assert seen == list(range(len(seen)))
-        captured = keeper.capture(positions)
-        keeper.completed(captured)
+        captured = ranges.capture(positions)
+        ranges.completed(captured)
         checkpoint = (positions, captured, seen)
     planner.close()

@@ -20,7 +20,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Supp
 
 from ftlayer.errors import ConfigError, FTLayerError, SourceError
 from ftlayer.runtime.connectors.offset_reader import digest_of, offset_reader
+from ftlayer.runtime.connectors.positions import progress_of
 from ftlayer.runtime.driver.position_keeper import PositionKeeper
+from ftlayer.runtime.driver.range_keeper import KeptRanges
 from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.topology.operators import ReaderSource, Source
@@ -112,7 +114,15 @@ class Job:
     """A planner, and slots that the test can kill."""
 
     def __init__(
-        self, driver: Any, vertex: Any, key: bytes, reader: Any, parallelism: int = 2, schema: pa.Schema = ID
+        self,
+        driver: Any,
+        vertex: Any,
+        key: bytes,
+        reader: Any,
+        parallelism: int = 2,
+        schema: pa.Schema = ID,
+        *,
+        bounded: bool = False,
     ) -> None:
         self.driver, self.vertex, self.key, self.parallelism = driver, vertex, key, parallelism
         self.source = Source("numbers", ReaderSource(reader), schema)
@@ -125,15 +135,14 @@ class Job:
         self.planner = ReaderPlanner(
             self.source,
             parallelism,
-            keeper=lambda source, post: PositionKeeper(source.uid, lambda: self.positions()),
+            keeper=lambda source, happened: KeptRanges(
+                PositionKeeper(), lambda: progress_of(source.uid, self.positions())
+            ),
             key=key,
             send=self._send,
             failed=lambda uid, error: self.errors.append(error),
+            stop_at_latest=bounded,
         )
-
-    def bounded(self) -> Job:
-        self.planner._stop_at_latest = True
-        return self
 
     def start(self) -> Job:
         self.planner.start()
@@ -204,9 +213,9 @@ def start(driver: Any, vertex: Any, key: bytes) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def make(reader: Any, parallelism: int = 2, *, bounded: bool = False, schema: pa.Schema = ID) -> Job:
-        job = Job(driver, vertex, key, reader, parallelism, schema)
+        job = Job(driver, vertex, key, reader, parallelism, schema, bounded=bounded)
         jobs.append(job)
-        return (job.bounded() if bounded else job).start()
+        return job.start()
 
     yield make
     for job in jobs:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftlayer.errors import FTLayerError, JobError, StaleIncarnationError, StaleOwnerError
+from ftlayer.runtime.connectors.positions import progress_of
 from ftlayer.runtime.driver.position_keeper import PositionKeeper
-from ftlayer.runtime.driver.range_keeper import OpenKeeper
+from ftlayer.runtime.driver.range_keeper import KeptRanges, OpenKeeper
 from ftlayer.runtime.worker import Worker
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.operators import Source
@@ -139,7 +140,8 @@ class JobVertexCalls:
 def vertex_keepers(vertex: JobVertexCalls, graph: JobGraph) -> OpenKeeper:
     """Return what opens the keepers of a graph's reader sources: the vertex has their positions."""
 
-    def opened(source: Source, post: Callable[[Any], None]) -> PositionKeeper:
-        return PositionKeeper(source.uid, lambda: vertex.positions(graph.stream_of(source.uid)))
+    def opened(source: Source, happened: Callable[[Any], None]) -> KeptRanges:
+        uid = source.uid
+        return KeptRanges(PositionKeeper(), lambda: progress_of(uid, vertex.positions(graph.stream_of(uid))))
 
     return opened

@@ -100,7 +100,7 @@ def open_checkpoints(
         # This is a new run, and asked for as such.
         forget_result(config, graph.name)
     committer = Committer(graph, key, allow_unknown=config.allow_unclaimed_state)
-    readers = ReaderCheckpoints(graph, key)
+    readers = ReaderCheckpoints(graph)
     parts = JobCheckpointParts(graph, config, run, rules, storage, committer, readers, ownership)
     return parts, CheckpointPlan(config, run, key)
 

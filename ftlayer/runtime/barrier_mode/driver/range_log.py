@@ -67,6 +67,27 @@ def unpack_captured(packed: bytes) -> Captured:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a checkpoint says of one source; with no positions and None: there is none, the source begins again."""
+
+    positions: Positions
+    captured: Captured | None
+
+
+def unpack_restored(source: str, positions: Mapping[str, bytes], captured: bytes | None) -> Restored:
+    """Read the positions of all subtasks of a source in a checkpoint, and what `Captured.pack` wrote for it.
+
+    Raises `IncompatibleCheckpointError`, or `ConfigError`, for a checkpoint whose source was of another kind.
+    """
+    if not captured and positions:
+        raise IncompatibleCheckpointError(
+            f"source {source!r}: the checkpoint has positions of a source without a reader; give the new "
+            "source a uid of its own"
+        )
+    return Restored(_unpacked(source, positions), unpack_captured(captured) if captured else None)
+
+
 def reseal_captured(packed: bytes, old: bytes, new: bytes) -> bytes:
     """Return what `Captured.pack` wrote, its splits sealed with ``new`` in place of ``old``.
 
@@ -83,11 +104,11 @@ def reseal_captured(packed: bytes, old: bytes, new: bytes) -> bytes:
 
 
 class RangeLog:
-    """The ranges of one source. For one thread at a time."""
+    """The ranges of one source. For one thread at a time, save `capture`."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        # Its ``ranges`` are those that a checkpoint may still be in the middle of.
+        # Its ``ranges`` are those that a checkpoint may still be in the middle of. Replaced, never changed.
         self._book: Captured | None = None
         self._origin: str | None = None
         self._restored: Positions = {}
@@ -124,8 +145,8 @@ class RangeLog:
     # ------------------------------------------------------------ checkpoints
 
     def capture(self, positions: Mapping[str, bytes]) -> Captured | None:
-        """Return what a checkpoint with these positions has to hold; None if the source has not begun."""
-        book, read = self._book, self._unpacked(positions)
+        """Return what a checkpoint with these positions has to hold; None if the source has not begun. Any thread."""
+        book, read = self._book, _unpacked(self._source, positions)
         if book is None:
             return None
         last = max((position.range for position in read.values()), default=0)
@@ -133,19 +154,12 @@ class RangeLog:
         begun = (planned for planned in book.ranges if planned.number <= last and not _is_read(planned, read))
         return Captured(at, last, tuple(begun))
 
-    def restore(self, positions: Mapping[str, bytes], captured: Captured | None) -> None:
-        """Go back to a checkpoint; with no positions and None to the begin.
-
-        Raises `IncompatibleCheckpointError`, or `ConfigError`, for a checkpoint whose source was of another kind.
-        """
-        if captured is None and positions:
-            raise IncompatibleCheckpointError(
-                f"source {self._source!r}: the checkpoint has positions of a source without a reader; give the new "
-                "source a uid of its own"
-            )
+    def restore(self, restored: Restored) -> None:
+        """Go back to a checkpoint; without one to the begin."""
+        captured = restored.captured
         if captured is None and self._origin is not None:
             captured = Captured(self._origin, 0, ())
-        self._restored = self._unpacked(positions)
+        self._restored = restored.positions
         self._book = captured
 
     def progress(self, planned: PlannedRange) -> RangeProgress:
@@ -154,8 +168,9 @@ class RangeLog:
         rows, done = zip(*(_read_of(planned, split, self._restored) for split in splits), strict=True)
         return RangeProgress(planned.number, planned.start, planned.end, planned.digest, rows, done)
 
-    def _unpacked(self, positions: Mapping[str, bytes]) -> Positions:
-        return {key: unpack_split(self._source, packed) for key, packed in positions.items()}
+
+def _unpacked(source: str, positions: Mapping[str, bytes]) -> Positions:
+    return {key: unpack_split(source, packed) for key, packed in positions.items()}
 
 
 def _is_read(planned: PlannedRange, read: Positions) -> bool:

@@ -42,6 +42,7 @@ from ftlayer.runtime.connectors.lane import SplitProgress
 from ftlayer.runtime.connectors.offset_reader import read_split
 from ftlayer.runtime.connectors.positions import PositionChain, SplitPosition, partition_key, unpack_split
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.driver.planner_rules import MAX_POLL_MS
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 from ftlayer.runtime.protocol.sealed import unseal
@@ -246,7 +247,8 @@ class SinkSlot:
 
     def __init__(self, world: World, subtask: int) -> None:
         self.world, self.subtask = world, subtask
-        self.task, self.checkpoints = world.build("out", subtask, None)
+        self.table = Table(world.outside)
+        self.task, self.checkpoints = world.build("out", subtask, None, self.table)
         self.task.handle(TaskStart(), NOW)
         self.arrived: set[int] = set()
         self.control: deque[int] = deque()
@@ -314,6 +316,7 @@ class World:
         self.dead: set[Any] = set()
         self.saved: set[int] = set()
         self.zombies: list[Any] = []
+        self.now_ms = 0
         self.generation = 0
 
     def start_driver(self, parallelism: int) -> None:
@@ -330,15 +333,15 @@ class World:
             max_parallelism=8,
         )
         self.mail: deque[AssignSplits] = deque()
-        self.readers = ReaderCheckpoints(self.graph, KEY)
+        self.readers = ReaderCheckpoints(self.graph)
         self.planners = Planners(
             self.graph,
             self.readers.open,
             KEY,
             send=self.mail.append,
             failed=self._broken,
+            clock=lambda: Now(self.now_ms, 0),
         )
-        self.planner: Any = self.planners._planners["src"]
         self.committer = Committer(self.graph, KEY)
         self.pending: dict[int, Pending] = {}
         self.given_up: list[SubtaskSnapshot] = []
@@ -351,11 +354,13 @@ class World:
     def _broken(self, error: Exception) -> None:
         raise AssertionError(error)
 
-    def build(self, uid: str, subtask: int, restore: SubtaskRestore | None) -> tuple[Any, Any]:
-        """Return a task, and its part in checkpoints."""
+    def build(
+        self, uid: str, subtask: int, restore: SubtaskRestore | None, table: Table | None = None
+    ) -> tuple[Any, Any]:
+        """Return a task, and its part in checkpoints; what a sink's writes goes to ``table``."""
 
         def open_sinks(sink: Sink, number: int, parallelism: int) -> Any:
-            own = Sink(sink.uid, WriterSink(Table(self.outside), 1, 1), sink.schema)
+            own = Sink(sink.uid, WriterSink(table, 1, 1), sink.schema)
             return open_sink(own, number, parallelism, "run", KEY)
 
         restored = {} if restore is None else {(uid, subtask): restore}
@@ -366,7 +371,7 @@ class World:
 
     def crash_driver(self, parallelism: int) -> None:
         """The driver is gone, and with it its slots."""
-        self.dead.update(slot.checkpoints._sink._writer for slot in self.sinks)
+        self.dead.update(slot.table for slot in self.sinks)
         self.outside.during.clear()
         self.start_driver(parallelism)
 
@@ -397,7 +402,7 @@ class World:
         restored = 0 if checkpoint is None else checkpoint.checkpoint
         for sink in self.sinks:
             if sink.subtask in lost:
-                self.dead.add(sink.checkpoints._sink._writer)
+                self.dead.add(sink.table)
             else:
                 sink.checkpoints.discard(restored, ANY_CHECKPOINT)
                 # What was being written when it was discarded comes to its end later.
@@ -427,16 +432,9 @@ class World:
             self.channels[action.channel.sender, action.channel.receiver].append(action.element)
 
     def plan(self) -> None:
-        """Let the planner's thread take a step, unless it would wait."""
-        planner = self.planner
-        planner._pause_ms = 0
-        keeper = planner._keeper
-        waits = not keeper.is_current or (
-            planner._at is not None and (planner._core.reading or (not keeper._restored and planner._ended))
-        )
-        if planner._reader is not None and planner._events.empty() and waits:
-            return
-        planner._step()
+        """Have the reader called, if the planner wants that."""
+        self.now_ms += MAX_POLL_MS
+        self.planners.by_source["src"].work()
 
     def deliver(self) -> None:
         if self.mail:

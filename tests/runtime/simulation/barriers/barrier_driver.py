@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from barrier_parts import ControlServer, StepQueue, StepWorker, Submitter
-from barrier_sources import PlannerInSteps
 from barrier_topologies import Case
 from pyspark import cloudpickle
 
@@ -87,8 +86,9 @@ class Driver:
             failed=self.job.broken,
             stop_at_latest=True,
             backlog=self.job.source_backlog,
+            clock=lambda: world.now,
         )
-        self.readers = [PlannerInSteps(world, planner) for planner in planners._planners.values()]
+        self.planners = list(planners.by_source.values())
         self.job.start(
             job_thread.JobParts(
                 self.graph,

@@ -31,9 +31,9 @@ class Moves:
         driver = self._world.driver
         if not driver.events.empty() or self._world.mono - driver.ticked_ms >= TICK_MS:
             yield "driver", driver.step
-        for reader in driver.readers:
-            if reader.is_due():
-                yield "plan", reader.step
+        for planner in driver.planners:
+            if planner.wait_ms == 0:
+                yield "plan", planner.work
         for worker in self._world.workers:
             if worker.todo:
                 yield "worker", worker.step

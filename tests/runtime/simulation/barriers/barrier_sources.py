@@ -1,15 +1,13 @@
-"""Sources whose threads are the world's: in the slots, and the planners of readers in the driver."""
+"""Sources whose threads are the world's, in the slots."""
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from queue import Empty
 from typing import Any
 
 import pyarrow as pa
 from barrier_faults import kill_others
-from barrier_parts import Rests
 
 from ftlayer.runtime.connectors.lane import SplitProgress
 from ftlayer.runtime.connectors.positions import pack_rows, partition_key, unpack_rows
@@ -139,31 +137,3 @@ class StepLane:
 
     def close(self, *, discard: bool) -> None:
         self._split, self.ended = None, True
-
-
-class PlannerInSteps:
-    """The thread of a `ReaderPlanner`: one of its steps is a move."""
-
-    def __init__(self, world: Any, planner: Any) -> None:
-        self._world, self._planner = world, planner
-        self._step, planner._step = planner._step, self._one
-        self._due_ms = 0
-
-    def _one(self) -> None:
-        self._step()
-        if not self._world.closing:
-            raise Rests
-
-    def is_due(self) -> bool:
-        planner = self._planner
-        if not planner._events.empty():
-            return True
-        rests = planner._core.reading or (
-            (planner._draining or planner._ended) and not planner._keeper._restored
-        )
-        return not rests and self._world.mono >= self._due_ms
-
-    def step(self) -> None:
-        with contextlib.suppress(Rests):
-            self._planner._run()
-        self._due_ms = self._world.mono + max(1, self._planner._pause_ms)

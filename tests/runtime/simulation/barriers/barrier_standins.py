@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,7 +73,6 @@ class StandIns:
             (changelog, "Condition", StepCondition),
             (planners, "threading", threads_of(IdleThread)),
             (reader_planner, "threading", threads_of(IdleThread)),
-            (reader_planner, "queue", SimpleNamespace(SimpleQueue=StepQueue, Empty=Empty)),
             (memory, "MAX_BYTES", 200 * SHORT_LIVED),
         ]
         before = [(module, name, getattr(module, name)) for module, name, _ in told]

@@ -1,0 +1,435 @@
+"""When the reader of a source is asked what, and which splits are assigned: the rules. No I/O, no threads, no clock.
+
+One call of the reader is under way at a time. What it gives is an event like any other, and comes at any moment: a
+source that has started over since has no use for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, assert_never
+
+from ftlayer.clock import Now
+from ftlayer.runtime.connectors.positions import RangeProgress
+from ftlayer.runtime.driver.range_keeper import Beginning, RangeKeeper
+from ftlayer.runtime.driver.reader_calls import (
+    AskBacklog,
+    AskInitial,
+    AskLatest,
+    AskProgress,
+    AskSplits,
+    BacklogIs,
+    CommitOffset,
+    EndIs,
+    FindEnd,
+    InitialIs,
+    LatestIs,
+    OffsetCommitted,
+    ProgressIs,
+    ReaderAnswer,
+    ReaderCall,
+    SplitsAre,
+)
+from ftlayer.runtime.driver.splits import PlannedRange, SplitPlanner
+from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
+
+POLL_MS = 20
+"""The reader is asked for its latest offset after this pause …"""
+
+MAX_POLL_MS = 200
+"""… which doubles up to this while there is nothing new."""
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderAnswered:
+    """A call has succeeded. ``generation`` is that of its `CallReader`."""
+
+    generation: int
+    answer: ReaderAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskUp:
+    """A new instance runs this subtask: it knows of no splits yet."""
+
+    subtask: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskDown:
+    """The subtask is lost, with all splits it has not reported."""
+
+    subtask: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainSource:
+    """No further ranges are to be opened. One that is complete is committed still."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSource:
+    """The reader is to be stopped, behind what it is to commit by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperEvent:
+    """An event of the mode alone, for the `RangeKeeper`."""
+
+    event: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PollDue:
+    """`PlannerRules.due_ms` has come."""
+
+
+PlannerEvent: TypeAlias = (
+    ReaderAnswered | SubtaskUp | SubtaskDown | SplitDone | DrainSource | CloseSource | KeeperEvent | PollDue
+)
+
+
+# ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True, slots=True)
+class CallReader:
+    """Carry this call out, and no earlier one that is not begun; the answer is a `ReaderAnswered`."""
+
+    generation: int
+    call: ReaderCall
+
+
+@dataclass(frozen=True, slots=True)
+class TellBacklog:
+    """Say whether the source works off a backlog."""
+
+    is_behind: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WarnReadAgain:
+    """A range is planned otherwise than before: its rows that were accepted will come again."""
+
+    progress: RangeProgress
+
+
+@dataclass(frozen=True, slots=True)
+class StopReader:
+    """Stop the reader. There are no calls behind this."""
+
+
+PlannerInstruction: TypeAlias = CallReader | AssignSplits | TellBacklog | WarnReadAgain | StopReader
+
+
+class PlannerRules:
+    """Plans one reader source: range by range, each assigned when the one before is read.
+
+    Where the source has come to, and when its reader commits, is the `RangeKeeper`'s to say.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        parallelism: int,
+        keeper: RangeKeeper[Any],
+        *,
+        stop_at_latest: bool = False,
+        tells_backlog: bool = False,
+    ) -> None:
+        """Nothing is asked before the first event.
+
+        Args:
+            source: its uid.
+            parallelism: its subtasks.
+            keeper: belongs to this from now on.
+            stop_at_latest: end the source at the offset that is the latest when it starts.
+            tells_backlog: whether it is asked for at all.
+        """
+        self._splits = SplitPlanner(source, parallelism)
+        self._keeper = keeper
+        self._stop_at_latest = stop_at_latest
+        self._tells_backlog = tells_backlog
+        # A call of an earlier generation was given up.
+        self._generation = 0
+        self._asked: ReaderCall | None = None
+        # Subtasks that are up, and get splits when it is known how far the one before each has come; those of the call
+        # under way came up before it.
+        self._awaiting: set[int] = set()
+        self._asked_for: set[int] = set()
+        self._beginning: Beginning | None = None
+        self._knows_end = False
+        self._end: str | None = None
+        # From here on it is what the source has come to since it began; None: it has not.
+        self._at: str | None = None
+        self._number = 0
+        self._restored: deque[tuple[PlannedRange, RangeProgress | None]] = deque()
+        self._progress: RangeProgress | None = None
+        self._next: tuple[PlannedRange, PlannedRange] | None = None
+        self._is_behind: bool | None = None
+        self._due_ms = 0
+        self._pause_ms = 0
+        self._draining = False
+        self._closing = False
+        self._is_over = False
+
+    # ------------------------------------------------------------ views
+
+    @property
+    def due_ms(self) -> int | None:
+        """When the reader is asked again for its latest offset (`PollDue`); None: not before something happens."""
+        return self._due_ms if self._asked is None and self._may_plan else None
+
+    @property
+    def _complete(self) -> str | None:
+        """The offset up to which all ranges are read; None while one is not."""
+        return None if self._splits.reading or self._restored else self._at
+
+    @property
+    def _may_plan(self) -> bool:
+        stops = self._draining or self._closing or self._splits.ended
+        return self._complete is not None and not stops
+
+    @property
+    def _first_unread(self) -> int:
+        """The number of the first range that is not known to be read."""
+        planned = self._splits.range
+        if planned is not None and self._splits.reading:
+            return planned.number
+        return self._restored[0][0].number if self._restored else self._number + 1
+
+    def validate(self) -> None:
+        """Raise `AssertionError` for a state that no events lead to."""
+        asked = self._asked
+        assert not self._awaiting & self._asked_for, "a subtask waits for two answers"
+        assert not self._asked_for or isinstance(asked, AskProgress), "nothing is asked for these subtasks"
+        assert self._at is None or self._beginning is not None, "begun from nowhere"
+        assert self._at is not None or not self._splits.reading, "a range is read, and nothing has begun"
+        assert self._next is None or isinstance(asked, AskBacklog), "a range is planned, and not opened"
+        assert not (self._splits.ended and (self._splits.reading or self._restored)), "ended within a range"
+        assert not (self._is_over and asked), "a call behind the end"
+        numbers = [planned.number for planned, _ in self._restored]
+        assert numbers == sorted(set(numbers)), "restored ranges are out of order"
+
+    # ------------------------------------------------------------ events
+
+    def handle(self, event: PlannerEvent, now: Now) -> list[PlannerInstruction]:
+        """Take an event; return what is to be done, in this order."""
+        taken = self._take(event, now)
+        return [*taken, *self._go_on(now)]
+
+    def _take(self, event: PlannerEvent, now: Now) -> list[PlannerInstruction]:
+        match event:
+            case ReaderAnswered(generation, answer):
+                if generation != self._generation:
+                    return []
+                self._asked = None
+                return self._answered(answer, now)
+            case SubtaskUp(subtask):
+                if self._keeper.outlives_subtasks and self._splits.range is not None:
+                    self._awaiting.add(subtask)
+                    return []
+                return [*self._splits.slot_up(subtask, self._progress)]
+            case SubtaskDown(subtask):
+                self._awaiting.discard(subtask)
+                self._asked_for.discard(subtask)
+                self._splits.slot_down(subtask)
+            case SplitDone():
+                if self._keeper.outlives_subtasks or self._splits.is_up(event.split):
+                    self._splits.split_done(event)
+            case DrainSource():
+                self._draining = True
+            case CloseSource():
+                self._closing = True
+            case KeeperEvent(own):
+                beginning = self._keeper.handle(own, self._first_unread)
+                if beginning is not None:
+                    self._start_over(beginning)
+            case PollDue():
+                pass
+            case _:
+                assert_never(event)
+        return []
+
+    def _answered(self, answer: ReaderAnswer, now: Now) -> list[PlannerInstruction]:
+        match answer:
+            case ProgressIs(progress):
+                return self._progress_known(progress)
+            case InitialIs(at):
+                assert self._beginning is not None
+                self._beginning = replace(self._beginning, at=at)
+            case EndIs(end):
+                self._knows_end = True
+                self._end = end
+            case LatestIs(end):
+                return self._plan_to(end, now) if self._may_plan else []
+            case SplitsAre():
+                return self._planned(answer, now)
+            case BacklogIs(is_behind):
+                return self._backlog_known(is_behind)
+            case OffsetCommitted(end):
+                self._keeper.committed(end)
+            case _:
+                assert_never(answer)
+        return []
+
+    def _start_over(self, beginning: Beginning) -> None:
+        """All that was planned is of no use any more."""
+        # Where the source ends is not to be asked twice: it ends there wherever it begins.
+        if self._asked is not None and not isinstance(self._asked, FindEnd):
+            self._asked = None
+            self._generation += 1
+        self._beginning = beginning
+        self._at = None
+        self._number = beginning.number
+        self._restored = deque(beginning.restored)
+        self._progress = None
+        self._next = None
+        self._is_behind = None  # to be said again
+        self._splits.restart()
+
+    def _progress_known(self, progress: RangeProgress | None) -> list[PlannerInstruction]:
+        if self._beginning is None:
+            self._start_over(_behind(progress))
+            return []
+        subtasks, self._asked_for = sorted(self._asked_for), set()
+        return [message for subtask in subtasks for message in self._splits.slot_up(subtask, progress)]
+
+    # ------------------------------------------------------------ going on
+
+    def _go_on(self, now: Now) -> list[PlannerInstruction]:
+        """Return what is to be done now that no call is under way."""
+        if self._asked is not None or self._is_over:
+            return []
+        if self._closing:
+            return self._close()
+        if self._at is None:
+            if (missing := self._missing()) is not None:
+                return [self._ask(missing)]
+            if self._beginning is None:
+                return []  # an event of the mode will say from where it is read
+            self._begin(self._beginning)
+        return [*self._open_restored(), *self._ask_next(now)]
+
+    def _close(self) -> list[PlannerInstruction]:
+        end = self._keeper.to_commit(self._complete)
+        if end is not None:
+            return [self._ask(CommitOffset(end))]
+        self._is_over = True
+        return [StopReader()]
+
+    def _missing(self) -> ReaderCall | None:
+        """Return how to find out what has to be known before the source is read."""
+        beginning = self._beginning
+        if beginning is None:
+            return AskProgress() if self._keeper.outlives_subtasks else None
+        if beginning.at is None:
+            return AskInitial()
+        if beginning.unfinished is not None:
+            return AskSplits(beginning.unfinished.start, beginning.unfinished.end)
+        if self._stop_at_latest and not self._knows_end:
+            return FindEnd(beginning.at)
+        return None
+
+    def _begin(self, beginning: Beginning) -> None:
+        assert beginning.at is not None
+        self._at = beginning.at
+        self._poll_at_once()
+        self._keeper.begun(beginning.at, beginning.number)
+
+    def _ask(self, call: ReaderCall) -> CallReader:
+        self._asked = call
+        if isinstance(call, AskProgress):
+            self._asked_for, self._awaiting = self._awaiting, set()
+        return CallReader(self._generation, call)
+
+    def _ask_next(self, now: Now) -> list[PlannerInstruction]:
+        if self._awaiting:
+            return [self._ask(AskProgress())]
+        end = self._keeper.to_commit(self._complete)
+        if end is not None:
+            return [self._ask(CommitOffset(end))]
+        if not self._may_plan or now.mono_ms < self._due_ms:
+            return []
+        assert self._at is not None
+        return [self._ask(AskLatest(self._at))] if self._end is None else self._plan_to(self._end, now)
+
+    # ------------------------------------------------------------ ranges
+
+    def _plan_to(self, end: str, now: Now) -> list[PlannerInstruction]:
+        assert self._at is not None
+        return self._nothing_up_to(end, now) if end == self._at else [self._ask(AskSplits(self._at, end))]
+
+    def _nothing_up_to(self, end: str, now: Now) -> list[PlannerInstruction]:
+        if self._stop_at_latest and end == self._at:
+            return [*self._splits.end()]
+        self._pause_ms = min(MAX_POLL_MS, max(POLL_MS, 2 * self._pause_ms))
+        self._due_ms = now.mono_ms + self._pause_ms
+        self._at = end
+        self._keeper.moved(end)
+        return []
+
+    def _planned(self, found: SplitsAre, now: Now) -> list[PlannerInstruction]:
+        if self._at is None:
+            return self._planned_again(found)
+        if not self._may_plan:
+            return []
+        if not found.payloads:
+            return self._nothing_up_to(found.end, now)
+        planned = PlannedRange(self._number + 1, found.start, found.end, found.digest, found.payloads)
+        self._next = planned, replace(planned, payloads=found.kept)
+        return [self._ask(AskBacklog(found.start, found.end))] if self._tells_backlog else self._open_next()
+
+    def _planned_again(self, found: SplitsAre) -> list[PlannerInstruction]:
+        """The range that the run before has not read to its end is planned again."""
+        assert self._beginning is not None
+        before = self._beginning.unfinished
+        assert before is not None
+        same = found.digest == before.digest
+        number = before.number if same else before.number + 1
+        planned = PlannedRange(number, found.start, found.end, found.digest, found.payloads)
+        self._beginning = replace(self._beginning, unfinished=None, number=number)
+        self._number = number
+        self._restored.append((planned, before))
+        return [] if same else [WarnReadAgain(before)]
+
+    def _backlog_known(self, is_behind: bool) -> list[PlannerInstruction]:
+        if not self._may_plan:
+            self._next = None
+            return []
+        told = [] if is_behind == self._is_behind else [TellBacklog(is_behind)]
+        self._is_behind = is_behind
+        return [*told, *self._open_next()]
+
+    def _open_next(self) -> list[PlannerInstruction]:
+        assert self._next is not None
+        (planned, kept), self._next = self._next, None
+        self._number = planned.number
+        self._at = planned.end
+        self._poll_at_once()
+        self._keeper.opened(kept)
+        return self._open(planned, None)
+
+    def _open_restored(self) -> list[PlannerInstruction]:
+        instructions: list[PlannerInstruction] = []
+        while self._restored and not self._splits.reading:
+            instructions += self._open(*self._restored.popleft())
+        return instructions
+
+    def _open(self, planned: PlannedRange, progress: RangeProgress | None) -> list[PlannerInstruction]:
+        self._progress = progress
+        return [*self._splits.open(planned, progress)]
+
+    def _poll_at_once(self) -> None:
+        self._pause_ms = self._due_ms = 0
+
+
+def _behind(progress: RangeProgress | None) -> Beginning:
+    """Return from where a source is read that was accepted so far."""
+    if progress is None:
+        return Beginning(None, 0)
+    return Beginning(progress.end, progress.number, None if progress.complete else progress)
