@@ -117,20 +117,38 @@ def test_what_is_no_stream_of_one_batch(data: bytes, words: str) -> None:
         read_one_batch(data)
 
 
+# Arrow's format/Message.fbs and Schema.fbs: the position of a field in its table.
+MESSAGE_HEADER, SCHEMA_METADATA = 2, 2
+
+
+def target(data: memoryview, at: int) -> int:
+    """Return the place that the offset at ``at`` of a flatbuffer leads to."""
+    return at + int.from_bytes(data[at : at + 4], "little")
+
+
+def field_of(data: memoryview, table: int, number: int) -> int:
+    """Return the place of a table's field."""
+    fields = table - int.from_bytes(data[table : table + 4], "little", signed=True)
+    at = fields + 4 + 2 * number
+    return table + int.from_bytes(data[at : at + 2], "little")
+
+
+def text_length(data: memoryview, table: int, number: int) -> int:
+    at = target(data, field_of(data, table, number))
+    return int.from_bytes(data[at : at + 4], "little")
+
+
 def shared_metadata(pairs: int, length: int) -> bytes:
     """Return a stream whose schema's metadata pairs are all one: ``pairs`` times ``length`` bytes, if believed."""
     metadata = {"long": "x" * length} | {f"{number:08}": "" for number in range(pairs)}
     data = bytearray(stream(pa.record_batch({"n": [1]}).replace_schema_metadata(metadata)))
     header = memoryview(data)[8 : 8 + int.from_bytes(data[4:8], "little")]
-    schema = ipc._FlatbufferTable(header).table(ipc._MESSAGE_HEADER)
-    assert schema is not None
-    place = schema._place(ipc._SCHEMA_METADATA)
-    assert place is not None
-    vector = schema._target(place)
-    long = max(schema.tables(ipc._SCHEMA_METADATA), key=lambda pair: pair.length(1))
-    for index in range(len(metadata)):
-        at = vector + 4 + 4 * index
-        header[at : at + 4] = (long._at - at).to_bytes(4, "little")
+    schema = target(header, field_of(header, target(header, 0), MESSAGE_HEADER))
+    vector = target(header, field_of(header, schema, SCHEMA_METADATA))
+    places = [vector + 4 + 4 * index for index in range(len(metadata))]
+    long = max((target(header, at) for at in places), key=lambda pair: text_length(header, pair, 1))
+    for at in places:
+        header[at : at + 4] = (long - at).to_bytes(4, "little")
     return bytes(data)
 
 

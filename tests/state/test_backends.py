@@ -147,7 +147,7 @@ def contents(found: CheckpointedBackend, uid: str, kind: str) -> dict[str, str]:
     if kind == "value":
         return shown(state.values("v"))
     table: Any = state.lists("l") if kind == "list" else state.maps("m")
-    keys = list(table._table)
+    keys = list(state.restored("l" if kind == "list" else "m", kind))
     return shown({key: table.get(key) if kind == "list" else dict(table.items(key)) for key in keys})
 
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SubtaskRestore
-from ftlayer.state import memory
+from ftlayer.state import memory, opening
+from ftlayer.state.changelog import Changelog
 from ftlayer.state.contract import BackendSpec
 from ftlayer.state.opening import open_backend
 
@@ -22,6 +23,14 @@ def test_a_log_that_was_given_up_while_the_state_is_materialized_is_not_gone_on_
 ) -> None:
     """More waited than may wait, so it was dropped: what is materialized then has a gap behind it."""
     monkeypatch.setattr(memory, "KEPT_BYTES", {"heap": 10_000, "lmdb": 10_000})
+    logs: list[Changelog] = []
+
+    class Noted(Changelog):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            logs.append(self)
+
+    monkeypatch.setattr(opening, "Changelog", Noted)
     config = CheckpointConfig(changelog=True, directory="/chk")
     restored = open_backend(config, SPEC, None, storage, "")
     table = restored.state("op").values("v")
@@ -52,8 +61,7 @@ def test_a_log_that_was_given_up_while_the_state_is_materialized_is_not_gone_on_
     table[0] = b"new"
     monkeypatch.setattr(type(log()), "write", plain)
     go_on.set()
-    changelog = backend._changelog  # type: ignore[attr-defined]
-    while changelog.is_materializing:
+    while logs[-1].is_materializing:
         threading.Event().wait(0.001)
     frozen = backend.freeze(Barrier(4, 0))
     written = frozen.write(storage.writer(Barrier(4, 0)), lambda: False)

@@ -14,6 +14,7 @@ from ftlayer.checkpoint.coordinator import completed
 from ftlayer.checkpoint.coordinator.completed import CompletedStore
 from ftlayer.checkpoint.options import CheckpointConfig, Retention
 from ftlayer.checkpoint.snapshots import Checkpoint, SubtaskRestore, SubtaskSnapshot
+from ftlayer.checkpoint.storage.deleting import StoragePool
 from ftlayer.checkpoint.storage.keys import storage_key
 from ftlayer.checkpoint.storage.loading import find_checkpoints, load_checkpoint, verify_checkpoint
 from ftlayer.checkpoint.storage.opening import driver_storage, slot_storage
@@ -37,6 +38,7 @@ class Job:
         )
         key = storage_key(self.config, "job")
         self.slot = slot_storage(self.config, "job", "run", 0, 0, "i", key)
+        self.readers = StoragePool()
         self.driver = driver_storage(self.config, "job", "run", key)
         self.backend = open_backend(self.config, SPEC, None, self.slot, self.slot.location)
         self.store = CompletedStore(self.config, (), claimed=True)
@@ -81,7 +83,7 @@ class Job:
         for location in find_checkpoints(self.config.directory):
             try:
                 checkpoint = load_checkpoint(location)
-                verify_checkpoint(checkpoint, None, self.driver._crew)
+                verify_checkpoint(checkpoint, None, self.readers)
             except CheckpointError:
                 continue
             found.append(checkpoint)

@@ -91,6 +91,11 @@ class Vertex:
                 return self.layer.read(txn, call, self.now)
         return self.group((call, envelope))[0]
 
+    def stored(self, table: str) -> dict[bytes, bytes]:
+        """Return what the store holds in a table."""
+        with self.store.read() as txn:
+            return {bytes(key): bytes(value) for key, value in txn.scan(table)}
+
     def stats(self) -> dict[str, float]:
         return self.call(calls.Stats()).values
 

@@ -109,8 +109,8 @@ def test_committed_rows_are_removed_from_the_store(query, vertex):
     query.ingest("a", "b")
     query.run(0, {CLICKS: (0, 2)})
     query.begin(1)
-    assert vertex.store.inner._tables["segments"].values == {}
-    assert vertex.store.inner._tables["delivery"].values == {}
+    assert vertex.stored("segments") == {}
+    assert vertex.stored("delivery") == {}
     assert query.status().drained
 
 
@@ -378,7 +378,7 @@ def test_a_reseal_replaces_what_was_emitted(query, vertex):
     query.reseal(0, emitted=(query.emitted([15, 16], [51, 61]),))
     query.commit(0)
     assert [record.root for record in vertex.list("pending")] == [15, 16]
-    assert vertex.store.inner._tables["segments"].values.keys().__len__() == 2
+    assert len(vertex.stored("segments")) == 2
 
 
 def test_a_sealed_emit_is_not_pending_after_a_restart(query, vertex):

@@ -183,9 +183,9 @@ def test_every_row_ends_once_in_the_sink_or_dead(kit, crashes, rows, per_batch, 
     simulation.drain()
     assert simulation.outcome() == Counter(simulation.source + simulation.ingested)
     simulation.run_batch()  # the next batch's begin removes what the last one kept
-    assert simulation.vertex.store.inner._tables["segments"].values == {}
-    assert simulation.vertex.store.inner._tables["waiting"].values == {}
-    assert simulation.vertex.store.inner._tables["delivery"].values == {}
+    assert simulation.vertex.stored("segments") == {}
+    assert simulation.vertex.stored("waiting") == {}
+    assert simulation.vertex.stored("delivery") == {}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -247,10 +247,10 @@ def test_no_record_is_lost_or_accepted_twice_whatever_the_runs_do(kit, steps):
                 run.open()
         else:
             refused: type[Exception] = ProtocolError if owner is None else StaleOwnerError
-            before = vertex.store.inner._tables["segments"].values.copy()
+            before = vertex.stored("segments")
             with pytest.raises((refused, StaleIncarnationError)):
                 getattr(run, step)()
-            assert vertex.store.inner._tables["segments"].values == before
+            assert vertex.stored("segments") == before
 
     last = Run(vertex, kit, "run-9")
     last.start()

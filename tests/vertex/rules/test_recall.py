@@ -32,7 +32,7 @@ def test_what_is_pending_is_due_in_the_same_attempt(vertex):
     ]
     assert vertex.xor(*((root, root) for root, *_ in taken)).completed == 2
     vertex.advance(200)
-    assert vertex.store.inner._tables["segments"].values == {}
+    assert vertex.stored("segments") == {}
 
 
 def test_a_row_has_another_root_after_each_recall(vertex):

@@ -25,7 +25,7 @@ def test_rule_1_a_root_completes_once_when_registered_and_zero(vertex):
     assert vertex.xor((1, 7)) == calls.Xored(0, 1)
     vertex.advance(200)
     assert vertex.counts() == {"pending": 0, "waiting": 0, "delivery": 0, "dead": 0}
-    assert vertex.store.inner._tables["segments"].values == {}
+    assert vertex.stored("segments") == {}
 
 
 def test_rule_1_only_held_events_wait_for_their_registration(vertex):
@@ -354,7 +354,7 @@ def test_a_root_that_is_pending_already_is_replayed_under_one_of_its_own(vertex)
     assert sorted(row[1] for row in rows) == [1, 2]
     assert vertex.xor(*((row[0], row[0]) for row in rows)).completed == 2
     vertex.advance(200)
-    assert vertex.store.inner._tables["segments"].values == {}
+    assert vertex.stored("segments") == {}
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from ftlayer.vertex.calls import (
     Xored,
 )
 from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.shard import Shard
 
@@ -195,8 +196,7 @@ def test_a_fault_in_the_rules_is_answered_and_recovered_from(
             return super().apply(txn, call, envelope, now)
 
     def make_layer(opened: Any, now: Any) -> FTLayerCore:
-        healthy = parts.make_layer(opened, now)
-        return Faulty(opened, healthy._state.options, now)
+        return Faulty(opened, LayerOptions(flush_ms=parts.flush_ms), now)
 
     shard = Shard(dataclasses.replace(parts, make_layer=make_layer), "shard-000", faults.append)
     caller = Caller(shard)
