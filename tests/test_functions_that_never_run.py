@@ -16,11 +16,11 @@ from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWrite
 from ftlayer.checks import check_function
 from ftlayer.dead_letters.announcer import StreamTeller
 from ftlayer.errors import ConfigError, JobError, SourceError
-from ftlayer.functions.chain import Chain
+from ftlayer.functions.chains.chain import Chain
+from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
 from ftlayer.functions.retry_rules import rules_of
 from ftlayer.functions.steps import Filter, Map, Process
-from ftlayer.functions.topology import TopologyChain
 from ftlayer.functions.writers import call_commit
 from ftlayer.restart import check_strategy
 from ftlayer.runtime.connectors.lane import BatchLimits

@@ -26,7 +26,7 @@ class TableInfo:
         serializer: name of what keys and values are written with.
         version: of the serializer.
         state_version: of the values' type, as the program counts it: `StateMigration`.
-        declared: the program asks for it in `open`: `ftlayer.state.declarations`.
+        declared: the program asks for it in `open`: `ftlayer.state.tables.declarations`.
     """
 
     number: int
@@ -78,7 +78,7 @@ class Redistribution(StrEnum):
 class OperatorState:
     """A list (SPLIT, UNION) or a mapping (BROADCAST; items are packed pairs) of one operator in one subtask.
 
-    ``declared``: the program asks for it in `open`, see `ftlayer.state.declarations`.
+    ``declared``: the program asks for it in `open`, see `ftlayer.state.tables.declarations`.
     """
 
     operator: str

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ftlayer.errors import JobError
-from ftlayer.functions.chain import RowFailure
+from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.handler.exact_ids import IdBook, fold_lists
 from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import I64Array, U64Array, xor_fold_by_root

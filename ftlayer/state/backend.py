@@ -14,23 +14,24 @@ from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, TableInfo
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.errors import CheckpointDamagedError, ConfigError
 from ftlayer.functions.keyed import Key
-from ftlayer.state import memory, serializer
-from ftlayer.state.changelog import Changelog
-from ftlayer.state.compaction import Compaction
 from ftlayer.state.contract import BackendSpec, Frozen
-from ftlayer.state.footprint import footprint
-from ftlayer.state.frozen import FrozenState, StateView, StateWriter, StoreView
-from ftlayer.state.groups import KeyGroups
-from ftlayer.state.keyed import TIMERS, OperatorTables
-from ftlayer.state.layers import Layer, LayeredTable, Sharing, Store
-from ftlayer.state.lineage import PieceLineage, Written
-from ftlayer.state.memory import FrontGauge, StateMemory, max_kept
-from ftlayer.state.merging import Merger
-from ftlayer.state.migrating import Migrations
 from ftlayer.state.operators import SubtaskOperatorStates
-from ftlayer.state.pace import Pace
-from ftlayer.state.timers import TimerService
-from ftlayer.state.view import TableView, TimersView
+from ftlayer.state.snapshots import serializer
+from ftlayer.state.snapshots.changelog import Changelog
+from ftlayer.state.snapshots.compaction import Compaction
+from ftlayer.state.snapshots.frozen import FrozenState, StateView, StateWriter, StoreView
+from ftlayer.state.snapshots.lineage import PieceLineage, Written
+from ftlayer.state.snapshots.migrating import Migrations
+from ftlayer.state.snapshots.pace import Pace
+from ftlayer.state.snapshots.view import TableView, TimersView
+from ftlayer.state.tables import memory
+from ftlayer.state.tables.footprint import footprint
+from ftlayer.state.tables.groups import KeyGroups
+from ftlayer.state.tables.keyed import TIMERS, OperatorTables
+from ftlayer.state.tables.layers import Layer, LayeredTable, Sharing, Store
+from ftlayer.state.tables.memory import FrontGauge, StateMemory, max_kept
+from ftlayer.state.tables.merging import Merger
+from ftlayer.state.tables.timers import TimerService
 
 MAX_FRONT = 100_000
 """Keys that are touched before they become a layer without a barrier: what a barrier has to move stays small."""

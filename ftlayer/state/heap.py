@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from ftlayer.errors import ConfigError
 from ftlayer.functions.keyed import Key
 from ftlayer.state.operators import SubtaskOperatorStates
-from ftlayer.state.timers import TimerService
+from ftlayer.state.tables.timers import TimerService
 
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 

@@ -8,16 +8,14 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import KeyedSnapshot, OperatorState, SubtaskRestore, TableInfo
 from ftlayer.checkpoint.storage.contract import SlotStorage
 from ftlayer.errors import IncompatibleCheckpointError
-from ftlayer.state import entries, lmdb_layout, serializer
 from ftlayer.state.backend import LayeredBackend
-from ftlayer.state.changelog import Changelog
-from ftlayer.state.compaction import Compaction
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
-from ftlayer.state.entries import Block
-from ftlayer.state.keyed import TIMERS
-from ftlayer.state.layers import DELETED, LayeredTable
-from ftlayer.state.memory import max_kept
-from ftlayer.state.restoring import (
+from ftlayer.state.lmdb import layout as lmdb_layout
+from ftlayer.state.snapshots import entries, serializer
+from ftlayer.state.snapshots.changelog import Changelog
+from ftlayer.state.snapshots.compaction import Compaction
+from ftlayer.state.snapshots.entries import Block
+from ftlayer.state.snapshots.restoring import (
     BlocksOf,
     TimersRestored,
     blocks_of_entries,
@@ -26,6 +24,9 @@ from ftlayer.state.restoring import (
     own_part,
     wanted_blocks,
 )
+from ftlayer.state.tables.keyed import TIMERS
+from ftlayer.state.tables.layers import DELETED, LayeredTable
+from ftlayer.state.tables.memory import max_kept
 
 
 def open_backend(
@@ -46,7 +47,7 @@ def open_backend(
     stores = None
     if config.backend == "lmdb":
         # Late: no other slot is to pay for the import.
-        from ftlayer.state.lmdb import LmdbStores
+        from ftlayer.state.lmdb.stores import LmdbStores
 
         stores = LmdbStores(directory)
     changelog = None
@@ -63,7 +64,7 @@ def open_backend(
     backend = LayeredBackend(config, spec, compaction, stores, changelog)
     try:
         if restore is not None:
-            from ftlayer.state.lmdb_copy import blocks_of_copies
+            from ftlayer.state.lmdb.copies import blocks_of_copies
 
             readers = {
                 entries.FORMAT: blocks_of_entries(storage, location),

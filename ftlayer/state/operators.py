@@ -8,8 +8,8 @@ from typing import Any
 
 from ftlayer.checkpoint.snapshots import OperatorState, Redistribution
 from ftlayer.errors import ConfigError, IncompatibleCheckpointError, StateSerializationError
-from ftlayer.state.declarations import StateDeclarations
-from ftlayer.state.serializer import Serializer, unpack, unreadable
+from ftlayer.state.snapshots.serializer import Serializer, unpack, unreadable
+from ftlayer.state.tables.declarations import StateDeclarations
 
 logger = logging.getLogger(__name__)
 

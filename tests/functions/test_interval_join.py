@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer.clock import Now
+from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches, Process
-from ftlayer.functions.topology import MAIN, TopologyChain
 from ftlayer.functions.windows.assigners import Fixed
 from ftlayer.functions.windows.contents import Collected
 from ftlayer.functions.windows.function import window_function

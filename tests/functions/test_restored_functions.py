@@ -18,9 +18,9 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece, Scope
 from ftlayer.checkpoint.snapshots import SubtaskRestore
+from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Process
-from ftlayer.functions.topology import MAIN, TopologyChain
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
 from ftlayer.functions.windows.function import window_function

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
 from ftlayer.failures import PermanentFailure, RetryLater
-from ftlayer.functions.chain import Chain
+from ftlayer.functions.chains.chain import Chain
 from ftlayer.functions.retry_rules import NO_RULES, RETRY, Decision, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapBatches
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ftlayer.functions.chains.topology import MAIN, TopologyChain
 from ftlayer.functions.process import LAST_WATERMARK_MS
 from ftlayer.functions.steps import Process
-from ftlayer.functions.topology import MAIN, TopologyChain
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
 from ftlayer.functions.windows.function import TABLE, window_function

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.errors import JobError, UnsupportedError
-from ftlayer.functions.chain import RowFailure
+from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
 from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import shard_of

@@ -17,12 +17,17 @@ from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
 from ftlayer.errors import SnapshotCancelledError
-from ftlayer.functions.prepared import NAN
+from ftlayer.functions.chains.prepared import NAN
 from ftlayer.partitioning.key_groups import groups_of
-from ftlayer.state import backend, changelog, entries, lineage, lmdb, lmdb_copy, memory, merging, sweep, view
+from ftlayer.state import backend
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
-from ftlayer.state.groups import KeyGroups
+from ftlayer.state.lmdb import copies as lmdb_copy
+from ftlayer.state.lmdb import stores as lmdb
+from ftlayer.state.lmdb import sweep
 from ftlayer.state.opening import open_backend
+from ftlayer.state.snapshots import changelog, entries, lineage, view
+from ftlayer.state.tables import memory, merging
+from ftlayer.state.tables.groups import KeyGroups
 
 GROUPS = 16
 KEYS = {

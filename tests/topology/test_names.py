@@ -12,10 +12,10 @@ import pytest
 
 from ftlayer.errors import FTLayerError, FunctionLoadError
 from ftlayer.failures import PermanentFailure
+from ftlayer.functions.chains.topology import TopologyChain
 from ftlayer.functions.pickling import missing_in
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, Process
-from ftlayer.functions.topology import TopologyChain
 from ftlayer.recovery import lasting
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph, JobVertex

@@ -13,8 +13,8 @@ import pyarrow as pa
 from ftlayer.checks import check_ran
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError
-from ftlayer.functions.bisect import settle
-from ftlayer.functions.chain import RowFailure
+from ftlayer.functions.chains.bisect import settle
+from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.conversion import concat
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write

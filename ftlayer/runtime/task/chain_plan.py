@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from ftlayer.functions.chains.preparing import ChainOperator
 from ftlayer.functions.keyed import Backend
-from ftlayer.functions.preparing import ChainOperator
 from ftlayer.handler.handler import Handler
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.companion import ChainCompanion

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from ftlayer.clock import Now
-from ftlayer.functions.topology import TimerOutput
+from ftlayer.functions.chains.topology import TimerOutput
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Idle, Watermark

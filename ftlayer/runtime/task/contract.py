@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 import pyarrow as pa
 
 from ftlayer.clock import Now
-from ftlayer.functions.chain import RowFailure
+from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.events import TaskEvent

@@ -9,8 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from ftlayer.clock import Now
+from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import RowFailure
-from ftlayer.functions.topology import MAIN
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
 from ftlayer.runtime.protocol.elements import EndOfStream, Idle, Lineage, Watermark

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.clock import Now
+from ftlayer.functions.chains.preparing import ChainOperator
+from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Backend
-from ftlayer.functions.preparing import ChainOperator
-from ftlayer.functions.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.protocol.elements import MIN_TIME_MS
 from ftlayer.runtime.task.event_time import WatermarkGenerator, times_of

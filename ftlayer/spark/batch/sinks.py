@@ -12,8 +12,8 @@ import pyarrow as pa
 from ftlayer.checks import check_ran
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.failures import RowsRejected
-from ftlayer.functions.batch_segment import ROW_TAG
-from ftlayer.functions.bisect import settle
+from ftlayer.functions.chains.batch_segment import ROW_TAG
+from ftlayer.functions.chains.bisect import settle
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write, check_writer
 from ftlayer.spark.batch.raised import error_of_sink

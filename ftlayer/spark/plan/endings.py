@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.checks import check_function, check_ran
-from ftlayer.functions.batch_segment import ROW_TAG
+from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.spark.batch.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, stream_writer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ftlayer.functions.chain import Chain
+from ftlayer.functions.chains.chain import Chain
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.spark.stages.steps import FrameStep, StagePlan, Transform
 from ftlayer.spark.stages.task import FT

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.functions.chain import ChainResult, RowFailure
+from ftlayer.functions.chains.chain import ChainResult, RowFailure
 from ftlayer.functions.conversion import text_of
 
 TRIES_ALONE = 2

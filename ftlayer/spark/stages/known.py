@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ftlayer.functions.chain import ChainResult
+from ftlayer.functions.chains.chain import ChainResult
 from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.records.tries import FIRST_TRY
 from ftlayer.spark.stages.isolate import run_isolated

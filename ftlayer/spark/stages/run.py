@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import InvalidTopologyError
-from ftlayer.functions.batch_segment import ROW_TAG
+from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.spark.stages.carrier import CARRIER_DTYPE, make_carriers
 from ftlayer.spark.stages.known import TriedRoots
 from ftlayer.spark.stages.pages import (

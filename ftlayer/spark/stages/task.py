@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ftlayer.errors import QueryError
-from ftlayer.functions.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure, rows_at_once
+from ftlayer.functions.chains.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure, rows_at_once
 from ftlayer.functions.current import UNTRACKED, Tries
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.handler.persister import FTPersister

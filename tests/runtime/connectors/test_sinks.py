@@ -13,8 +13,8 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStream
 
 from ftlayer.errors import ConfigError
 from ftlayer.failures import FailException
-from ftlayer.functions import bisect
-from ftlayer.functions.bisect import settle
+from ftlayer.functions.chains import bisect
+from ftlayer.functions.chains.bisect import settle
 from ftlayer.runtime.connectors.sinks import MAX_WRITERS, BatchNumbers, open_sink
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.topology.operators import FunctionSink, Sink, WriterSink

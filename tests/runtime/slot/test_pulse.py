@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.config import TopologyOptions
+from ftlayer.functions.chains.segments import segments_of
 from ftlayer.functions.conversion import VALUES
-from ftlayer.functions.segments import segments_of
 from ftlayer.functions.steps import Map
 from ftlayer.handler.lineage import Lineage
 from ftlayer.runtime.protocol.channel_frames import ElementCodec

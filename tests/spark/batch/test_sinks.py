@@ -16,7 +16,7 @@ from pyspark.sql.types import LongType, StructType
 
 from ftlayer.errors import ConfigError, FTLayerError, QueryError, SinkError
 from ftlayer.failures import PermanentFailure, RetryLater, RowsRejected
-from ftlayer.functions.batch_segment import ROW_TAG
+from ftlayer.functions.chains.batch_segment import ROW_TAG
 from ftlayer.recovery import lasting
 from ftlayer.spark.batch.rejected import rejections
 from ftlayer.spark.batch.sinks import BatchFunctionSink, BatchSink, BatchWriterSink, EmitSink, WriteTask

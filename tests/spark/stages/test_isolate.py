@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.functions.chain import Chain, ChainResult
+from ftlayer.functions.chains.chain import Chain, ChainResult
 from ftlayer.functions.steps import FlatMap, Map, MapBatches
 from ftlayer.spark.stages.isolate import TRIES_ALONE, run_isolated
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ftlayer.errors import CodecError, QueryError
 from ftlayer.failures import RetryLater
-from ftlayer.functions.chain import CHUNK_ROWS
+from ftlayer.functions.chains.chain import CHUNK_ROWS
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync
 from ftlayer.records.ids import shard_bits
 from ftlayer.spark.stages import task as stage_task

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ftlayer.functions.chain import RowFailure
+from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Lineage
 from ftlayer.runtime.task.contract import Settled

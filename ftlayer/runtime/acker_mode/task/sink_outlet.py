@@ -6,7 +6,7 @@ import numpy as np
 
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
-from ftlayer.functions.topology import MAIN
+from ftlayer.functions.chains.topology import MAIN
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue

@@ -11,7 +11,7 @@ import pytest
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
-from ftlayer.functions.chain import RowFailure
+from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ftlayer.functions.chain import RowFailure
+from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue
 from ftlayer.runtime.protocol.elements import Lineage
 from ftlayer.runtime.task.contract import Settled

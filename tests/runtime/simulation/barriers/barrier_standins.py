@@ -34,7 +34,8 @@ from ftlayer.runtime.barrier_mode.driver import checkpointing
 from ftlayer.runtime.barrier_mode.slot import shell, snapshotting
 from ftlayer.runtime.driver import job_thread, planners, reader_planner
 from ftlayer.runtime.slot import links, loop, main, pulse
-from ftlayer.state import changelog, memory
+from ftlayer.state.snapshots import changelog
+from ftlayer.state.tables import memory
 
 SHORT_LIVED = 4
 """So many entries the LMDB backend keeps in memory, so that it is used."""

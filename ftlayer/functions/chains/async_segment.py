@@ -1,0 +1,163 @@
+"""An async function over a batch: many calls under way at a time, each record's success or failure its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.functions.chains.pacing import RateLimiter
+from ftlayer.functions.conversion import Form, records_in_form, schema_text, text_of
+from ftlayer.functions.current import for_calls
+from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.fitting import convert
+from ftlayer.functions.outcome import I64, SegmentOutcome
+from ftlayer.functions.steps import MapAsync
+
+_NONE = object()
+"""In the place of a result that there is none of."""
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
+_starting = threading.Lock()
+
+
+class AsyncSegment:
+    """A `MapAsync`. A batch is through when all its calls are: none is under way between two batches.
+
+    So a barrier, a snapshot or the end of a task finds every record done or failed, as behind a plain function. The
+    calls run in one event loop of the process, in a thread of its own, which is the same for all batches: sessions
+    and connection pools may live in it.
+    """
+
+    def __init__(self, step: MapAsync, form: Form, pace: RateLimiter | None = None) -> None:
+        """``pace`` says when a call may be made; None: at once."""
+        self._step = step
+        self._pace = pace
+        self._form = form
+        self._progress = 0
+
+    @property
+    def progress(self) -> int:
+        """How many calls have come to their end. Another thread may look."""
+        return self._progress
+
+    def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
+        """Call the function for each row; ``parents`` is what each comes from. Times make no difference.
+
+        `MemoryError`, and what is no `Exception` (`SystemExit`), is raised when the calls under way have ended.
+        """
+        records = rows if isinstance(rows, list) else records_in_form(rows, self._form)
+        calls = _Calls(self._step, records, parents, self._count, self._pace)
+        asyncio.run_coroutine_threadsafe(calls.make(), _loop()).result()
+        if calls.fatal is not None:
+            raise calls.fatal
+        return self._outcome(calls, parents)
+
+    def _count(self) -> None:
+        self._progress += 1
+
+    def _outcome(self, calls: _Calls, parents: I64) -> SegmentOutcome:
+        step, failures = self._step, calls.failures
+        good = [place for place, result in enumerate(calls.results) if result is not _NONE]
+        came = parents[good]
+
+        def misfit(place: int, error: Exception) -> None:
+            said = TypeError(
+                f"what {step.uid!r} returned does not fit its schema ({schema_text(step.schema)}): {text_of(error)}; "
+                f"{self._form.expected(step.schema)}"
+            )
+            failures.append(failure_of(int(came[place]), step.uid, said, step.rules))
+
+        results = [calls.results[place] for place in good]
+        batch, counts = convert(results, [1] * len(results), step.schema, self._form, misfit)
+        return SegmentOutcome(batch, np.repeat(came, counts), failures)
+
+
+class _Calls:
+    """The calls for the records of one batch. Used by the event loop alone, and read when all have ended.
+
+    Attributes:
+        results: of each call; `_NONE` where it failed.
+        failures: one for each that failed.
+        fatal: what no record is to blame for; no further calls were made then.
+    """
+
+    def __init__(
+        self,
+        step: MapAsync,
+        records: Sequence[Any],
+        parents: I64,
+        count: Callable[[], None],
+        pace: RateLimiter | None,
+    ) -> None:
+        self.results: list[Any] = [_NONE] * len(records)
+        self.failures: list[RowFailure] = []
+        self.fatal: BaseException | None = None
+        self._step = step
+        self._records = records
+        self._parents: list[int] = parents.tolist()
+        self._count = count
+        self._pace = pace
+        self._waiting = asyncio.Lock()
+        self._begin = for_calls()
+        self._left = iter(range(len(records)))
+
+    async def make(self) -> None:
+        """Make all calls, up to ``in_flight`` at a time, and wait for the last."""
+        await asyncio.gather(*(self._work() for _ in range(min(self._step.in_flight, len(self._records)))))
+
+    async def _work(self) -> None:
+        for place in self._left:
+            await self._wait()
+            if self.fatal is not None:
+                return
+            row = self._parents[place]
+            self._begin(row)
+            try:
+                self.results[place] = await self._call(self._records[place])
+            except (MemoryError, KeyboardInterrupt, SystemExit) as error:
+                # Raised in a task, SystemExit would end the loop's thread, and the batch would wait for it.
+                self.fatal = error
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it raises fails its record
+                self.failures.append(failure_of(row, self._step.uid, error, self._step.rules))
+            self._count()
+
+    async def _wait(self) -> None:
+        """Wait for the turn of the next call; not once there is to be none."""
+        if self._pace is not None:
+            async with self._waiting:
+                if self.fatal is None:
+                    await self._pace.wait_async()
+
+    async def _call(self, record: Any) -> Any:
+        if isinstance(record, Exception):  # Python cannot hold it
+            raise record
+        limit = asyncio.timeout(self._step.timeout_ms / 1_000)
+        try:
+            async with limit:
+                result = await self._step.function(record)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise  # the function's own
+            raise self._too_late() from error
+        if limit.expired():  # it took no notice of its cancellation
+            raise self._too_late()
+        return result
+
+    def _too_late(self) -> TimeoutError:
+        return TimeoutError(f"{self._step.uid!r} gave no result in {self._step.timeout_ms} ms")
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of this process. A fork has none of its parent's threads, and gets its own."""
+    with _starting:
+        loop = _loops.get(os.getpid())
+        if loop is None:
+            loop = _loops[os.getpid()] = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="ftlayer-async", daemon=True).start()
+        return loop

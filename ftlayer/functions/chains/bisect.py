@@ -1,0 +1,60 @@
+"""Rows are tried together; where that fails, halves are tried, so that just the culprits fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pyarrow as pa
+
+from ftlayer.functions.chains.chain import RowFailure, failure_of
+from ftlayer.functions.retry_rules import NO_RULES, RetryRules
+
+GIVE_UP_MS = 10_000
+GIVE_UP_ROWS = 4
+"""A sink is down if it took no row in so long (ms), while so many rows failed that were tried alone. What was
+not tried then fails like the last one that was: halving would keep the slot for twice as many tries as there
+are rows, each with its own timeout."""
+
+
+def settle(
+    operator: str,
+    batch: pa.RecordBatch,
+    write: Callable[[pa.RecordBatch], object],
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    rules: RetryRules = NO_RULES,
+) -> tuple[RowFailure, ...]:
+    """Have ``write`` take all rows of ``batch``, in order and in as few calls as can be; return what failed.
+
+    `MemoryError`, and what is no `Exception`, cannot be pinned on a row and goes up. ``rules`` say which errors
+    are worth a retry; ``clock`` is in seconds.
+    """
+    failures: list[RowFailure] = []
+    give_up = clock() + GIVE_UP_MS / 1_000
+    todo = [(0, batch.num_rows)]
+    alone = 0
+    any_written = False
+    while todo:
+        start, rows = todo.pop()
+        if not rows:
+            continue
+        try:
+            write(batch.slice(start, rows))
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a sink raises fails its rows
+            if rows > 1:
+                half = rows // 2
+                todo += [(start + half, rows - half), (start, half)]
+                continue
+            failure = failure_of(start, operator, error, rules)
+            alone += 1
+            if not any_written and alone >= GIVE_UP_ROWS and clock() > give_up:
+                rows = batch.num_rows - start
+                todo.clear()
+            failures.extend(replace(failure, row=row) for row in range(start, start + rows))
+        else:
+            any_written = True
+    return tuple(failures)

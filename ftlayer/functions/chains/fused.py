@@ -1,0 +1,190 @@
+"""Per-record functions fused into one loop, written out as nested Python and compiled when a task starts.
+
+For ``map(f0).flat_map(f1).filter(f2).map(f3)`` the loop is::
+
+    for r0 in records:
+        before = len(out)
+        at = 0
+        try:
+            r1 = f0(r0)
+            at = 1
+            for r2 in results(f1(r1)):
+                at = 2
+                if f2(r2):
+                    at = 3
+                    r4 = f3(r2)
+                    out.append(r4)
+                at = 1
+        ...
+        counts.append(len(out) - before)
+
+so a record passes through all functions while it is in the processor's cache, nothing is built in
+between, and ``at`` tells which function raised. For ``reduce(f0)`` the body is::
+
+    k0 = r0[1]
+    try:
+        old0 = t0[k0]
+    except KeyError:
+        r1 = r0
+    except TypeError:
+        raise unhashable(u0, k0) from None
+    else:
+        r1 = f0(old0, r0)
+    ...
+    t0[k0] = r1
+
+where the dots are all that follows: if one of the functions behind it raises, the aggregate is what it was. (Unless
+there is a flat_map before the reduce, whose earlier results have gone through; and what is found out later, that
+a result does not fit its schema, say, leaves it changed.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ftlayer.checks import check_ran
+from ftlayer.functions.chains.prepared import NAN, PreparedStep, Processing, Reducing, unhashable
+from ftlayer.functions.context import results_of
+from ftlayer.functions.conversion import Form
+from ftlayer.functions.steps import Filter, FlatMap
+
+Fused = Callable[
+    [Sequence[Any], list[Any], list[int], Callable[[int, int, Exception], None], Sequence[int] | None], None
+]
+"""``loop(records, out, counts, fail, times)``: appends the results to ``out`` and how many each record has to
+``counts``; a record whose functions raise has none, and ``fail(place, step, error)`` is called for it. A record's
+place is the length of ``counts`` when its turn comes. ``times``, by place, is for `Context.timestamp`."""
+
+MAX_FUSED = 14
+"""Functions in one loop: Python compiles at most 20 nested blocks; a flat_map is one, and a reduce takes two more."""
+
+
+def is_one_to_one(steps: Sequence[PreparedStep]) -> bool:
+    """Whether every record that does not fail has one result."""
+    return not any(isinstance(step, Filter | FlatMap | Processing) for step in steps)
+
+
+def fuse(steps: Sequence[PreparedStep], form: Form, *, checked: bool = False) -> Fused:
+    """Return the loop over ``steps``. `MemoryError`, and what is no `Exception`, goes through it.
+
+    With ``checked``, an `Exception` in the place of a record fails it as if the first function had raised it.
+    """
+    body = _Body(steps)
+    single = is_one_to_one(steps)
+    lines = [
+        "def loop(records, out, counts, fail, times):",
+        "    for r0 in records:",
+        *([] if single else ["        before = len(out)"]),
+        *(["        place = len(counts)"] if body.needs_place else []),
+        "        at = 0",
+        "        try:",
+        *(["            if isinstance(r0, Exception):", "                raise r0"] if checked else []),
+        *body.lines,
+        "        except MemoryError:",
+        "            raise",
+        "        except Exception as error:",
+        *([] if single else ["            del out[before:]"]),
+        "            fail(len(counts), at, error)",
+        *(["            counts.append(0)", "            continue"] if single else []),
+        f"        counts.append({'1' if single else 'len(out) - before'})",
+    ]
+    names = {
+        **body.names,
+        "NAN": NAN,
+        "has_run": _has_run,
+        "results": form.results,
+        "results_of": results_of,
+        "unhashable": unhashable,
+    }
+    exec(compile("\n".join(lines), __file__, "exec"), names)
+    loop: Fused = names["loop"]
+    return loop
+
+
+def _has_run(answer: object) -> bool:
+    """Return True; TypeError for what a filter's function returns that has not run."""
+    check_ran(answer, "the function")
+    return True
+
+
+class _Body:
+    """What the loop does with ``r0``, and the names that it uses."""
+
+    def __init__(self, steps: Sequence[PreparedStep]) -> None:
+        self.names: dict[str, Any] = {}
+        self.needs_place = False
+        self._before: list[str] = []
+        self._after: list[str] = []
+        self._indent = " " * 12
+        self._record = "r0"
+        for number, step in enumerate(steps):
+            self.names[f"f{number}"] = step.function
+            if number:
+                self._add(f"at = {number}")
+            self._step(number, step)
+        last = f"{self._indent}out.append({self._record})"
+        # Last of all where nothing is nested: then there is nothing to take back if something raises.
+        single = is_one_to_one(steps)
+        after = self._after[::-1]
+        self.lines = [*self._before, *after, last] if single else [*self._before, last, *after]
+
+    def _step(self, number: int, step: PreparedStep) -> None:
+        result = f"r{number + 1}"
+        match step:
+            case Filter():
+                # Of what is true without being True, some was returned by an async function.
+                self._add(f"if (x := f{number}({self._record})) is True or (x and has_run(x)):")
+                self._indent += "    "
+                return
+            case FlatMap():
+                self._loop_over(number, f"f{number}({self._record})", "results")
+            case Reducing():
+                self._reduce(number, step, result)
+            case Processing():
+                self._process(number, step)
+            case _:
+                self._add(f"{result} = f{number}({self._record})")
+        self._record = result
+
+    def _loop_over(self, number: int, call: str, results: str) -> None:
+        self._add(f"for r{number + 1} in x if type(x := {call}) is list else {results}(x):")
+        self._indent += "    "
+        # What is still to come of an iterator is this step's to answer for.
+        self._after.append(f"{self._indent}at = {number}")
+
+    def _reduce(self, number: int, step: Reducing, result: str) -> None:
+        self.names |= {f"t{number}": step.table, f"u{number}": step.uid, f"n{number}": step.create}
+        old, added = f"old{number}", f"{result} = f{number}(old{number}, {self._record})"
+        begun = step.create is not None
+        self._add(
+            f"k{number} = {step.key.source(self._record)}",
+            "try:",
+            f"    {old} = t{number}[k{number}]",
+            "except KeyError:",
+            f"    {old} = n{number}()" if begun else f"    {result} = {self._record}",
+            "except TypeError:",
+            f"    raise unhashable(u{number}, k{number}) from None",
+            *([added] if begun else ["else:", f"    {added}"]),
+        )
+        self._after.append(f"{self._indent}t{number}[k{number}] = {result}")
+
+    def _process(self, number: int, step: Processing) -> None:
+        self.needs_place = True
+        self.names |= {f"c{number}": step.context, f"u{number}": step.uid}
+        if step.key is not None:
+            self._add(
+                f"k{number} = {step.key.source(self._record)}",
+                "try:",
+                f"    hash(k{number})",
+                "except TypeError:",
+                f"    raise unhashable(u{number}, k{number}) from None",
+                f"c{number}.key = k{number}",
+            )
+        self._add(f"c{number}.timestamp = times[place]")
+        if step.side:
+            self._add(f"c{number}._place = place")
+        self._loop_over(number, f"f{number}({self._record}, c{number})", "results_of")
+
+    def _add(self, *lines: str) -> None:
+        self._before += [self._indent + line for line in lines]

@@ -1,0 +1,129 @@
+"""The operators of a chain made ready: functions get their contexts, their state and their timers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.errors import InvalidTopologyError
+from ftlayer.functions.chains.prepared import KeyColumns, PreparedStep, Processing, Reducing
+from ftlayer.functions.chains.retiming import gives_times, with_time_column
+from ftlayer.functions.context import Context
+from ftlayer.functions.keyed import Backend, Timers
+from ftlayer.functions.process import uses_timers
+from ftlayer.functions.steps import CoProcess, Filter, FlatMap, Map, MapAsync, MapBatches, Process, Reduce
+
+ChainOperator = Map | FlatMap | Filter | MapBatches | MapAsync | Reduce | Process | CoProcess
+PreparedOperator = PreparedStep | MapBatches | MapAsync
+
+REDUCE_TABLE = "aggregate"
+"""Name of the table in which a `Reduce` keeps its aggregates."""
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessOperator:
+    """A process function in a chain: where it stands, and its step for the first input."""
+
+    position: int
+    function: Any
+    step: Processing
+    timers: Timers | None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """For each input the operators it goes through, and which of these are process functions."""
+
+    paths: tuple[tuple[PreparedOperator, ...], ...]
+    processes: tuple[ProcessOperator, ...]
+
+
+def prepare(operators: Sequence[ChainOperator], inputs: Sequence[pa.Schema], backend: Backend) -> Prepared:
+    """Make operators ready, the first of which takes ``inputs``; InvalidTopologyError if they cannot be a chain."""
+    _check(operators, inputs)
+    paths: list[list[PreparedOperator]] = [[] for _ in inputs]
+    processes: list[ProcessOperator] = []
+    schema = inputs[0]
+    for position, operator in enumerate(operators):
+        if isinstance(operator, Process | CoProcess):
+            process, steps = _prepare_process(position, operator, schema, inputs, backend)
+            processes.append(process)
+        else:
+            steps = [_prepare_step(operator, schema, backend)] * len(paths)
+        for path, step in zip(paths, steps, strict=True):
+            path.append(step)
+        schema = operator.schema
+    return Prepared(tuple(map(tuple, paths)), tuple(processes))
+
+
+def _check(operators: Sequence[ChainOperator], inputs: Sequence[pa.Schema]) -> None:
+    tags: dict[str, str] = {}
+    for position, operator in enumerate(operators):
+        if not isinstance(operator, ChainOperator):
+            raise InvalidTopologyError(f"a {type(operator).__name__} is no function of a chain")
+        if isinstance(operator, CoProcess) and position:
+            raise InvalidTopologyError(f"{operator.uid!r} has two inputs, so it has to begin its chain")
+        for tag, _ in operator.side if isinstance(operator, Process | CoProcess) else ():
+            if not tag or tag in tags:
+                other = f", which {tags[tag]!r} in its chain has too" if tag else ""
+                raise InvalidTopologyError(
+                    f"{operator.uid!r} has the side output {tag!r}{other}; name it otherwise"
+                )
+            tags[tag] = operator.uid
+    takes = 2 if operators and isinstance(operators[0], CoProcess) else 1
+    if len(inputs) != takes:
+        raise InvalidTopologyError(f"a chain that takes {takes} inputs got the schemas of {len(inputs)}")
+
+
+def _prepare_step(operator: ChainOperator, schema: pa.Schema, backend: Backend) -> PreparedOperator:
+    if not isinstance(operator, Reduce):
+        assert not isinstance(operator, Process | CoProcess)
+        return operator
+    if not operator.keys:
+        raise InvalidTopologyError(
+            f"{operator.uid!r} reduces by key and has no keys; call key_by before reduce"
+        )
+    key = KeyColumns.of(operator.uid, operator.keys, schema)
+    table = backend.state(operator.uid).values(REDUCE_TABLE)
+    return Reducing(
+        operator.uid, operator.function, operator.schema, key, table, operator.create, operator.rules
+    )
+
+
+def _prepare_process(
+    position: int,
+    operator: Process | CoProcess,
+    schema: pa.Schema,
+    inputs: Sequence[pa.Schema],
+    backend: Backend,
+) -> tuple[ProcessOperator, list[PreparedOperator]]:
+    uid, function = operator.uid, operator.function
+    if isinstance(operator, Process):
+        entries = [(function.process, operator.keys, schema)] * len(inputs)
+    else:
+        calls = (function.process_left, function.process_right)
+        entries = list(zip(calls, operator.keys, inputs, strict=True))
+        if len({bool(keys) for keys in operator.keys}) > 1:
+            raise InvalidTopologyError(f"{uid!r} has a key for one of its inputs only; give both or none")
+    keyed = any(keys for _, keys, _ in entries)
+    timers = backend.timers(uid) if keyed else None
+    state = backend.state(uid) if keyed else None
+    tags = [tag for tag, _ in operator.side]
+    context = Context(uid, tags, state, timers, timed=uses_timers(function), operators=backend.operators(uid))
+    schema_out = with_time_column(operator.schema) if gives_times(function) else operator.schema
+    steps = [
+        Processing(
+            uid,
+            call,
+            schema_out,
+            KeyColumns.of(uid, keys, taken) if keys else None,
+            context,
+            operator.side,
+            operator.rules,
+        )
+        for call, keys, taken in entries
+    ]
+    return ProcessOperator(position, function, steps[0], timers), list(steps)

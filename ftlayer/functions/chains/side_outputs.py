@@ -1,0 +1,47 @@
+"""Side outputs, from the records that a function gave to `Context.output` to record batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.functions.chains.prepared import Processing
+from ftlayer.functions.conversion import Form, schema_text, text_of
+from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.fitting import convert
+from ftlayer.functions.outcome import I64, SideOutput
+
+
+def take_side_outputs(
+    step: Processing, form: Form, parents: I64, failures: list[RowFailure]
+) -> list[SideOutput]:
+    """Convert what has been put out since the last time; what does not fit its schema is added to ``failures``.
+
+    ``parents`` gives the input row of each place.
+    """
+    schemas = dict(step.side)
+    return [
+        _converted(step, tag, schemas[tag], form, records, parents[places], failures)
+        for tag, (records, places) in step.context._take_side().items()
+    ]
+
+
+def _converted(
+    step: Processing,
+    tag: str,
+    schema: pa.Schema,
+    form: Form,
+    records: list[Any],
+    parents: I64,
+    failures: list[RowFailure],
+) -> SideOutput:
+    def misfit(place: int, error: Exception) -> None:
+        said = TypeError(
+            f"what {step.uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): {text_of(error)}"
+        )
+        failures.append(failure_of(int(parents[place]), step.uid, said, step.rules))
+
+    batch, kept = convert(records, [1] * len(records), schema, form, misfit)
+    return SideOutput(tag, batch, np.repeat(parents, kept))

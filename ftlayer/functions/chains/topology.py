@@ -1,0 +1,266 @@
+"""A chain of functions as it runs in a topology: state, timers and side outputs beside the records.
+
+Records have the form `VALUES`. They become Python objects once for neighbouring per-record functions, and Arrow
+again only for a function a batch at a time and at the chain's end. What one function hands to its neighbour is
+not checked against its schema: a misfit shows where the next one, or the chain's end, meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from ftlayer.checks import check_ran
+from ftlayer.errors import FTLayerError, JobError
+from ftlayer.functions.chains.batch_segment import BatchSegment
+from ftlayer.functions.chains.firing import Firing
+from ftlayer.functions.chains.preparing import ChainOperator, prepare
+from ftlayer.functions.chains.record_segment import RecordSegment
+from ftlayer.functions.chains.retiming import gives_times, taken_off
+from ftlayer.functions.chains.segments import Segment, run_segments, segments_of
+from ftlayer.functions.conversion import VALUES, concat
+from ftlayer.functions.current import UNTRACKED, running
+from ftlayer.functions.failures import RowFailure
+from ftlayer.functions.keyed import Backend
+from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows
+from ftlayer.functions.process import uses_timers
+
+MAIN = ""
+"""The tag of the main output."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputRows:
+    """Records of one output, and the input row that each comes from: int64[n].
+
+    ``times`` are their event times (int64[n], ms since 1970) where they have others than those rows.
+    """
+
+    batch: pa.RecordBatch
+    parents: I64
+    times: I64 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyResult:
+    """What a batch gave.
+
+    Attributes:
+        outputs: by tag; `MAIN` is always there, a side output if it has records. The records of one parent are
+            in the order they were emitted in.
+        failures: one for each input row that failed, ascending. Such a row is no parent in any output.
+    """
+
+    outputs: dict[str, OutputRows]
+    failures: list[RowFailure]
+
+
+@dataclass(frozen=True, slots=True)
+class TimerOutput:
+    """Records that timers gave. ``times`` is int64[n], their event times; None in processing time.
+
+    That is the timer's time, if ``on_timer`` has set no other one.
+    """
+
+    batch: pa.RecordBatch
+    times: I64 | None
+
+
+class TopologyChain:
+    """Functions made ready to run in one subtask. Not for several threads, save `progress` and `row`.
+
+    All or nothing for each input row: if a function raises for it, or for what came of it, it has no outputs.
+    State is not taken back with one exception: a reduce keeps its aggregate if a function right behind it (none
+    of a batch at a time between, no flat_map before it) raises. What a process function has set, and the timers,
+    stay. `MemoryError`, and what is no `Exception`, goes up: no record is to blame.
+    """
+
+    def __init__(
+        self, operators: Sequence[ChainOperator], inputs: Sequence[pa.Schema], backend: Backend
+    ) -> None:
+        """Prepare ``operators``; ``inputs`` are the schemas of what the first one takes (two for a `CoProcess`).
+
+        Raises InvalidTopologyError if they cannot be run as a chain: a `CoProcess` that is not the first, two
+        side outputs of one name, keys that a schema lacks.
+        """
+        prepared = prepare(operators, inputs, backend)
+        self._processes = prepared.processes
+        path = prepared.paths[0]
+        # Where the first function gives times, what is behind it runs on its own.
+        head = 1 if any(gives_times(process.function) for process in prepared.processes) else None
+        self._paths = [segments_of(path[:head], VALUES) for path in prepared.paths]
+        self._behind = None if head is None else segments_of(path[head:], VALUES)
+        self._firings = {
+            process: Firing(process, process.timers, path[process.position + 1 :])
+            for process in prepared.processes
+            if process.timers is not None and uses_timers(process.function)
+        }
+        self._schemas = {MAIN: operators[-1].schema if operators else inputs[0]}
+        for process in prepared.processes:
+            self._schemas |= dict(process.step.side)
+        tails = [firing.tail for firing in self._firings.values()]
+        self._running = [_per_record(path) for path in self._paths]
+        all_segments = [*self._paths, self._behind or [], *tails]
+        self._counting = [s for segments in all_segments for s in segments if not isinstance(s, BatchSegment)]
+
+    def open(self) -> None:
+        """Open all process functions; what one raises goes up, as an error with the operator's uid."""
+        for process in self._processes:
+            uid = process.step.uid
+            try:
+                check_ran(process.function.open(process.step.context), "it")
+            except FTLayerError as error:
+                error.operator = error.operator or uid
+                raise
+            except Exception as error:
+                failed = JobError(f"open() of {uid!r} raised {type(error).__name__}: {error}")
+                failed.operator = uid
+                raise failed from error
+
+    def close(self) -> None:
+        """Close all process functions, the last one first; raises what one raises, when all have been called."""
+        with ExitStack() as stack:
+            for process in self._processes:
+                stack.callback(process.function.close)
+
+    @property
+    def progress(self) -> int:
+        """A number that changes whenever a record, or a timer, is done. Another thread may look.
+
+        Within a function a batch at a time it stands still; of an async one it counts the calls.
+        """
+        return sum(s.progress for s in self._counting) + sum(f.fired for f in self._firings.values())
+
+    @property
+    def row(self) -> int | None:
+        """The input row that a function of one record works on now, or on what came of it. Another thread may look.
+
+        None within a function a batch at a time, an async one, a timer, behind a function that gives times, and between
+        two batches.
+        """
+        rows = (segment.row for segments in self._running for segment in segments)
+        return next((row for row in rows if row is not None), None)
+
+    @property
+    def next_event_ms(self) -> int | None:
+        """Time of the earliest timer of event time; None if there is none."""
+        return min(
+            (ms for f in self._firings.values() if (ms := f.timers.next_event_ms) is not None), default=None
+        )
+
+    @property
+    def next_processing_ms(self) -> int | None:
+        """Time of the earliest timer of processing time; None if there is none."""
+        return min(
+            (ms for f in self._firings.values() if (ms := f.timers.next_processing_ms) is not None),
+            default=None,
+        )
+
+    def run(
+        self, batch: pa.RecordBatch, times: I64 | None, watermark_ms: int, now_wall_ms: int, *, input: int = 0
+    ) -> TopologyResult:
+        """Run n rows of one input.
+
+        Args:
+            batch: the rows, of the input's schema.
+            times: int64[n], their event times (ms since 1970); None if they have none.
+            watermark_ms: the watermark now. Timers that are set, and lie behind it, wait for `fire_event_timers`.
+            now_wall_ms: the wall clock, ms since 1970.
+            input: 0, or 1 for the second input of a `CoProcess`.
+        """
+        for process in self._processes:
+            process.step.context.watermark = watermark_ms
+            process.step.context.now_ms = now_wall_ms
+        outcome = run_segments(self._paths[input], batch, np.arange(batch.num_rows, dtype=np.int64), times)
+        outputs, failures = self._outputs(outcome), outcome.failures
+        if self._behind is not None:
+            with running(UNTRACKED, lambda: None):
+                failures = [*failures, *self._run_behind(self._behind, outputs)]
+        self._leave()
+        if not failures:
+            return TopologyResult(outputs, [])
+        failed = failed_rows(failures)
+        outputs = {tag: _without(output, failed) for tag, output in outputs.items()}
+        first: dict[int, RowFailure] = {}
+        for failure in failures:
+            first.setdefault(failure.row, failure)
+        kept = {tag: output for tag, output in outputs.items() if tag == MAIN or output.batch.num_rows}
+        return TopologyResult(kept, [first[row] for row in sorted(first)])
+
+    def _outputs(self, outcome: SegmentOutcome) -> dict[str, OutputRows]:
+        outputs = {MAIN: OutputRows(outcome.batch, outcome.parents)}
+        return outputs | {side.tag: OutputRows(side.batch, side.parents) for side in outcome.side}
+
+    def _run_behind(self, segments: Sequence[Segment], outputs: dict[str, OutputRows]) -> list[RowFailure]:
+        """Run what a function gave that gives times too; its rows stand in for the batch's meanwhile."""
+        batch, times = taken_off(outputs[MAIN].batch)
+        rows = outputs[MAIN].parents
+        outcome = run_segments(segments, batch, np.arange(batch.num_rows, dtype=np.int64), times)
+        for tag, output in self._outputs(outcome).items():
+            outputs[tag] = OutputRows(output.batch, rows[output.parents], times[output.parents])
+        return [replace(failure, row=int(rows[failure.row])) for failure in outcome.failures]
+
+    def fire_event_timers(self, watermark_ms: int, now_wall_ms: int) -> dict[str, TimerOutput]:
+        """Fire the timers that the watermark has reached, operator by operator; return what they gave, by tag.
+
+        Only outputs with records. Raises `TimerFailedError` if a function does: the slot has to end, since there is
+        no record to blame and the timers are gone.
+        """
+        return self._fire(lambda firing: firing.event(watermark_ms), now_wall_ms, watermark_ms)
+
+    def fire_processing_timers(self, now_wall_ms: int) -> dict[str, TimerOutput]:
+        """Fire the timers that the wall clock has reached; as `fire_event_timers`.
+
+        Timers that are set meanwhile and due at once may wait for the next call.
+        """
+        return self._fire(lambda firing: firing.processing(now_wall_ms), now_wall_ms, None)
+
+    def _fire(
+        self,
+        due: Callable[[Firing], Iterator[tuple[SegmentOutcome, I64]]],
+        now_wall_ms: int,
+        watermark_ms: int | None,
+    ) -> dict[str, TimerOutput]:
+        found: dict[str, list[tuple[pa.RecordBatch, I64]]] = {}
+        for process in self._processes:
+            process.step.context.now_ms = now_wall_ms
+        for process in self._processes:
+            # One after the other: what the timers of one give comes before the next one's watermark.
+            if watermark_ms is not None:
+                process.step.context.watermark = watermark_ms
+            if process not in self._firings:
+                continue
+            for outcome, times in due(self._firings[process]):
+                main = SideOutput(MAIN, outcome.batch, outcome.parents)
+                for output in (main, *outcome.side):
+                    if output.batch.num_rows:
+                        found.setdefault(output.tag, []).append((output.batch, times[output.parents]))
+        self._leave()
+        return {
+            tag: TimerOutput(
+                concat([batch for batch, _ in pieces], self._schemas[tag]),
+                None if watermark_ms is None else np.concatenate([times for _, times in pieces]),
+            )
+            for tag, pieces in found.items()
+        }
+
+    def _leave(self) -> None:
+        for process in self._processes:
+            process.step.context._leave()
+
+
+def _without(output: OutputRows, failed: I64) -> OutputRows:
+    """Leave out what comes from the input rows ``failed``."""
+    keep = ~np.isin(output.parents, failed)
+    if keep.all():
+        return output
+    times = None if output.times is None else output.times[keep]
+    return OutputRows(output.batch.filter(pa.array(keep)), output.parents[keep], times)
+
+
+def _per_record(segments: Sequence[Segment]) -> list[RecordSegment]:
+    return [segment for segment in segments if isinstance(segment, RecordSegment)]

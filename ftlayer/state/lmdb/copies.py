@@ -1,0 +1,143 @@
+"""Copies of LMDB environments: written into a snapshot as they are, and read entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any
+
+import lmdb
+import numpy as np
+
+from ftlayer.checkpoint.snapshots import StatePiece
+from ftlayer.checkpoint.storage.contract import SlotStorage
+from ftlayer.config import MIB
+from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError
+from ftlayer.state.lmdb.layout import DATA, Entry, entry_of
+from ftlayer.state.snapshots.entries import BLOCK_ENTRIES, Block
+from ftlayer.state.snapshots.restoring import BlocksOf
+from ftlayer.state.snapshots.serializer import array_header
+from ftlayer.state.snapshots.view import SLICE
+
+CHUNK = 2 * MIB
+"""Fits into a processor's cache: it is written and hashed next."""
+
+MOST_FREE = 2.0
+"""A copy without free pages is made of a file that is more than so many times as large as what is in it …"""
+
+FEW_PAGES = 1_000
+"""… and has more than so many free pages."""
+
+MAX_BLOCK_BYTES = MIB
+
+BUCKETS = 64
+"""Ranges of key groups whose entries are gathered at a time, so that what is in one block lies close together."""
+
+
+def copied(env: Any, directory: Path, pace: Callable[[], None]) -> Iterator[bytes]:
+    """Return a copy of an environment, which must not be written meanwhile, in chunks.
+
+    It is the file as it is: to read that takes a fiftieth of the time that LMDB takes for a copy without free pages,
+    and no room on the disk. Such a copy is made where most of the file is free.
+    """
+    stat, info = env.stat(), env.info()
+    pages = info["last_pgno"] + 1
+    pace()
+    if pages > MOST_FREE * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]) + FEW_PAGES:
+        yield from _compacted(env, directory, pace)
+        return
+    left = pages * stat["psize"]
+    with (directory / DATA).open("rb", buffering=0) as file:
+        while left and (chunk := file.read(min(left, CHUNK))):
+            left -= len(chunk)
+            yield chunk
+            pace()
+
+
+def _compacted(env: Any, directory: Path, pace: Callable[[], None]) -> Iterator[bytes]:
+    """Return a copy without free pages, by way of a temporary file.
+
+    LMDB makes the file in one go, without the interpreter and without looking at ``pace``. (A pipe would need no
+    file. But each read of it, of 1 MiB at most, has to wait for a busy interpreter: 50 MB/s.)
+    """
+    with TemporaryFile(dir=directory, buffering=0) as file:
+        try:
+            env.copyfd(file.fileno(), compact=True)
+        except lmdb.Error as error:
+            raise CheckpointStorageError(
+                f"the state in {directory} cannot be copied for a snapshot: {error}; is its disk full?"
+            ) from error
+        file.seek(0)
+        while chunk := file.read(CHUNK):
+            yield chunk
+            pace()
+
+
+def grouped_blocks(
+    entries: Iterable[Entry], max_parallelism: int, pace: Callable[[], None]
+) -> Iterator[Block]:
+    """Put entries of one table into blocks, each of key groups that lie close together."""
+    buckets: dict[int, _Bucket] = {}
+    for number, entry in enumerate(entries):
+        place = entry.group * BUCKETS // max_parallelism
+        bucket = buckets.setdefault(place, _Bucket())
+        bucket.add(entry)
+        if len(bucket.entries) >= BLOCK_ENTRIES or bucket.bytes >= MAX_BLOCK_BYTES:
+            yield buckets.pop(place).block()
+        if number % SLICE == 0:
+            pace()
+    for bucket in buckets.values():
+        yield bucket.block()
+
+
+class _Bucket:
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.bytes = 0
+
+    def add(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.bytes += len(entry.key) + len(entry.value)
+
+    def block(self) -> Block:
+        entries = self.entries
+        header = array_header(len(entries))
+        return Block(
+            entries[0].table,
+            np.array([entry.group for entry in entries], np.uint16),
+            header + b"".join([entry.key for entry in entries]),
+            header + b"".join([entry.value for entry in entries]),
+        )
+
+
+def blocks_of_copies(storage: SlotStorage, location: str, directory: str | None) -> BlocksOf:
+    """Return what reads pieces of the format "lmdb"; they are fetched into a temporary directory."""
+
+    def blocks(piece: StatePiece, wanted: Callable[[int, int, int], bool]) -> Iterator[Block]:
+        with TemporaryDirectory(prefix="ftlayer-restore-", dir=directory) as name:
+            path = Path(name) / "copy.mdb"
+            storage.fetch(location, piece.piece, path)
+            with opened_copy(path) as env, env.begin() as txn, txn.cursor() as cursor:
+                by_table: dict[int, _Bucket] = {}
+                for key, value in cursor:
+                    entry = entry_of(key, value)
+                    if wanted(entry.table, entry.group, entry.group):
+                        bucket = by_table.setdefault(entry.table, _Bucket())
+                        bucket.add(entry)
+                        if len(bucket.entries) >= BLOCK_ENTRIES or bucket.bytes >= MAX_BLOCK_BYTES:
+                            yield by_table.pop(entry.table).block()
+                for bucket in by_table.values():
+                    yield bucket.block()
+
+    return blocks
+
+
+def opened_copy(path: Path) -> Any:
+    """Open a copied environment for reading; CheckpointDamagedError if it is none."""
+    try:
+        return lmdb.open(
+            str(path), subdir=False, readonly=True, lock=False, map_size=max(path.stat().st_size, MIB)
+        )
+    except lmdb.Error as error:
+        raise CheckpointDamagedError(f"a copied LMDB environment cannot be read: {error}") from error
