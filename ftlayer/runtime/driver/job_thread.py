@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, TypeAlias, assert_never
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
 from ftlayer.checkpoint.storage.results import JobResult
@@ -45,8 +44,8 @@ from ftlayer.runtime.driver.events import (
     Tick,
 )
 from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.job_status import JobStatus, chain_status, slot_status
-from ftlayer.runtime.driver.meter import Meter
+from ftlayer.runtime.driver.job_report import JobReport, now_ms
+from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.submit import SlotSubmitter
 from ftlayer.runtime.protocol.messages import (
@@ -61,7 +60,6 @@ from ftlayer.runtime.protocol.messages import (
 )
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.names import operators_needing
-from ftlayer.vertex.calls import StreamStatus
 
 # How long the coordinator waits for an event before it looks at the time.
 TICK_S = 0.05
@@ -74,6 +72,9 @@ class Later:
     """Something to be done in the job's thread."""
 
     work: Callable[[], None]
+
+
+JobEvent: TypeAlias = Event | AssignSplits | Later
 
 
 @dataclass(frozen=True)
@@ -97,19 +98,17 @@ class JobParts:
 class JobThread:
     """A job as it runs. `ftlayer.runtime.driver.job.Job` is its handle, for users."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, job: str, events: queue.SimpleQueue[JobEvent] | None = None) -> None:
+        """``job`` names the execution. ``events`` takes all that happens; None: a queue of its own."""
         self.job = job
-        self._events: queue.SimpleQueue[Event | AssignSplits | Later] = queue.SimpleQueue()
+        self.interrupted = False
+        """Whether the last checkpoints stay, whatever ``retention`` says."""
+        self._events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue() if events is None else events
         self._lock = threading.Lock()  # guards core and meter
         self._over = threading.Event()
         self._changed = threading.Condition()  # told whenever the job's state may be another one
         self._close_by_s: float | None = None
-        self._interrupted = False
         self._verdict: Over | None = None
-        self._meter = Meter()
-        self._before: StreamStatus | None = None
-        self._last_status: StreamStatus | None = None
-        self._asking = threading.Lock()
 
     # ------------------------------------------------------------ for its handle: any thread
 
@@ -145,34 +144,7 @@ class JobThread:
 
     def status(self) -> JobStatus:
         """Return what is known of the job now, with the vertex's answer if there is one."""
-        # One at a time: an older answer behind a newer one would look like a vertex that counts from 0 again.
-        with self._asking:
-            vertex = self._vertex_status()
-            moment_ms = now_ms()
-            if vertex is not None:
-                with self._lock:
-                    self._meter.update_vertex(vertex, moment_ms)
-        with self._lock:
-            core = self._core
-            rates = {} if self._over.is_set() else self._meter.rates(moment_ms)
-            totals = self._meter.totals
-            return JobStatus(
-                name=self.name,
-                job=self.job,
-                state=core.state,
-                epoch=core.epoch,
-                uptime_s=(self._ended_ms or moment_ms) / 1_000 - self._started_ms / 1_000,
-                slots=tuple(slot_status(slot, moment_ms) for slot in core.slots),
-                chains=tuple(chain_status(v.uid, totals, rates) for v in self._parts.graph.vertices),
-                counters={name: value for name, value in totals.items() if "/" not in name},
-                rates={name: rate for name, rate in rates.items() if "/" not in name},
-                vertex=vertex,
-                before=self._before,
-                restarts=core.restarts,
-                isolation=core.isolation,
-                last_failure=core.last_failure,
-                checkpoints=self._mode.checkpoint_counts,
-            )
+        return self._report.status()
 
     def history(self) -> tuple[CheckpointStats, ...]:
         """Return the checkpoints under way, and the last 100 others; the latest first."""
@@ -203,7 +175,7 @@ class JobThread:
 
     def interrupt(self) -> None:
         """Have the last checkpoints stay, whatever ``retention`` says."""
-        self._interrupted = True
+        self.interrupted = True
 
     def wait_until_over(self, timeout: float | None) -> bool:
         """Wait up to ``timeout`` seconds until the job is over; return whether it is."""
@@ -213,13 +185,6 @@ class JobThread:
         """Wait up to ``timeout`` seconds until all tasks run, or the job is over; return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: self._over.is_set() or self.state.is_up, timeout)
-
-    def _vertex_status(self) -> StreamStatus | None:
-        if not self._over.is_set():
-            return self._mode.vertex_status()
-        if self._last_status is None:
-            self._last_status = self._mode.vertex_status()
-        return self._last_status
 
     # ------------------------------------------------------------ for its parts
 
@@ -272,38 +237,52 @@ class JobThread:
             )
         )
         self._core: JobCore[Any] = JobCore(crew, parts.options, self._mode.rules)
-        self._before = self._mode.vertex_status()
-        if self._before is not None:
-            self._meter.update_vertex(self._before, now_ms())
-        self._started_ms, self._ended_ms = now_ms(), 0
+        self._report = JobReport(self.job, parts.graph, self._core, self._mode, self._lock)
         threading.Thread(target=self._run, name=f"ftlayer-job-{self.name}", daemon=True).start()
 
     # ------------------------------------------------------------ the coordinator's thread
 
     def _run(self) -> None:
         try:
-            self._do_all(self._core.start(self._started_ms))
-            self._parts.planners.start()
+            self.begin()
             while self._verdict is None:
-                self._step()
+                self.step()
         except Exception as error:
             # A fault of ours: without this the job would stand still unnoticed.
             logger.exception("the coordinator of job %r has failed", self.name)
             self._verdict = Over(JobState.FAILED, JobError(f"the coordinator has failed: {error!r}"))
         finally:
-            self._finish()
+            self.finish()
 
-    def _step(self) -> None:
+    @property
+    def verdict(self) -> Over | None:
+        """What has become of the job; None while it runs."""
+        return self._verdict
+
+    @property
+    def core(self) -> JobCore[Any]:
+        """The rules of the job, to be looked at."""
+        return self._core
+
+    def begin(self) -> None:
+        """Ask for slots, and have the sources planned."""
+        self._do_all(self._core.start(self._report.started_ms))
+        self._parts.planners.start()
+
+    def step(self) -> None:
+        """Take the next event, or the time."""
         try:
             event = self._events.get(timeout=TICK_S)
         except queue.Empty:
             event = Tick()
         if isinstance(event, AssignSplits):
             self._send_splits(event)
-            return
-        if isinstance(event, Later):
+        elif isinstance(event, Later):
             event.work()
-            return
+        else:
+            self._take(event)
+
+    def _take(self, event: Event) -> None:
         moment_ms = now_ms()
         with self._lock:
             if isinstance(event, Said):
@@ -326,7 +305,7 @@ class JobThread:
     def _note(self, said: Said, now_ms: int) -> None:
         match said.message:
             case Heartbeat(counters=counters) | SlotEnded(counters=counters) | SlotFailed(counters=counters):
-                self._meter.update(said.instance, counters, now_ms)
+                self._report.update(said.instance, counters, now_ms)
         self._mode.before(said)
         match said.message:
             case SourceFailed(reason=reason, pause_ms=pause_ms):
@@ -383,8 +362,9 @@ class JobThread:
             if isinstance(event, Later):
                 event.work()
 
-    def _finish(self) -> None:
-        self._ended_ms = now_ms()
+    def finish(self) -> None:
+        """Close all parts; then the job is over."""
+        self._report.ending()
         try:
             self._close()
         except Exception as error:
@@ -394,6 +374,7 @@ class JobThread:
                 JobState.FAILED, JobError(f"the coordinator has failed at the job's end: {error!r}")
             )
         finally:
+            self._report.over()
             self._over.set()
             self._tell_changed()
 
@@ -408,14 +389,9 @@ class JobThread:
             stack.callback(parts.planners.close)
             if self._verdict is not None:
                 self._mode.end(
-                    self._verdict.state, self._take_later, self._close_by_s, interrupted=self._interrupted
+                    self._verdict.state, self._take_later, self._close_by_s, interrupted=self.interrupted
                 )
 
     def _hand_back(self) -> None:
         """Say that the job's name and task slots are free, once nothing is done in its name any more."""
         self._mode.when_done(self._parts.on_over)
-
-
-def now_ms() -> int:
-    """Return the monotone clock, in ms."""
-    return time.monotonic_ns() // 1_000_000

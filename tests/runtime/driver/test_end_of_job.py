@@ -16,7 +16,11 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import JobError
 from ftlayer.restart import NoRestart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
+from ftlayer.runtime.driver.crew import Crew
+from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.driver.job_report import JobReport
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Source
@@ -28,7 +32,7 @@ WAIT_S = 600
 def parts(**changes: Any) -> Any:
     source = Source("numbers", IterableSource((range(3).__iter__,)), pa.schema([("id", pa.int64())]))
     graph = JobGraph("ending", (JobVertex("numbers", (source,), 1),), (), False)
-    made = {"server": Mock(), "submitter": Mock(), "planners": Mock(), "on_over": Mock()}
+    made = {"server": Mock(), "submitter": Mock(), "planners": Mock(), "mode": Mock(), "on_over": Mock()}
     return JobParts(graph, TopologyOptions(), NoRestart(), **made | changes)
 
 
@@ -72,23 +76,20 @@ def test_two_threads_that_ask_for_the_status_count_nothing_twice() -> None:
         return StreamStatus(0, 0, 0, 0, -1, done=(0, 5, 8)[min(number, 2)])
 
     def look() -> None:
-        if job.status().counters["done"] == 8:
+        if report.status().counters["done"] == 8:
             newer_is_counted.set()
 
-    thread = JobThread("asked-1")
-    job = Job(thread)
-    thread.start(
-        parts(
-            mode=partial(AckerDriver, Mock(client=Mock(call=call))),
-            planners=Mock(start=Mock(side_effect=ValueError("no"))),
-        )
+    made = parts()
+    crew = Crew(1, made.options.start_timeout_ms)
+    context = JobContext(
+        "asked-1", made.graph, made.restart, crew, happened=Mock(), later=Mock(), tell=Mock()
     )
-    assert job.over(WAIT_S)
-    # As while it runs: a job that is over asks once.
-    thread._over.clear()
+    mode = AckerDriver(Mock(client=Mock(call=call)), context)
+    core = JobCore(crew, made.options, mode.rules)
+    report = JobReport("asked-1", made.graph, core, mode, threading.Lock())
     lookers = [threading.Thread(target=look) for _ in range(2)]
     for looker in lookers:
         looker.start()
     for looker in lookers:
         looker.join(WAIT_S)
-    assert job.status().counters["done"] == 8
+    assert report.status().counters["done"] == 8

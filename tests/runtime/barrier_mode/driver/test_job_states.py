@@ -507,7 +507,7 @@ def test_a_job_that_fails_while_it_is_interrupted_leaves_its_checkpoint(tmp_path
     until(lambda: played.job.state is JobState.STOPPING)
     interrupting = threading.Thread(target=played.job.interrupt, args=(WAIT_S,))
     interrupting.start()
-    until(lambda: played.thread._interrupted)
+    until(lambda: played.thread.interrupted)
     # Only now is it over.
     played.thread.spark_job_ended(0, 1, None)
     interrupting.join(WAIT_S)

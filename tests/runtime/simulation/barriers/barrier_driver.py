@@ -51,8 +51,7 @@ class Driver:
             case.build(setting.parallelism).build(), max_parallelism=setting.config.max_parallelism
         )
         self.events = StepQueue()
-        self.job = job_thread.JobThread(f"run-{world.lives}")
-        self.job._events = self.events
+        self.job = job_thread.JobThread(f"run-{world.lives}", self.events)  # type: ignore[arg-type]
         self.server, self.submitter = ControlServer(), Submitter()
         self.workers: list[StepWorker] = []
         self.answers: list[Future[Any]] = []
@@ -101,8 +100,7 @@ class Driver:
                 on_over=lambda: None,
             )
         )
-        self.job._do_all(self.job._core.start(self.job._started_ms))
-        planners.start()
+        self.job.begin()
         self.ticked_ms = world.mono
 
     def _open_mode(self, job: JobContext) -> BarrierDriver:
@@ -135,15 +133,15 @@ class Driver:
 
     @property
     def verdict(self) -> Over | None:
-        return self.job._verdict
+        return self.job.verdict
 
     @property
     def state(self) -> JobState:
         return self.job.state
 
     def step(self) -> None:
-        self.job._step()
-        self.job._core.validate()
+        self.job.step()
+        self.job.core.validate()
         self.ticked_ms = self.world.mono
 
     def request(self, ask: Callable[..., Any]) -> Future[Any]:

@@ -32,7 +32,7 @@ from ftlayer.checkpoint.storage import driver as storage_driver
 from ftlayer.checkpoint.storage import slot as storage_slot
 from ftlayer.runtime.barrier_mode.driver import checkpointing
 from ftlayer.runtime.barrier_mode.slot import shell, snapshotting
-from ftlayer.runtime.driver import job_thread, planners, reader_planner
+from ftlayer.runtime.driver import job_report, job_thread, planners, reader_planner
 from ftlayer.runtime.slot import links, loop, main, pulse
 from ftlayer.state.snapshots import changelog
 from ftlayer.state.tables import memory
@@ -52,6 +52,7 @@ class StandIns:
         """Have them where the real code looks."""
         told: list[tuple[Any, str, Any]] = [
             (job_thread, "now_ms", lambda: self._world.mono),
+            (job_report, "now_ms", lambda: self._world.mono),
             (job_thread, "threading", threads_of(IdleThread)),
             (checkpointing, "_now", lambda: self._world.now),
             (checkpointing, "Worker", self._worker),

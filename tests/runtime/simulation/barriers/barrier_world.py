@@ -108,7 +108,7 @@ class World:
         """The job has come to its verdict: what `JobThread._run` does then."""
         self.outside.stuck.clear()
         self.closing = True
-        self.driver.job._finish()
+        self.driver.job.finish()
         self.closing = False
         self.controls.clear()
         self.links.clear()
@@ -186,7 +186,7 @@ class World:
         job = self.driver.job
         lines = [
             f"seed's moves {dict(self.moves_made)}",
-            f"job {job.state}, last failure {job._core.last_failure!r}, restarts {job._core.restarts}",
+            f"job {job.state}, last failure {job.core.last_failure!r}, restarts {job.core.restarts}",
             f"checkpoints {self.driver.checkpoints.counts}, under way {self.driver.rules.in_progress}",
         ]
         for process in self.processes:

@@ -1,0 +1,94 @@
+"""What is told of a job while it runs and when it is over: its counters and rates, and what the vertex says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from ftlayer.runtime.driver.driver_mode import DriverMode
+from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.driver.job_status import JobStatus, chain_status, slot_status
+from ftlayer.runtime.driver.meter import Meter
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.vertex.calls import StreamStatus
+
+
+class JobReport:
+    """One job's, from its start on. Methods are of the job's thread, save what says otherwise."""
+
+    def __init__(
+        self, run: str, graph: JobGraph, core: JobCore[Any], mode: DriverMode[Any], lock: threading.Lock
+    ) -> None:
+        """Ask the vertex for what there was before the job.
+
+        ``run`` names the execution. ``lock`` is held where ``core`` gets events, and for `update`.
+        """
+        self._run = run
+        self._graph = graph
+        self._core = core
+        self._mode = mode
+        self._lock = lock
+        self._asking = threading.Lock()
+        self._meter = Meter()
+        self._is_over = False
+        self._last_status: StreamStatus | None = None
+        self._before = mode.vertex_status()
+        if self._before is not None:
+            self._meter.update_vertex(self._before, now_ms())
+        self.started_ms, self._ended_ms = now_ms(), 0
+
+    def update(self, instance: str, counters: dict[str, int], now_ms: int) -> None:
+        """Take what an instance has counted so far."""
+        self._meter.update(instance, counters, now_ms)
+
+    def ending(self) -> None:
+        """The job has come to its final state: its time stands still."""
+        self._ended_ms = now_ms()
+
+    def over(self) -> None:
+        """All parts of the job are closed: the vertex is asked once more, and nothing has a rate."""
+        self._is_over = True
+
+    def status(self) -> JobStatus:
+        """Return what is known of the job now, with the vertex's answer if there is one; any thread."""
+        # One at a time: an older answer behind a newer one would look like a vertex that counts from 0 again.
+        with self._asking:
+            vertex = self._vertex_status()
+            moment_ms = now_ms()
+            if vertex is not None:
+                with self._lock:
+                    self._meter.update_vertex(vertex, moment_ms)
+        with self._lock:
+            core = self._core
+            rates = {} if self._is_over else self._meter.rates(moment_ms)
+            totals = self._meter.totals
+            return JobStatus(
+                name=self._graph.name,
+                job=self._run,
+                state=core.state,
+                epoch=core.epoch,
+                uptime_s=(self._ended_ms or moment_ms) / 1_000 - self.started_ms / 1_000,
+                slots=tuple(slot_status(slot, moment_ms) for slot in core.slots),
+                chains=tuple(chain_status(v.uid, totals, rates) for v in self._graph.vertices),
+                counters={name: value for name, value in totals.items() if "/" not in name},
+                rates={name: rate for name, rate in rates.items() if "/" not in name},
+                vertex=vertex,
+                before=self._before,
+                restarts=core.restarts,
+                isolation=core.isolation,
+                last_failure=core.last_failure,
+                checkpoints=self._mode.checkpoint_counts,
+            )
+
+    def _vertex_status(self) -> StreamStatus | None:
+        if not self._is_over:
+            return self._mode.vertex_status()
+        if self._last_status is None:
+            self._last_status = self._mode.vertex_status()
+        return self._last_status
+
+
+def now_ms() -> int:
+    """Return the monotone clock, in ms."""
+    return time.monotonic_ns() // 1_000_000
