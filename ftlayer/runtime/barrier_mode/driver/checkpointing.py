@@ -1,4 +1,4 @@
-"""Checkpoints of a job, as its driver carries them out: storage and sinks in a thread of their own.
+"""Checkpoints of a job, as its driver carries them out.
 
 The rules are `ftlayer.checkpoint.coordinator`'s; here its instructions become messages, files and commits, and what
 comes of them becomes its events. All public methods belong to the job's thread, save what says otherwise.
@@ -7,23 +7,16 @@ comes of them becomes its events. All public methods belong to the job's thread,
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 
-from ftlayer.checkpoint.barrier import SnapshotKind
 from ftlayer.checkpoint.coordinator.events import (
     BacklogChanged,
     CheckpointEvent,
-    CommitFailed,
     JobOver,
     JobStopping,
     PartDeclined,
     PartWritten,
-    Published,
-    PublishFailed,
-    SinksCommitted,
     SubtaskFinished,
     TasksRestarting,
     TasksRestored,
@@ -48,18 +41,15 @@ from ftlayer.checkpoint.coordinator.instructions import (
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.opening import new_savepoint
-from ftlayer.checkpoint.storage.results import JobResult, put_result
-from ftlayer.clock import Now
+from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.clock import system_now
 from ftlayer.errors import (
-    CheckpointError,
     ConfigError,
-    FTLayerError,
-    StaleOwnerError,
     error_for_code,
 )
-from ftlayer.recovery import lasting
+from ftlayer.runtime.barrier_mode.driver.checkpoint_io import CheckpointIo
 from ftlayer.runtime.barrier_mode.driver.committing import GivenUp
-from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts, Publisher
+from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.barrier_mode.driver.requests import Requests
 from ftlayer.runtime.barrier_mode.driver.restore_points import RestorePoints
 from ftlayer.runtime.driver.driver_mode import JobContext
@@ -81,11 +71,7 @@ from ftlayer.runtime.protocol.messages import (
     ToSlot,
     TriggerCheckpoint,
 )
-from ftlayer.runtime.worker import Worker
 from ftlayer.topology.operators import IterationHead, Source
-
-CLOSE_WAIT_S = 30.0
-"""How long the end of a job waits for what is being published, committed and removed."""
 
 logger = logging.getLogger(__name__)
 
@@ -107,14 +93,11 @@ class JobCheckpoints:
                 for subtask in range(vertex.parallelism)
             }
         )
-        self._io = Worker("checkpoints", self._io_failed)
-        self._cleaning = Worker("checkpoint-cleaning", self._io_failed)
         self._down: set[int] = set(range(graph.slots))
         self._given_up = GivenUp()
-        self._publisher = Publisher(parts)
+        self._io = CheckpointIo(parts, happened=job.happened, tell=self._later_handle)
         self._restores = RestorePoints(
             parts,
-            self._publisher,
             self._io,
             happened=job.happened,
             later=job.later,
@@ -122,12 +105,13 @@ class JobCheckpoints:
         )
         self._requests = Requests()
         self._cancelled = False
-        self._close_by_s: float | None = None
-        self._is_settled = True
-        self.result: JobResult | None = None
-        """How the job has ended; None before, and where there is no directory to keep it in."""
 
     # ------------------------------------------------------------ what is known
+
+    @property
+    def result(self) -> JobResult | None:
+        """How the job has ended; None before, and where there is no directory to keep it in."""
+        return self._io.result
 
     @property
     def counts(self) -> CheckpointCounts:
@@ -136,7 +120,7 @@ class JobCheckpoints:
 
     def history(self) -> tuple[CheckpointStats, ...]:
         """Checkpoints under way, and the last 100 others; the latest first."""
-        return self._rules.history(_now())
+        return self._rules.history(system_now())
 
     # ------------------------------------------------------------ the job's events
 
@@ -176,27 +160,8 @@ class JobCheckpoints:
 
     def running(self) -> None:
         """All tasks are restored and run."""
-        self._sweep()
+        self._io.sweep(self._rules.completed, self._crew.instances)
         self._handle(TasksRunning())
-
-    def _sweep(self) -> None:
-        """Remove what instances have left behind that are gone."""
-        keep, alive = self._rules.completed, self._crew.instances
-
-        def work() -> None:
-            for path in self._parts.storage.sweep(keep, alive.__contains__):
-                logger.info("%s was left behind by an instance that is gone", path)
-
-        self._clean(work)
-
-    def _clean(self, work: Callable[[], None]) -> None:
-        """Have something removed, unless another driver has taken over: it may go on with just that."""
-
-        def guarded() -> None:
-            self._parts.check_owner()
-            work()
-
-        self._cleaning.do(guarded)
 
     def backlog(self, source: str, working_off: bool) -> None:
         """A reader source begins, or ceases, to work off a backlog."""
@@ -223,27 +188,35 @@ class JobCheckpoints:
         """The job is over: remove what is not retained (``interrupted``: see `JobEnd`), and end the threads.
 
         ``take_events`` calls what `later` was given meanwhile. What takes longer than until ``close_by_s``, of the
-        monotone clock, is left to itself (None: `CLOSE_WAIT_S` a step). `when_done` has to follow.
+        monotone clock, is left to itself (None: `CLOSE_WAIT_S` of `CheckpointIo` a step). `when_done` has to follow.
         """
-        self._close_by_s = close_by_s
+        io = self._io
+        io.close_by_s = close_by_s
         self.cancel()
         # What is being published decides whether its sinks are committed, and that takes a turn more.
         for _ in range(3):
-            self._settle(self._io, take_events)
+            io.settle(take_events)
         self._abort_given_up(range(self._parts.graph.slots))
         if state is JobState.ENDED:
-            self._io.do(self._keep_result)
-            self._settle(self._io, take_events)
-            if self.result is None and self._parts.config.directory is not None:
-                self._leave_all(take_events)
-                return
-        instructions = self._rules.handle(JobOver(_end_of(state, interrupted)), _now())
+            io.keep_result(self._rules.completed)
+            io.settle(take_events)
+        if state is JobState.ENDED and self.result is None and self._parts.config.directory is not None:
+            logger.error(
+                "the result of %r could not be kept, so its last checkpoints stay where they are: started again with "
+                "restore_from='latest' it finds nothing left to do",
+                self._parts.graph.name,
+            )
+        else:
+            self._remove_unretained(state, interrupted=interrupted)
+        io.close_storage(self._rules.completed, take_events)
+        self._requests.refuse_all(f"the job is {state}")
+
+    def _remove_unretained(self, state: JobState, *, interrupted: bool) -> None:
+        instructions = self._rules.handle(JobOver(_end_of(state, interrupted)), system_now())
         self._carry_out_all(instructions)
         if state is not JobState.ENDED and any(isinstance(each, Discard) for each in instructions):
             # Behind the removal, which another driver's job is spared.
-            self._clean(lambda: self._say_what_is_gone(state))
-        self._close_storage(take_events)
-        self._requests.refuse_all(f"the job is {state}")
+            self._io.clean(lambda: self._say_what_is_gone(state))
 
     def _say_what_is_gone(self, state: JobState) -> None:
         config = self._parts.config
@@ -256,44 +229,9 @@ class JobCheckpoints:
                 config.effective_retention.name,
             )
 
-    def _close_storage(self, take_events: Callable[[], None]) -> None:
-        keep = self._rules.completed
-        self._clean(lambda: self._parts.storage.close(keep))
-        for worker in (self._io, self._cleaning):
-            self._settle(worker, take_events)
-        self._cleaning.stop()
-
-    def _keep_result(self) -> None:
-        """Before the checkpoints are removed: without either the job would be run again from its beginning."""
-        last = max(self._rules.completed, key=lambda each: each.checkpoint, default=None)
-        result = JobResult(
-            self._parts.graph.name,
-            self._parts.run,
-            _now().wall_ms,
-            0 if last is None else last.checkpoint,
-            last.location if last is not None and last.kind == SnapshotKind.SAVEPOINT else "",
-        )
-        self._parts.check_owner()
-        put_result(self._parts.config, result)
-        self.result = None if self._parts.config.directory is None else result
-
-    def _leave_all(self, take_events: Callable[[], None]) -> None:
-        """The result could not be kept: the last checkpoint says as well that there is nothing left to do."""
-        logger.error(
-            "the result of %r could not be kept, so its last checkpoints stay where they are: started again with "
-            "restore_from='latest' it finds nothing left to do",
-            self._parts.graph.name,
-        )
-        self._close_storage(take_events)
-        self._requests.refuse_all(f"the job is {JobState.ENDED}")
-
     def when_done(self, done: Callable[[], None]) -> None:
         """Call ``done``: now, or by another thread where `close` has left something to itself, behind that."""
-        if self._is_settled:
-            done()
-        else:
-            self._io.do(done)
-        self._io.stop()
+        self._io.when_done(done)
 
     # ------------------------------------------------------------ users
 
@@ -321,7 +259,7 @@ class JobCheckpoints:
     # ------------------------------------------------------------ carrying out
 
     def _handle(self, event: CheckpointEvent) -> None:
-        self._carry_out_all(self._rules.handle(event, _now()))
+        self._carry_out_all(self._rules.handle(event, system_now()))
 
     def _carry_out_all(self, instructions: list[CheckpointInstruction]) -> None:
         for instruction in instructions:
@@ -334,9 +272,9 @@ class JobCheckpoints:
                 for slot in self._source_slots:
                     self._tell(slot, TriggerCheckpoint(barrier))
             case Publish(checkpoint, location):
-                self._publish(checkpoint, location)
+                self._io.publish(checkpoint, location)
             case CommitSinks(checkpoint):
-                self._commit(checkpoint)
+                self._io.commit(checkpoint)
             case NotifyCompleted(number):
                 self._tell_all(CheckpointCompleted(number))
                 # What those that were given up before had written was in this one.
@@ -347,15 +285,13 @@ class JobCheckpoints:
             case NotifyAborted(checkpoint, reason):
                 logger.info("checkpoint %d is given up: %s", checkpoint, reason)
                 self._tell_all(
-                    CheckpointAborted(checkpoint, files_stay=checkpoint in self._publisher.undecided)
+                    CheckpointAborted(checkpoint, files_stay=checkpoint in self._io.publisher.undecided)
                 )
             case Discard(old):
-                keep = self._rules.completed
-                self._clean(lambda: self._parts.storage.discard(old, keep))
+                self._io.discard(old, self._rules.completed)
             case DiscardParts(number, parts, location):
-                keep = self._rules.completed
                 self._given_up.add(parts)
-                self._clean(lambda: self._parts.storage.discard_parts(number, parts, keep, location))
+                self._io.discard_parts(number, parts, self._rules.completed, location)
             case FailJob(reason, final):
                 self._happened(RestartRequested(reason) if final is None else Broken(final))
             case RestoreFrom(number, checkpoint):
@@ -369,32 +305,6 @@ class JobCheckpoints:
         for slot in self._crew.slots:
             self._tell(slot.number, message)
 
-    def _publish(self, checkpoint: Checkpoint, location: str) -> None:
-        def work() -> None:
-            try:
-                published = self._publisher.publish(checkpoint, location)
-            except StaleOwnerError:
-                raise
-            except Exception as error:  # noqa: BLE001 - whatever it is, the rules wait for an answer
-                self._later_handle(PublishFailed(checkpoint.checkpoint, _said(error), lasting(error)))
-            else:
-                self._later_handle(Published(published))
-
-        self._io.do(work)
-
-    def _commit(self, checkpoint: Checkpoint) -> None:
-        def work() -> None:
-            try:
-                self._publisher.commit(checkpoint)
-            except StaleOwnerError:
-                raise
-            except Exception as error:  # noqa: BLE001 - as above
-                self._later_handle(CommitFailed(checkpoint.checkpoint, _said(error), lasting(error)))
-            else:
-                self._later_handle(SinksCommitted(checkpoint.checkpoint))
-
-        self._io.do(work)
-
     # ------------------------------------------------------------ restoring
 
     def _abort_given_up(self, slots: Collection[int]) -> None:
@@ -405,7 +315,7 @@ class JobCheckpoints:
         slot_of = self._parts.graph.slot_of
         gone = self._given_up.take(lambda uid, subtask: slot_of(uid, subtask) in slots)
         if gone:
-            self._io.do(lambda: self._parts.committer.abort(gone))
+            self._io.abort(gone)
 
     def _restored(self, asked: PrepareRestore, checkpoint: Checkpoint | None) -> None:
         self._handle(TasksRestored(checkpoint))
@@ -417,30 +327,6 @@ class JobCheckpoints:
         """Take an event in the job's thread; any thread."""
         self._later(lambda: self._handle(event))
 
-    def _io_failed(self, error: Exception) -> None:
-        if isinstance(error, StaleOwnerError):
-            self._happened(Broken(error))
-        elif isinstance(error, CheckpointError):
-            logger.warning("checkpoints: %s", error)
-        else:
-            logger.error("checkpoints failed in a way they never should", exc_info=error)
-
-    def _settle(self, worker: Worker, take_events: Callable[[], None]) -> None:
-        """Wait until a thread has done what it was given, and take what it says of it."""
-        done = threading.Event()
-        worker.do(done.set)
-        left_s = CLOSE_WAIT_S
-        if self._close_by_s is not None:
-            left_s = min(left_s, max(0.0, self._close_by_s - time.monotonic()))
-        if not done.wait(left_s):
-            self._is_settled = False
-            logger.warning(
-                "what a sink commits, or the storage of checkpoints does, takes longer than %.1f s and is left to "
-                "itself; a job that is restored commits again",
-                left_s,
-            )
-        take_events()
-
 
 def _end_of(state: JobState, interrupted: bool) -> JobEnd:
     if state is JobState.ENDED:
@@ -449,15 +335,3 @@ def _end_of(state: JobState, interrupted: bool) -> JobEnd:
         # Though it may have failed: at Ctrl-C, PySpark cancels all Spark jobs before it interrupts the program.
         return JobEnd.INTERRUPTED
     return JobEnd.CANCELLED if state is JobState.CANCELLED else JobEnd.FAILED
-
-
-def _said(error: Exception) -> str:
-    """Return the reason to give; what should never have been raised is logged with where it comes from."""
-    if isinstance(error, FTLayerError):
-        return str(error)
-    logger.error("checkpoints failed in a way they never should", exc_info=error)
-    return f"{type(error).__name__}: {error}"
-
-
-def _now() -> Now:
-    return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from ftlayer.checkpoint.snapshots import Checkpoint, Restore
 from ftlayer.errors import CheckpointDamagedError, FTLayerError, JobError
 from ftlayer.recovery import lasting
-from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts, Publisher
+from ftlayer.runtime.barrier_mode.driver.checkpoint_io import CheckpointIo
+from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
 from ftlayer.runtime.driver.events import Event, PrepareRestore, RestoreFailed, RestoreReady
-from ftlayer.runtime.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -21,20 +21,19 @@ class RestorePoints:
     def __init__(
         self,
         parts: JobCheckpointParts,
-        publisher: Publisher,
-        io: Worker,
+        io: CheckpointIo,
         *,
         happened: Callable[[Event], None],
         later: Callable[[Callable[[], None]], None],
         restored: Callable[[PrepareRestore, Checkpoint | None], None],
     ) -> None:
-        """``happened`` and ``later`` are `JobCheckpoints`'; ``io`` is the publisher's thread.
+        """``happened`` and ``later`` are `JobCheckpoints`'.
 
         ``restored`` is told of the checkpoint that stands, before the answer is given.
         """
         self._rules = parts.rules
         self._readers = parts.readers
-        self._publisher = publisher
+        self._publisher = io.publisher
         self._io = io
         self._happened, self._later = happened, later
         self._tell_restored = restored

@@ -31,7 +31,7 @@ from ftlayer.errors import (
     UncommittableError,
 )
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
-from ftlayer.runtime.barrier_mode.driver import checkpointing
+from ftlayer.runtime.barrier_mode.driver import checkpoint_io
 from ftlayer.runtime.barrier_mode.driver.driver_mode import BarrierDriver
 from ftlayer.runtime.barrier_mode.driver.opening import LATEST, open_checkpoints
 from ftlayer.runtime.driver.events import JobState
@@ -257,7 +257,7 @@ def test_a_slow_commit_does_not_hold_a_cancellation_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It is waited for as long as `cancel` says, which is not at all; otherwise longer than this test waits.
-    monkeypatch.setattr(checkpointing, "CLOSE_WAIT_S", 10 * WAIT_S)
+    monkeypatch.setattr(checkpoint_io, "CLOSE_WAIT_S", 10 * WAIT_S)
     played = Played(tmp_path)
     assert COMMITTING.wait(WAIT_S)
     played.job.cancel(0)
@@ -396,7 +396,7 @@ def test_checkpoints_stay_where_the_result_cannot_be_kept(
     def full(config: Any, result: Any) -> None:
         raise CheckpointStorageError("it is full")
 
-    monkeypatch.setattr(checkpointing, "put_result", full)
+    monkeypatch.setattr(checkpoint_io, "put_result", full)
     MAY_COMMIT.set()
     job = Played(tmp_path, bounded=True).job
     assert job.wait(WAIT_S)

@@ -30,7 +30,7 @@ from barrier_storage import FaultyFiles, FaultySlotStorage
 from ftlayer.checkpoint.storage import deleting
 from ftlayer.checkpoint.storage import driver as storage_driver
 from ftlayer.checkpoint.storage import slot as storage_slot
-from ftlayer.runtime.barrier_mode.driver import checkpointing
+from ftlayer.runtime.barrier_mode.driver import checkpoint_io, checkpointing
 from ftlayer.runtime.barrier_mode.slot import shell, snapshotting
 from ftlayer.runtime.driver import job_report, job_thread, planners, reader_planner
 from ftlayer.runtime.slot import links, loop, main, pulse
@@ -54,8 +54,9 @@ class StandIns:
             (job_thread, "now_ms", lambda: self._world.mono),
             (job_report, "now_ms", lambda: self._world.mono),
             (job_thread, "threading", threads_of(IdleThread)),
-            (checkpointing, "_now", lambda: self._world.now),
-            (checkpointing, "Worker", self._worker),
+            (checkpointing, "system_now", lambda: self._world.now),
+            (checkpoint_io, "system_now", lambda: self._world.now),
+            (checkpoint_io, "Worker", self._worker),
             (loop, "_now", lambda: self._world.now),
             (pulse, "_mono_ms", lambda: self._world.mono),
             (main, "ControlClient", self._control),
