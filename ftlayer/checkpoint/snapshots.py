@@ -1,6 +1,6 @@
 """The parts of a checkpoint: values that travel from slots to the coordinator and lie in the metadata.
 
-All of them are plain (`ftlayer.vertex.wire.codec.dataclass_codec` packs them). Keyed and operator state is filed
+All of them are plain (`ftlayer.transport.codec.plain_codec` packs them). Keyed and operator state is filed
 under the uid of its *operator*, so that it is found again when chains are cut otherwise.
 """
 

@@ -16,7 +16,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.layout import SHARED, checkpoint_number
 from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
 from ftlayer.errors import CheckpointDamagedError, IncompatibleCheckpointError, MalformedRequestError
-from ftlayer.vertex.wire.codec import dataclass_codec
+from ftlayer.transport.codec import plain_codec
 
 MAGIC = b"FTLCHKPT"
 VERSION = 1
@@ -37,7 +37,7 @@ class MetadataHeader:
 def encode(checkpoint: Checkpoint, signer: Signer) -> bytes:
     """Return the file's content. ``location`` is left out: it is where the file is."""
     header = _HEADER.pack(MAGIC, VERSION, checkpoint.checkpoint, checkpoint.completed_ms)
-    body: bytes = msgpack.packb(dataclass_codec(Checkpoint).pack(replace(checkpoint, location="")))
+    body: bytes = msgpack.packb(plain_codec(Checkpoint).pack(replace(checkpoint, location="")))
     return header + signer.metadata(header + body) + body
 
 
@@ -73,7 +73,7 @@ def decode(data: bytes, location: str, signer: Signer) -> Checkpoint:
         )
     try:
         plain = msgpack.unpackb(body)
-        checkpoint: Checkpoint = dataclass_codec(Checkpoint).unpack(plain, "checkpoint")
+        checkpoint: Checkpoint = plain_codec(Checkpoint).unpack(plain, "checkpoint")
     except (MalformedRequestError, ValueError, msgpack.UnpackException) as error:
         raise CheckpointDamagedError(f"{location}: its metadata makes no sense: {error}") from error
     _check_paths(checkpoint, location)

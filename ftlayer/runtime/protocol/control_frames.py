@@ -1,6 +1,6 @@
 """Frames of the control stream: one message of `ftlayer.runtime.protocol.messages` as a msgpack map.
 
-``{"message": name, "fields": {…}}``; what the fields look like is said in `ftlayer.vertex.wire.codec`. Reading is
+``{"message": name, "fields": {…}}``; what the fields look like is said in `ftlayer.transport.codec`. Reading is
 strict: an unknown name or field, a missing field or a value of another type is a `MalformedRequestError`.
 """
 
@@ -13,8 +13,8 @@ from pyarrow import Buffer
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
+from ftlayer.transport.codec import plain_codec
 from ftlayer.transport.frames import pack, unpack_map
-from ftlayer.vertex.wire.codec import dataclass_codec
 
 PROTOCOL = 2
 
@@ -25,7 +25,7 @@ _TO_SLOT: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(ToS
 def encode(message: FromSlot | ToSlot) -> bytes:
     """Return the frame of ``message``."""
     kind: type = type(message)
-    return pack({"message": kind.__name__, "fields": dataclass_codec(kind).pack(message)}, kind.__name__)
+    return pack({"message": kind.__name__, "fields": plain_codec(kind).pack(message)}, kind.__name__)
 
 
 def decode_from_slot(frame: bytes | Buffer) -> FromSlot:
@@ -46,4 +46,4 @@ def _decode(frame: bytes | Buffer, kinds: dict[str, type]) -> Any:
         raise MalformedRequestError(
             f"control message: no message {name!r} in this direction; there are {', '.join(kinds)}"
         )
-    return dataclass_codec(kind).unpack(content["fields"], name)
+    return plain_codec(kind).unpack(content["fields"], name)
