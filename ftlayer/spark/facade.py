@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ftlayer.checks import (
     Duration,
     check_known,
-    duration_ms,
     known_options,
     shown,
 )
@@ -23,7 +22,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.spark.deliveries.ingest import IngestStream, stream_of_ingest
 from ftlayer.spark.frames import list_records, record_frame
-from ftlayer.spark.layer import Layer
+from ftlayer.spark.layer import BACKOFF, Layer, stream_options_of
 from ftlayer.spark.plan.checks import check_columns, check_key, check_session, check_source
 from ftlayer.spark.plan.stream_plan import SourceSpec, StreamPlan
 from ftlayer.spark.tracked import TrackedStream
@@ -38,7 +37,6 @@ from ftlayer.vertex.calls import (
     StatsReply,
     StreamOptions,
 )
-from ftlayer.vertex.calls.common import check_pauses
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
@@ -48,7 +46,6 @@ if TYPE_CHECKING:
 
     from ftlayer.dead_letters.reader import DeadLetterReader
 
-BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")
 MAX_ROWS = 100_000
 
 
@@ -129,7 +126,7 @@ class FTLayer:
         check_known(vertex, _embedded_options(), "FTLayer.embedded")
         vertex_options = VertexOptions(path, **vertex)
         buckets = vertex_options.timeout_buckets
-        options = _stream_options(timeout, max_attempts, backoff, jitter, max_pending, buckets)
+        options = stream_options_of(timeout, max_attempts, backoff, jitter, max_pending, buckets)
         rules = rules_of(retry_on, dead_on, "FTLayer.embedded")
         return cls(
             vertex_options,
@@ -165,7 +162,7 @@ class FTLayer:
         max_failing: str | int | None = None,
     ) -> FTLayer:
         """Use a vertex that ``ftlayer serve`` runs; arguments as in `embedded` and `VertexClient`."""
-        options = _stream_options(
+        options = stream_options_of(
             timeout, max_attempts, backoff, jitter, max_pending, VertexOptions.timeout_buckets
         )
         rules = rules_of(retry_on, dead_on, "FTLayer.connect")
@@ -473,27 +470,3 @@ def _check_name(name: str) -> None:
         raise ConfigError(
             f"name: {shown(name)} is no name of a source; use letters, digits, '_', '-', '.', and keep it over restarts"
         )
-
-
-def _stream_options(
-    timeout: Duration,
-    max_attempts: int | None,
-    backoff: Duration | Sequence[Duration],
-    jitter: float,
-    max_pending: int,
-    buckets: int,
-) -> StreamOptions:
-    pauses = [backoff] if isinstance(backoff, (str, int)) else backoff
-    if not isinstance(pauses, list | tuple) or not pauses:
-        raise ConfigError(
-            f"backoff: expected a duration like '5s', or a list of one or more, got {shown(backoff)}"
-        )
-    options = StreamOptions(
-        duration_ms(timeout, "timeout", least=buckets - 1),
-        max_attempts,
-        tuple(duration_ms(pause, f"backoff[{place}]") for place, pause in enumerate(pauses)),
-        jitter,
-        max_pending,
-    )
-    check_pauses(options, "FTLayer")
-    return options

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftlayer.checks import check_bool, check_function, check_int, member
+from ftlayer.checks import Duration, check_bool, check_function, check_int, duration_ms, member, shown
 from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.dead_letters.announcer import Announcer
@@ -18,13 +18,14 @@ from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.notebook import tell
 from ftlayer.spark.sessions import is_connect
 from ftlayer.vertex.calls import StreamOptions
-from ftlayer.vertex.calls.common import LONGEST_MS
+from ftlayer.vertex.calls.common import LONGEST_MS, check_pauses
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")
 CLOSED = "the layer is closed: use it, and what it gave out, before FTLayer.close, or make another one"
 
 
@@ -46,6 +47,34 @@ class RetryDefaults:
         """Raise `ConfigError` unless an embedded vertex can follow records for this ``timeout_ms``."""
         if self.least_timeout_ms is not None:
             check_int(options.timeout_ms, f"{what}: timeout_ms", least=self.least_timeout_ms, most=LONGEST_MS)
+
+
+def stream_options_of(
+    timeout: Duration,
+    max_attempts: int | None,
+    backoff: Duration | Sequence[Duration],
+    jitter: float,
+    max_pending: int,
+    buckets: int,
+) -> StreamOptions:
+    """Return a layer's options of retries as those of a stream; `ConfigError` names the option.
+
+    ``buckets``: in how many the vertex counts a timeout.
+    """
+    pauses = [backoff] if isinstance(backoff, (str, int)) else backoff
+    if not isinstance(pauses, list | tuple) or not pauses:
+        raise ConfigError(
+            f"backoff: expected a duration like '5s', or a list of one or more, got {shown(backoff)}"
+        )
+    options = StreamOptions(
+        duration_ms(timeout, "timeout", least=buckets - 1),
+        max_attempts,
+        tuple(duration_ms(pause, f"backoff[{place}]") for place, pause in enumerate(pauses)),
+        jitter,
+        max_pending,
+    )
+    check_pauses(options, "FTLayer")
+    return options
 
 
 class Layer:

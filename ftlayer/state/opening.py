@@ -75,7 +75,7 @@ def open_backend(
                 copy = restore.keyed[0].pieces[0].piece
                 storage.fetch(location, copy, stores.local_path() / lmdb_layout.DATA)
                 stores.adopt()
-                backend.number_as(restore.keyed[0].tables)
+                backend.subtask.number_as(restore.keyed[0].tables)
                 restoring.run(restore, adopted=1)
             else:
                 restoring.run(restore)
@@ -102,8 +102,8 @@ class _Restoring:
             snapshot.pieces
             and snapshot.pieces[0].format == lmdb_layout.FORMAT
             and (snapshot.first_group, snapshot.end_group) == groups
-            and len(claimed(snapshot, self._spec, self._backend.migrations)) == len(snapshot.tables)
-            and not any(map(self._backend.migrations.changes, snapshot.tables))
+            and len(claimed(snapshot, self._spec, self._backend.subtask.migrations)) == len(snapshot.tables)
+            and not any(map(self._backend.subtask.migrations.changes, snapshot.tables))
             and all(info.version == serializer.VERSION for info in snapshot.tables)
         )
 
@@ -115,18 +115,18 @@ class _Restoring:
             timers.set()
         by_operator: dict[str, list[OperatorState]] = defaultdict(list)
         for state in restore.operators:
-            if not self._backend.migrations.is_left_behind(state.operator, state.name):
+            if not self._backend.subtask.migrations.is_left_behind(state.operator, state.name):
                 by_operator[state.operator].append(state)
         for uid, states in by_operator.items():
-            self._backend.restored_operators(uid).restore(states)
+            self._backend.subtask.restored_operators(uid).restore(states)
 
     def _keyed(self, snapshot: KeyedSnapshot, adopted: int) -> None:
-        tables = claimed(snapshot, self._spec, self._backend.migrations)
+        tables = claimed(snapshot, self._spec, self._backend.subtask.migrations)
         for info in tables.values():
             if info.kind == TIMERS:
-                self._backend.restored_timers(info)
+                self._backend.subtask.restored_timers(info)
             else:
-                self._backend.claim(info)
+                self._backend.subtask.claim(info)
         for piece in snapshot.pieces[adopted:]:
             read = self._readers.get(piece.format)
             if read is None:
@@ -140,14 +140,14 @@ class _Restoring:
 
     def _fill(self, block: Block, info: TableInfo) -> None:
         if info.kind == TIMERS:
-            groups, service = self._backend.restored_timers(info)
+            groups, service = self._backend.subtask.restored_timers(info)
             keys, values = decoded(block, info, groups)
             self._timers.setdefault(info.operator, TimersRestored(service)).add(keys, values or [])
             return
-        groups, table = self._backend.restored_table(info)
+        groups, table = self._backend.subtask.restored_table(info)
         keys, values = decoded(block, info, groups)
         if values is not None:
-            values = self._backend.migrations.migrated(info, keys, values)
+            values = self._backend.subtask.migrations.migrated(info, keys, values)
         _put(table, keys, values)
         self._backend.filled(keys, values or ())
 

@@ -14,7 +14,6 @@ from typing import BinaryIO
 from ftlayer.checkpoint.barrier import Barrier, SnapshotKind
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece
-from ftlayer.checkpoint.storage.amplification import Amplification
 from ftlayer.checkpoint.storage.contract import PieceWriter
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.files import Files
@@ -34,7 +33,7 @@ from ftlayer.checkpoint.storage.layout import (
 from ftlayer.checkpoint.storage.local_copies import LocalCopies
 from ftlayer.checkpoint.storage.reading import fetch_piece, open_piece
 from ftlayer.checkpoint.storage.signing import Signer
-from ftlayer.checkpoint.storage.writer import FileWriter
+from ftlayer.checkpoint.storage.writer import Amplification, FileWriter
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, FTLayerError
 
 logger = logging.getLogger(__name__)

@@ -168,3 +168,47 @@ class _Counted:
 def given_up() -> SnapshotCancelledError:
     """Return what writers of a checkpoint that was given up get."""
     return SnapshotCancelledError("the checkpoint was given up while it was written")
+
+
+# ---------------------------------------------------------------- space amplification
+
+
+class Amplification:
+    """Which shared files of a slot waste too much: kept for a few pieces, which their owners may write anew.
+
+    Over all who have pieces in them. For several threads at once.
+    """
+
+    def __init__(self, size_of: Callable[[str], int | None], bound: float) -> None:
+        self._size_of = size_of
+        self._bound = bound
+        self._lock = threading.Lock()
+        self._live: dict[str, dict[str, int]] = {}
+
+    def report(self, owner: str, pieces: Iterable[Piece]) -> set[str]:
+        """Take note of the pieces that ``owner`` needs now; returns those of their files that waste too much.
+
+        With an owner's first report there are none: others that share its files may not have reported yet.
+        """
+        mine = _live_bytes(pieces)
+        with self._lock:
+            is_first = owner not in self._live
+            self._live[owner] = mine
+            total = {path: sum(live.get(path, 0) for live in self._live.values()) for path in mine}
+        if is_first or not self._bound:
+            return set()
+        sizes = {path: size for path in total if (size := self._size_of(path)) is not None}
+        return {path for path, used in total.items() if sizes.get(path, 0) > self._bound * used}
+
+
+def _live_bytes(pieces: Iterable[Piece]) -> dict[str, int]:
+    """Return by path what is of use in shared files, in bytes; a piece that is named twice counts once."""
+    runs = {
+        (piece.path, piece.offset, piece.length)
+        for piece in pieces
+        if piece.scope is Scope.SHARED and piece.inline is None
+    }
+    live: dict[str, int] = {}
+    for path, _, length in runs:
+        live[path] = live.get(path, 0) + length
+    return live

@@ -56,7 +56,7 @@ Spilled = tuple[TableInfo, KeyGroups, LayeredTable]
 
 
 class LmdbStores:
-    """The environment of one backend: `ftlayer.state.backend.Spilling`. Made on disk when it is first needed."""
+    """The environment of one backend: `ftlayer.state.upkeep.Spilling`. Made on disk when it is first needed."""
 
     def __init__(self, directory: str | None) -> None:
         """``directory``: where its own directory is made; None: where temporary files are."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.pieces import Piece, Scope
-from ftlayer.checkpoint.storage.amplification import Amplification, wasteful
 from ftlayer.checkpoint.storage.file_systems import open_files
 from ftlayer.checkpoint.storage.layout import (
     FileName,
@@ -27,6 +26,7 @@ from ftlayer.checkpoint.storage.layout import (
     scheme_of,
 )
 from ftlayer.checkpoint.storage.opening import absolute, slot_storage
+from ftlayer.checkpoint.storage.writer import Amplification
 from ftlayer.errors import ConfigError
 
 
@@ -107,7 +107,10 @@ def shared(path: str, offset: int, length: int) -> Piece:
     return Piece(b"", length, None, f"shared/{path}", offset, Scope.SHARED)
 
 
-def test_files_that_are_kept_for_too_little() -> None:
+@pytest.mark.parametrize(
+    ("bound", "wasteful"), [(2.0, {"shared/a"}), (1.0, {"shared/a", "shared/b"}), (0, set())]
+)
+def test_files_that_are_kept_for_too_little(bound: float, wasteful: set[str]) -> None:
     pieces = [
         shared("a", 0, 10),
         shared("a", 0, 10),
@@ -116,9 +119,9 @@ def test_files_that_are_kept_for_too_little() -> None:
         Piece(b"", 5, b"12345", scope=Scope.SHARED),
     ]
     sizes = {"shared/a": 21, "shared/b": 100, "chk-1/c": 1_000}
-    assert wasteful(pieces, sizes, 2.0) == {"shared/a"}
-    assert wasteful(pieces, sizes, 1.0) == {"shared/a", "shared/b"}
-    assert wasteful(pieces, sizes, 0) == set()
+    amplification = Amplification(sizes.get, bound)
+    assert amplification.report("one", pieces) == set()
+    assert amplification.report("one", pieces) == wasteful
 
 
 def test_all_who_share_a_file_count() -> None:
