@@ -10,11 +10,11 @@ import re
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, zip_longest
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -33,31 +33,19 @@ MASTER = "local[2,4]"
 # processes, Spark's workers among them, must import the installed one.
 os.environ["PYTHONSAFEPATH"] = "1"
 
-# Drivers live for seconds or minutes here: a JVM that compiles once, and quickly, takes half the CPU time.
-SHORT_RUN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_RUN)
-os.environ.setdefault("SPARK_LAUNCHER_OPTS", SHORT_RUN)
 
-
-def _spark_home() -> tempfile.TemporaryDirectory[str]:
-    """Make a home of Spark that links its programs and jars, and has no archive of its Python code.
-
-    Workers find that code first in the archive, which holds sources only: each process, and a query starts several,
-    would compile them again, for most of a second. On a machine under load one then misses the ten seconds that
-    Spark gives it. Without the archive they import it from where pip has put it.
-    """
-    home = tempfile.TemporaryDirectory(prefix="ftlayer-spark-home-")
-    spec = importlib.util.find_spec("pyspark")
+def _load_spark_home() -> ModuleType:
+    """Load `spark_home`, which lies beside this file: tests are no package."""
+    spec = importlib.util.spec_from_file_location("spark_home", Path(__file__).with_name("spark_home.py"))
     assert spec is not None
-    assert spec.origin is not None
-    for name in ("bin", "sbin", "jars"):
-        (Path(home.name) / name).symlink_to(Path(spec.origin).with_name(name))
-    return home
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-if "SPARK_HOME" not in os.environ:  # It is in processes that another test process has started.
-    SPARK_HOME = _spark_home()  # Deleted when this process ends.
-    os.environ["SPARK_HOME"] = SPARK_HOME.name
+spark_home = _load_spark_home()
+spark_home.use_home()
 
 
 def _java() -> tuple[str, str]:
@@ -237,8 +225,11 @@ def _needs_spark(item: pytest.Item) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if JAVA_FAULT and item.get_closest_marker("spark") is not None:
+    if item.get_closest_marker("spark") is None:
+        return
+    if JAVA_FAULT:
         pytest.fail(JAVA_FAULT, pytrace=False)
+    spark_home.use_class_archive(ensure_java().program)
 
 
 @contextlib.contextmanager
@@ -246,7 +237,6 @@ def _daemon(directory: Path, name: str, *arguments: str, ready: str) -> Iterator
     """Run a daemon of Spark's; yields its process id and the line that said it was ready."""
     env = os.environ | {
         "SPARK_DAEMON_MEMORY": "256m",
-        "SPARK_DAEMON_JAVA_OPTS": SHORT_RUN,
         "SPARK_WORKER_DIR": str(directory / "work"),
         "SPARK_LOCAL_DIRS": str(directory / "local"),
     }

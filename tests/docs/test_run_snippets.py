@@ -42,6 +42,8 @@ class Programs:
         work = directory / "work"
         work.mkdir()
         settings = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_SUBMIT_ARGS": SUBMIT}
+        # As users have it: no daemon of ours has imported anything yet.
+        settings["SPARK_SUBMIT_OPTS"] = re.sub(r"-Dspark\S+", "", settings["SPARK_SUBMIT_OPTS"])
         reading, writing = os.pipe()
         with self.output.open("w") as output:
             self.process = subprocess.Popen(

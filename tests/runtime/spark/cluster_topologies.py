@@ -184,12 +184,10 @@ def session(job: ClusterJob, master: str = "", **more: str) -> Any:
     from pyspark.sql import SparkSession
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     settings = {
         "spark.ui.enabled": "false",
         "spark.log.level": "WARN",
-        "spark.driver.extraJavaOptions": java,
-        "spark.executor.extraJavaOptions": java,
+        "spark.executor.extraJavaOptions": os.environ["SPARK_DAEMON_JAVA_OPTS"],
         "spark.executor.memory": "512m",
         "spark.sql.warehouse.dir": f"{job.directory}/warehouse",
         **more,
