@@ -140,7 +140,7 @@ SMOKE = (
     "topology/test_chaining.py",
     "test_checks.py",
     "runtime/test_environment.py",
-    "acker/test_schedule.py",
+    "acker/test_rotation.py",
 )
 """Files, and tests of files, of every room: ``pytest -m smoke`` runs them in a minute or two."""
 
