@@ -1,7 +1,8 @@
 """How much state larger than memory keeps there: what is moved to disk when, and when the input waits for that.
 
 Bytes are those of `ftlayer.state.tables.footprint`. What lies in bases is counted from above while it grows, and
-measured when that count is too high: a key that is written again and again counts each time until then.
+measured when that count is too high: a key that is written again and again counts each time until then, and slices of
+a layer count as much as they have entries.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ class Merger:
         self._sharing = sharing
         self._memory = memory
         self._moving: tuple[Layer, Iterator[list[tuple[Key, Any]]]] | None = None
+        self._uncounted = 0
         self._joining: tuple[Layer, Layer, Iterator[Layer | None]] | None = None
 
     def step(self) -> bool:
@@ -63,16 +64,24 @@ class Merger:
                 return
             # Begun anew if the layer was joined with another meanwhile: what was moved is moved again.
             self._moving = oldest, sliced(oldest.changes(), SLICE)
-            if self._memory is not None:
-                self._memory.grew(oldest.bytes)
+            self._uncounted = oldest.bytes
         part = next(self._moving[1], None)
         if part is None:
+            self._count(self._uncounted)
             self._done(oldest)
         else:
             base.update(part)
+            self._count(-(-oldest.bytes * len(part) // len(oldest)))
             if not has_store:
                 for key in [key for key, value in part if value is DELETED]:
                     del base[key]
+
+    def _count(self, size: int) -> None:
+        """So much of the layer has come into the base: not before, for bases may be measured between two slices."""
+        size = min(size, self._uncounted)
+        self._uncounted -= size
+        if self._memory is not None:
+            self._memory.grew(size)
 
     def _done(self, layer: Layer) -> None:
         self._moving = None

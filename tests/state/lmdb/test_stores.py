@@ -22,10 +22,11 @@ from ftlayer.state.lmdb import sweep
 from ftlayer.state.lmdb.stores import LmdbStores
 from ftlayer.state.opening import open_backend
 from ftlayer.state.snapshots.pace import Pace, giving_way
-from ftlayer.state.tables import memory
+from ftlayer.state.tables import memory, merging
 from ftlayer.state.tables.footprint import footprint
 from ftlayer.state.tables.groups import KeyGroups
 from ftlayer.state.tables.layers import DELETED, LayeredTable, Sharing
+from ftlayer.state.tables.memory import StateMemory
 
 SCHEMA = pa.schema([("k", pa.int64())])
 INFO = TableInfo(3, "op", "v", "value", "msgpack", 1)
@@ -103,6 +104,29 @@ def test_what_changes_while_a_sweep_is_under_way_is_moved_as_it_is_then(stores: 
         stores.move(tables)
     for key in left:
         assert table.get(key, "none") == ("new" if key % 2 else "none")
+
+
+def test_bases_that_are_measured_while_a_layer_is_moved_into_one_count_what_comes_behind_that(
+    stores: LmdbStores, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else memory seems free that the rest of the layer takes up, until another layer comes."""
+    monkeypatch.setattr(merging, "SLICE", 10)
+    table, rule = table_in(stores), StateMemory(1_000)
+    merger = merging.Merger(table, Sharing(), rule)
+
+    def measure() -> int:
+        return footprint(table.base.keys(), table.base.values())
+
+    for key in range(1, 101):
+        table[key] = f"value {key:03}"
+    layer = table.freeze()
+    assert layer is not None
+    layer.measure()
+    merger.step()
+    assert rule.excess(measure)
+    while merger.step():
+        assert rule.bases >= measure()
+    assert rule.bases >= measure() > 10_000
 
 
 @pytest.mark.parametrize("kept", [20_000, 10])
