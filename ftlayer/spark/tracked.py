@@ -401,3 +401,8 @@ def struct_of(schema: StructType | str, uid: str) -> StructType:
         raise ConfigError(f"schema of {uid!r}: {schema!r} names no columns; write 'name type, …'")
     check_names(parsed, f"schema of {uid!r}")
     return parsed
+
+
+def plan_of(stream: TrackedStream) -> StreamPlan:
+    """Return what was asked of a stream so far."""
+    return stream._plan

@@ -10,13 +10,14 @@ import pytest
 from pyspark.sql.types import LongType, StructType
 
 from ftlayer.config import FTStatus
-from ftlayer.errors import FTLayerError, LayerClosedError
+from ftlayer.errors import FTLayerError, LayerClosedError, VertexUnavailableError
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.spark.deliveries.ingest import IngestStream
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import Layer
 from ftlayer.vertex.calls import OpenStream, StreamOptions
 from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.client.connection import Connection
 
 SCHEMA = StructType().add("a", LongType())
 NO_SESSION = object()
@@ -88,13 +89,13 @@ def test_a_call_that_waits_for_the_vertex_ends_when_the_layer_is_closed(
     layer = FTLayer.connect("grpc://127.0.0.1:1", token="x" * 16)
     client = layer.client
     attempted = threading.Event()
-    connect = client._connection.client
+    connect = Connection.client
 
-    def seen() -> object:
+    def seen(connection: Connection) -> object:
         attempted.set()
-        return connect()
+        return connect(connection)
 
-    monkeypatch.setattr(client._connection, "client", seen)
+    monkeypatch.setattr(Connection, "client", seen)
     raised: list[FTLayerError] = []
 
     def wait() -> None:
@@ -111,7 +112,17 @@ def test_a_call_that_waits_for_the_vertex_ends_when_the_layer_is_closed(
     assert [type(error) for error in raised] == [LayerClosedError]
 
 
-def test_a_client_that_is_only_given_up_connects_again() -> None:
+def test_a_client_that_is_only_given_up_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = FTLayer.connect("grpc://127.0.0.1:1", token="x" * 16)
+    connected: list[object] = []
+    connect = Connection.client
+
+    def seen(connection: Connection) -> object:
+        connected.append(connect(connection))
+        return connected[-1]
+
+    monkeypatch.setattr(Connection, "client", seen)
     layer.client.close()
-    assert layer.client._connection.client() is not None
+    with pytest.raises(VertexUnavailableError):
+        layer.client.health(deadline_ms=1)
+    assert connected[0] is not None

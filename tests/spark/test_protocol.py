@@ -284,8 +284,8 @@ class Query:
         self.check_sinks()
         # The next batch removes the last one's rows; what is left in the store are the dead.
         self.call(calls.BeginBatch("q", self.opened.epoch, len(self.offsets)))
-        assert not self.vertex.inner._tables["delivery"].values
-        assert not self.vertex.inner._tables["segments"].values
+        with self.vertex.inner.read() as read:
+            assert (read.count("delivery"), read.count("segments")) == (0, 0)
 
 
 LOSABLE = [None, calls.OpenQuery, calls.BeginBatch, calls.Seal, calls.Reseal, calls.Commit, calls.Deliverable]

@@ -294,3 +294,8 @@ class TrackedWriter:
             writer = writer.trigger(**trigger)
         query: StreamingQuery = writer.start()
         return query
+
+
+def watch_steps(writer: TrackedWriter, watch: Callable[[str, int], None]) -> None:
+    """Have ``watch`` called at each step of each batch (`ftlayer.spark.protocol.STEPS`): faults are injected there."""
+    writer._watch = watch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 from hypothesis import given, settings
@@ -99,9 +100,9 @@ def test_a_report_made_again_after_a_crash_has_the_names_of_the_first() -> None:
     said: list[list[tuple[str, Any]]] = []
     for _ in range(2):
         said.append([])
-        runner = SparkRunner.__new__(SparkRunner)
-        runner._query = "q"
-        runner._call_once = lambda event, name: said[-1].append((name, event))
+        runner = SparkRunner(
+            *[Mock()] * 6, query="q", run="r", call_once=lambda event, name: said[-1].append((name, event))
+        )
         runner.report(3, report)
     names = [[name for name, _ in events] for events in said]
     assert names == [["q/3/Fail/7", "q/3/Xor/8"]] * 2

@@ -49,8 +49,16 @@ class FakeClient:
         return Accepted(len(values))
 
 
-def ingest_of(client: FakeClient) -> IngestStream:
-    return IngestStream("clicks", SCHEMA, client)  # type: ignore[arg-type]
+class WatchedIngest(IngestStream):
+    """Tells how many records wait to be sent together."""
+
+    @property
+    def gathered(self) -> int:
+        return len(self._gathering.parts)
+
+
+def ingest_of(client: FakeClient) -> WatchedIngest:
+    return WatchedIngest("clicks", SCHEMA, client)  # type: ignore[arg-type]
 
 
 class Thread(threading.Thread):
@@ -69,13 +77,13 @@ class Thread(threading.Thread):
             self.result = error
 
 
-def gathered(ingest: IngestStream, client: FakeClient, values: list[int]) -> list[Thread]:
+def gathered(ingest: WatchedIngest, client: FakeClient, values: list[int]) -> list[Thread]:
     """Let threads gather behind a call that is under way (of value 0); return them when all are through."""
     client.hold = release = threading.Event()
     threads = [Thread(ingest, 0)]
     assert client.under_way.wait(600)
     threads += [Thread(ingest, value) for value in values]
-    while len(ingest._gathering.parts) < len(values):
+    while ingest.gathered < len(values):
         pass
     release.set()
     for thread in threads:

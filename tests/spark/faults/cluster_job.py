@@ -90,6 +90,7 @@ class KillExecutor:
 
 def main(job: ClusterJob) -> None:
     from ftlayer.spark.facade import FTLayer
+    from ftlayer.spark.query.writer import watch_steps
 
     directory = Path(job.directory)
     spark = session(job)
@@ -110,7 +111,7 @@ def main(job: ClusterJob) -> None:
             .trigger(availableNow=True)
         )
         if case == "lost":
-            writer._watch = killer
+            watch_steps(writer, killer)
         query = writer.start()
         query.awaitTermination()
         result = {

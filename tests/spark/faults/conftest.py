@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from ftlayer.spark.tracked import plan_of
+
 MOST_FILES = 8
 """A kill at each of the seven steps, each in a batch of its own, and one more batch."""
 LINES_A_FILE = 150
@@ -235,7 +237,7 @@ class Wrapped:
 
     def writer(self, stream: Any, sink: Any) -> Any:
         """End the stream in ``sink``, to be run to its end."""
-        checkpoint = self._directory / f"checkpoint-{stream._plan.source.name}"
+        checkpoint = self._directory / f"checkpoint-{plan_of(stream).source.name}"
         return stream.sink(sink, checkpoint=str(checkpoint)).trigger(availableNow=True)
 
     def finish(self, writer: Any, timeout_s: float = 900) -> Any:
@@ -252,7 +254,7 @@ class Wrapped:
         letters = [
             letter
             for letter in self.layer.list_dead()
-            if letter.stream.endswith(f"/{stream._plan.source.name}")
+            if letter.stream.endswith(f"/{plan_of(stream).source.name}")
         ]
         return {letter.payload[0][0].as_py(): letter for letter in letters}
 

@@ -208,6 +208,7 @@ def read_journal(directory: Path) -> Iterator[tuple[str, str, int, str]]:
 def main(job: Job) -> None:
     from ftlayer.restart import FixedDelay
     from ftlayer.spark.facade import FTLayer
+    from ftlayer.spark.query.writer import watch_steps
 
     spark = session(job)
     layer = FTLayer.embedded(
@@ -245,7 +246,7 @@ def main(job: Job) -> None:
             .trigger(availableNow=True)
             .restart(FixedDelay(attempts=50, delay="100ms"))
         )
-        writer._watch = watch.of(kind)
+        watch_steps(writer, watch.of(kind))
         queries[kind] = writer.start()
     (job.path / "started").touch()
     for query in queries.values():

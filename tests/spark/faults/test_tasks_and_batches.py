@@ -15,6 +15,7 @@ import pytest
 
 from ftlayer.restart import FixedDelay
 from ftlayer.spark.protocol import STEPS
+from ftlayer.spark.query.writer import watch_steps
 from ftlayer.vertex.calls import BatchState
 
 pytestmark = pytest.mark.spark
@@ -146,7 +147,7 @@ def test_batches_run_again_with_other_partitions(
         written(rows, batch)
 
     writer = wrapped.writer(stream, sink).restart(FixedDelay(attempts=20, delay="10ms"))
-    writer._watch = crash
+    watch_steps(writer, crash)
     query = wrapped.finish(writer)
     assert len(list(tmp_path.iterdir())) == len(STEPS) + 1
     assert wrapped.dead(stream) == {}

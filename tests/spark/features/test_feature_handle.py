@@ -14,7 +14,9 @@ import pytest
 from ftlayer.config import FTStatus
 from ftlayer.errors import FunctionLoadError, InvalidTopologyError, QueryError
 from ftlayer.restart import FixedDelay
+from ftlayer.spark.query import writer as query_writer
 from ftlayer.spark.query.checkpoint import CheckpointDirectory
+from ftlayer.spark.query.supervisor import QuerySupervisor
 
 pytestmark = pytest.mark.spark
 
@@ -149,10 +151,17 @@ def test_drain_finishes_what_waits_and_reads_no_more_of_the_source(
 
 
 def test_rows_that_the_source_has_and_the_query_has_not_finished_are_not_drained(
-    layer: Any, numbers: Any, kept: Any, tools: Any, tmp_path: Path
+    layer: Any, numbers: Any, kept: Any, tools: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The vertex knows nothing of them: there is no verdict yet."""
     gate = tmp_path / "gate"
+    supervisors: list[QuerySupervisor] = []
+
+    def kept_supervisor(*given: Any, **options: Any) -> QuerySupervisor:
+        supervisors.append(QuerySupervisor(*given, **options))
+        return supervisors[-1]
+
+    monkeypatch.setattr(query_writer, "QuerySupervisor", kept_supervisor)
 
     def slow(record: dict[str, Any]) -> dict[str, Any]:
         while not gate.exists():
@@ -166,7 +175,7 @@ def test_rows_that_the_source_has_and_the_query_has_not_finished_are_not_drained
     assert not query.await_drained(0.5)
     assert not query.drain(1.0)
     # Spark takes the batch that was given up for stopped, and logs no error.
-    assert query._supervisor.query.exception() is None
+    assert supervisors[0].query.exception() is None
     assert query.ft_status().drained
     gate.touch()
     query = writer.start()

@@ -16,6 +16,7 @@ from ftlayer.restart import NoRestart
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.plan.plain import plain_rows
 from ftlayer.spark.stages.steps import plan_stages
+from ftlayer.spark.tracked import plan_of
 
 pytestmark = pytest.mark.spark
 
@@ -39,7 +40,7 @@ def pipeline(layer: FTLayer, source: Any) -> Any:
     )
 
 
-def plan_of(frame: Any) -> str:
+def sparks_plan_of(frame: Any) -> str:
     plan = frame._jdf.queryExecution().optimizedPlan().toString()
     plan = re.sub(r"#\d+L?", "", plan)
     return re.sub(r"(MapInArrow) \S+\(", r"\1 function(", plan)
@@ -60,10 +61,11 @@ def test_the_plan_is_that_of_the_hand_written_query(off: FTLayer, spark: Any) ->
         .repartition(2)
     )
     stream = pipeline(off, spark.readStream.format("rate").load().selectExpr("value as n"))
-    ours = plain_rows(frame, plan_stages(stream._plan.steps), stream._plan.stage_schemas())
-    assert plan_of(ours) == plan_of(by_hand)
+    asked = plan_of(stream)
+    ours = plain_rows(frame, plan_stages(asked.steps), asked.stage_schemas())
+    assert sparks_plan_of(ours) == sparks_plan_of(by_hand)
     assert ours.schema == by_hand.schema
-    assert "_ft" not in plan_of(ours)
+    assert "_ft" not in sparks_plan_of(ours)
 
 
 def test_off_and_on_give_the_same_rows_and_off_starts_no_vertex(

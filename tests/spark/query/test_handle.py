@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,14 @@ WAIT_S = 600
 
 
 EMPTY_LOG = LogEnds(-1, -1)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Return once ``holds`` says so; fail after `WAIT_S`."""
+    give_up = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
 
 
 class FakeRun:
@@ -124,7 +133,7 @@ def test_a_stop_while_the_next_run_starts_stops_that_one_too() -> None:
     assert entered.wait(WAIT_S)
     stopper = threading.Thread(target=handle.stop)
     stopper.start()
-    assert supervisor._stopping.wait(WAIT_S)
+    wait_until(lambda: supervisor.interrupted)
     go_on.set()
     stopper.join(WAIT_S)
     assert not stopper.is_alive()
@@ -350,11 +359,9 @@ def test_process_all_available_waits_over_a_restart() -> None:
     waiter.start()
     starter.run(0).end(OSError("first"))
     assert not done.is_set()
-    second = starter.run(1)
-    supervisor._stopping.set()  # so that the end of the second run is no reason for a third
-    second.end()
-    assert done.wait(WAIT_S)
+    starter.run(1)
     handle.stop()
+    assert done.wait(WAIT_S)
 
 
 def test_a_bounded_query_runs_again_until_nothing_is_left() -> None:
