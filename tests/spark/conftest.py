@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -218,3 +221,16 @@ def kit() -> SimpleNamespace:
         Vertex=Vertex,
         u64=lambda values: np.array(list(values), np.uint64),
     )
+
+
+def _load(name: str) -> None:
+    """Load a module of this directory, which is no package, under its own name."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+_load("simulated_query")

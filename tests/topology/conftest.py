@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +75,16 @@ def both() -> CoProcessFunction:
 @pytest.fixture
 def timed_both() -> CoProcessFunction:
     return TimedBoth()
+
+
+def _load(name: str) -> None:
+    """Load a module of this directory, which is no package, under its own name."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+
+
+_load("refusing")
