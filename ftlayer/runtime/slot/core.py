@@ -1,33 +1,47 @@
 """The rules of a slot: which task runs next, where its elements go, and what waits for what.
 
-No I/O, no threads and no clock: events come in as calls, what is to be done goes out through `Links` and the ports of
-the mode. A task is run while all its outputs have room; the loop goes on with the others. So no slot ever
-waits for another one inside a send, which two slots could do for each other without end.
+No I/O, no threads and no clock: events come in, instructions go out. A task is run while all its outputs have room;
+the loop goes on with the others. So no slot ever waits for another one inside a send, which two slots could do for each
+other without end.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Sequence
 
 import pyarrow as pa
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Barrier, Batch, Element
 from ftlayer.runtime.slot.crediting import Crediting
+from ftlayer.runtime.slot.events import (
+    CreditCame,
+    FrameCame,
+    PeerBroke,
+    PeerReached,
+    PeersGone,
+    PeersReplaced,
+    Rest,
+    RowsRead,
+    SlotStarted,
+    SourceEnded,
+    TimePassed,
+    Turn,
+)
+from ftlayer.runtime.slot.instructions import Grant, ModeWork, RunTask, SlotInstruction
 from ftlayer.runtime.slot.loop_watch import watch_loops
 from ftlayer.runtime.slot.mode import ModeEvent, OpenRules, SlotParts
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
-from ftlayer.runtime.slot.ports import Links, Working
 from ftlayer.runtime.slot.seat import Seat, counters_of, seat_tasks
 from ftlayer.runtime.slot.turns import Turns
+from ftlayer.runtime.slot.working import Working
 from ftlayer.runtime.task.actions import (
     Action,
     HoldInput,
@@ -40,12 +54,28 @@ from ftlayer.runtime.task.events import (
     ChannelReset,
     ElementCame,
     SourceOver,
-    SourceRows,
-    TaskEvent,
     TaskStart,
     TimeCame,
 )
 from ftlayer.topology.job_graph import Channel, JobGraph
+
+Happening = (
+    FrameCame
+    | CreditCame
+    | TimePassed
+    | Turn
+    | Rest
+    | RowsRead
+    | SourceEnded
+    | SlotStarted
+    | PeerReached
+    | PeerBroke
+    | PeersGone
+    | PeersReplaced
+    | ModeEvent
+)
+
+SlotEvent = RunTask | Happening
 
 
 class SlotCore:
@@ -61,7 +91,6 @@ class SlotCore:
         slot: int,
         tasks: dict[TaskKey, Task],
         options: TopologyOptions,
-        links: Links,
         open_rules: OpenRules,
     ) -> None:
         """``tasks`` are all of `JobGraph.subtasks_in` the slot; ``open_rules`` makes the mode's rules."""
@@ -70,32 +99,80 @@ class SlotCore:
         self._seats = list(self._seating.seats.values())
         watch_loops(graph, self._seating)
         self._turns = Turns(self._seats)
-        self._outgoing = Outgoing(self._seating.remote, links, options.batch_age_ms)
-        self._credit = Crediting(links, self._seating.senders, options.channel_bytes)
+        self._outgoing = Outgoing(self._seating.remote, options.batch_age_ms)
+        self._credit = Crediting(self._seating.senders, options.channel_bytes)
         self._dropped = 0
         self._activity = 0
         self.working: Working | None = None
-        parts = SlotParts(
-            graph,
-            options,
-            self._seating,
-            self._codec,
-            self._outgoing,
-            self._credit,
-            self._run,
-            self._run_part,
+        self._coming: tuple[U64Array, ...] = ()  # of what a task is to work on next
+        self._mode = open_rules(
+            SlotParts(graph, options, self._seating, self._codec, self._outgoing, self._credit)
         )
-        self._mode = open_rules(parts)
 
     # ------------------------------------------------------------ events
 
-    def start(self, now: Now) -> None:
-        """Start all tasks."""
-        for seat in self._seats:
-            self._run(seat, TaskStart(), now)
+    def handle(self, event: SlotEvent, now: Now) -> list[SlotInstruction]:
+        """Take an event; return what is to be done, in its order. User functions run in the course of `RunTask` alone.
 
-    def frame(self, slot: int, data: pa.Buffer) -> None:
-        """An element has come from a slot; `CodecError` if it cannot be one."""
+        All that the events before have returned must be carried out by now, save runs and what follows them; when
+        that is so for all of it, `carried_out` says it. Raises
+        `CodecError` for an element, or credit, that cannot be one, and whatever a task raises.
+        """
+        self._outgoing.carried_out()
+        if isinstance(event, RunTask):
+            return self._run(event, now)
+        instructions = self._decide(event, now)
+        self._coming = tuple(
+            roots for each in instructions if isinstance(each, RunTask) for roots in each.roots
+        )
+        return instructions
+
+    def carried_out(self) -> None:
+        """All that `handle` has returned so far is carried out: it is not held here any more."""
+        self._outgoing.carried_out()
+
+    def _decide(self, event: Happening, now: Now) -> list[SlotInstruction]:
+        match event:
+            case FrameCame(slot, _, data):
+                self._frame_came(slot, data)
+                return []
+            case CreditCame(_, _, data):
+                tell = self._outgoing.limited if is_limits(data) else self._outgoing.granted
+                return [each for channel, size in decode_grants(data) for each in tell(channel, size)]
+            case TimePassed():
+                return self._tick(now)
+            case Turn():
+                return self._turn(now)
+            case Rest():
+                # Credit and XORs are due a little later: at a low rate they would double the number of calls.
+                return [
+                    *self._outgoing.flush(),
+                    *self._give_back_due(now.mono_ms),
+                    *self._mode.rest(now.mono_ms),
+                ]
+            case RowsRead(key, _, rows):
+                seat = self._seating.seats[key]
+                seat.records_in += rows.payload.num_rows
+                return [*self._mode.read(seat, event, now.mono_ms)]
+            case SourceEnded(key):
+                seat = self._seating.seats[key]
+                seat.reading = False
+                return [RunTask(key, SourceOver()), *self._mode.source_ended(seat)]
+            case SlotStarted():
+                return [RunTask(seat.key, TaskStart()) for seat in self._seats]
+            case PeerReached(slot):
+                return [*self._outgoing.peer_up(slot)]
+            case PeerBroke(slot):
+                self._outgoing.peer_lost(slot)
+                return []
+            case PeersGone(slots):
+                return self._peers_gone(slots)
+            case PeersReplaced(slots):
+                return [*self._mode.peers_replaced(slots)]
+            case _:
+                return [*self._mode.handle(event, now)]
+
+    def _frame_came(self, slot: int, data: pa.Buffer) -> None:
         channel, element = self._codec.decode(data)
         seat = self._seating.receivers.get(channel)
         if seat is None or self._seating.senders[channel] != slot:
@@ -105,99 +182,117 @@ class SlotCore:
         if isinstance(element, Barrier):
             self._mode.arrived(channel, element, data.size)
 
-    def granted(self, data: bytes) -> None:
-        """Credit has come back, or receivers say how much they want in flight."""
-        tell = self._outgoing.limited if is_limits(data) else self._outgoing.granted
-        for channel, size in decode_grants(data):
-            tell(channel, size)
-
-    def handle(self, event: ModeEvent, now: Now) -> None:
-        """Take what the mode alone understands."""
-        self._mode.handle(event, now)
-
-    def rows(self, key: TaskKey, rows: SourceRows, now: Now) -> tuple[int, ...]:
-        """A source has read rows; returns the tickets of what is persisted for them."""
-        seat = self._seating.seats[key]
-        seat.records_in += rows.payload.num_rows
-        before = frozenset(self._mode.unaccepted(key))
-        self._run(seat, rows, now)
-        self._mode.worked(seat, rows.payload.num_rows, now.mono_ms)
-        return tuple(ticket for ticket in self._mode.unaccepted(key) if ticket not in before)
-
-    def source_ended(self, key: TaskKey, now: Now) -> None:
-        """A source has no more rows."""
-        seat = self._seating.seats[key]
-        seat.reading = False
-        self._run(seat, SourceOver(), now)
-        self._mode.source_ended(seat)
-
-    # ------------------------------------------------------------ peers
-
-    def peer_up(self, slot: int) -> None:
-        """A slot can be sent to."""
-        self._outgoing.peer_up(slot)
-
-    def peer_lost(self, slot: int) -> None:
-        """A slot cannot be reached: hold what is for it."""
-        self._outgoing.peer_lost(slot)
-
-    def drop_peer(self, slot: int, now: Now) -> None:
-        """A slot is gone, and another instance will take its place: forget what was for it and came of it."""
-        self._activity += 1
-        self._mode.peers_dropped((slot,), now)
-        self._dropped += self._outgoing.drop_peer(slot)
-        for channel, sender in self._seating.senders.items():
-            if sender == slot:
-                seat = self._seating.receivers[channel]
-                self._dropped += seat.inbox.drop(channel)
-                self._credit.forget(channel)
-                self._run(seat, ChannelReset(channel), now)
-
-    def peers_back(self, slots: Collection[int], now: Now) -> None:
-        """These slots have new instances."""
-        self._mode.peers_back(slots, now)
-
-    def unsent_to(self, slot: int) -> bool:
-        """Whether anything waits for, or is on its way to, a slot."""
-        return self._outgoing.unsent_to(slot)
+    def _peers_gone(self, slots: tuple[int, ...]) -> list[SlotInstruction]:
+        self._activity += len(slots)
+        resets: list[SlotInstruction] = []
+        for slot in slots:
+            self._dropped += self._outgoing.drop_peer(slot)
+            for channel, sender in self._seating.senders.items():
+                if sender == slot:
+                    seat = self._seating.receivers[channel]
+                    self._dropped += seat.inbox.drop(channel)
+                    self._credit.forget(channel)
+                    resets.append(RunTask(seat.key, ChannelReset(channel)))
+        return [*self._mode.peers_gone(slots), *resets]
 
     # ------------------------------------------------------------ running
 
-    def run_next(self, now: Now) -> bool:
-        """Run the next task that has something to do and room for what comes of it; whether there was one."""
-        self._outgoing.flush_aged(now.mono_ms)
-        self._give_back_due(now.mono_ms)
-        self._mode.before_turn(now)
-        seat = self._turns.next()
-        if seat is None:
-            return False
-        self._run_input(seat, now)
-        return True
-
-    def on_time(self, now: Now) -> None:
-        """Call the tasks whose time has come, and do what the mode has to."""
-        self._mode.on_time(now)
+    def _tick(self, now: Now) -> list[SlotInstruction]:
+        instructions: list[SlotInstruction] = [
+            *self._outgoing.flush_aged(now.mono_ms),
+            *self._give_back_due(now.mono_ms),
+            *self._mode.on_time(now),
+        ]
         for seat in self._seats:
             if seat.wake_ms is not None and seat.wake_ms <= now.mono_ms:
                 seat.wake_ms = None
                 seat.is_held = False
-                self._run(seat, TimeCame(), now, counts=False)
+                instructions.append(RunTask(seat.key, TimeCame(), counts=False))
+        return instructions
+
+    def _turn(self, now: Now) -> list[SlotInstruction]:
+        """Give the next task one element."""
+        seat = self._turns.next()
+        if seat is None:
+            return []
+        rows = seat.rows_allowed(now.mono_ms) if seat.inbox.has_records_next else sys.maxsize
+        if not rows:
+            return []
+        taken = seat.inbox.take(rows)
+        channel, element = taken.channel, taken.element
+        instructions: list[SlotInstruction] = []
+        if taken.credit:
+            instructions += self._credit.give_back(channel, taken.credit, now.mono_ms)
+        if not isinstance(element, Batch):
+            mark = self._mode.takes(seat, channel, element, now)
+            instructions += [RunTask(seat.key, ElementCame(channel, element))] if mark is None else mark
+            return instructions
+        seat.records_in += element.num_rows
+        if seat.bucket is not None:
+            seat.bucket.take(element.num_rows)
+        instructions += self._mode.worked(seat, taken.credit or taken.size, now.mono_ms)
+        lineage = element.lineage
+        roots = () if lineage is None else (lineage.roots,)
+        return [*instructions, RunTask(seat.key, ElementCame(channel, element), roots, lineage)]
+
+    def _run(self, run: RunTask, now: Now) -> list[SlotInstruction]:
+        seat = self._seating.seats[run.key]
+        self.working = Working(seat.uid, seat.task, run.roots, now.mono_ms, run.lineage)
+        self._coming = ()
+        if isinstance(run.event, ModeWork):
+            actions = self._mode.work(seat, run.event, now)
+        else:
+            actions = seat.task.handle(run.event, now)
+        instructions = [each for action in actions for each in self._act(seat, action, now.mono_ms)]
+        self.working = None
+        self._activity += run.counts
+        return [*instructions, *self._mode.ran(seat, run.event, now)]
+
+    def _act(self, seat: Seat, action: Action, now_ms: int) -> Sequence[SlotInstruction]:
+        match action:
+            case Send(channel, element):
+                return self._send(seat, channel, element, now_ms)
+            case WakeAt(mono_ms):
+                seat.wake_at(mono_ms)
+            case HoldInput(mono_ms):
+                seat.hold_until(mono_ms)
+            case TaskEnded():
+                seat.ended = True
+            case _:
+                return self._mode.act(seat, action, now_ms)
+        return ()
+
+    def _send(self, seat: Seat, channel: Channel, element: Element, now_ms: int) -> Sequence[SlotInstruction]:
+        output = seat.outputs[channel]
+        if isinstance(element, Batch):
+            seat.records_out += element.num_rows
+        if isinstance(output, RemoteOutput):
+            return self._outgoing.send(output, element, now_ms)
+        output.send(element, now_ms)
+        return ()
+
+    def _give_back_due(self, now_ms: int) -> list[Grant]:
+        due = self._credit.due_ms
+        if due is not None and (due <= now_ms or self._all_ended()):
+            return self._credit.send_all()
+        return []
+
+    def _all_ended(self) -> bool:
+        return all(seat.ended for seat in self._seats)
+
+    # ------------------------------------------------------------ what is known of it
+
+    @property
+    def can_run(self) -> bool:
+        """Whether a task has something to do and room for what comes of it."""
+        return any(seat.can_run for seat in self._seats)
 
     @property
     def due_ms(self) -> int | None:
-        """When `on_time` or `idle` has something to do (monotone, ms); None: not until something happens."""
+        """When `TimePassed` or `Rest` has something to do (monotone, ms); None: not until something happens."""
         dues = [seat.wake_ms for seat in self._seats]
         dues += (self._credit.due_ms, self._mode.due_ms)
         return min((due for due in dues if due is not None), default=None)
-
-    def idle(self, now_ms: int) -> None:
-        """There is nothing else to do: let no record wait for others, and what is due go.
-
-        Credit is due a little later: at a low rate it would double the number of calls.
-        """
-        self._outgoing.flush()
-        self._give_back_due(now_ms)
-        self._mode.rest(now_ms)
 
     def may_read(self, key: TaskKey) -> bool:
         """Whether a source should read on."""
@@ -208,7 +303,9 @@ class SlotCore:
         """Return how many rows a source should read at a time."""
         return self._mode.rows_wanted(key)
 
-    # ------------------------------------------------------------ what is known of it
+    def unsent_to(self, slot: int) -> bool:
+        """Whether anything waits for, or is on its way to, a slot."""
+        return self._outgoing.unsent_to(slot)
 
     @property
     def activity(self) -> int:
@@ -240,94 +337,20 @@ class SlotCore:
         return none | {"dropped": self._dropped} | self._mode.counters() | counters_of(self._seats)
 
     def held_roots(self) -> list[U64Array]:
-        """Return the roots of all that waits here, save what is being worked on; may be called by any thread."""
+        """Return the roots of all that waits here, save what is being worked on; may be called by any thread.
+
+        What `handle` has returned waits here until it is carried out.
+        """
         held: list[U64Array] = []
         for seat in self._seats:
             held += seat.inbox.roots()
             held.append(seat.task.held_roots())
+        return [*held, *self._outgoing.roots(), *self._mode.held_roots(), *self._coming]
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        for seat in self._seats:
+            seat.validate()
         for output in self._seating.remote.values():
-            held += output.roots()
-        return held + self._mode.held_roots()
-
-    # ------------------------------------------------------------ doing
-
-    def _run_input(self, seat: Seat, now: Now) -> None:
-        rows = seat.rows_allowed(now.mono_ms) if seat.inbox.has_records_next else sys.maxsize
-        if not rows:
-            return
-        taken = seat.inbox.take(rows)
-        channel, element = taken.channel, taken.element
-        lineage = None
-        if taken.credit:
-            self._credit.give_back(channel, taken.credit, now.mono_ms)
-        if isinstance(element, Batch):
-            seat.records_in += element.num_rows
-            if seat.bucket is not None:
-                seat.bucket.take(element.num_rows)
-            lineage = element.lineage
-            self._mode.worked(seat, taken.credit or taken.size, now.mono_ms)
-        elif self._mode.takes(seat, channel, element, now):
-            return
-        roots = () if lineage is None else (lineage.roots,)
-        self._run(seat, ElementCame(channel, element), now, roots, lineage=lineage)
-
-    def _run(
-        self,
-        seat: Seat,
-        event: TaskEvent,
-        now: Now,
-        roots: tuple[U64Array, ...] = (),
-        *,
-        lineage: Lineage | None = None,
-        counts: bool = True,
-    ) -> None:
-        self._work(seat, lambda: seat.task.handle(event, now), now, roots, lineage)
-        if counts:
-            self._activity += 1
-
-    def _run_part(self, seat: Seat, work: Callable[[], list[Action]], now: Now) -> None:
-        self._work(seat, work, now)
-        self._activity += 1
-
-    def _work(
-        self,
-        seat: Seat,
-        work: Callable[[], list[Action]],
-        now: Now,
-        roots: tuple[U64Array, ...] = (),
-        lineage: Lineage | None = None,
-    ) -> None:
-        self.working = Working(seat.uid, seat.task, roots, now.mono_ms, lineage)
-        for action in work():
-            self._do(seat, action, now.mono_ms)
-        self.working = None
-
-    def _do(self, seat: Seat, action: Action, now_ms: int) -> None:
-        match action:
-            case Send(channel, element):
-                self._send(seat, channel, element, now_ms)
-            case WakeAt(mono_ms):
-                seat.wake_at(mono_ms)
-            case HoldInput(mono_ms):
-                seat.hold_until(mono_ms)
-            case TaskEnded():
-                seat.ended = True
-            case _:
-                self._mode.act(seat, action, now_ms)
-
-    def _send(self, seat: Seat, channel: Channel, element: Element, now_ms: int) -> None:
-        output = seat.outputs[channel]
-        if isinstance(element, Batch):
-            seat.records_out += element.num_rows
-        if isinstance(output, RemoteOutput):
-            self._outgoing.send(output, element, now_ms)
-        else:
-            output.send(element, now_ms)
-
-    def _give_back_due(self, now_ms: int) -> None:
-        due = self._credit.due_ms
-        if due is not None and (due <= now_ms or self._all_ended()):
-            self._credit.send_all()
-
-    def _all_ended(self) -> bool:
-        return all(seat.ended for seat in self._seats)
+            output.validate()
+        self._mode.validate()

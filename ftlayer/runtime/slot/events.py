@@ -1,4 +1,4 @@
-"""The events that reach a slot's loop through its mailbox."""
+"""The events of a slot: what its loop hears by its mailbox, and what it tells the rules."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from ftlayer.runtime.protocol.messages import ToSlot
 from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.events import SourceRows
 from ftlayer.vertex.calls import Records
 
 
@@ -102,3 +103,71 @@ Event = (
     | CoordinatorLost
     | SnapshotOver
 )
+"""What other threads tell the loop."""
+
+
+# ---------------------------------------------------------------- what the loop tells the rules
+
+
+@dataclass(frozen=True, slots=True)
+class SlotStarted:
+    """The slot is deployed: all tasks begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Do what is due and what has become possible. Comes before each `Turn`, and does no harm if it comes early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Run the task whose turn it is; there is one (`SlotCore.can_run`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """There is nothing else to do: let no record wait for others, and let go what is due."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRead:
+    """A source has read rows; `RowsDone` with this number follows."""
+
+    key: TaskKey
+    number: int
+    rows: SourceRows
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnded:
+    """A source has no more rows."""
+
+    key: TaskKey
+
+
+@dataclass(frozen=True, slots=True)
+class PeerReached:
+    """A slot can be sent to."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerBroke:
+    """A slot cannot be reached: hold what is for it."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeersGone:
+    """Slots are gone, and other instances will take their place: forget what was for them and came of them."""
+
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PeersReplaced:
+    """These slots have new instances."""
+
+    slots: tuple[int, ...]

@@ -279,6 +279,22 @@ class Inbox:
         if not queue.items:
             self._forget_turn(queue)
 
+    # ------------------------------------------------------------ for tests
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together."""
+        queues = self._queues.values()
+        for queue in queues:
+            batches = [item for item in queue.items if isinstance(item.element, Batch)]
+            assert queue.bytes == sum(item.size for item in batches), f"{queue.channel}: bytes are miscounted"
+            rows = sum(item.element.num_rows for item in batches if isinstance(item.element, Batch))
+            assert queue.rows == rows, f"{queue.channel}: rows are miscounted"
+            waits = bool(queue.items) and not queue.blocked
+            assert waits == (queue in self._turn), f"{queue.channel} is forgotten, or has a turn for nothing"
+            assert queue.blocked == (queue in self._blocked), f"{queue.channel} is half blocked"
+        barriers = [item for queue in queues for item in queue.items if isinstance(item.element, Barrier)]
+        assert self._barriers == len(barriers), "barriers are miscounted"
+
     def _forget_turn(self, queue: _ChannelQueue) -> None:
         if queue in self._turn:
             self._turn.remove(queue)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import assert_never
 
 from ftlayer.clock import Now
 from ftlayer.errors import CodecError, JobError, PeerLostError, PeerRefusedError, PeerUnreachableError
@@ -27,7 +29,7 @@ from ftlayer.runtime.protocol.messages import (
     TasksStarted,
     ToSlot,
 )
-from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.core import SlotCore, SlotEvent
 from ftlayer.runtime.slot.events import (
     CoordinatorLost,
     CoordinatorSaid,
@@ -36,14 +38,29 @@ from ftlayer.runtime.slot.events import (
     FrameCame,
     LinkBroke,
     PartFailed,
+    PeerBroke,
+    PeerReached,
+    PeersGone,
+    PeersReplaced,
     ReplaysCame,
+    Rest,
     RootsAccepted,
+    SlotStarted,
     SnapshotOver,
+    TimePassed,
+    Turn,
     Wake,
+)
+from ftlayer.runtime.slot.instructions import (
+    Grant,
+    ModeInstruction,
+    RowsDone,
+    RunTask,
+    TellCoordinator,
+    Transmit,
 )
 from ftlayer.runtime.slot.links import SlotLinks
 from ftlayer.runtime.slot.mailbox import Mailbox
-from ftlayer.runtime.slot.mode import ModeEvent
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.sources import Sources
 
@@ -82,11 +99,11 @@ class SlotLoop:
         pulse: Pulse,
         send: Callable[[FromSlot], None],
         peer_timeout_ms: int,
-        after: Callable[[ModeEvent | SnapshotOver], None],
+        carry_out: Callable[[ModeInstruction], None],
     ) -> None:
         """``send`` reaches the coordinator, which has ``peer_timeout_ms`` to replace a peer that is lost.
 
-        ``after`` does what the mode has to outside of the rules (see `SlotModeShell.after`).
+        ``carry_out`` does what the mode's rules want done (see `SlotModeShell.carry_out`).
         """
         self._core = core
         self._sources = sources
@@ -95,7 +112,7 @@ class SlotLoop:
         self._pulse = pulse
         self._send = send
         self._peer_timeout_ms = peer_timeout_ms
-        self._after = after
+        self._carry_out = carry_out
         self._lost: dict[int, _Lost] = {}
         self._over = False
         self.reset: ResetTasks | None = None
@@ -116,10 +133,10 @@ class SlotLoop:
         """Start the tasks."""
         self._links.deploy(deploy)
         for slot in self._links.reached:
-            self._core.peer_up(slot)
+            self._take(PeerReached(slot))
         if deploy.paused:
-            self._core.handle(PauseIntake(), _now())
-        self._core.start(_now())
+            self._take(PauseIntake())
+        self._take(SlotStarted())
         self._sources.start()
         self._send(TasksStarted())
 
@@ -129,9 +146,11 @@ class SlotLoop:
         if self._over:
             return False
         now = _now()
-        self._core.on_time(now)
-        worked = self._core.run_next(now)
-        if self._sources.read(now) or worked or len(self._mailbox):
+        self._do(TimePassed(), now)
+        worked = self._core.can_run
+        if worked:
+            self._do(Turn(), now)
+        if self._sources.read(now, self._do) or worked or len(self._mailbox):
             self._pulse.quiet = False
         elif self._core.has_ended:
             self._send(SlotEnded(self._core.counters()))
@@ -140,11 +159,39 @@ class SlotLoop:
             self._rest(now)
         return True
 
+    # ------------------------------------------------------------ doing
+
+    def _take(self, event: SlotEvent) -> None:
+        self._do(event, _now())
+
+    def _do(self, event: SlotEvent, now: Now) -> None:
+        """Tell the rules of an event, and carry out what they want, with all that comes of it."""
+        todo = deque(self._core.handle(event, now))
+        while todo:
+            instruction = todo.popleft()
+            match instruction:
+                case RunTask():
+                    # All that was decided before has left.
+                    todo.extendleft(reversed(self._core.handle(instruction, now)))
+                case Transmit(slot, frame):
+                    self._links.transmit(slot, frame)
+                case Grant(slot, grants):
+                    self._links.grant(slot, grants)
+                case TellCoordinator(message):
+                    self._send(message)
+                case RowsDone(key, number):
+                    self._sources.done(key, number)
+                case ModeInstruction():
+                    self._carry_out(instruction)
+                case _:
+                    assert_never(instruction)
+        self._core.carried_out()
+
     # ------------------------------------------------------------ waiting
 
     def _rest(self, now: Now) -> None:
         """Nothing can be run: let nothing wait for more, and wait for mail or for time."""
-        self._core.idle(now.mono_ms)
+        self._do(Rest(), now)
         if self._core.has_ended:
             return
         self._look_for_peers(now.mono_ms)
@@ -185,17 +232,11 @@ class SlotLoop:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case FrameCame(slot, instance, data):
+            case FrameCame(slot, instance) | CreditCame(slot, instance):
                 if self._links.counts(slot, instance):
-                    self._take_of(slot, lambda: self._core.frame(slot, data))
-            case CreditCame(slot, instance, data):
-                if self._links.counts(slot, instance):
-                    self._take_of(slot, lambda: self._core.granted(data))
-            case RootsAccepted(key, ticket):
-                self._core.handle(event, _now())
-                self._sources.accepted(key, ticket)
-            case ReplaysCame():
-                self._core.handle(event, _now())
+                    self._take_of(slot, event)
+            case RootsAccepted() | ReplaysCame() | SnapshotOver():
+                self._take(event)
             case Wake():
                 pass  # being awake is all
             case PartFailed(error):
@@ -203,21 +244,19 @@ class SlotLoop:
             case LinkBroke(slot, instance, reason, reached):
                 if self._links.counts(slot, instance):
                     logger.warning("the stream to slot %s broke: %s", slot, reason)
-                    self._core.peer_lost(slot)
+                    self._take(PeerBroke(slot))
                     patience_ms = self._peer_timeout_ms if reached else UNREACHED_MS
                     self._lost[slot] = _Lost(_now().mono_ms + patience_ms, reason, reached)
-            case SnapshotOver():
-                self._after(event)
             case CoordinatorSaid(message):
                 self._obey(message)
             case CoordinatorLost(reason):
                 logger.warning("this slot ends: %s", reason)
                 self._over = True
 
-    def _take_of(self, slot: int, take: Callable[[], None]) -> None:
+    def _take_of(self, slot: int, event: FrameCame | CreditCame) -> None:
         """Take what a peer has sent; what cannot be read is the stream's fault, and a new stream is another."""
         try:
-            take()
+            self._take(event)
         except CodecError as error:
             raise PeerRefusedError(f"what slot {slot} has sent cannot be read: {error}") from error
 
@@ -231,8 +270,8 @@ class SlotLoop:
             case PeersUp():
                 for slot in self._links.up(message):
                     self._lost.pop(slot, None)
-                    self._core.peer_up(slot)
-                self._core.peers_back([peer.slot for peer in message.peers], _now())
+                    self._take(PeerReached(slot))
+                self._take(PeersReplaced(tuple(peer.slot for peer in message.peers)))
             case AssignSplits():
                 self._sources.assign(message)
             case StopSources():
@@ -249,15 +288,13 @@ class SlotLoop:
                 self._over = True
                 self._send(SlotEnded(self._core.counters()))
             case _:
-                self._core.handle(message, _now())
-                self._after(message)
+                self._take(message)
 
     def _drop(self, epoch: int, slots: tuple[int, ...]) -> None:
         self._links.drop(epoch, slots)
-        now = _now()
         for slot in slots:
             self._lost.pop(slot, None)
-            self._core.drop_peer(slot, now)
+        self._take(PeersGone(slots))
 
 
 def roots_in_mail(mailbox: Mailbox[Event]) -> Iterator[U64Array]:

@@ -232,7 +232,7 @@ class _Slot:
         """Make the tasks, and what runs them."""
         order = self._order
         tasks = build_tasks(order.graph, order.slot, self._mode.open(deploy))
-        core = SlotCore(order.graph, order.slot, tasks, order.options, links, self._mode.rules)
+        core = SlotCore(order.graph, order.slot, tasks, order.options, self._mode.rules)
         self._core = core
         self._sources = self._open_sources(core)
         pulse.watch(core)
@@ -244,7 +244,7 @@ class _Slot:
             pulse,
             self._control.send,
             order.options.heartbeat_timeout_ms,
-            self._mode.after,
+            self._mode.carry_out,
         )
 
     def _open_sources(self, core: SlotCore) -> Sources:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
@@ -25,7 +25,8 @@ from ftlayer.runtime.protocol.messages import (
     TriggerCheckpoint,
 )
 from ftlayer.runtime.slot.crediting import Crediting
-from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted
+from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted, RowsRead, SnapshotOver
+from ftlayer.runtime.slot.instructions import ModeWork, SlotInstruction
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.seat import Seat, Seating
 from ftlayer.runtime.task.actions import (
@@ -55,6 +56,7 @@ ModeEvent = (
     | CheckpointCompleted
     | CheckpointAborted
     | EndTasks
+    | SnapshotOver
 )
 """What a mode alone understands."""
 
@@ -62,27 +64,12 @@ ModeAction = PersistRoots | Acknowledge | FailRoots | AskReplays | ReplaysOut | 
 """What a task decides that its mode carries out."""
 
 
-class RunTask(Protocol):
-    """Gives a task an event, and does what it decides."""
-
-    def __call__(
-        self,
-        seat: Seat,
-        event: TaskEvent,
-        now: Now,
-        roots: tuple[U64Array, ...] = (),
-        *,
-        counts: bool = True,
-    ) -> None:
-        """``roots`` are those of what it works on; ``counts``: it is activity."""
+Instructions: TypeAlias = Sequence[SlotInstruction]
 
 
 @dataclass(frozen=True)
 class SlotParts:
-    """What a mode is given of its slot.
-
-    ``run`` gives a task an event, ``run_part`` has another part of a task's work done.
-    """
+    """What a mode is given of its slot."""
 
     graph: JobGraph
     options: TopologyOptions
@@ -90,8 +77,6 @@ class SlotParts:
     codec: ElementCodec
     outgoing: Outgoing
     credit: Crediting
-    run: RunTask
-    run_part: Callable[[Seat, Callable[[], list[Action]], Now], None]
 
 
 class SlotMode(Protocol):
@@ -100,47 +85,55 @@ class SlotMode(Protocol):
     activity: int
     """Grows with what happens here alone (see `Heartbeat`); any thread may read it."""
 
-    def handle(self, event: ModeEvent, now: Now) -> None:
+    def handle(self, event: ModeEvent, now: Now) -> Instructions:
         """Take an event of the mode; `CodecError` for one of another mode."""
 
-    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> None:
-        """Do what a task has decided."""
+    # ------------------------------------------------------------ tasks
+
+    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
+        """Do a part of a task's work (see `RunTask`); returns what is to be done for it."""
+
+    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
+        """Carry out what a task has decided."""
+
+    def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
+        """A task has worked an event off, and what it decided is carried out."""
+
+    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
+        """A source has read rows: have its task run, and say when they are done (`RowsDone`)."""
+
+    def source_ended(self, seat: Seat) -> Instructions:
+        """A source has no more rows; its task hears of it before this is carried out."""
 
     # ------------------------------------------------------------ elements
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
         """A barrier was put into the inbox of its receiver; ``size`` is the credit that it has used."""
 
-    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> bool:
-        """A mark has come to its turn; whether it was for the mode, and not for the task."""
+    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> Instructions | None:
+        """Take a mark that has come to its turn; None: it is the task's."""
 
-    def worked(self, seat: Seat, size: int, now_ms: int) -> None:
-        """A task is given ``size`` bytes, or rows if it is a source's."""
-
-    def source_ended(self, seat: Seat) -> None:
-        """A source has no more rows, and its task knows."""
+    def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
+        """A task is given ``size`` bytes."""
 
     # ------------------------------------------------------------ time
 
-    def before_turn(self, now: Now) -> None:
-        """A task is to be run next: do what is due."""
+    def on_time(self, now: Now) -> Instructions:
+        """Do what is due, and what there is room for."""
 
-    def on_time(self, now: Now) -> None:
-        """Do what time and room bring."""
-
-    def rest(self, now_ms: int) -> None:
+    def rest(self, now_ms: int) -> Instructions:
         """There is nothing else to do: let go what is due."""
 
     @property
     def due_ms(self) -> int | None:
-        """When one of the three has something to do (monotone, ms); None: not until something happens."""
+        """When one of the two has something to do (monotone, ms); None: not until something happens."""
 
     # ------------------------------------------------------------ peers
 
-    def peers_dropped(self, slots: Collection[int], now: Now) -> None:
+    def peers_gone(self, slots: Collection[int]) -> Instructions:
         """These slots are gone, and others will take their place."""
 
-    def peers_back(self, slots: Collection[int], now: Now) -> None:
+    def peers_replaced(self, slots: Collection[int]) -> Instructions:
         """These slots have new instances."""
 
     # ------------------------------------------------------------ what is known of it
@@ -150,9 +143,6 @@ class SlotMode(Protocol):
 
     def rows_wanted(self, key: TaskKey) -> int:
         """Return how many rows a source should read at a time."""
-
-    def unaccepted(self, key: TaskKey) -> Collection[int]:
-        """Return the tickets of a source's rows that are not persisted yet."""
 
     @property
     def is_open(self) -> bool:
@@ -167,6 +157,9 @@ class SlotMode(Protocol):
 
     def held_roots(self) -> list[U64Array]:
         """Return the roots of all that waits here. Any thread: what it reads is replaced, never changed."""
+
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
 
 
 OpenRules = Callable[[SlotParts], SlotMode]

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.clock import Now
+from ftlayer.records.ids import U64Array
+from ftlayer.runtime.protocol.channel_frames import roots_in
 from ftlayer.runtime.protocol.elements import Barrier, Element
+from ftlayer.runtime.slot.instructions import Transmit
 from ftlayer.runtime.slot.outputs import RemoteOutput
-from ftlayer.runtime.slot.ports import Links
 from ftlayer.topology.job_graph import Channel
 
 
@@ -24,36 +26,38 @@ class Departed:
 
 
 class Outgoing:
-    """Sends what may be sent. Nothing goes to a slot before `peer_up`, nor after `peer_lost` or `drop_peer`."""
+    """Says what may be sent. Nothing goes to a slot before `peer_up`, nor after `peer_lost` or `drop_peer`."""
 
-    def __init__(self, outputs: Mapping[Channel, RemoteOutput], links: Links, batch_age_ms: int) -> None:
+    def __init__(self, outputs: Mapping[Channel, RemoteOutput], batch_age_ms: int) -> None:
         """Small batches wait for others up to ``batch_age_ms``."""
         self._outputs = outputs
-        self._links = links
         self._age_ms = batch_age_ms
         self._up: set[int] = set()
         self._aging: dict[RemoteOutput, None] = {}  # outputs with small batches, the oldest first
         self._late: set[RemoteOutput] = set()  # outputs with late barriers
         self._departed: list[Departed] = []
+        self._handed: list[bytes] = []  # was returned, and may not be carried out yet
 
     @property
     def is_empty(self) -> bool:
         """Whether everything was sent, and taken by its receiver."""
         return all(output.is_empty for output in self._outputs.values())
 
-    def send(self, output: RemoteOutput, element: Element, now_ms: int) -> None:
+    def send(self, output: RemoteOutput, element: Element, now_ms: int) -> list[Transmit]:
         """Send an element by one of the channels, as soon as it may go."""
         output.send(element, now_ms)
         if output.waiting_since_ms is None:
             self._aging.pop(output, None)
         elif output not in self._aging:
             self._aging[output] = None
-        self._transmit(output)
+        return self._transmit(output)
 
-    def send_barrier(self, output: RemoteOutput, barrier: Barrier, now: Now) -> tuple[bytes, ...] | None:
+    def send_barrier(
+        self, output: RemoteOutput, barrier: Barrier, now: Now
+    ) -> tuple[list[Transmit], tuple[bytes, ...] | None]:
         """Send a barrier: an UNALIGNED one ahead of all that has not left, others behind it.
 
-        Returns the frames with records that it has overtaken; None: `take_departed` will tell.
+        Also returns the frames with records that it has overtaken; None: `take_departed` will tell.
         """
         self._aging.pop(output, None)
         overtaken: tuple[bytes, ...] | None = ()
@@ -65,22 +69,23 @@ class Outgoing:
             overtaken = None
         else:
             output.send_barrier(barrier, None)
-        self._transmit(output)
-        return overtaken
+        return self._transmit(output), overtaken
 
     def take_departed(self) -> list[Departed]:
         """Return which late barriers have left since the last call."""
         departed, self._departed = self._departed, []
         return departed
 
-    def overtake_late(self, now_ms: int) -> None:
+    def overtake_late(self, now_ms: int) -> list[Transmit]:
         """Let late barriers overtake what waits before them, if it is time."""
+        sent: list[Transmit] = []
         for output in list(self._late):
             while output.late and output.late[0].due_ms <= now_ms:
                 late = output.late[0]
                 overtaken = output.overtake_late(late)
                 self._departed.append(Departed(output.channel, late.barrier.checkpoint, overtaken))
-            self._transmit(output)
+            sent += self._transmit(output)
+        return sent
 
     @property
     def late_due_ms(self) -> int | None:
@@ -93,41 +98,56 @@ class Outgoing:
             output.late = deque(late for late in output.late if late.barrier.checkpoint != checkpoint)
             self._note_late(output)
 
-    def limited(self, channel: Channel, size: int) -> None:
+    def limited(self, channel: Channel, size: int) -> list[Transmit]:
         """The receiver wants no more than so many bytes on their way."""
         output = self._outputs.get(channel)
-        if output is not None:
-            output.limit(size)
-            self._transmit(output)
+        if output is None:
+            return []
+        output.limit(size)
+        return self._transmit(output)
 
-    def granted(self, channel: Channel, size: int) -> None:
+    def granted(self, channel: Channel, size: int) -> list[Transmit]:
         """Credit has come back."""
         output = self._outputs.get(channel)
-        if output is not None:
-            output.granted(size)
-            self._transmit(output)
+        if output is None:
+            return []
+        output.granted(size)
+        return self._transmit(output)
 
-    def flush_aged(self, now_ms: int) -> None:
+    def flush_aged(self, now_ms: int) -> list[Transmit]:
         """Let nothing wait for others that has waited long enough."""
+        sent: list[Transmit] = []
         while self._aging:
             oldest = next(iter(self._aging))
             since = oldest.waiting_since_ms
             if since is not None and now_ms - since < self._age_ms:
-                return
-            self._flush(oldest)
+                break
+            sent += self._flush(oldest)
+        return sent
 
-    def flush(self) -> None:
+    def flush(self) -> list[Transmit]:
         """Let nothing wait for others."""
-        for output in list(self._aging):
-            self._flush(output)
+        return [each for output in list(self._aging) for each in self._flush(output)]
+
+    def carried_out(self) -> None:
+        """All that this has returned so far is on its way: its roots are held there."""
+        if self._handed:
+            # Another thread may look at the old one.
+            self._handed = []
+
+    def roots(self) -> list[U64Array]:
+        """Return the roots of what is not on its way; may be called by any thread."""
+        held = [roots_in(frame) for frame in list(self._handed)]
+        for output in self._outputs.values():
+            held += output.roots()
+        return held
 
     # ------------------------------------------------------------ peers
 
-    def peer_up(self, slot: int) -> None:
+    def peer_up(self, slot: int) -> list[Transmit]:
         """A slot can be sent to."""
         self._up.add(slot)
-        for output in self._towards(slot):
-            self._transmit(output)
+        return [each for output in self._towards(slot) for each in self._transmit(output)]
 
     def peer_lost(self, slot: int) -> None:
         """A slot cannot be reached: hold what is for it."""
@@ -149,21 +169,24 @@ class Outgoing:
     def _towards(self, slot: int) -> Iterable[RemoteOutput]:
         return [output for output in self._outputs.values() if output.slot == slot]
 
-    def _flush(self, output: RemoteOutput) -> None:
+    def _flush(self, output: RemoteOutput) -> list[Transmit]:
         del self._aging[output]
         output.flush()
-        self._transmit(output)
+        return self._transmit(output)
 
-    def _transmit(self, output: RemoteOutput) -> None:
+    def _transmit(self, output: RemoteOutput) -> list[Transmit]:
+        sent: list[Transmit] = []
         if output.slot in self._up:
             while (frame := output.take()) is not None:
-                self._links.transmit(output.slot, frame)
+                self._handed.append(frame)
+                sent.append(Transmit(output.slot, frame))
                 if output.late and frame is output.late[0].frame:
                     self._departed.append(
                         Departed(output.channel, output.late.popleft().barrier.checkpoint, ())
                     )
         if output in self._late:
             self._note_late(output)
+        return sent
 
     def _note_late(self, output: RemoteOutput) -> None:
         if not output.late:

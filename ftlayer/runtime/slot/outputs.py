@@ -177,6 +177,12 @@ class RemoteOutput:
         small = [batch.lineage.roots for batch in self._small if batch.lineage is not None]
         return small + [roots_in(frame) for frame in self._window.waiting()]
 
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        assert self._small_rows == sum(batch.num_rows for batch in self._small), "small rows are miscounted"
+        assert (self.waiting_since_ms is None) == (not self._small), "small batches wait for nothing"
+        assert self._window.in_flight >= 0, f"{self.channel} has more credit than there is"
+
     def _rows_at_most(self, batch: Batch) -> int:
         """Return where to cut, so that frames are as small as a limit that was lowered wants them."""
         size = int(batch.payload.nbytes)

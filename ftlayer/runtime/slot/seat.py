@@ -86,6 +86,11 @@ class Seat:
         self.is_held = True
         self.wake_at(mono_ms)
 
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        assert self.wake_ms is not None or not self.is_held, f"{self.key} is held without end"
+        self.inbox.validate()
+
     def wake_at(self, mono_ms: int) -> None:
         """Let its `on_time` be called then, or earlier."""
         self.wake_ms = mono_ms if self.wake_ms is None else min(self.wake_ms, mono_ms)

@@ -9,8 +9,9 @@ from typing import Protocol, TypeAlias
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot
 from ftlayer.runtime.protocol.order import SlotOrder
-from ftlayer.runtime.slot.events import Event, SnapshotOver
-from ftlayer.runtime.slot.mode import ModeEvent, SlotMode, SlotParts
+from ftlayer.runtime.slot.events import Event
+from ftlayer.runtime.slot.instructions import ModeInstruction
+from ftlayer.runtime.slot.mode import SlotMode, SlotParts
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.mode import TaskMode
 
@@ -55,8 +56,8 @@ class SlotModeShell(Protocol):
     def positions(self, key: TaskKey) -> Mapping[str, bytes]:
         """Return where a source's subtask begins to read, by partition."""
 
-    def after(self, event: ModeEvent | SnapshotOver) -> None:
-        """The rules have heard of an event: do what is to be done outside of them."""
+    def carry_out(self, instruction: ModeInstruction) -> None:
+        """Do what the mode's rules want done; waits for nothing."""
 
     def touch(self, roots: list[U64Array]) -> None:
         """Start the time of roots again; any thread."""

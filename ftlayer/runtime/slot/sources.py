@@ -17,6 +17,7 @@ from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
 from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.events import RowsRead, SourceEnded
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.events import SourceRows
 
@@ -50,7 +51,7 @@ class _Running:
     again_ms: int | None = None
     restarts: int = 0
     assigned: list[AssignSplits] = field(default_factory=list)
-    unaccepted: dict[int, tuple[SourceReader, SourceRows]] = field(default_factory=dict)
+    undone: dict[int, tuple[SourceReader, SourceRows]] = field(default_factory=dict)
 
     def assign(self, splits: AssignSplits) -> None:
         """Note splits of the range that is read now, for the reader and its successors."""
@@ -105,6 +106,7 @@ class Sources:
         self._core = core
         self._report = report
         self._running: dict[TaskKey, _Running] = {}
+        self._numbers = 0
         self.asked = ""
 
     def add(
@@ -144,8 +146,8 @@ class Sources:
         for running in self._running.values():
             running.reader.stop()
 
-    def read(self, now: Now) -> bool:
-        """Take one batch of every source that has one and room for it; whether there was any.
+    def read(self, now: Now, tell: Callable[[RowsRead | SourceEnded, Now], None]) -> bool:
+        """Take one batch of every source that has one and room for it, and tell the rules; whether there was any.
 
         Raises `SourceError` for a source that reading again cannot mend, or whose strategy has given up.
         """
@@ -167,18 +169,18 @@ class Sources:
                 continue
             if rows is not None:
                 running.signal.is_set = found = True
-                self._take(key, running, rows, now)
+                tell(self._read(key, running, rows), now)
             elif running.reader.ended:
                 running.ended = found = True
-                self._core.source_ended(key, now)
+                tell(SourceEnded(key), now)
         return found
 
-    def accepted(self, key: TaskKey, ticket: int) -> None:
-        """The vertex has persisted what came of rows."""
-        running = self._running.get(key)
-        taken = None if running is None else running.unaccepted.pop(ticket, None)
-        if taken is not None:
-            self._tell(*taken)
+    def done(self, key: TaskKey, number: int) -> None:
+        """Rows need not be read again (`RowsDone`)."""
+        reader, rows = self._running[key].undone.pop(number)
+        done = reader.accepted(rows)
+        if done is not None:
+            self._report(done)
 
     @property
     def due_ms(self) -> int | None:
@@ -219,15 +221,8 @@ class Sources:
         running.reader.abandon()
         running.again_ms = now.mono_ms + pause_ms
 
-    def _take(self, key: TaskKey, running: _Running, rows: SourceRows, now: Now) -> None:
+    def _read(self, key: TaskKey, running: _Running, rows: SourceRows) -> RowsRead:
         running.took(rows)
-        tickets = self._core.rows(key, rows, now)
-        if tickets:
-            running.unaccepted[tickets[-1]] = running.reader, rows
-        else:
-            self._tell(running.reader, rows)
-
-    def _tell(self, reader: SourceReader, rows: SourceRows) -> None:
-        done = reader.accepted(rows)
-        if done is not None:
-            self._report(done)
+        self._numbers += 1
+        running.undone[self._numbers] = running.reader, rows
+        return RowsRead(key, self._numbers, rows)

@@ -11,11 +11,21 @@ from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import Deploy
-from ftlayer.runtime.slot.events import SnapshotOver
-from ftlayer.runtime.slot.mode import ModeAction, ModeEvent, SlotParts, misplaced, rows_of_sources
+from ftlayer.runtime.slot.events import RowsRead
+from ftlayer.runtime.slot.instructions import ModeInstruction, ModeWork, RowsDone, RunTask
+from ftlayer.runtime.slot.mode import (
+    Instructions,
+    ModeAction,
+    ModeEvent,
+    SlotParts,
+    misplaced,
+    rows_of_sources,
+)
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.slot.shell import SlotContext
+from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.events import TaskEvent
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.job_graph import Channel
 
@@ -31,42 +41,56 @@ class UntrackedSlot:
         self._seating = parts.seating
         self._rows = rows_of_sources(parts)
 
-    def handle(self, event: ModeEvent, now: Now) -> None:
+    def handle(self, event: ModeEvent, now: Now) -> Instructions:
         """See `SlotMode.handle`: no event is this one's own."""
         raise misplaced(event)
 
-    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> None:
+    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
+        """See `SlotMode.work`: no work is this one's own."""
+        raise misplaced(work)
+
+    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         """See `SlotMode.act`: no action is this one's own."""
         raise misplaced(action)
+
+    def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
+        """See `SlotMode.ran`."""
+        return ()
+
+    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
+        """See `SlotMode.read`: rows are done once they are sent."""
+        return RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)
+
+    def source_ended(self, seat: Seat) -> Instructions:
+        """See `SlotMode.source_ended`: the coordinator sees the end by the slots."""
+        return ()
 
     def arrived(self, channel: Channel, barrier: Barrier, size: int) -> None:
         """See `SlotMode.arrived`."""
         raise misplaced(barrier)
 
-    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> bool:
+    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> None:
         """See `SlotMode.takes`."""
-        return False
 
-    def worked(self, seat: Seat, size: int, now_ms: int) -> None:
+    def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
         """See `SlotMode.worked`."""
+        return ()
 
-    def source_ended(self, seat: Seat) -> None:
-        """See `SlotMode.source_ended`: the coordinator sees the end by the slots."""
-
-    def before_turn(self, now: Now) -> None:
-        """See `SlotMode.before_turn`."""
-
-    def on_time(self, now: Now) -> None:
+    def on_time(self, now: Now) -> Instructions:
         """See `SlotMode.on_time`."""
+        return ()
 
-    def rest(self, now_ms: int) -> None:
+    def rest(self, now_ms: int) -> Instructions:
         """See `SlotMode.rest`."""
+        return ()
 
-    def peers_dropped(self, slots: Collection[int], now: Now) -> None:
-        """See `SlotMode.peers_dropped`."""
+    def peers_gone(self, slots: Collection[int]) -> Instructions:
+        """See `SlotMode.peers_gone`."""
+        return ()
 
-    def peers_back(self, slots: Collection[int], now: Now) -> None:
-        """See `SlotMode.peers_back`."""
+    def peers_replaced(self, slots: Collection[int]) -> Instructions:
+        """See `SlotMode.peers_replaced`."""
+        return ()
 
     def may_read(self, seat: Seat) -> bool:
         """See `SlotMode.may_read`."""
@@ -75,10 +99,6 @@ class UntrackedSlot:
     def rows_wanted(self, key: TaskKey) -> int:
         """See `SlotMode.rows_wanted`."""
         return self._rows[key]
-
-    def unaccepted(self, key: TaskKey) -> tuple[int, ...]:
-        """See `SlotMode.unaccepted`."""
-        return ()
 
     @property
     def is_open(self) -> bool:
@@ -92,6 +112,9 @@ class UntrackedSlot:
     def held_roots(self) -> list[U64Array]:
         """See `SlotMode.held_roots`: no record has roots."""
         return []
+
+    def validate(self) -> None:
+        """See `SlotMode.validate`: there is nothing."""
 
 
 @dataclass(frozen=True)
@@ -125,8 +148,9 @@ class UntrackedSlotShell:
         """See `SlotModeShell.positions`: a source begins at its beginning."""
         return {}
 
-    def after(self, event: ModeEvent | SnapshotOver) -> None:
-        """See `SlotModeShell.after`."""
+    def carry_out(self, instruction: ModeInstruction) -> None:
+        """See `SlotModeShell.carry_out`: the rules have no instructions of their own."""
+        raise misplaced(instruction)
 
     def touch(self, roots: list[U64Array]) -> None:
         """See `SlotModeShell.touch`: no record has roots."""

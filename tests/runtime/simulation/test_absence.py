@@ -25,6 +25,7 @@ from ftlayer.handler.handler import FTHandler
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.acker_mode.driver.isolation import ReplayInput
 from ftlayer.runtime.acker_mode.driver.job_mode import AckerJob
+from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.lane import BatchLimits
@@ -55,12 +56,12 @@ from ftlayer.runtime.slot.events import (
     ReplaysCame,
     RootsAccepted,
 )
+from ftlayer.runtime.slot.instructions import ModeInstruction
 from ftlayer.runtime.slot.loop import SlotLoop, roots_in_mail
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.sources import Signal, Sources
-from ftlayer.runtime.task.actions import Acknowledge, AskReplays
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.events import SourceRows
 from ftlayer.store import MemoryStore
@@ -179,20 +180,22 @@ class Wires:
     def is_quiet(self) -> bool:
         return not self.owed
 
-    def persist(self, key: Any, ticket: int, call: calls.Persist) -> None:
-        self._call(call, lambda _: RootsAccepted(key, ticket))
-
-    def xor(self, event: Acknowledge) -> None:
-        self._call(calls.Xor(event.roots, event.values, self.cluster.vertex.incarnation), None)
-
-    def fail(self, failures: tuple[calls.Failure, ...]) -> None:
-        self._call(calls.Fail(failures, self.cluster.vertex.incarnation), None)
-
-    def take_replays(self, key: Any, ask: AskReplays) -> None:
-        self._call(
-            calls.TakeReplays(ask.stream, ask.limit),
-            lambda reply: ReplaysCame(key, reply.batches, reply.held),
-        )
+    def carry_out(self, instruction: ModeInstruction) -> None:
+        incarnation = self.cluster.vertex.incarnation
+        match instruction:
+            case PersistCall(key, ticket, call):
+                self._call(call, lambda _: RootsAccepted(key, ticket))
+            case XorCall(event):
+                self._call(calls.Xor(event.roots, event.values, incarnation), None)
+            case FailCall(failures):
+                self._call(calls.Fail(failures, incarnation), None)
+            case TakeReplaysCall(key, ask):
+                self._call(
+                    calls.TakeReplays(ask.stream, ask.limit),
+                    lambda reply: ReplaysCame(key, reply.batches, reply.held),
+                )
+            case _:
+                raise AssertionError(instruction)
 
     def _call(self, call: Any, answer: Callable[[Any], Any] | None) -> None:
         self.owed += 1
@@ -294,8 +297,7 @@ class Cluster:
             key: build_task(self.graph, *key, mode) for key in self.graph.subtasks_in(process.slot)
         }
         say = partial(self.say, process)
-        rules = partial(AckerSlot, process.wires, say)  # type: ignore[arg-type]
-        core = SlotCore(self.graph, process.slot, tasks, OPTIONS, process.wires, rules)
+        core = SlotCore(self.graph, process.slot, tasks, OPTIONS, partial(AckerSlot, process.wires))
         sources = Sources(core, lambda done: None)
         if ("numbers", process.slot) in tasks:
             process.numbers = Numbers(self, process.slot, self.graph.vertex("numbers").parallelism)
@@ -309,7 +311,7 @@ class Cluster:
             process.pulse,
             say,
             600_000,
-            lambda event: None,
+            process.wires.carry_out,
         )
         process.loop.begin(deploy)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,10 +17,31 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.steps import Map
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.records.ids import U64Array
+from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage
-from ftlayer.runtime.protocol.messages import ReplayNow
-from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.protocol.messages import FromSlot, ReplayNow
+from ftlayer.runtime.slot.core import SlotCore, SlotEvent
+from ftlayer.runtime.slot.events import (
+    CreditCame,
+    FrameCame,
+    PeerReached,
+    PeersGone,
+    Rest,
+    RowsRead,
+    SlotStarted,
+    SourceEnded,
+    TimePassed,
+    Turn,
+)
+from ftlayer.runtime.slot.instructions import (
+    Grant,
+    ModeInstruction,
+    RowsDone,
+    RunTask,
+    TellCoordinator,
+    Transmit,
+)
 from ftlayer.runtime.slot.mode import OpenRules
 from ftlayer.runtime.slot.untracked import UntrackedSlot
 from ftlayer.runtime.task.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
@@ -187,17 +209,18 @@ class FakeVertex:
     def is_quiet(self) -> bool:
         return not self.persists
 
-    def persist(self, key: TaskKey, ticket: int, call: Persist) -> None:
-        self.persists.append((key, ticket, call))
-
-    def xor(self, event: Acknowledge) -> None:
-        self.xors.append(event)
-
-    def fail(self, failures: tuple[Failure, ...]) -> None:
-        self.failures += failures
-
-    def take_replays(self, key: TaskKey, ask: AskReplays) -> None:
-        self.asks.append((key, ask))
+    def carry_out(self, instruction: ModeInstruction) -> None:
+        match instruction:
+            case PersistCall(key, ticket, call):
+                self.persists.append((key, ticket, call))
+            case XorCall(event):
+                self.xors.append(event)
+            case FailCall(failures):
+                self.failures += failures
+            case TakeReplaysCall(key, ask):
+                self.asks.append((key, ask))
+            case _:
+                raise AssertionError(f"acker mode wants {instruction}")
 
 
 @dataclass
@@ -207,20 +230,88 @@ class FakeLinks:
     frames: dict[int, deque[bytes]] = field(default_factory=dict)
     grants: dict[int, deque[bytes]] = field(default_factory=dict)
 
-    def transmit(self, slot: int, frame: bytes) -> None:
-        self.frames.setdefault(slot, deque()).append(frame)
 
-    def grant(self, slot: int, grants: bytes) -> None:
-        self.grants.setdefault(slot, deque()).append(grants)
+class Driven:
+    """A `SlotCore` as its loop drives it: what it wants done is done to stand-ins, and it is validated.
+
+    ``carry_out`` gets what is the mode's. ``done`` has the rows that a source need not read again.
+    """
+
+    def __init__(
+        self, core: SlotCore, links: FakeLinks, carry_out: Callable[[ModeInstruction], None]
+    ) -> None:
+        self.core, self.links, self.carry_out = core, links, carry_out
+        self.said: list[FromSlot] = []
+        self.done: list[tuple[TaskKey, int]] = []
+        self.reads = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)
+
+    def handle(self, event: SlotEvent, now: Now) -> None:
+        todo = deque(self.core.handle(event, now))
+        self.core.validate()
+        while todo:
+            match todo.popleft():
+                case RunTask() as run:
+                    todo.extendleft(reversed(self.core.handle(run, now)))
+                    self.core.validate()
+                    continue
+                case Transmit(slot, frame):
+                    self.links.frames.setdefault(slot, deque()).append(frame)
+                case Grant(slot, grants):
+                    self.links.grants.setdefault(slot, deque()).append(grants)
+                case TellCoordinator(message):
+                    self.said.append(message)
+                case RowsDone(key, number):
+                    self.done.append((key, number))
+                case ModeInstruction() as wanted:
+                    self.carry_out(wanted)
+        self.core.carried_out()
+
+    def start(self, now: Now) -> None:
+        self.handle(SlotStarted(), now)
+
+    def frame(self, slot: int, data: pa.Buffer) -> None:
+        self.handle(FrameCame(slot, "", data), NOW)
+
+    def granted(self, grants: bytes) -> None:
+        self.handle(CreditCame(-1, "", grants), NOW)
+
+    def rows(self, key: TaskKey, rows: SourceRows, now: Now) -> None:
+        self.reads += 1
+        self.handle(RowsRead(key, self.reads, rows), now)
+
+    def source_ended(self, key: TaskKey, now: Now) -> None:
+        self.handle(SourceEnded(key), now)
+
+    def peer_up(self, slot: int) -> None:
+        self.handle(PeerReached(slot), NOW)
+
+    def drop_peer(self, slot: int, now: Now) -> None:
+        self.handle(PeersGone((slot,)), now)
+
+    def on_time(self, now: Now) -> None:
+        self.handle(TimePassed(), now)
+
+    def run_next(self, now: Now) -> bool:
+        """Take a turn as the loop does; whether a task had something to do."""
+        self.handle(TimePassed(), now)
+        if not self.core.can_run:
+            return False
+        self.handle(Turn(), now)
+        return True
+
+    def idle(self, now_ms: int) -> None:
+        self.handle(Rest(), Now(now_ms, now_ms))
 
 
 @dataclass
 class FakeSlot:
-    core: SlotCore
+    core: Driven
     links: FakeLinks
     tasks: dict[TaskKey, FakeTask]
     vertex: FakeVertex | None
-    said: list[Any]
 
     @classmethod
     def of(
@@ -231,11 +322,15 @@ class FakeSlot:
             for key in graph.subtasks_in(slot)
         }
         links, vertex = FakeLinks(), FakeVertex() if tracked else None
-        said: list[Any] = []
-        mode: OpenRules = UntrackedSlot if vertex is None else partial(AckerSlot, vertex, said.append)
-        core = SlotCore(graph, slot, dict(tasks), options, links, mode)  # type: ignore[arg-type]
-        core.start(NOW)
-        return cls(core, links, tasks, vertex, said)
+        rules: OpenRules = UntrackedSlot if vertex is None else partial(AckerSlot, vertex)
+        core = SlotCore(graph, slot, dict(tasks), options, rules)
+        driven = Driven(core, links, not_wanted if vertex is None else vertex.carry_out)
+        driven.start(NOW)
+        return cls(driven, links, tasks, vertex)
+
+
+def not_wanted(instruction: ModeInstruction) -> None:
+    raise AssertionError(f"this mode wants nothing, and asks for {instruction}")
 
 
 class Tools:
@@ -249,6 +344,8 @@ class Tools:
     slot = FakeSlot
     task = FakeTask
     links = FakeLinks
+    driven = Driven
+    not_wanted = staticmethod(not_wanted)
 
     batch = Batch
 

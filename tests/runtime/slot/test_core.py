@@ -17,7 +17,8 @@ from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, encode_grants
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
 from ftlayer.runtime.protocol.messages import ReplayNow
-from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted
+from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted, RowsRead, TimePassed, Turn
+from ftlayer.runtime.slot.instructions import Grant, RowsDone, RunTask, Transmit
 from ftlayer.topology.job_graph import Channel
 from ftlayer.vertex.calls import Records
 
@@ -249,7 +250,8 @@ def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(t
     def held() -> set[int]:
         return {int(root) for roots in slot.core.held_roots() for root in roots}
 
-    (ticket,) = slot.core.rows(key, tools.source_rows(0, 6), tools.now)
+    slot.core.rows(key, tools.source_rows(0, 6), tools.now)
+    ((_, ticket, _),) = slot.vertex.persists
     assert held() == set(range(1, 7))
     assert not slot.core.is_quiet
     slot.vertex.persists.clear()
@@ -263,6 +265,59 @@ def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(t
     assert sum(len(event.roots) for event in slot.vertex.xors) > 0
     assert not held()
     assert slot.core.counters()["persisted"] == 6
+
+
+def test_frames_and_credit_leave_before_a_function_runs(tools: Any) -> None:
+    """It may take long, and other slots would wait for them as long."""
+    slot = one_of_two(tools, channel_bytes=2_048)
+    slot.core.peer_up(1)
+    slot.core.rows(("source", 0), tools.source_rows(1, 1), tools.now)
+    assert not slot.links.frames
+    slot.core.frame(1, frame_for(tools, slot, FROM_1, 0, 40))
+    slot.tasks["work", 0].taken.clear()
+    later = Now(LATER_MS, LATER_MS)
+    due = slot.core.core.handle(TimePassed(), later)
+    assert [type(each) for each in due] == [Transmit], "it has waited for others long enough"
+    turn = slot.core.core.handle(Turn(), later)
+    assert [type(each) for each in turn] == [Grant, RunTask], "a quarter of the channel has been taken"
+    assert not slot.tasks["work", 0].taken, "its function has not run"
+    slot.core.core.handle(turn[-1], later)
+    assert slot.tasks["work", 0].taken == list(range(40))
+
+
+def test_roots_are_held_between_a_decision_and_its_carrying_out(tools: Any) -> None:
+    slot = one_of_two(tools, tracked=True)
+    core, vertex = slot.core.core, slot.vertex
+    slot.core.peer_up(1)
+
+    def held() -> set[int]:
+        return {int(root) for roots in core.held_roots() for root in roots}
+
+    def carry_out(event: Any) -> list[Any]:
+        """Return what is wanted, with what runs decide; nothing is given away yet."""
+        wanted = []
+        todo = core.handle(event, tools.now)
+        while todo:
+            if isinstance(todo[0], RunTask):
+                assert held() >= roots, "what a task is to work on"
+                todo = core.handle(todo[0], tools.now) + todo[1:]
+            else:
+                wanted.append(todo.pop(0))
+            assert held() >= roots
+        return wanted
+
+    roots: set[int] = set()
+    (persist,) = carry_out(RowsRead(("source", 0), 1, tools.source_rows(0, 32)))
+    roots = set(range(1, 33))
+    assert held() == roots
+    sent = carry_out(RootsAccepted(("source", 0), persist.ticket))
+    assert [type(each) for each in sent] == [Transmit, RowsDone]
+    core.carried_out()
+    here = {int(root) for root in range(1, 33) if root % 2}
+    assert held() == here, "the others are on their way, and held there"
+    roots = here
+    carry_out(Turn())
+    assert vertex is not None
 
 
 def test_a_source_waits_for_the_vertex_and_for_room(tools: Any) -> None:

@@ -106,7 +106,11 @@ class World:
         self.links = [tools.links() for _ in range(self.graph.slots)]
         self.tasks = [self._tasks(slot) for slot in range(self.graph.slots)]
         self.cores = [
-            SlotCore(self.graph, slot, self.tasks[slot], self.options, self.links[slot], UntrackedSlot)
+            tools.driven(
+                SlotCore(self.graph, slot, self.tasks[slot], self.options, UntrackedSlot),
+                self.links[slot],
+                tools.not_wanted,
+            )
             for slot in range(self.graph.slots)
         ]
         for slot, core in enumerate(self.cores):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from typing import Any
 
 import pyarrow as pa
@@ -99,6 +100,12 @@ class Links:
     def counts(self, slot: int, instance: str) -> bool:
         return self.roster.is_current(slot, instance)
 
+    def transmit(self, slot: int, frame: bytes) -> None:
+        self._fake.frames.setdefault(slot, deque()).append(frame)
+
+    def grant(self, slot: int, grants: bytes) -> None:
+        self._fake.grants.setdefault(slot, deque()).append(grants)
+
     def address_of(self, slot: int) -> str:
         return "grpc://nowhere"
 
@@ -116,20 +123,20 @@ class Running:
         self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.links = Links(self.slot.links)
         pulse = Pulse(self.sent.put, 60_000, on_error=lambda error: self.mailbox.put(PartFailed(error)))
-        pulse.watch(self.slot.core)
-        self.sources = Sources(self.slot.core, self.sent.put)
+        pulse.watch(self.slot.core.core)
+        self.sources = Sources(self.slot.core.core, self.sent.put)
         self.reader = Reader()
         self.signal = Signal(lambda: self.mailbox.put(LinkBroke(9, "", "")))
         self.sources.add(("source", 0), self.reader, self.signal, BatchLimits(100, 5))
         self.loop = SlotLoop(
-            self.slot.core,
+            self.slot.core.core,
             self.sources,
             self.mailbox,
             self.links,  # type: ignore[arg-type]
             pulse,
             self.sent.put,
             peer_timeout_ms,
-            lambda event: None,
+            tools.not_wanted,
         )
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._run)

@@ -15,6 +15,7 @@ from ftlayer.errors import ConfigError, SourceError, SourceGivenUpError, SourceR
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.protocol.messages import AssignSplits, SourceFailed, SplitDone
+from ftlayer.runtime.slot.events import RowsRead, SourceEnded
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
 from ftlayer.runtime.task.events import SourceRows
 from ftlayer.vertex.calls import SourcePosition
@@ -29,7 +30,6 @@ class Core:
     def __init__(self) -> None:
         self.seen: dict[tuple[str, int], list[int]] = {FLAKY: [], STEADY: []}
         self.over: list[tuple[str, int]] = []
-        self.tickets = 0
 
     def may_read(self, key: tuple[str, int]) -> bool:
         return True
@@ -37,13 +37,12 @@ class Core:
     def rows_wanted(self, key: tuple[str, int]) -> int:
         return 100
 
-    def rows(self, key: tuple[str, int], rows: SourceRows, now: Now) -> tuple[int, ...]:
-        self.seen[key] += rows.payload.column(0).to_pylist()
-        self.tickets += 1
-        return (self.tickets,)
-
-    def source_ended(self, key: tuple[str, int], now: Now) -> None:
-        self.over.append(key)
+    def tell(self, event: RowsRead | SourceEnded, now: Now) -> None:
+        match event:
+            case RowsRead(key, _, rows):
+                self.seen[key] += rows.payload.column(0).to_pylist()
+            case SourceEnded(key):
+                self.over.append(key)
 
 
 class Counting:
@@ -124,7 +123,7 @@ class Bench:
         return iter(["it"] if self.failures and self.failures.pop(0) else [])
 
     def turn(self) -> bool:
-        return self.sources.read(Now(self.now, 0))
+        return self.sources.read(Now(self.now, 0), self.core.tell)
 
     def to_the_end(self) -> None:
         for _ in range(1_000):
@@ -162,7 +161,7 @@ def test_the_sources_beside_it_are_read_on_during_the_pause(caplog: pytest.LogCa
 def test_rows_of_the_reader_before_are_accepted_by_it() -> None:
     bench = Bench([False, True], FixedDelay(delay=1))
     bench.to_the_end()
-    bench.sources.accepted(FLAKY, 1)
+    bench.sources.done(FLAKY, 1)
     assert [reader.told for reader in bench.readers] == [[0], []]
 
 

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Protocol, assert_never, cast
 
 from ftlayer.clock import Now
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.acks import AckBuffer
+from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
     EndReplays,
-    FromSlot,
     LetOut,
     PauseIntake,
     ReplayNow,
     ResumeIntake,
 )
-from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted
-from ftlayer.runtime.slot.mode import ModeAction, ModeEvent, SlotParts, misplaced, rows_of_sources
+from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted, RowsRead
+from ftlayer.runtime.slot.instructions import ModeWork, RowsDone, RunTask, TellCoordinator
+from ftlayer.runtime.slot.mode import (
+    Instructions,
+    ModeAction,
+    ModeEvent,
+    SlotParts,
+    misplaced,
+    rows_of_sources,
+)
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import (
     Acknowledge,
+    Action,
     AskReplays,
     DataEnded,
     FailRoots,
@@ -30,16 +39,12 @@ from ftlayer.runtime.task.actions import (
     ReplaysOut,
 )
 from ftlayer.runtime.task.contract import ReplayTask, TaskKey
-from ftlayer.runtime.task.events import PeersAway, PeersThere, Replayed, RowsPersisted
+from ftlayer.runtime.task.events import PeersAway, PeersThere, Replayed, RowsPersisted, TaskEvent
 from ftlayer.topology.job_graph import Channel
-from ftlayer.vertex.calls import Failure, Persist
-
-PERSISTS_IN_FLIGHT = 16
-"""A source reads on while this many of its batches, at most, wait for the vertex."""
 
 
-class VertexCalls(Protocol):
-    """The way to the vertex. Nothing here waits; answers come as events."""
+class VertexRoom(Protocol):
+    """What the rules see of the way to the vertex."""
 
     @property
     def may_persist(self) -> bool:
@@ -49,106 +54,119 @@ class VertexCalls(Protocol):
     def is_quiet(self) -> bool:
         """Whether everything that changes something has its answer."""
 
-    def persist(self, key: TaskKey, ticket: int, call: Persist) -> None:
-        """Persist; `RootsAccepted` follows."""
 
-    def xor(self, event: Acknowledge) -> None:
-        """Tell of XOR events."""
-
-    def fail(self, failures: tuple[Failure, ...]) -> None:
-        """End attempts."""
-
-    def take_replays(self, key: TaskKey, ask: AskReplays) -> None:
-        """Ask for replays; `ReplaysCame` follows."""
+PERSISTS_IN_FLIGHT = 16
+"""A source reads on while this many of its batches, at most, wait for the vertex."""
 
 
 class AckerSlot:
     """`ftlayer.runtime.slot.mode.SlotMode` of a job whose records the vertex follows."""
 
-    def __init__(self, vertex: VertexCalls, tell: Callable[[FromSlot], None], parts: SlotParts) -> None:
-        """``tell`` reaches the coordinator."""
+    def __init__(self, vertex: VertexRoom, parts: SlotParts) -> None:
         self.activity = 0
         self._vertex = vertex
-        self._tell = tell
         self._seating = parts.seating
         self._rows = rows_of_sources(parts)
         self._seats = parts.seating.seats
-        self._run = parts.run
         self._acks = AckBuffer()
         # The roots of `PersistRoots` that have no answer, by ticket; replaced, never changed.
         self._unaccepted: dict[TaskKey, dict[int, U64Array]] = {key: {} for key in self._seats}
+        # What sources have read last, and what their tickets stand for.
+        self._read: dict[TaskKey, int] = {}
+        self._numbers: dict[tuple[TaskKey, int], int] = {}
         self._unasked: dict[TaskKey, AskReplays] = {}  # they wait for room
         self._totals = dict.fromkeys(("persisted", "replayed", "failed"), 0)
         self._paused = False
         self._away: set[int] = set()
 
-    def handle(self, event: ModeEvent, now: Now) -> None:
+    def handle(self, event: ModeEvent, now: Now) -> Instructions:
         """See `SlotMode.handle`."""
         match event:
             case RootsAccepted(key, ticket):
-                self._accepted(key, ticket, now)
+                self._totals["persisted"] += len(self._unaccepted[key][ticket])
+                return [RunTask(key, RowsPersisted(ticket))]
             case ReplaysCame():
-                self._replays_came(event, now)
-            case ReplayNow() | PauseIntake() | ResumeIntake():
-                if not isinstance(event, ReplayNow):
-                    self._paused = isinstance(event, PauseIntake)
-                for seat in self._replaying():
-                    self._run(seat, event, now, counts=False)
+                return [self._replays_came(event)]
+            case ReplayNow():
+                return self._run_replays(event, counts=False)
+            case PauseIntake():
+                self._paused = True
+                return self._run_replays(event, counts=False)
+            case ResumeIntake():
+                self._paused = False
+                return self._run_replays(event, counts=False)
             case AllowReplays(uid) | LetOut(uid):
-                for seat in self._replaying():
-                    if seat.uid == uid:
-                        self._run(seat, event, now)
+                return [run for run in self._run_replays(event) if run.key[0] == uid]
             case EndReplays():
-                for seat in self._replaying():
-                    self._run(seat, event, now)
+                return self._run_replays(event)
             case _:
                 raise misplaced(event)
 
-    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> None:
+    def _replays_came(self, came: ReplaysCame) -> RunTask:
+        """Nothing to do is no activity."""
+        rows = sum(batch.payload.num_rows for batch in came.records)
+        self._totals["replayed"] += rows
+        self._seats[came.key].records_in += rows
+        roots = tuple(batch.roots for batch in came.records)
+        return RunTask(came.key, Replayed(came.records, came.held), roots, counts=bool(rows))
+
+    def _run_replays(self, event: TaskEvent, *, counts: bool = True) -> list[RunTask]:
+        return [RunTask(seat.key, event, counts=counts) for seat in self._replaying()]
+
+    def _replaying(self) -> list[Seat]:
+        """Return the replays that have not ended."""
+        return [seat for seat in self._seats.values() if seat.is_replay and not seat.ended]
+
+    # ------------------------------------------------------------ tasks
+
+    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
+        """See `SlotMode.work`: no work is this one's own."""
+        raise misplaced(work)
+
+    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         """See `SlotMode.act`."""
         match action:
             case Acknowledge():
                 self._acks.add(action, now_ms)
-                self._send_due(now_ms)
+                return self._due_acks(now_ms)
             case PersistRoots(ticket, call):
                 self.activity += 1
                 self._unaccepted[seat.key] = {**self._unaccepted[seat.key], ticket: call.roots}
-                self._vertex.persist(seat.key, ticket, call)
+                if seat.is_source:
+                    self._numbers[seat.key, ticket] = self._read[seat.key]
+                return [PersistCall(seat.key, ticket, call)]
             case FailRoots(failures):
                 self._totals["failed"] += len(failures)
-                self._vertex.fail(failures)
+                return [FailCall(failures)]
             case AskReplays():
                 if seat.has_room:
-                    self._vertex.take_replays(seat.key, action)
-                else:
-                    self._unasked[seat.key] = action
+                    return [TakeReplaysCall(seat.key, action)]
+                self._unasked[seat.key] = action
+                return []
             case ReplaysOut():
-                self._tell(action)
+                return [TellCoordinator(action)]
             case DataEnded():
                 raise misplaced(action)
             case _:
                 assert_never(action)
 
-    def _accepted(self, key: TaskKey, ticket: int, now: Now) -> None:
-        seat = self._seats[key]
-        self._totals["persisted"] += len(self._unaccepted[key][ticket])
-        self._run(seat, RowsPersisted(ticket), now)
-        # Behind the sends, which hold the roots from now on.
-        waiting = self._unaccepted[key].items()
-        self._unaccepted[key] = {number: roots for number, roots in waiting if number != ticket}
+    def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
+        """See `SlotMode.ran`. Sends hold the roots of what is persisted from here on."""
+        if not isinstance(event, RowsPersisted):
+            return ()
+        waiting = self._unaccepted[seat.key].items()
+        self._unaccepted[seat.key] = {ticket: roots for ticket, roots in waiting if ticket != event.ticket}
+        number = self._numbers.pop((seat.key, event.ticket), None)
+        return () if number is None else [RowsDone(seat.key, number)]
 
-    def _replays_came(self, came: ReplaysCame, now: Now) -> None:
-        """Nothing to do is no activity."""
-        seat = self._seats[came.key]
-        rows = sum(batch.payload.num_rows for batch in came.records)
-        self._totals["replayed"] += rows
-        seat.records_in += rows
-        roots = tuple(batch.roots for batch in came.records)
-        self._run(seat, Replayed(came.records, came.held), now, roots, counts=bool(rows))
+    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
+        """See `SlotMode.read`: rows are done once they are persisted."""
+        self._read[seat.key] = read.number
+        return [RunTask(seat.key, read.rows)]
 
-    def _replaying(self) -> list[Seat]:
-        """Return the replays that have not ended."""
-        return [seat for seat in self._seats.values() if seat.is_replay and not seat.ended]
+    def source_ended(self, seat: Seat) -> Instructions:
+        """See `SlotMode.source_ended`: the coordinator sees the end by the vertex."""
+        return ()
 
     # ------------------------------------------------------------ elements
 
@@ -156,61 +174,51 @@ class AckerSlot:
         """See `SlotMode.arrived`."""
         raise misplaced(barrier)
 
-    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> bool:
+    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> None:
         """See `SlotMode.takes`."""
-        return False
 
-    def worked(self, seat: Seat, size: int, now_ms: int) -> None:
+    def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
         """See `SlotMode.worked`."""
-
-    def source_ended(self, seat: Seat) -> None:
-        """See `SlotMode.source_ended`: the coordinator sees the end by the vertex."""
+        return ()
 
     # ------------------------------------------------------------ time
 
-    def before_turn(self, now: Now) -> None:
-        """See `SlotMode.before_turn`."""
-        self._send_due(now.mono_ms)
+    def on_time(self, now: Now) -> Instructions:
+        """Let replays be asked for where there is room again, and acknowledgements go that are due."""
+        return [*self._due_acks(now.mono_ms), *self._asks_with_room()]
 
-    def on_time(self, now: Now) -> None:
-        """Let replays be asked for where there is room again."""
+    def _asks_with_room(self) -> list[TakeReplaysCall]:
         if self._away:
-            return
-        for key, ask in list(self._unasked.items()):
-            if self._seats[key].has_room:
-                del self._unasked[key]
-                self._vertex.take_replays(key, ask)
+            return []
+        room = [key for key in self._unasked if self._seats[key].has_room]
+        return [TakeReplaysCall(key, self._unasked.pop(key)) for key in room]
 
-    def rest(self, now_ms: int) -> None:
-        """See `SlotMode.rest`. At a low rate calls at once would be twice as many."""
-        self._send_due(now_ms)
+    def rest(self, now_ms: int) -> Instructions:
+        """See `SlotMode.rest`."""
+        return self._due_acks(now_ms)
 
     @property
     def due_ms(self) -> int | None:
         """See `SlotMode.due_ms`."""
         return self._acks.due_ms
 
-    def _send_due(self, now_ms: int) -> None:
-        if self._acks.is_due(now_ms):
-            self._vertex.xor(self._acks.take())
+    def _due_acks(self, now_ms: int) -> list[XorCall]:
+        return [XorCall(self._acks.take())] if self._acks.is_due(now_ms) else []
 
     # ------------------------------------------------------------ peers
 
-    def peers_dropped(self, slots: Collection[int], now: Now) -> None:
+    def peers_gone(self, slots: Collection[int]) -> Instructions:
         """Ask for no replays until all are back.
 
         They would have to wait for these slots, or end the next process if one of them has ended this one.
         """
         self._away.update(slots)
-        for seat in self._replaying():
-            self._run(seat, PeersAway(), now, counts=False)
+        return self._run_replays(PeersAway(), counts=False)
 
-    def peers_back(self, slots: Collection[int], now: Now) -> None:
-        """See `SlotMode.peers_back`."""
+    def peers_replaced(self, slots: Collection[int]) -> Instructions:
+        """See `SlotMode.peers_replaced`."""
         self._away.difference_update(slots)
-        if not self._away:
-            for seat in self._replaying():
-                self._run(seat, PeersThere(), now, counts=False)
+        return [] if self._away else self._run_replays(PeersThere(), counts=False)
 
     # ------------------------------------------------------------ what is known of it
 
@@ -223,10 +231,6 @@ class AckerSlot:
     def rows_wanted(self, key: TaskKey) -> int:
         """See `SlotMode.rows_wanted`."""
         return self._rows[key]
-
-    def unaccepted(self, key: TaskKey) -> Collection[int]:
-        """See `SlotMode.unaccepted`."""
-        return self._unaccepted[key]
 
     @property
     def is_open(self) -> bool:
@@ -249,3 +253,12 @@ class AckerSlot:
         held = [roots for tickets in self._unaccepted.values() for roots in tickets.values()]
         # A function that takes long keeps the loop from sending them.
         return held + self._acks.roots()
+
+    def validate(self) -> None:
+        """See `SlotMode.validate`."""
+        for key, ticket in self._numbers:
+            assert ticket in self._unaccepted[key], (
+                f"{key}: ticket {ticket} has rows, and its roots are forgotten"
+            )
+        for key in self._unasked:
+            assert self._seats[key].is_replay, f"{key} asks for replays, and is none"

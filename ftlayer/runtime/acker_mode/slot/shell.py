@@ -8,13 +8,14 @@ from functools import partial
 
 from ftlayer.handler.handler import FTHandler
 from ftlayer.records.ids import U64Array
+from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.messages import Deploy
-from ftlayer.runtime.slot.events import SnapshotOver
-from ftlayer.runtime.slot.mode import ModeEvent, SlotParts
+from ftlayer.runtime.slot.instructions import ModeInstruction
+from ftlayer.runtime.slot.mode import SlotParts, misplaced
 from ftlayer.runtime.slot.shell import SlotContext
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.vertex.client.client import VertexClient
@@ -63,14 +64,26 @@ class AckerSlotShell:
     def rules(self, parts: SlotParts) -> AckerSlot:
         """See `SlotModeShell.rules`."""
         assert self._port is not None
-        return AckerSlot(self._port, self._slot.tell, parts)
+        return AckerSlot(self._port, parts)
 
     def positions(self, key: TaskKey) -> Mapping[str, bytes]:
         """See `SlotModeShell.positions`: the vertex keeps them."""
         return self._opened[self._graph.stream_of(key[0])].positions
 
-    def after(self, event: ModeEvent | SnapshotOver) -> None:
-        """See `SlotModeShell.after`: the rules call the vertex by themselves."""
+    def carry_out(self, instruction: ModeInstruction) -> None:
+        """See `SlotModeShell.carry_out`."""
+        assert self._port is not None
+        match instruction:
+            case PersistCall(key, ticket, call):
+                self._port.persist(key, ticket, call)
+            case XorCall(event):
+                self._port.xor(event)
+            case FailCall(failures):
+                self._port.fail(failures)
+            case TakeReplaysCall(key, ask):
+                self._port.take_replays(key, ask)
+            case _:
+                raise misplaced(instruction)
 
     def touch(self, roots: list[U64Array]) -> None:
         """See `SlotModeShell.touch`."""

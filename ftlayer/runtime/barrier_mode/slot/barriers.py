@@ -1,12 +1,15 @@
 """Barriers in a slot: what its tasks' handlers decide is carried out here.
 
-As in the core, nothing here waits, and time comes in with the calls.
+As in the core, nothing here waits, time comes in with the calls, and what is to be done goes out as instructions.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
 from ftlayer.checkpoint.barrier import Alignment, Barrier
 from ftlayer.checkpoint.handlers.contract import (
@@ -18,20 +21,57 @@ from ftlayer.checkpoint.handlers.contract import (
     TakeSnapshot,
     Unblock,
 )
+from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.clock import Now
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
-from ftlayer.runtime.barrier_mode.slot.ports import CheckpointParts
+from ftlayer.runtime.barrier_mode.slot.instructions import (
+    BeginSnapshot,
+    CancelSnapshot,
+    GiveUpSnapshot,
+    SnapshotCaptured,
+    SnapshotWork,
+)
 from ftlayer.runtime.barrier_mode.slot.seat_barriers import SeatBarriers, Underway
-from ftlayer.runtime.barrier_mode.task.contract import PendingSnapshot
+from ftlayer.runtime.barrier_mode.task.contract import Checkpointed, PendingSnapshot
 from ftlayer.runtime.protocol.elements import CancelMarker, Element, EndOfStream
 from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.slot.feedback import FeedbackOutput
+from ftlayer.runtime.slot.instructions import RunTask, SlotInstruction, Transmit
 from ftlayer.runtime.slot.mode import SlotParts
+from ftlayer.runtime.slot.outgoing import Departed
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.seat import Seat
 from ftlayer.runtime.task.actions import Action
+from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.events import ElementCame
 from ftlayer.topology.job_graph import Channel
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointParts:
+    """What a slot works with in barrier mode.
+
+    Attributes:
+        config: as the user gave it.
+        tasks: the part in checkpoints of each task of the slot.
+        stopwatch_ms: returns milliseconds since any fixed moment, as exactly as the machine can: for ``sync_ms``,
+            the one time that no event can bring.
+    """
+
+    config: CheckpointConfig
+    tasks: Mapping[TaskKey, Checkpointed]
+    stopwatch_ms: Callable[[], float]
+
+
+@dataclass(slots=True)
+class _Taking:
+    """A task that is to take its snapshot, and what it has come to."""
+
+    mine: SeatBarriers
+    decision: TakeSnapshot
+    began_ms: float = 0.0
+    pending: PendingSnapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +82,15 @@ class _Arrived:
     credit: int
 
 
+Step: TypeAlias = Callable[[Now], Sequence[SlotInstruction]]
+
+
 class Barriers:
     """The barriers of all tasks of a slot.
 
-    A barrier that arrives is put into its channel, and its handler is told with the next `settle`: barriers run
-    through the tasks of one slot one after another, not inside each other.
+    A barrier that arrives is put into its channel, and its handler is told in a step of its own: barriers run through
+    the tasks of one slot one after another, not inside each other. The steps stop where a task takes its snapshot,
+    which may take long, and go on with `snapshot_taken`.
     """
 
     def __init__(self, checkpoints: CheckpointParts, parts: SlotParts) -> None:
@@ -54,10 +98,8 @@ class Barriers:
         self._graph = parts.graph
         self._codec = parts.codec
         self._outgoing = parts.outgoing
-        self._snapshots = checkpoints.snapshots
         self._credit = parts.credit
-        self._run = parts.run
-        self._run_part = parts.run_part
+        self._stopwatch_ms = checkpoints.stopwatch_ms
         seating = parts.seating
         self._all = [
             SeatBarriers.of(seat, checkpoints.tasks[key], checkpoints.config)
@@ -66,17 +108,19 @@ class Barriers:
         self._of_seat = {mine.seat.key: mine for mine in self._all}
         self._receivers = {channel: self._of_seat[seat.key] for channel, seat in seating.receivers.items()}
         self._arrived: deque[_Arrived] = deque()
+        self._steps: deque[Step] = deque()
+        self._taking: _Taking | None = None
         self._due_ms: int | None = None  # of handlers, monotone
 
     # ------------------------------------------------------------ the coordinator
 
-    def trigger(self, barrier: Barrier, now: Now) -> None:
+    def trigger(self, barrier: Barrier, now: Now) -> list[SlotInstruction]:
         """Let every source take its snapshot and send a barrier, whether it has more rows or not."""
-        for mine in self._all:
-            if mine.seat.is_source and not mine.seat.ended:
-                delay = max(0, now.wall_ms - barrier.started_ms)
-                self._take_snapshot(mine, TakeSnapshot(barrier, 0, delay), now)
-        self.settle(now)
+        delay = max(0, now.wall_ms - barrier.started_ms)
+        decision = TakeSnapshot(barrier, 0, delay)
+        sources = [mine for mine in self._all if mine.seat.is_source and not mine.seat.ended]
+        self._steps.extend(partial(self._decide, mine, decision) for mine in sources)
+        return self.settle(now)
 
     def completed(self, checkpoint: int) -> None:
         """Tell all tasks."""
@@ -84,24 +128,32 @@ class Barriers:
             if not mine.seat.ended:
                 mine.task.completed(checkpoint)
 
-    def aborted(self, checkpoint: int, now: Now) -> None:
+    def aborted(self, checkpoint: int, now: Now) -> list[SlotInstruction]:
         """A checkpoint is given up: forget it, and go on with what it held up."""
-        for mine in self._all:
-            if mine.seat.ended:
-                continue
-            if mine.handler is not None:
-                self._carry_out(mine, mine.handler.aborted(checkpoint, now.wall_ms), now)
-            self._forget(mine, checkpoint)
-            self._snapshots.cancel(mine.seat.key, checkpoint)
-            mine.task.aborted(checkpoint)
-        self._outgoing.forget_late(checkpoint)
-        self.settle(now)
+        self._steps.extend(
+            partial(self._abort, mine, checkpoint) for mine in self._all if not mine.seat.ended
+        )
+        self._steps.append(partial(self._forget_late, checkpoint))
+        return self.settle(now)
 
-    def end_sources(self, now: Now) -> None:
+    def _abort(self, mine: SeatBarriers, checkpoint: int, now: Now) -> Sequence[SlotInstruction]:
+        decisions = [] if mine.handler is None else mine.handler.aborted(checkpoint, now.wall_ms)
+        self._do_next(*self._to_decide(mine, decisions), partial(self._cancel, mine, checkpoint))
+        return ()
+
+    def _cancel(self, mine: SeatBarriers, checkpoint: int, now: Now) -> Sequence[SlotInstruction]:
+        self._forget(mine, checkpoint)
+        mine.task.aborted(checkpoint)
+        return [CancelSnapshot(mine.seat.key, checkpoint)]
+
+    def _forget_late(self, checkpoint: int, now: Now) -> Sequence[SlotInstruction]:
+        self._outgoing.forget_late(checkpoint)
+        return ()
+
+    def end_sources(self) -> list[RunTask]:
         """Everything is committed: the sources end their streams."""
-        for mine in self._all:
-            if mine.seat.is_source and not mine.seat.ended:
-                self._run(mine.seat, EndTasks(), now)
+        sources = (mine.seat for mine in self._all if mine.seat.is_source and not mine.seat.ended)
+        return [RunTask(seat.key, EndTasks()) for seat in sources]
 
     # ------------------------------------------------------------ elements
 
@@ -109,33 +161,16 @@ class Barriers:
         """A barrier was put into the inbox of its receiver; ``credit`` is what it has used."""
         self._arrived.append(_Arrived(self._receivers[channel], channel, barrier, credit))
 
-    def settle(self, now: Now) -> None:
-        """Tell handlers of what has arrived, and note what has left."""
-        while self._arrived:
-            here = self._arrived.popleft()
-            mine, channel, barrier = here.mine, here.channel, here.barrier
-            assert mine.handler is not None
-            number = mine.numbers[channel]
-            self._carry_out(mine, mine.handler.announced(number, barrier, now.wall_ms), now)
-            if barrier.alignment is Alignment.UNALIGNED:
-                mine.seat.inbox.take_out(channel, barrier)
-                if here.credit:
-                    self._credit.give_back(channel, here.credit, now.mono_ms)
-        for departed in self._outgoing.take_departed():
-            channel = departed.channel
-            edge = self._graph.edges[channel.edge]
-            mine = self._of_seat[edge.source, channel.sender]
-            underway = mine.underway.get(departed.checkpoint)
-            if underway is not None:
-                underway.outputs.discard(channel)
-                self._add_outgoing(underway, channel, departed.overtaken)
-                self._look(mine, departed.checkpoint)
+    def settle(self, now: Now) -> list[SlotInstruction]:
+        """Take all steps that there are, tell handlers of what has arrived, and note what has left."""
+        self._steps.append(self._settle)
+        return self._go_on(now)
 
-    def took(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> bool:
-        """A mark has come to its turn; whether it was for the handler, and not for the task."""
+    def took(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> list[SlotInstruction] | None:
+        """Take a mark that has come to its turn; None: it is the task's."""
         mine = self._of_seat[seat.key]
         if mine.handler is None or not isinstance(mark, Barrier | CancelMarker | EndOfStream):
-            return False
+            return None
         number = mine.numbers[channel]
         match mark:
             case Barrier():
@@ -143,23 +178,28 @@ class Barriers:
             case CancelMarker(checkpoint):
                 decisions = mine.handler.cancelled(number, checkpoint, now.wall_ms)
             case EndOfStream():
-                # Before the task hears of it: a task that has ended can send no barrier any more.
                 decisions = mine.handler.ended(number, now.wall_ms)
-        self._carry_out(mine, decisions, now)
-        self.settle(now)
-        return not isinstance(mark, EndOfStream)
+        self._steps.extend(self._to_decide(mine, decisions))
+        instructions = self.settle(now)
+        if isinstance(mark, EndOfStream):
+            # Behind all that: a task that has ended can send no barrier any more.
+            instructions.append(RunTask(seat.key, ElementCame(channel, mark)))
+        return instructions
 
     # ------------------------------------------------------------ time
 
-    def on_time(self, now: Now) -> None:
+    def on_time(self, now: Now) -> list[SlotInstruction]:
         """Let barriers that have waited long enough overtake records."""
         if self._due_ms is not None and self._due_ms <= now.mono_ms:
             for mine in self._all:
                 if mine.handler is not None and mine.handler.due_ms is not None:
-                    self._carry_out(mine, mine.handler.on_time(now.wall_ms), now)
+                    self._steps.extend(self._to_decide(mine, mine.handler.on_time(now.wall_ms)))
             self._look_at_clocks(now)
-        self._outgoing.overtake_late(now.mono_ms)
-        self.settle(now)
+        self._steps.append(self._overtake_late)
+        return self.settle(now)
+
+    def _overtake_late(self, now: Now) -> Sequence[SlotInstruction]:
+        return self._outgoing.overtake_late(now.mono_ms)
 
     @property
     def due_ms(self) -> int | None:
@@ -193,37 +233,99 @@ class Barriers:
                     counters[key] = counters.get(key, 0) + count
         return counters
 
+    def validate(self) -> None:
+        """Raise `AssertionError` if what is known does not fit together; for tests."""
+        assert self._taking is not None or not self._steps, "steps wait for no snapshot"
+        for mine in self._all:
+            takes_inputs = any(underway.inputs for underway in mine.underway.values())
+            assert takes_inputs or not mine.captures, f"{mine.seat.key} captures records for no snapshot"
+
+    # ------------------------------------------------------------ steps
+
+    def _go_on(self, now: Now) -> list[SlotInstruction]:
+        """Take steps until there are none, or a task has to take its snapshot first."""
+        instructions: list[SlotInstruction] = []
+        while self._steps and self._taking is None:
+            instructions += self._steps.popleft()(now)
+        return instructions
+
+    def _do_next(self, *steps: Step) -> None:
+        """Take these steps ahead of those that there are."""
+        self._steps.extendleft(reversed(steps))
+
+    def _settle(self, now: Now) -> Sequence[SlotInstruction]:
+        if not self._arrived:
+            return [each for departed in self._outgoing.take_departed() for each in self._departed(departed)]
+        here = self._arrived.popleft()
+        handler = here.mine.handler
+        assert handler is not None
+        decisions = handler.announced(here.mine.numbers[here.channel], here.barrier, now.wall_ms)
+        self._do_next(*self._to_decide(here.mine, decisions), partial(self._take_out, here), self._settle)
+        return ()
+
+    def _take_out(self, here: _Arrived, now: Now) -> Sequence[SlotInstruction]:
+        """Take an unaligned barrier out of its queue: it has its effect at once."""
+        if here.barrier.alignment is not Alignment.UNALIGNED:
+            return ()
+        here.mine.seat.inbox.take_out(here.channel, here.barrier)
+        return self._credit.give_back(here.channel, here.credit, now.mono_ms) if here.credit else ()
+
+    def _departed(self, departed: Departed) -> Sequence[SlotInstruction]:
+        channel = departed.channel
+        edge = self._graph.edges[channel.edge]
+        mine = self._of_seat[edge.source, channel.sender]
+        underway = mine.underway.get(departed.checkpoint)
+        if underway is None:
+            return ()
+        underway.outputs.discard(channel)
+        self._add_outgoing(underway, channel, departed.overtaken)
+        return self._look(mine, departed.checkpoint)
+
     # ------------------------------------------------------------ decisions
 
-    def _carry_out(self, mine: SeatBarriers, decisions: list[Decision], now: Now) -> None:
-        inbox = mine.seat.inbox
-        for decision in decisions:
-            match decision:
-                case BlockChannel(number):
-                    inbox.block(mine.channels[number])
-                case Unblock(number):
-                    inbox.unblock(mine.channels[number])
-                case TakeSnapshot():
-                    self._take_snapshot(mine, decision, now)
-                case StopCapture(_, number):
-                    inbox.stop_capture(mine.channels[number])
-                case AllBarriers(checkpoint, alignment_ms):
-                    self._complete_inputs(mine, checkpoint, alignment_ms)
-                case GiveUp(checkpoint, reason):
-                    self._give_up(mine, checkpoint, reason, now)
+    def _to_decide(self, mine: SeatBarriers, decisions: list[Decision]) -> list[Step]:
+        """Return the steps that carry decisions out."""
+        steps: list[Step] = [partial(self._decide, mine, decision) for decision in decisions]
+        return [*steps, self._clocks] if steps else []
+
+    def _clocks(self, now: Now) -> Sequence[SlotInstruction]:
         self._look_at_clocks(now)
+        return ()
 
-    def _take_snapshot(self, mine: SeatBarriers, decision: TakeSnapshot, now: Now) -> None:
+    def _decide(self, mine: SeatBarriers, decision: Decision, now: Now) -> Sequence[SlotInstruction]:
+        inbox = mine.seat.inbox
+        match decision:
+            case BlockChannel(number):
+                inbox.block(mine.channels[number])
+            case Unblock(number):
+                inbox.unblock(mine.channels[number])
+            case TakeSnapshot():
+                self._taking = _Taking(mine, decision)
+                return [RunTask(mine.seat.key, SnapshotWork(decision))]
+            case StopCapture(_, number):
+                inbox.stop_capture(mine.channels[number])
+            case AllBarriers(checkpoint, alignment_ms):
+                return self._complete_inputs(mine, checkpoint, alignment_ms)
+            case GiveUp(checkpoint, reason):
+                return self._give_up(mine, checkpoint, reason, now)
+        return ()
+
+    def take_snapshot(self, seat: Seat, work: SnapshotWork, now: Now) -> list[Action]:
+        """Do the synchronous part of a task's snapshot; `snapshot_taken` follows."""
+        taking = self._taking
+        assert taking is not None
+        assert taking.mine.seat is seat
+        taking.began_ms = self._stopwatch_ms()
+        actions, taking.pending = taking.mine.task.snapshot(work.decision.barrier, now)
+        return actions
+
+    def snapshot_taken(self, now: Now) -> list[SlotInstruction]:
+        """What the task has decided is carried out: send the barrier on, and take the steps that have waited."""
+        taking, self._taking = self._taking, None
+        assert taking is not None
+        assert taking.pending is not None
+        mine, decision = taking.mine, taking.decision
         barrier, seat = decision.barrier, mine.seat
-        pending: list[PendingSnapshot] = []
-
-        def work() -> list[Action]:
-            actions, frozen = mine.task.snapshot(barrier, now)
-            pending.append(frozen)
-            return actions
-
-        began_ms = self._snapshots.stopwatch_ms()
-        self._run_part(seat, work, now)
         for number in decision.capture:
             channel = mine.channels[number]
             mine.captures[channel] = seat.inbox.capture(channel, barrier.checkpoint)
@@ -238,15 +340,21 @@ class Barriers:
             unaligned=unaligned,
         )
         mine.underway[barrier.checkpoint] = underway
-        self._send_on(seat, barrier, underway, now)
-        underway.sync_ms = self._snapshots.stopwatch_ms() - began_ms
-        self._snapshots.begin(seat.key, barrier, pending[0])
-        self._look(mine, barrier.checkpoint)
+        sent = self._send_on(seat, barrier, underway, now)
+        underway.sync_ms = self._stopwatch_ms() - taking.began_ms
+        return [
+            *sent,
+            BeginSnapshot(seat.key, barrier, taking.pending),
+            *self._look(mine, barrier.checkpoint),
+            *self._go_on(now),
+        ]
 
-    def _send_on(self, seat: Seat, barrier: Barrier, underway: Underway, now: Now) -> None:
+    def _send_on(self, seat: Seat, barrier: Barrier, underway: Underway, now: Now) -> list[Transmit]:
+        sent: list[Transmit] = []
         for channel, output in seat.outputs.items():
             if isinstance(output, RemoteOutput):
-                overtaken = self._outgoing.send_barrier(output, barrier, now)
+                frames, overtaken = self._outgoing.send_barrier(output, barrier, now)
+                sent += frames
                 if overtaken is None:
                     underway.outputs.add(channel)
                 else:
@@ -254,15 +362,19 @@ class Barriers:
             elif not isinstance(output, FeedbackOutput):
                 output.send(barrier, now.mono_ms)
                 self.arrived(channel, barrier, 0)
+        return sent
 
-    def _give_up(self, mine: SeatBarriers, checkpoint: int, reason: str, now: Now) -> None:
+    def _give_up(
+        self, mine: SeatBarriers, checkpoint: int, reason: str, now: Now
+    ) -> Sequence[SlotInstruction]:
         self._forget(mine, checkpoint)
-        self._snapshots.give_up(mine.seat.key, checkpoint, reason)
+        instructions: list[SlotInstruction] = [GiveUpSnapshot(mine.seat.key, checkpoint, reason)]
         for output in mine.seat.outputs.values():
             if isinstance(output, RemoteOutput):
-                self._outgoing.send(output, CancelMarker(checkpoint), now.mono_ms)
+                instructions += self._outgoing.send(output, CancelMarker(checkpoint), now.mono_ms)
             else:
                 output.send(CancelMarker(checkpoint), now.mono_ms)
+        return instructions
 
     def _forget(self, mine: SeatBarriers, checkpoint: int) -> None:
         underway = mine.underway.pop(checkpoint, None)
@@ -271,10 +383,12 @@ class Barriers:
 
     # ------------------------------------------------------------ records in flight
 
-    def _complete_inputs(self, mine: SeatBarriers, checkpoint: int, alignment_ms: int) -> None:
+    def _complete_inputs(
+        self, mine: SeatBarriers, checkpoint: int, alignment_ms: int
+    ) -> Sequence[SlotInstruction]:
         underway = mine.underway.get(checkpoint)
         if underway is None or not underway.inputs:
-            return
+            return ()
         for channel, batches in mine.captures.items():
             parts = tuple(batch for batch in batches if batch.num_rows)
             if parts:
@@ -282,7 +396,7 @@ class Barriers:
                 underway.captured.append(CapturedChannel(edge, channel, False, parts, self._codec))
         self._stop_captures(mine)
         underway.inputs, underway.alignment_ms = False, alignment_ms
-        self._look(mine, checkpoint)
+        return self._look(mine, checkpoint)
 
     def _stop_captures(self, mine: SeatBarriers) -> None:
         for channel in mine.captures:
@@ -295,11 +409,11 @@ class Barriers:
             underway.captured.append(CapturedChannel(edge, channel, True, frames, self._codec))
             underway.unaligned = True
 
-    def _look(self, mine: SeatBarriers, checkpoint: int) -> None:
+    def _look(self, mine: SeatBarriers, checkpoint: int) -> Sequence[SlotInstruction]:
         """Hand over what is in flight if all of it is known."""
         underway = mine.underway.get(checkpoint)
         if underway is None or underway.inputs or underway.outputs:
-            return
+            return ()
         del mine.underway[checkpoint]
         captured = tuple(underway.captured)
         mine.snapshots += 1
@@ -312,4 +426,4 @@ class Barriers:
             sync_ms=underway.sync_ms,
             unaligned=underway.unaligned,
         )
-        self._snapshots.captured(mine.seat.key, checkpoint, captured, times)
+        return [SnapshotCaptured(mine.seat.key, checkpoint, captured, times)]

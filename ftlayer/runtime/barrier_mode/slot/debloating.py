@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ftlayer.config import TopologyOptions
 from ftlayer.runtime.barrier_mode.slot.debloat import Debloater
 from ftlayer.runtime.slot.crediting import Crediting
+from ftlayer.runtime.slot.instructions import Grant
 from ftlayer.runtime.slot.outputs import LIMIT_FRAMES
 from ftlayer.runtime.slot.seat import Seat, Seating
 from ftlayer.runtime.task.contract import TaskKey
@@ -50,35 +51,36 @@ class Debloating:
                 self._sources[key] = _Measured(seat, debloater, ())
         self._begin(seating)
 
-    def worked(self, seat: Seat, size: int, now_ms: int) -> None:
+    def worked(self, seat: Seat, size: int, now_ms: int) -> list[Grant]:
         """A task is given ``size`` bytes, or a source has emitted so many rows."""
         source = self._sources.get(seat.key)
         if source is not None:
             source.debloater.taken(size, now_ms)
-            return
+            return []
         measured = self._tasks[seat.key]
-        if measured.debloater.taken(size, now_ms):
-            self._tell(measured)
+        return self._tell(measured) if measured.debloater.taken(size, now_ms) else []
 
     def rows_wanted(self, key: TaskKey) -> int:
         """Return how many rows a source should read at a time."""
         return self._sources[key].debloater.limit
 
-    def look(self, now_ms: int) -> None:
+    def look(self, now_ms: int) -> list[Grant]:
         """No task is at work: those with nothing to do are idle from now on, and sources that are not held up.
 
         The others may be stuck: with no room for what they would send, or with state that waits for the disk.
         """
+        told: list[Grant] = []
         for measured in self._tasks.values():
             debloater = measured.debloater
             changed = debloater.stuck(now_ms) if measured.seat.inbox else debloater.rested(now_ms)
             if changed:
-                self._tell(measured)
+                told += self._tell(measured)
         for measured in self._sources.values():
             if measured.seat.has_room:
                 measured.debloater.rested(now_ms)
             else:
                 measured.debloater.stuck(now_ms)
+        return told
 
     def _begin(self, seating: Seating) -> None:
         """Let little be in flight until something is known; receivers in other slots begin so by themselves."""
@@ -88,7 +90,7 @@ class Debloating:
         for output in seating.remote.values():
             output.limit(LEAST_BYTES)
 
-    def _tell(self, measured: _Measured) -> None:
+    def _tell(self, measured: _Measured) -> list[Grant]:
         limit = measured.debloater.limit
         measured.seat.inbox.limit(limit, limit // LIMIT_FRAMES)
-        self._credit.limit(dict.fromkeys(measured.outside, limit))
+        return self._credit.limit(dict.fromkeys(measured.outside, limit))

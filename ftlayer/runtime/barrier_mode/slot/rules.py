@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.clock import Now
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.barrier_mode.slot.barriers import Barriers
+from ftlayer.runtime.barrier_mode.slot.barriers import Barriers, CheckpointParts
 from ftlayer.runtime.barrier_mode.slot.debloating import Debloating
-from ftlayer.runtime.barrier_mode.slot.ports import CheckpointParts
+from ftlayer.runtime.barrier_mode.slot.instructions import DropFiles, KeepFiles, ReleaseSnapshot, SnapshotWork
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
     CheckpointAborted,
     CheckpointCompleted,
     EndTasks,
-    FromSlot,
     TriggerCheckpoint,
 )
-from ftlayer.runtime.slot.mode import ModeAction, ModeEvent, SlotParts, misplaced
+from ftlayer.runtime.slot.events import RowsRead, SnapshotOver
+from ftlayer.runtime.slot.instructions import ModeWork, RowsDone, RunTask, TellCoordinator
+from ftlayer.runtime.slot.mode import Instructions, ModeAction, ModeEvent, SlotParts, misplaced
 from ftlayer.runtime.slot.seat import Seat
-from ftlayer.runtime.task.actions import DataEnded
+from ftlayer.runtime.task.actions import Action, DataEnded
 from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.runtime.task.events import TaskEvent
 from ftlayer.topology.job_graph import Channel
 
 
 class BarrierSlot:
     """`ftlayer.runtime.slot.mode.SlotMode` of a job with checkpoints."""
 
-    def __init__(
-        self, checkpoints: CheckpointParts, tell: Callable[[FromSlot], None], parts: SlotParts
-    ) -> None:
-        """``checkpoints`` has a part of each task of the slot; ``tell`` reaches the coordinator."""
+    def __init__(self, checkpoints: CheckpointParts, parts: SlotParts) -> None:
+        """``checkpoints`` has a part of each task of the slot."""
         self.activity = 0
-        self._tell = tell
         self._parts = parts
         self._barriers = Barriers(checkpoints, parts)
         self._debloating = _debloating(checkpoints.config, parts)
         self._final: int | None = None  # the checkpoint that the job ends with
 
-    def handle(self, event: ModeEvent, now: Now) -> None:
+    def handle(self, event: ModeEvent, now: Now) -> Instructions:
         """See `SlotMode.handle`."""
         match event:
             case TriggerCheckpoint(barrier):
@@ -47,26 +46,51 @@ class BarrierSlot:
                 if barrier.final:
                     # What came behind it would be in no checkpoint.
                     self._final = barrier.checkpoint
-                self._barriers.trigger(barrier, now)
+                return self._barriers.trigger(barrier, now)
             case CheckpointCompleted(checkpoint):
                 self._barriers.completed(checkpoint)
-            case CheckpointAborted(checkpoint):
+                return [KeepFiles(checkpoint)]
+            case CheckpointAborted(checkpoint, files_stay):
                 self.activity += 1
                 if checkpoint == self._final:
                     self._final = None
-                self._barriers.aborted(checkpoint, now)
+                drop = [] if files_stay else [DropFiles(checkpoint)]
+                return [*self._barriers.aborted(checkpoint, now), *drop]
             case EndTasks():
-                self._barriers.end_sources(now)
+                return self._barriers.end_sources()
+            case SnapshotOver(key, checkpoint):
+                return [ReleaseSnapshot(key, checkpoint)]
             case _:
                 raise misplaced(event)
 
-    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> None:
+    # ------------------------------------------------------------ tasks
+
+    def work(self, seat: Seat, work: ModeWork, now: Now) -> list[Action]:
+        """See `SlotMode.work`."""
+        if not isinstance(work, SnapshotWork):
+            raise misplaced(work)
+        return self._barriers.take_snapshot(seat, work, now)
+
+    def act(self, seat: Seat, action: ModeAction, now_ms: int) -> Instructions:
         """See `SlotMode.act`."""
         match action:
             case DataEnded():
-                self._tell(action)
+                return [TellCoordinator(action)]
             case _:
                 raise misplaced(action)
+
+    def ran(self, seat: Seat, event: TaskEvent | ModeWork, now: Now) -> Instructions:
+        """See `SlotMode.ran`."""
+        return self._barriers.snapshot_taken(now) if isinstance(event, SnapshotWork) else ()
+
+    def read(self, seat: Seat, read: RowsRead, now_ms: int) -> Instructions:
+        """See `SlotMode.read`: rows are a source's own once they are sent."""
+        told = self.worked(seat, read.rows.payload.num_rows, now_ms)
+        return [*told, RunTask(seat.key, read.rows), RowsDone(seat.key, read.number)]
+
+    def source_ended(self, seat: Seat) -> Instructions:
+        """Tell the coordinator: the job's last checkpoint waits for the end of all sources."""
+        return [TellCoordinator(DataEnded(*seat.key))]
 
     # ------------------------------------------------------------ elements
 
@@ -74,33 +98,24 @@ class BarrierSlot:
         """See `SlotMode.arrived`."""
         self._barriers.arrived(channel, barrier, size)
 
-    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> bool:
+    def takes(self, seat: Seat, channel: Channel, mark: Element, now: Now) -> Instructions | None:
         """See `SlotMode.takes`."""
         return self._barriers.took(seat, channel, mark, now)
 
-    def worked(self, seat: Seat, size: int, now_ms: int) -> None:
-        """See `SlotMode.worked`."""
-        if self._debloating is not None:
-            self._debloating.worked(seat, size, now_ms)
-
-    def source_ended(self, seat: Seat) -> None:
-        """Tell the coordinator: the job's last checkpoint waits for the end of all sources."""
-        self._tell(DataEnded(*seat.key))
+    def worked(self, seat: Seat, size: int, now_ms: int) -> Instructions:
+        """See `SlotMode.worked`; ``size`` is in rows for a source."""
+        return () if self._debloating is None else self._debloating.worked(seat, size, now_ms)
 
     # ------------------------------------------------------------ time
 
-    def before_turn(self, now: Now) -> None:
-        """See `SlotMode.before_turn`."""
-        self._barriers.settle(now)
-
-    def on_time(self, now: Now) -> None:
+    def on_time(self, now: Now) -> Instructions:
         """Let barriers that have waited long enough overtake records, and see who is idle."""
-        self._barriers.on_time(now)
-        if self._debloating is not None:
-            self._debloating.look(now.mono_ms)
+        told = () if self._debloating is None else self._debloating.look(now.mono_ms)
+        return [*told, *self._barriers.on_time(now)]
 
-    def rest(self, now_ms: int) -> None:
+    def rest(self, now_ms: int) -> Instructions:
         """See `SlotMode.rest`."""
+        return ()
 
     @property
     def due_ms(self) -> int | None:
@@ -109,11 +124,13 @@ class BarrierSlot:
 
     # ------------------------------------------------------------ peers
 
-    def peers_dropped(self, slots: Collection[int], now: Now) -> None:
-        """See `SlotMode.peers_dropped`."""
+    def peers_gone(self, slots: Collection[int]) -> Instructions:
+        """See `SlotMode.peers_gone`."""
+        return ()
 
-    def peers_back(self, slots: Collection[int], now: Now) -> None:
-        """See `SlotMode.peers_back`."""
+    def peers_replaced(self, slots: Collection[int]) -> Instructions:
+        """See `SlotMode.peers_replaced`."""
+        return ()
 
     # ------------------------------------------------------------ what is known of it
 
@@ -126,10 +143,6 @@ class BarrierSlot:
         return (
             self._parts.options.batch_rows if self._debloating is None else self._debloating.rows_wanted(key)
         )
-
-    def unaccepted(self, key: TaskKey) -> tuple[int, ...]:
-        """See `SlotMode.unaccepted`: rows are a source's own once they are read."""
-        return ()
 
     @property
     def is_open(self) -> bool:
@@ -148,6 +161,10 @@ class BarrierSlot:
     def held_roots(self) -> list[U64Array]:
         """See `SlotMode.held_roots`: no record has roots."""
         return []
+
+    def validate(self) -> None:
+        """See `SlotMode.validate`."""
+        self._barriers.validate()
 
 
 def _debloating(config: CheckpointConfig, parts: SlotParts) -> Debloating | None:

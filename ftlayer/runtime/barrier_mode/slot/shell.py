@@ -15,17 +15,26 @@ from ftlayer.checkpoint.storage.opening import slot_storage
 from ftlayer.errors import CheckpointDamagedError
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.barrier_mode.slot.ports import CheckpointParts
+from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
+from ftlayer.runtime.barrier_mode.slot.instructions import (
+    BeginSnapshot,
+    CancelSnapshot,
+    DropFiles,
+    GiveUpSnapshot,
+    KeepFiles,
+    ReleaseSnapshot,
+    SnapshotCaptured,
+)
 from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
-from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner
+from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner, stopwatch_ms
 from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.messages import CheckpointAborted, CheckpointCompleted, Deploy
+from ftlayer.runtime.protocol.messages import Deploy
 from ftlayer.runtime.protocol.order import CheckpointPlan
-from ftlayer.runtime.slot.events import SnapshotOver
-from ftlayer.runtime.slot.mode import ModeEvent, SlotParts
+from ftlayer.runtime.slot.instructions import ModeInstruction
+from ftlayer.runtime.slot.mode import SlotParts, misplaced
 from ftlayer.runtime.slot.shell import SlotContext
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.state.contract import BackendSpec, CheckpointedBackend
@@ -93,8 +102,8 @@ class BarrierSlotShell:
         self.snapshots = SnapshotRunner(
             opened.storage, len(parts.seating.seats), self._slot.tell, self._slot.post
         )
-        checkpoints = CheckpointParts(self._plan.config, self.snapshots, opened.checkpointed)
-        rules = BarrierSlot(checkpoints, self._slot.tell, parts)
+        checkpoints = CheckpointParts(self._plan.config, opened.checkpointed, stopwatch_ms)
+        rules = BarrierSlot(checkpoints, parts)
         if self._restored is not None:
             read = partial(_read, opened.storage, self._restored.location)
             put_in_flight(parts.graph, parts.seating, parts.codec, self._restored, read)
@@ -105,17 +114,27 @@ class BarrierSlotShell:
         restored = _by_subtask(self._restored).get(key)
         return {} if restored is None else restored.positions
 
-    def after(self, event: ModeEvent | SnapshotOver) -> None:
-        """See `SlotModeShell.after`."""
-        if self.snapshots is None:
-            return
-        match event:
-            case SnapshotOver(key, checkpoint):
-                self.snapshots.over(key, checkpoint)
-            case CheckpointCompleted(checkpoint):
-                self.snapshots.completed(checkpoint)
-            case CheckpointAborted(checkpoint, files_stay) if not files_stay:
-                self.snapshots.aborted(checkpoint)
+    def carry_out(self, instruction: ModeInstruction) -> None:
+        """See `SlotModeShell.carry_out`."""
+        snapshots = self.snapshots
+        assert snapshots is not None
+        match instruction:
+            case BeginSnapshot(key, barrier, pending):
+                snapshots.begin(key, barrier, pending)
+            case SnapshotCaptured(key, checkpoint, channels, times):
+                snapshots.captured(key, checkpoint, channels, times)
+            case GiveUpSnapshot(key, checkpoint, reason):
+                snapshots.give_up(key, checkpoint, reason)
+            case CancelSnapshot(key, checkpoint):
+                snapshots.cancel(key, checkpoint)
+            case ReleaseSnapshot(key, checkpoint):
+                snapshots.over(key, checkpoint)
+            case KeepFiles(checkpoint):
+                snapshots.completed(checkpoint)
+            case DropFiles(checkpoint):
+                snapshots.aborted(checkpoint)
+            case _:
+                raise misplaced(instruction)
 
     def touch(self, roots: list[U64Array]) -> None:
         """See `SlotModeShell.touch`: no record has roots."""

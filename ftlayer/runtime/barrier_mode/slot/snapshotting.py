@@ -53,7 +53,11 @@ _Job = Callable[[], None]
 
 
 class SnapshotRunner:
-    """`ftlayer.runtime.barrier_mode.slot.ports.Snapshots`. All methods belong to the loop's thread."""
+    """Carries out what `ftlayer.runtime.barrier_mode.slot.instructions` says of snapshots, in the loop's thread.
+
+    The subtask has acked when both `PendingSnapshot.write` and `CapturedChannel.write` of each channel are over and
+    synced. ``pending`` of each `begin` is released once, in the loop's thread.
+    """
 
     def __init__(
         self,
@@ -78,31 +82,27 @@ class SnapshotRunner:
 
     # ------------------------------------------------------------ the loop's side
 
-    def stopwatch_ms(self) -> float:
-        """See `Snapshots.stopwatch_ms`."""
-        return time.perf_counter_ns() / 1e6
-
     def begin(self, key: TaskKey, barrier: Barrier, pending: PendingSnapshot) -> None:
-        """See `Snapshots.begin`."""
-        part = _SubtaskSnapshot(key, barrier, pending, self.stopwatch_ms())
+        """See `BeginSnapshot`."""
+        part = _SubtaskSnapshot(key, barrier, pending, stopwatch_ms())
         self._parts[key, barrier.checkpoint] = part
         self._jobs.put(lambda: self._write(part))
 
     def captured(
         self, key: TaskKey, checkpoint: int, channels: tuple[CapturedChannel, ...], times: SnapshotTimes
     ) -> None:
-        """See `Snapshots.captured`."""
+        """See `SnapshotCaptured`."""
         part = self._parts.get((key, checkpoint))
         if part is not None:
             self._jobs.put(lambda: self._write_channels(part, channels, times))
 
     def give_up(self, key: TaskKey, checkpoint: int, reason: str) -> None:
-        """See `Snapshots.give_up`."""
+        """See `GiveUpSnapshot`."""
         self._send(SubtaskDeclined(checkpoint, *key, reason, counts=False))
         self.cancel(key, checkpoint)
 
     def cancel(self, key: TaskKey, checkpoint: int) -> None:
-        """See `Snapshots.cancel`."""
+        """See `CancelSnapshot`."""
         part = self._parts.get((key, checkpoint))
         if part is not None and not part.cancelled:
             part.cancelled = True
@@ -181,7 +181,7 @@ class SnapshotRunner:
             in_flight = sum(channel.frames.length for channel in part.channels)
             times = replace(
                 part.times,
-                async_ms=self.stopwatch_ms() - part.began_ms,
+                async_ms=stopwatch_ms() - part.began_ms,
                 in_flight_bytes=in_flight,
             )
             whole = replace(part.snapshot, channels=part.channels, times=times)
@@ -224,6 +224,11 @@ class SnapshotRunner:
 
     def _over(self, part: _SubtaskSnapshot) -> None:
         self._post(SnapshotOver(part.key, part.barrier.checkpoint))
+
+
+def stopwatch_ms() -> float:
+    """Return milliseconds since any fixed moment, as exactly as the machine can."""
+    return time.perf_counter_ns() / 1e6
 
 
 def _measured(snapshot: SubtaskSnapshot, checkpoint: int) -> SubtaskSnapshot:

@@ -22,14 +22,23 @@ from ftlayer.functions.steps import Map
 from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
+from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
 from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batches
-from ftlayer.runtime.barrier_mode.slot.ports import CheckpointParts
+from ftlayer.runtime.barrier_mode.slot.instructions import (
+    BeginSnapshot,
+    CancelSnapshot,
+    DropFiles,
+    GiveUpSnapshot,
+    KeepFiles,
+    SnapshotCaptured,
+)
 from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
 from ftlayer.runtime.protocol.messages import CheckpointAborted, EndTasks, TriggerCheckpoint
 from ftlayer.runtime.slot.core import SlotCore
+from ftlayer.runtime.slot.instructions import ModeInstruction
 from ftlayer.runtime.slot.mode import SlotParts
 from ftlayer.runtime.task.actions import Action, Send, TaskEnded
 from ftlayer.runtime.task.contract import TaskKey
@@ -155,8 +164,21 @@ class Shelf:
     given_up: list[tuple[TaskKey, int]] = field(default_factory=list)
     cancelled: list[tuple[TaskKey, int]] = field(default_factory=list)
 
-    def stopwatch_ms(self) -> float:
-        return 0.0
+    def carry_out(self, instruction: ModeInstruction) -> None:
+        match instruction:
+            case BeginSnapshot(key, barrier, pending):
+                self.begin(key, barrier, pending)
+            case SnapshotCaptured(key, checkpoint, channels, times):
+                self.captured(key, checkpoint, channels, times)
+            case GiveUpSnapshot(key, checkpoint, reason):
+                assert reason
+                self.given_up.append((key, checkpoint))
+            case CancelSnapshot(key, checkpoint):
+                self.cancelled.append((key, checkpoint))
+            case KeepFiles() | DropFiles():
+                pass
+            case _:
+                raise AssertionError(f"barrier mode wants {instruction}")
 
     def begin(self, key: TaskKey, barrier: Barrier, pending: Any) -> None:
         place = key, barrier.checkpoint
@@ -170,13 +192,6 @@ class Shelf:
         assert (key, checkpoint) in self.begun
         assert (key, checkpoint) not in self.done
         self.done[key, checkpoint] = channels, times
-
-    def give_up(self, key: TaskKey, checkpoint: int, reason: str) -> None:
-        assert reason
-        self.given_up.append((key, checkpoint))
-
-    def cancel(self, key: TaskKey, checkpoint: int) -> None:
-        self.cancelled.append((key, checkpoint))
 
 
 class Pieces:
@@ -202,13 +217,12 @@ class Slot:
     links: Any
     tasks: dict[TaskKey, Task]
     shelf: Shelf
-    said: list[Any] = field(default_factory=list)
-    core: SlotCore = field(init=False)
+    core: Any = field(init=False)
     parts: SlotParts = field(init=False)
 
     def rules(self, checkpoints: CheckpointParts, parts: SlotParts) -> BarrierSlot:
         self.parts = parts
-        return BarrierSlot(checkpoints, self.said.append, parts)
+        return BarrierSlot(checkpoints, parts)
 
     def restore(self, restore: Restore, read: Callable[[Piece], bytes]) -> None:
         put_in_flight(self.parts.graph, self.parts.seating, self.parts.codec, restore, read)
@@ -229,8 +243,9 @@ class World:
             tasks = {key: Task(self.graph, *key) for key in self.graph.subtasks_in(slot)}
             links, shelf = tools.links(), Shelf()
             mine = Slot(links, tasks, shelf)
-            rules = partial(mine.rules, CheckpointParts(config, shelf, tasks))  # type: ignore[arg-type]
-            mine.core = SlotCore(self.graph, slot, tasks, self.options, links, rules)  # type: ignore[arg-type]
+            rules = partial(mine.rules, CheckpointParts(config, tasks, lambda: 0.0))  # type: ignore[arg-type]
+            core = SlotCore(self.graph, slot, dict(tasks), self.options, rules)
+            mine.core = tools.driven(core, links, shelf.carry_out)
             self.slots.append(mine)
         for place, slot in enumerate(self.slots):
             for other in range(slots):

@@ -1,23 +1,12 @@
-"""The way from a slot's rules to other slots, and what observers may see of the loop."""
+"""What the loop is busy with, for other threads to see."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.task.contract import Task
-
-
-class Links(Protocol):
-    """The way to other slots. Nothing here waits."""
-
-    def transmit(self, slot: int, frame: bytes) -> None:
-        """Send an element."""
-
-    def grant(self, slot: int, grants: bytes) -> None:
-        """Give credit back."""
 
 
 @dataclass(frozen=True, slots=True)
