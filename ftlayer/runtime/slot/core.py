@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
+from ftlayer.handler.lineage import Lineage
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
@@ -35,13 +37,11 @@ from ftlayer.runtime.slot.events import (
     Turn,
 )
 from ftlayer.runtime.slot.instructions import Grant, ModeWork, RunTask, SlotInstruction
-from ftlayer.runtime.slot.loop_watch import watch_loops
 from ftlayer.runtime.slot.mode import ModeEvent, OpenRules, SlotParts
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
 from ftlayer.runtime.slot.seat import Seat, counters_of, seat_tasks
 from ftlayer.runtime.slot.turns import Turns
-from ftlayer.runtime.slot.working import Working
 from ftlayer.runtime.task.actions import (
     Action,
     HoldInput,
@@ -78,6 +78,20 @@ Happening = (
 SlotEvent = RunTask | Happening
 
 
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What the loop is busy with: a chain, its task, the roots of its batch, and since when (monotone, ms).
+
+    ``lineage`` says which of the batch's rows has which roots; None where there is no batch.
+    """
+
+    uid: str
+    task: Task
+    roots: tuple[U64Array, ...]
+    since_ms: int
+    lineage: Lineage | None = None
+
+
 class SlotCore:
     """The tasks of one slot.
 
@@ -97,7 +111,6 @@ class SlotCore:
         self._codec = ElementCodec(graph.edges)
         self._seating = seat_tasks(graph, slot, tasks, options, self._codec)
         self._seats = list(self._seating.seats.values())
-        watch_loops(graph, self._seating)
         self._turns = Turns(self._seats)
         self._outgoing = Outgoing(self._seating.remote, options.batch_age_ms)
         self._credit = Crediting(self._seating.senders, options.channel_bytes)

@@ -14,8 +14,7 @@ import numpy as np
 import ftlayer
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat
-from ftlayer.runtime.slot.core import SlotCore
-from ftlayer.runtime.slot.working import Working
+from ftlayer.runtime.slot.core import SlotCore, Working
 from ftlayer.vertex.service.heap import give_back_freed_memory
 
 PATIENCE = 10

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
@@ -14,6 +15,7 @@ from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
 from ftlayer.runtime.task.contract import Task, TaskKey
+from ftlayer.runtime.task.iteration import HeadTask
 from ftlayer.topology.facts import rate_limit_of
 from ftlayer.topology.job_graph import Channel, JobGraph, JobVertex
 from ftlayer.topology.operators import Replay, Source
@@ -119,7 +121,7 @@ class Seating:
 def seat_tasks(
     graph: JobGraph, slot: int, tasks: dict[TaskKey, Task], options: TopologyOptions, codec: ElementCodec
 ) -> Seating:
-    """Connect the tasks of a slot with each other and with the outside."""
+    """Connect the tasks of a slot with each other and with the outside; heads of iterations see their loops."""
     seats: dict[TaskKey, Seat] = {}
     receivers: dict[Channel, Seat] = {}
     senders: dict[Channel, int] = {}
@@ -153,6 +155,7 @@ def seat_tasks(
                 else:
                     output = RemoteOutput(channel, target, codec, options)
                     seat.outputs[channel] = remote[channel] = output
+    _watch_loops(graph, seats)
     return Seating(slot, seats, remote, receivers, senders)
 
 
@@ -205,3 +208,37 @@ def _from_sinks(graph: JobGraph) -> list[str]:
     for vertex in graph.vertices:
         visit(vertex.uid)
     return order
+
+
+def _watch_loops(graph: JobGraph, seats: dict[TaskKey, Seat]) -> None:
+    """Tell the heads of a slot how to see whether there is something in its part of their loops."""
+    for seat in seats.values():
+        if isinstance(seat.task, HeadTask):
+            loop = _loop(graph, seat.uid)
+            seat.task.watch(partial(_is_busy, [other for other in seats.values() if other.uid in loop]))
+
+
+def _is_busy(seats: list[Seat]) -> bool:
+    return any(
+        seat.inbox.has_records
+        or any(isinstance(output, RemoteOutput) and not output.is_empty for output in seat.outputs.values())
+        for seat in seats
+    )
+
+
+def _loop(graph: JobGraph, head: str) -> set[str]:
+    """Return the chains between a head and the tails that lead back to it, with both."""
+    return _reached(graph, head, back=False) & _reached(graph, head, back=True)
+
+
+def _reached(graph: JobGraph, uid: str, *, back: bool) -> set[str]:
+    found = {uid}
+    todo = [uid]
+    while todo:
+        here = todo.pop()
+        edges = graph.edges_into(here) if back else graph.edges_from(here)
+        for other in (edge.source if back else edge.target for edge in edges):
+            if other not in found:
+                found.add(other)
+                todo.append(other)
+    return found

@@ -24,7 +24,7 @@ from ftlayer.checkpoint.handlers.contract import (
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import SnapshotTimes
 from ftlayer.clock import Now
-from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel
 from ftlayer.runtime.barrier_mode.slot.instructions import (
     BeginSnapshot,
     CancelSnapshot,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.handlers.contract import TakeSnapshot
 from ftlayer.checkpoint.snapshots import SnapshotTimes
-from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel
 from ftlayer.runtime.barrier_mode.task.contract import PendingSnapshot
 from ftlayer.runtime.slot.instructions import ModeInstruction, ModeWork
 from ftlayer.runtime.task.contract import TaskKey

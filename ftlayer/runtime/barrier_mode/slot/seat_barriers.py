@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ftlayer.checkpoint.handlers.contract import BarrierHandler
 from ftlayer.checkpoint.handlers.making import make_handler
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel
 from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.feedback import HeadInbox

@@ -16,6 +16,7 @@ from ftlayer.errors import CheckpointDamagedError
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
+from ftlayer.runtime.barrier_mode.slot.in_flight import put_in_flight
 from ftlayer.runtime.barrier_mode.slot.instructions import (
     BeginSnapshot,
     CancelSnapshot,
@@ -25,7 +26,6 @@ from ftlayer.runtime.barrier_mode.slot.instructions import (
     ReleaseSnapshot,
     SnapshotCaptured,
 )
-from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner, stopwatch_ms
 from ftlayer.runtime.barrier_mode.task.contract import Checkpointed

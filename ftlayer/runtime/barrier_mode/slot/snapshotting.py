@@ -18,7 +18,7 @@ from ftlayer.checkpoint.snapshots import ChannelState, SnapshotTimes, SubtaskSna
 from ftlayer.checkpoint.storage.contract import PieceWriter, SlotStorage
 from ftlayer.errors import CheckpointError, SnapshotCancelledError
 from ftlayer.recovery import lasting
-from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel
 from ftlayer.runtime.barrier_mode.task.contract import PendingSnapshot
 from ftlayer.runtime.protocol.messages import FromSlot, SubtaskAcked, SubtaskDeclined
 from ftlayer.runtime.slot.events import Event, SnapshotOver

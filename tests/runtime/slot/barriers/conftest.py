@@ -23,7 +23,7 @@ from ftlayer.partitioning.key_groups import HashByKeyGroup
 from ftlayer.partitioning.partitioners import Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.barrier_mode.slot.barriers import CheckpointParts
-from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batches
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, put_in_flight, read_batches
 from ftlayer.runtime.barrier_mode.slot.instructions import (
     BeginSnapshot,
     CancelSnapshot,
@@ -32,7 +32,6 @@ from ftlayer.runtime.barrier_mode.slot.instructions import (
     KeepFiles,
     SnapshotCaptured,
 )
-from ftlayer.runtime.barrier_mode.slot.restoring import put_in_flight
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark

@@ -16,7 +16,7 @@ from ftlayer.checkpoint.pieces import Piece
 from ftlayer.checkpoint.snapshots import ChannelState, InFlight, Restore, SubtaskRestore
 from ftlayer.errors import FTLayerError, IncompatibleCheckpointError
 from ftlayer.partitioning.partitioners import OutgoingRows, Rebalance
-from ftlayer.runtime.barrier_mode.slot.capture import CapturedChannel, read_batches
+from ftlayer.runtime.barrier_mode.slot.in_flight import CapturedChannel, read_batches
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.task.events import SourceRows
