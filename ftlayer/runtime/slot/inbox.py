@@ -90,7 +90,11 @@ class _ChannelQueue:
 
 
 class Inbox:
-    """Elements of one channel come out in their order; channels take turns, save those that are blocked."""
+    """Elements of one channel come out in their order; channels take turns, save those that are blocked.
+
+    Attributes:
+        limit_bytes: see `has_room`.
+    """
 
     def __init__(self, channels: Iterable[Channel], batch_rows: int, limit_bytes: int) -> None:
         """``batch_rows``: how far batches that wait are joined; ``limit_bytes``: see `has_room`."""
@@ -98,7 +102,7 @@ class Inbox:
         self._turn: deque[_ChannelQueue] = deque()  # those with elements that are not blocked
         self._blocked: set[_ChannelQueue] = set()
         self._batch_rows = batch_rows
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._join_bytes = sys.maxsize
         self._restored = 0
         self._barriers = 0
@@ -125,7 +129,11 @@ class Inbox:
     @property
     def has_records(self) -> bool:
         """Whether records wait, in blocked channels too."""
-        return any(queue.rows for queue in self._queues.values())
+        return any(self.records_of(channel) for channel in self._queues)
+
+    def records_of(self, channel: Channel) -> int:
+        """Return how many records of a channel wait."""
+        return self._queues[channel].rows
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -204,11 +212,11 @@ class Inbox:
     def has_room(self, channel: Channel) -> bool:
         """Whether a sender in the same slot should produce more for this channel."""
         queue = self._queues[channel]
-        return not queue.items or (queue.rows < 2 * self._batch_rows and queue.bytes < self._limit_bytes)
+        return not queue.items or (queue.rows < 2 * self._batch_rows and queue.bytes < self.limit_bytes)
 
     def limit(self, limit_bytes: int, join_bytes: int) -> None:
         """From now on see `has_room` for ``limit_bytes``, and join batches up to ``join_bytes``."""
-        self._limit_bytes, self._join_bytes = limit_bytes, join_bytes
+        self.limit_bytes, self._join_bytes = limit_bytes, join_bytes
 
     def drop(self, channel: Channel) -> int:
         """Forget what waits of a channel; returns how many records."""
@@ -294,6 +302,8 @@ class Inbox:
             assert queue.blocked == (queue in self._blocked), f"{queue.channel} is half blocked"
         barriers = [item for queue in queues for item in queue.items if isinstance(item.element, Barrier)]
         assert self._barriers == len(barriers), "barriers are miscounted"
+        assert self._restored == sum(queue.restored for queue in queues), "restored elements are miscounted"
+        assert all(queue.restored <= len(queue.items) for queue in queues), "restored elements are miscounted"
 
     def _forget_turn(self, queue: _ChannelQueue) -> None:
         if queue in self._turn:

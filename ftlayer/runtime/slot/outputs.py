@@ -74,6 +74,7 @@ class RemoteOutput:
         channel, slot: which one, and the slot it leads to.
         waiting_since_ms: since when a small batch waits; None if none does.
         late: barriers with a timeout that wait in their order, the earliest first.
+        window: what may be on its way, and what is.
     """
 
     def __init__(self, channel: Channel, slot: int, codec: ElementCodec, options: TopologyOptions) -> None:
@@ -84,7 +85,7 @@ class RemoteOutput:
         self._codec = codec
         self._batch_rows = options.batch_rows
         self._frame_bytes = self._full = options.channel_bytes
-        self._window = SendWindow(options.channel_bytes)
+        self.window = SendWindow(options.channel_bytes)
         self._small: tuple[Batch, ...] = ()  # replaced, never changed: another thread looks at it
         self._small_rows = self._small_bytes = 0
         self._mark: Watermark | Idle | EndOfStream | None = None
@@ -92,12 +93,12 @@ class RemoteOutput:
     @property
     def has_room(self) -> bool:
         """Whether there is credit left."""
-        return self._window.has_room
+        return self.window.has_room
 
     @property
     def is_empty(self) -> bool:
         """Whether everything was sent and taken by the receiver."""
-        return not self._small and self._window.is_empty
+        return not self._small and self.window.is_empty
 
     def send(self, element: Element, now_ms: int) -> None:
         """Take an element; it goes out by `flush` and `take`."""
@@ -105,7 +106,7 @@ class RemoteOutput:
             self.flush()
             if not isinstance(element, Barrier | CancelMarker):
                 self._mark = element
-            self._window.put(self._codec.encode(self.channel, element))
+            self.window.put(self._codec.encode(self.channel, element))
             return
         for part in cut(element, self._rows_at_most(element)):
             if self._small and not can_join(self._small[0], part):
@@ -121,67 +122,67 @@ class RemoteOutput:
     def flush(self) -> None:
         """Let small batches wait no longer."""
         if self._small:
-            self._window.put(self._codec.encode(self.channel, joined(self._small)))
+            self.window.put(self._codec.encode(self.channel, joined(self._small)))
             self._forget_small()
 
     def take(self) -> bytes | None:
         """Return the next frame to go out, counted as sent; None if none may go."""
-        return self._window.take()
+        return self.window.take()
 
     def limit(self, size: int) -> None:
         """From now on at most ``size`` bytes may be on their way, in frames that are much smaller if it is little."""
-        self._window.limit = size
+        self.window.limit = size
         self._frame_bytes = size if size >= self._full else size // LIMIT_FRAMES
 
     def send_barrier(self, barrier: Barrier, due_ms: int | None) -> None:
         """Take a barrier that goes behind everything; it overtakes it at ``due_ms`` (see `overtake_late`)."""
         self.flush()
         frame = self._codec.encode(self.channel, barrier)
-        self._window.put(frame)
+        self.window.put(frame)
         if due_ms is not None:
             self.late.append(LateBarrier(barrier, frame, due_ms))
 
     def overtake(self, barrier: Barrier) -> tuple[bytes, ...]:
         """Take a barrier that goes ahead of everything; returns the frames with records that it overtakes."""
         self.flush()
-        overtaken = _with_records(self._window.waiting())
-        self._window.put_first(self._codec.encode(self.channel, barrier))
+        overtaken = _with_records(self.window.waiting())
+        self.window.put_first(self._codec.encode(self.channel, barrier))
         return overtaken
 
     def overtake_late(self, late: LateBarrier) -> tuple[bytes, ...]:
         """Turn one of the late barriers unaligned; returns the frames with records that it overtakes."""
         self.late.remove(late)
-        overtaken = _with_records(self._window.pull(late.frame))
+        overtaken = _with_records(self.window.pull(late.frame))
         unaligned = replace(late.barrier, alignment=Alignment.UNALIGNED)
-        self._window.put_first(self._codec.encode(self.channel, unaligned))
+        self.window.put_first(self._codec.encode(self.channel, unaligned))
         return overtaken
 
     def granted(self, size: int) -> None:
         """The receiver's task has taken ``size`` bytes."""
-        self._window.granted(size)
+        self.window.granted(size)
 
     def reset(self) -> int:
         """Forget everything, for a receiver that begins anew; returns the records that had not been sent.
 
         The last mark is what the new one has to hear first: a watermark, or an end, is not said a second time.
         """
-        rows = self._small_rows + sum(rows_in(frame) for frame in self._window.reset())
+        rows = self._small_rows + sum(rows_in(frame) for frame in self.window.reset())
         self.late.clear()
         self._forget_small()
         if self._mark is not None:
-            self._window.put(self._codec.encode(self.channel, self._mark))
+            self.window.put(self._codec.encode(self.channel, self._mark))
         return rows
 
     def roots(self) -> list[U64Array]:
         """Return the roots of what has not been sent; may be called by any thread."""
         small = [batch.lineage.roots for batch in self._small if batch.lineage is not None]
-        return small + [roots_in(frame) for frame in self._window.waiting()]
+        return small + [roots_in(frame) for frame in self.window.waiting()]
 
     def validate(self) -> None:
         """Raise `AssertionError` if what is known does not fit together; for tests."""
         assert self._small_rows == sum(batch.num_rows for batch in self._small), "small rows are miscounted"
         assert (self.waiting_since_ms is None) == (not self._small), "small batches wait for nothing"
-        assert self._window.in_flight >= 0, f"{self.channel} has more credit than there is"
+        assert self.window.in_flight >= 0, f"{self.channel} has more credit than there is"
 
     def _rows_at_most(self, batch: Batch) -> int:
         """Return where to cut, so that frames are as small as a limit that was lowered wants them."""

@@ -19,6 +19,8 @@ from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
+from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
 from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage
 from ftlayer.runtime.protocol.messages import FromSlot, ReplayNow
 from ftlayer.runtime.slot.core import SlotCore, SlotEvent
@@ -42,7 +44,8 @@ from ftlayer.runtime.slot.instructions import (
     TellCoordinator,
     Transmit,
 )
-from ftlayer.runtime.slot.mode import OpenRules
+from ftlayer.runtime.slot.mode import OpenRules, SlotMode, SlotParts
+from ftlayer.runtime.slot.seat import Seating
 from ftlayer.runtime.slot.untracked import UntrackedSlot
 from ftlayer.runtime.task.actions import Acknowledge, Action, AskReplays, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.contract import TaskKey
@@ -234,19 +237,39 @@ class FakeLinks:
 class Driven:
     """A `SlotCore` as its loop drives it: what it wants done is done to stand-ins, and it is validated.
 
-    ``carry_out`` gets what is the mode's. ``done`` has the rows that a source need not read again.
+    ``carry_out`` gets what is the mode's. ``done`` has the rows that a source need not read again, ``on_the_way`` the
+    sizes of the frames of each channel that have left and whose credit has not come back.
     """
 
     def __init__(
-        self, core: SlotCore, links: FakeLinks, carry_out: Callable[[ModeInstruction], None]
+        self,
+        graph: JobGraph,
+        slot: int,
+        tasks: dict[TaskKey, Any],
+        options: TopologyOptions,
+        rules: OpenRules,
+        links: FakeLinks,
+        carry_out: Callable[[ModeInstruction], None],
     ) -> None:
-        self.core, self.links, self.carry_out = core, links, carry_out
+        self.links, self.carry_out = links, carry_out
+        self.codec = ElementCodec(graph.edges)
+        self.on_the_way: dict[Channel, deque[int]] = {}
+        self.parts: SlotParts
+        self.core = SlotCore(graph, slot, tasks, options, partial(self._open, rules))
         self.said: list[FromSlot] = []
         self.done: list[tuple[TaskKey, int]] = []
         self.reads = 0
 
+    def _open(self, rules: OpenRules, parts: SlotParts) -> SlotMode:
+        self.parts = parts
+        return rules(parts)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.core, name)
+
+    @property
+    def seating(self) -> Seating:
+        return self.parts.seating
 
     def handle(self, event: SlotEvent, now: Now) -> None:
         todo = deque(self.core.handle(event, now))
@@ -259,6 +282,8 @@ class Driven:
                     continue
                 case Transmit(slot, frame):
                     self.links.frames.setdefault(slot, deque()).append(frame)
+                    channel, _ = self.codec.decode(pa.py_buffer(frame))
+                    self.on_the_way.setdefault(channel, deque()).append(len(frame))
                 case Grant(slot, grants):
                     self.links.grants.setdefault(slot, deque()).append(grants)
                 case TellCoordinator(message):
@@ -276,6 +301,12 @@ class Driven:
         self.handle(FrameCame(slot, "", data), NOW)
 
     def granted(self, grants: bytes) -> None:
+        for channel, size in [] if is_limits(grants) else decode_grants(grants):
+            frames, left = self.on_the_way[channel], size
+            while left and frames[0] <= left:
+                left -= frames.popleft()
+            if left:
+                frames[0] -= left
         self.handle(CreditCame(-1, "", grants), NOW)
 
     def rows(self, key: TaskKey, rows: SourceRows, now: Now) -> None:
@@ -289,6 +320,9 @@ class Driven:
         self.handle(PeerReached(slot), NOW)
 
     def drop_peer(self, slot: int, now: Now) -> None:
+        for channel, output in self.seating.remote.items():
+            if output.slot == slot:
+                self.on_the_way.pop(channel, None)
         self.handle(PeersGone((slot,)), now)
 
     def on_time(self, now: Now) -> None:
@@ -323,8 +357,8 @@ class FakeSlot:
         }
         links, vertex = FakeLinks(), FakeVertex() if tracked else None
         rules: OpenRules = UntrackedSlot if vertex is None else partial(AckerSlot, vertex)
-        core = SlotCore(graph, slot, dict(tasks), options, rules)
-        driven = Driven(core, links, not_wanted if vertex is None else vertex.carry_out)
+        carry_out = not_wanted if vertex is None else vertex.carry_out
+        driven = Driven(graph, slot, dict(tasks), options, rules, links, carry_out)
         driven.start(NOW)
         return cls(driven, links, tasks, vertex)
 

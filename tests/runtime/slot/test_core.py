@@ -77,26 +77,13 @@ class World:
         self.slots[to].core.granted(grants)
         return True
 
-    def on_the_way(self, channel: Channel) -> int:
-        """Count the frames of a channel that were sent and whose credit has not come back."""
-        frames = [f for slot in self.slots for queue in slot.links.frames.values() for f in queue]
-        receiver = self.slots[channel.receiver].core
-        waiting = len(receiver._seating.receivers[channel].inbox._queues[channel].items)
-        unpaid = receiver._credit._grants._owed.get(channel, 0) > 0
-        paid = sum(
-            any(its == channel for its, _ in decode_grants(data))
-            for slot in self.slots
-            for queue in slot.links.grants.values()
-            for data in queue
-        )
-        sent = sum(self.codec.decode(pa.py_buffer(frame))[0] == channel for frame in frames)
-        return sent + waiting + unpaid + paid
-
     def check_in_flight(self) -> None:
         for slot in self.slots:
-            for output in slot.core._seating.remote.values():
+            for channel, output in slot.core.seating.remote.items():
+                frames = slot.core.on_the_way.get(channel, ())
+                assert output.window.in_flight == sum(frames)
                 # A frame that is larger than all the credit travels alone.
-                assert output._window.in_flight <= LIMIT or self.on_the_way(output.channel) == 1
+                assert output.window.in_flight <= LIMIT or len(frames) == 1
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -233,13 +220,12 @@ def test_a_peer_that_is_dropped_is_forgotten_and_begins_with_full_credit(tools: 
 def test_a_new_instance_hears_the_last_mark_first(tools: Any) -> None:
     slot = one_of_two(tools)
     slot.core.peer_up(1)
-    output = next(iter(slot.core._outgoing._towards(1)))
+    output = next(iter(slot.core.seating.remote.values()))
     for mark in (Watermark(5), Watermark(7)):
         output.send(mark, 0)
     slot.core.drop_peer(1, tools.now)
     slot.core.peer_up(1)
-    codec = slot.core._codec
-    said = [codec.decode(pa.py_buffer(frame)) for frame in slot.links.frames[1]]
+    said = [slot.core.codec.decode(pa.py_buffer(frame)) for frame in slot.links.frames[1]]
     assert said == [(output.channel, Watermark(7))]
 
 

@@ -119,7 +119,7 @@ def test_a_batch_that_is_cut_keeps_its_order_its_credit_and_its_place(
     assert box.is_empty
     assert not box.has_records
     assert not box.has_barriers
-    assert all(queue.bytes == queue.rows == queue.restored == 0 for queue in box._queues.values())
+    box.validate()
 
 
 def test_what_is_left_of_a_batch_is_captured_and_its_roots_are_held() -> None:

@@ -18,7 +18,6 @@ from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
-from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.feedback import FeedbackOutput, HeadInbox
 from ftlayer.runtime.slot.untracked import UntrackedSlot
 from ftlayer.runtime.task.build import build_task
@@ -107,7 +106,11 @@ class World:
         self.tasks = [self._tasks(slot) for slot in range(self.graph.slots)]
         self.cores = [
             tools.driven(
-                SlotCore(self.graph, slot, self.tasks[slot], self.options, UntrackedSlot),
+                self.graph,
+                slot,
+                self.tasks[slot],
+                self.options,
+                UntrackedSlot,
                 self.links[slot],
                 tools.not_wanted,
             )
@@ -317,24 +320,24 @@ def test_a_full_loop_works_itself_off(tools: Any) -> None:
     inboxes = [
         seat.inbox
         for core in world.cores
-        for seat in core._seating.seats.values()
+        for seat in core.seating.seats.values()
         if isinstance(seat.inbox, HeadInbox)
     ]
     (overfull, let_in, blocked) = (0, 0, 0)
     for _ in range(MOST_STEPS):
         full = [box for box in inboxes if not all(box.has_room(channel) for channel in box.feedback)]
         before = [
-            sum(queue.rows for queue in box._queues.values() if queue.channel not in box.feedback)
+            sum(box.records_of(channel) for channel in box.channels if channel not in box.feedback)
             for box in full
         ]
         world.step()
         after = [
-            sum(queue.rows for queue in box._queues.values() if queue.channel not in box.feedback)
+            sum(box.records_of(channel) for channel in box.channels if channel not in box.feedback)
             for box in full
         ]
         overfull += len(full)
         let_in += sum(then < now for now, then in zip(before, after, strict=True))
-        blocked += sum(not seat.has_room for core in world.cores for seat in core._seating.seats.values())
+        blocked += sum(not seat.has_room for core in world.cores for seat in core.seating.seats.values())
         if all(core.has_ended for core in world.cores):
             break
     assert overfull

@@ -81,7 +81,7 @@ def test_all_come_in_order_and_no_faster(tools: Any, rate: float, reads: list[in
 def test_what_else_the_slot_has_to_do_goes_on_and_marks_wait_behind_the_records(tools: Any) -> None:
     slot = Slot(tools, 10)
     slot.read(0, 3)
-    inbox = slot.core._seating.receivers[INTO_WORK].inbox
+    inbox = slot.core.seating.receivers[INTO_WORK].inbox
     inbox.put(INTO_WORK, Watermark(5), 0)
     slot.run()
     assert slot.work.taken == []
@@ -105,7 +105,7 @@ def test_replays_count_and_the_vertex_hears_what_waits(tools: Any) -> None:
     slot = Slot(tools, 10, tracked=True)
     replayed = tools.rows_of(7, 2)
     from_replay = Channel(2, 0, 0)
-    seat = slot.core._seating.receivers[from_replay]
+    seat = slot.core.seating.receivers[from_replay]
     lineage = tools.lineage_of(replayed)
     seat.inbox.put(from_replay, tools.batch(replayed, lineage), 0)
     slot.run()
@@ -134,4 +134,4 @@ def test_without_a_limit_no_bucket_is_kept(tools: Any) -> None:
     while slot.core.run_next(Now(0, 0)):
         pass
     assert len(slot.tasks["work", 0].taken) == 500
-    assert slot.core._seating.seats["work", 0].bucket is None
+    assert slot.core.seating.seats["work", 0].bucket is None

@@ -191,8 +191,6 @@ class World:
         ]
         for process in self.processes:
             core = process.instance._core
-            seats = [] if core is None else core._seats
-            waiting = {seat.key: not seat.inbox.is_empty for seat in seats}
-            room = {seat.key: seat.has_room for seat in seats}
-            lines.append(f"{process.name}: deployed {core is not None}, waiting {waiting}, room {room}")
+            counters = {} if core is None else core.counters()
+            lines.append(f"{process.name}: deployed {core is not None}, counters {counters}")
         return "\n".join(lines)

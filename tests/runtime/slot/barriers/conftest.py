@@ -36,9 +36,7 @@ from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Watermark
 from ftlayer.runtime.protocol.messages import CheckpointAborted, EndTasks, TriggerCheckpoint
-from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.instructions import ModeInstruction
-from ftlayer.runtime.slot.mode import SlotParts
 from ftlayer.runtime.task.actions import Action, Send, TaskEnded
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.events import ElementCame, SourceOver, SourceRows, TaskEvent
@@ -217,14 +215,10 @@ class Slot:
     tasks: dict[TaskKey, Task]
     shelf: Shelf
     core: Any = field(init=False)
-    parts: SlotParts = field(init=False)
-
-    def rules(self, checkpoints: CheckpointParts, parts: SlotParts) -> BarrierSlot:
-        self.parts = parts
-        return BarrierSlot(checkpoints, parts)
 
     def restore(self, restore: Restore, read: Callable[[Piece], bytes]) -> None:
-        put_in_flight(self.parts.graph, self.parts.seating, self.parts.codec, restore, read)
+        parts = self.core.parts
+        put_in_flight(parts.graph, parts.seating, parts.codec, restore, read)
 
 
 class World:
@@ -242,9 +236,8 @@ class World:
             tasks = {key: Task(self.graph, *key) for key in self.graph.subtasks_in(slot)}
             links, shelf = tools.links(), Shelf()
             mine = Slot(links, tasks, shelf)
-            rules = partial(mine.rules, CheckpointParts(config, tasks, lambda: 0.0))  # type: ignore[arg-type]
-            core = SlotCore(self.graph, slot, dict(tasks), self.options, rules)
-            mine.core = tools.driven(core, links, shelf.carry_out)
+            rules = partial(BarrierSlot, CheckpointParts(config, tasks, lambda: 0.0))  # type: ignore[arg-type]
+            mine.core = tools.driven(self.graph, slot, tasks, self.options, rules, links, shelf.carry_out)
             self.slots.append(mine)
         for place, slot in enumerate(self.slots):
             for other in range(slots):
