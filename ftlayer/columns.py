@@ -14,14 +14,14 @@ def check_unlike(names: Sequence[str], what: str) -> None:
         if name in names[:place]:
             raise InvalidTopologyError(f"{what}: two columns are named {name!r}; rename one")
         other = known.setdefault(name.lower(), name)
-        if other != name and not _case_matters():
+        if other != name and not case_matters():
             raise InvalidTopologyError(
                 f"{what}: the columns {other!r} and {name!r} are one to Spark, which does not look at case; rename one "
                 "(or set spark.sql.caseSensitive)"
             )
 
 
-def _case_matters() -> bool:
+def case_matters() -> bool:
     """Whether the names of two columns may differ in case alone."""
     # Late: where nothing is doubtful, nothing of Spark is needed.
     from pyspark.sql import SparkSession

@@ -22,7 +22,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.spark.deliveries.ingest import IngestStream, stream_of_ingest
 from ftlayer.spark.frames import list_records, record_frame
-from ftlayer.spark.layer import BACKOFF, Layer, stream_options_of
+from ftlayer.spark.layer import BACKOFF, FTLayerEngine, stream_options_of
 from ftlayer.spark.plan.checks import check_columns, check_key, check_session, check_source
 from ftlayer.spark.plan.stream_plan import SourceSpec, StreamPlan
 from ftlayer.spark.tracked import TrackedStream
@@ -65,7 +65,7 @@ class FTLayer:
         limit: Limit | None = None,
     ) -> None:
         """Use `embedded` or `connect` instead."""
-        self._layer = Layer(
+        self._layer = FTLayerEngine(
             vertex,
             options,
             status=status,

@@ -77,7 +77,7 @@ def stream_options_of(
     return options
 
 
-class Layer:
+class FTLayerEngine:
     """The engine of an `FTLayer`, without the methods by which a user asks for sources and dead letters.
 
     Attributes:

@@ -29,7 +29,7 @@ from ftlayer.state.tables.keyed import OperatorTables
 from ftlayer.state.tables.layers import Layer, LayeredTable, Sharing
 from ftlayer.state.tables.memory import max_kept
 from ftlayer.state.tables.timers import TimerService
-from ftlayer.state.upkeep import Spilling, Upkeep
+from ftlayer.state.upkeep import Spilling, StateUpkeep
 
 MAX_FRONT = 100_000
 """Keys that are touched before they become a layer without a barrier: what a barrier has to move stays small."""
@@ -58,7 +58,7 @@ class LayeredBackend:
         self._sharing = Sharing()
         migrations = Migrations(config.migrations, config.allow_unclaimed_state)
         self.subtask = SubtaskState(spec, migrations, self._new_table)
-        self._upkeep = Upkeep(self.subtask.tables, self._sharing, spilling)
+        self._upkeep = StateUpkeep(self.subtask.tables, self._sharing, spilling)
         self._freezes = 0
         self._lineage: PieceLineage | None = None
         self._changelog = changelog
@@ -90,7 +90,7 @@ class LayeredBackend:
         self.subtask.opened()
 
     def filled(self, keys: Collection[Key], values: Collection[Any]) -> None:
-        """See `Upkeep.filled`."""
+        """See `StateUpkeep.filled`."""
         self._upkeep.filled(keys, values)
 
     def _new_table(self, info: TableInfo, groups: KeyGroups) -> LayeredTable:

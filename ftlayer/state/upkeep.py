@@ -49,7 +49,7 @@ class Spilling(Protocol):
         """Remove the stores."""
 
 
-class Upkeep:
+class StateUpkeep:
     """Merges layers, and moves what is too much for memory into the stores below the tables, if there are any."""
 
     def __init__(

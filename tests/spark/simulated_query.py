@@ -216,7 +216,7 @@ class Query:
 
         self.sinks.die_half_way = crash == "sink"
         try:
-            with patch("ftlayer.spark.stages.run._with", lambda schema, *more: schema):
+            with patch("ftlayer.spark.stages.run.with_column", lambda schema, *more: schema):
                 report = BatchProtocol("q", self.opened.epoch, self.call, runner, watch).process(batch)
         except CrashError:
             self.opened = None

@@ -14,7 +14,7 @@ from ftlayer.errors import FTLayerError, LayerClosedError, VertexUnavailableErro
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.spark.deliveries.ingest import IngestStream
 from ftlayer.spark.facade import FTLayer
-from ftlayer.spark.layer import Layer
+from ftlayer.spark.layer import FTLayerEngine
 from ftlayer.vertex.calls import OpenStream, StreamOptions
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.client.connection import Connection
@@ -55,9 +55,9 @@ def test_every_call_says_that_the_layer_is_closed(
     assert layer.vertex is None
 
 
-def a_remote_layer() -> Layer:
+def a_remote_layer() -> FTLayerEngine:
     client = VertexClient("grpc://127.0.0.1:1", "x" * 16)
-    return Layer(
+    return FTLayerEngine(
         client,
         StreamOptions(),
         status=FTStatus.ON,

@@ -127,7 +127,7 @@ class Handover:
                 raise CrashError
 
         try:
-            with patch("ftlayer.spark.stages.run._with", lambda schema, *more: schema):
+            with patch("ftlayer.spark.stages.run.with_column", lambda schema, *more: schema):
                 report = BatchProtocol(
                     "down",
                     self.opened.epoch,

@@ -9,7 +9,7 @@ from ftlayer.circuit import Limit
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.spark.circuits import WHOLE_QUERY
 from ftlayer.spark.deliveries.ingest import stream_of_ingest
-from ftlayer.spark.layer import Layer
+from ftlayer.spark.layer import FTLayerEngine
 from ftlayer.spark.stages.steps import Step, plan_stages
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class StreamPlan:
         limits: of ``max_failing``, of the operators that have one.
     """
 
-    layer: Layer
+    layer: FTLayerEngine
     source: SourceSpec
     schema: StructType
     steps: tuple[Step, ...] = ()

@@ -98,7 +98,7 @@ class Pages:
         """Return the pages' rows without those of ``dropped`` roots; ``tracked`` keeps the column ``_ft``."""
         shape: Any = schema
         if tracked:
-            shape = _with(schema, FT, "struct<root: bigint>")
+            shape = with_column(schema, FT, "struct<root: bigint>")
         unpack = _unpack_rows(self._names, schema.names, dropped, tracked)
         return self._data().mapInArrow(unpack, shape)
 
@@ -111,12 +111,12 @@ class Pages:
 
     def tagged_rows(self, schema: StructType, dropped: U64) -> DataFrame:
         """Return the pages' rows with the column `ROW_TAG`: a number that names the record of each."""
-        shape = _with(schema, ROW_TAG, "bigint")
+        shape = with_column(schema, ROW_TAG, "bigint")
         return self._data().mapInArrow(_unpack_tagged(self._names, schema.names, dropped), shape)
 
     def carried_rows(self, schema: StructType, dropped: U64, column: str, carry: Carry) -> DataFrame:
         """Return the pages' rows with their carriers in ``column``."""
-        shape = _with(schema, column, "binary")
+        shape = with_column(schema, column, "binary")
         unpack = _unpack_carried(self._names, schema.names, dropped, carry, column)
         return self._data().mapInArrow(unpack, shape)
 
@@ -367,7 +367,8 @@ def _pick_source(pages: frozenset[bytes], roots: U64) -> MapArrow:
     return pick
 
 
-def _with(schema: StructType, name: str, ddl: str) -> StructType:
+def with_column(schema: StructType, name: str, ddl: str) -> StructType:
+    """Return a schema with one more column, of a type in Spark's DDL."""
     from pyspark.sql.types import StructType
 
     extra: Any = StructType.fromDDL(f"`{name}` {ddl}")
