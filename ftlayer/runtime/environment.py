@@ -277,7 +277,7 @@ class StreamEnvironment:
         elif client is not None:
             slots = AckerSlotFactory(client)
         key = os.urandom(KEY_BYTES) if plan is None else plan.key
-        server, order = self._open_server(job, graph, place, slots, key)
+        server, order = open_server(job, graph, place, self._options, slots, key)
         try:
             runner = SlotRunner(pickled_order(order), run_slot)
             if vertex is not None:
@@ -326,64 +326,6 @@ class StreamEnvironment:
         for stream in vertex.streams:
             self._layer.watch_dead(stream)
 
-    def _open_server(
-        self,
-        job: JobThread,
-        graph: JobGraph,
-        place: Place,
-        mode: SlotModeFactory,
-        key: bytes,
-    ) -> tuple[ControlServer, Order]:
-        """Listen for slots, and return what the first one has to know."""
-        token = secrets.token_urlsafe(32)
-        certificate = None
-        if not place.is_local:
-            # Late, because most jobs need no certificate.
-            from ftlayer.transport.tls import make_certificate
-
-            certificate = make_certificate([TLS_NAME])
-        sockets = SocketDirectory.make() if place.own_executors else None
-        listen = Address(place.listen) if sockets is None else sockets.socket("driver")
-        try:
-            server = ControlServer(
-                listen=listen,
-                token=token,
-                job=job.job,
-                slots=graph.slots,
-                certificate=None if certificate is None else (certificate.cert, certificate.key),
-                on_message=job.slot_said,
-                on_lost=job.slot_lost,
-                sockets=sockets,
-            )
-        except (pa.ArrowException, OSError) as error:
-            raise JobStartError(
-                f"the driver cannot listen on {listen.listen}, where slots were to reach it ({error}): set "
-                "spark.driver.bindAddress to an address of this machine, and spark.driver.host to how others reach it"
-            ) from error
-        address = server.address
-        endpoint = Endpoint(str(address if address.path else replace(address, host=place.advertised)), token)
-        if certificate is not None:
-            endpoint = replace(
-                endpoint,
-                root_certs=certificate.cert,
-                tls_name=TLS_NAME,
-                client_cert=certificate.cert,
-                client_key=certificate.key,
-            )
-        return server, SlotOrder(
-            job=job.job,
-            slot=0,
-            coordinator=endpoint,
-            graph=graph,
-            options=self._options,
-            mode=mode,
-            listen_on="127.0.0.1" if place.is_local else "",
-            tls_cert=None if certificate is None else certificate.cert,
-            tls_key=None if certificate is None else certificate.key,
-            key=key,
-            sockets="" if sockets is None else sockets.path,
-        )
-
 
 def _minds_backlog(config: CheckpointConfig | None) -> bool:
     return config is not None and config.interval_during_backlog is not None
@@ -399,3 +341,62 @@ def _check_reachable(place: Place, client: VertexClient) -> None:
 
 
 __all__ = ["LATEST", "StreamEnvironment", "default_restart"]
+
+
+def open_server(
+    job: JobThread,
+    graph: JobGraph,
+    place: Place,
+    options: TopologyOptions,
+    mode: SlotModeFactory,
+    key: bytes,
+) -> tuple[ControlServer, Order]:
+    """Listen for slots, and return what the first one has to know."""
+    token = secrets.token_urlsafe(32)
+    certificate = None
+    if not place.is_local:
+        # Late, because most jobs need no certificate.
+        from ftlayer.transport.tls import make_certificate
+
+        certificate = make_certificate([TLS_NAME])
+    sockets = SocketDirectory.make() if place.own_executors else None
+    listen = Address(place.listen) if sockets is None else sockets.socket("driver")
+    try:
+        server = ControlServer(
+            listen=listen,
+            token=token,
+            job=job.job,
+            slots=graph.slots,
+            certificate=None if certificate is None else (certificate.cert, certificate.key),
+            on_message=job.slot_said,
+            on_lost=job.slot_lost,
+            sockets=sockets,
+        )
+    except (pa.ArrowException, OSError) as error:
+        raise JobStartError(
+            f"the driver cannot listen on {listen.listen}, where slots were to reach it ({error}): set "
+            "spark.driver.bindAddress to an address of this machine, and spark.driver.host to how others reach it"
+        ) from error
+    address = server.address
+    endpoint = Endpoint(str(address if address.path else replace(address, host=place.advertised)), token)
+    if certificate is not None:
+        endpoint = replace(
+            endpoint,
+            root_certs=certificate.cert,
+            tls_name=TLS_NAME,
+            client_cert=certificate.cert,
+            client_key=certificate.key,
+        )
+    return server, SlotOrder(
+        job=job.job,
+        slot=0,
+        coordinator=endpoint,
+        graph=graph,
+        options=options,
+        mode=mode,
+        listen_on="127.0.0.1" if place.is_local else "",
+        tls_cert=None if certificate is None else certificate.cert,
+        tls_key=None if certificate is None else certificate.key,
+        key=key,
+        sockets="" if sockets is None else sockets.path,
+    )

@@ -363,6 +363,11 @@ class JobCore(Generic[Own]):
 
     # ------------------------------------------------------------ coming to an end
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the job comes to its end: its slots are told to, or have."""
+        return self._stopping()
+
     def _fail(self, error: FTLayerError, now_ms: int) -> Sequence[JobInstruction | Own]:
         return self._carry_out(failed(error), now_ms)
 

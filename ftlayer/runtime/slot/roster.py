@@ -100,14 +100,14 @@ class Roster:
         if (header.job, header.receiver) != (self._job, self._instance):
             raise PeerRefusedError("the stream is for another job, or for an earlier instance of this slot")
         with self._changed:
-            self._changed.wait_for(lambda: self._verdict(header) is not None, timeout_s)
-            if not self._verdict(header):
+            self._changed.wait_for(lambda: self.verdict(header) is not None, timeout_s)
+            if not self.verdict(header):
                 raise PeerRefusedError(
                     f"instance {header.instance} of slot {header.sender} does not count: it was replaced, or "
                     "the coordinator has not told of it"
                 )
 
-    def _verdict(self, header: StreamHeader) -> bool | None:
+    def verdict(self, header: StreamHeader) -> bool | None:
         """Whether a sender counts; None while that is not known."""
         if self._closed or header.instance in self._dropped:
             return False

@@ -61,6 +61,8 @@ class Driver:
 
     def __init__(self) -> None:
         self.woken = threading.Event()
+        self.wakes = 0
+        self._lock = threading.Lock()
         self.readers: list[SourceReader] = []
 
     def open(
@@ -83,10 +85,15 @@ class Driver:
             positions=positions or {},
             limits=BatchLimits(rows, age_ms),
             key=KEY,
-            wake=self.woken.set,
+            wake=self._wake,
         )
         self.readers.append(reader)
         return reader
+
+    def _wake(self) -> None:
+        with self._lock:
+            self.wakes += 1
+        self.woken.set()
 
     def next(self, reader: SourceReader) -> SourceRows | None:
         """Wait for rows; None at the end."""

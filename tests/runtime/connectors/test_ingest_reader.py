@@ -46,8 +46,8 @@ class Maker:
         self.clients.append(client)
         return client
 
-    def reader(self, owner: str = "job") -> IngestReader:
-        return IngestReader(self.client(), self.stream, f"topology/{owner}/{self.stream}")
+    def reader(self, owner: str = "job", client: VertexClient | None = None) -> IngestReader:
+        return IngestReader(client or self.client(), self.stream, f"topology/{owner}/{self.stream}")
 
 
 @pytest.fixture
@@ -134,9 +134,10 @@ def test_another_topology_is_refused(make: Maker, orders: Orders) -> None:
 @pytest.mark.parametrize("where", [Seal, Commit])
 def test_a_driver_that_dies_while_it_removes(make: Maker, orders: Orders, where: type) -> None:
     orders.put(10)
-    source = make.reader()
+    client = make.client()
+    source = make.reader(client=client)
     source.initialOffset()
-    call = source._client.call
+    call = client.call
 
     def dies(what: Any, **more: Any) -> Any:
         answer = call(what, **more)
@@ -144,7 +145,7 @@ def test_a_driver_that_dies_while_it_removes(make: Maker, orders: Orders, where:
             raise ConnectionError
         return answer
 
-    source._client.call = dies  # type: ignore[method-assign]
+    client.call = dies  # type: ignore[method-assign]
     with pytest.raises(ConnectionError):
         source.commit({"next": 6})
     after = make.reader()
@@ -160,8 +161,9 @@ def test_a_vertex_that_is_away_while_records_are_removed(
 ) -> None:
     """The driver lives, and goes on with a later checkpoint."""
     orders.put(10)
-    source = make.reader()
-    call = source._client.call
+    client = make.client()
+    source = make.reader(client=client)
+    call = client.call
     broken = []
 
     def breaks(what: Any, **more: Any) -> Any:
@@ -172,7 +174,7 @@ def test_a_vertex_that_is_away_while_records_are_removed(
             call(what, **more)
         raise VertexUnavailableError("away")
 
-    source._client.call = breaks  # type: ignore[method-assign]
+    client.call = breaks  # type: ignore[method-assign]
     with pytest.raises(VertexUnavailableError):
         source.commit({"next": 6})
     source.commit({"next": 8})

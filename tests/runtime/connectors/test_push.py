@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -92,7 +93,7 @@ def test_a_long_push_is_over_with_its_last_batch(driver: Any) -> None:
 def test_pushes_travel_together_while_the_loop_is_busy(driver: Any, pushed: Pushed) -> None:
     calls = [pushed.in_thread([number]) for number in range(50)]
     seen: list[int] = []
-    driver.until(lambda: len(pushed.reader._waiting) == 50)
+    driver.until(lambda: driver.wakes == 50)
     rows = driver.next(pushed.reader)
     seen += rows.payload.column(0).to_pylist()
     assert sorted(seen) == list(range(50))
@@ -117,7 +118,7 @@ def test_stop_tells_all_that_wait(driver: Any, pushed: Pushed) -> None:
     taken = pushed.in_thread([1])
     driver.next(pushed.reader)
     waiting = pushed.in_thread([2])
-    driver.until(lambda: pushed.reader._waiting)
+    driver.until(lambda: driver.wakes == 2)
     pushed.reader.stop()
     for call in (taken, waiting):
         with pytest.raises(SourceError, match="they may be or not"):
@@ -130,7 +131,7 @@ def test_stop_tells_all_that_wait(driver: Any, pushed: Pushed) -> None:
 
 def test_finish_hands_over_what_was_pushed(driver: Any, pushed: Pushed) -> None:
     call = pushed.in_thread([1])
-    driver.until(lambda: pushed.reader._waiting)
+    driver.until(lambda: driver.wakes == 1)
     pushed.reader.finish()
     assert pushed.stopped.wait(600)
     assert not pushed.reader.ended
@@ -161,7 +162,7 @@ def test_a_listener_that_raises_after_a_while_says_so_and_loses_nothing(driver: 
         pushed.append(Call(lambda: push([1, 2])))
         driver.until(lambda: pushed[0].over)
         pushed.append(Call(lambda: push([3])))
-        driver.until(lambda: reader._pushed_rows == 3)
+        driver.until(lambda: driver.wakes == 2)
         raise OSError("connection reset")
 
     reader = driver.open(Source("clicks", PushSource(start), ID))
@@ -191,13 +192,27 @@ def test_pushes_that_do_not_wait_travel_together(driver: Any, pushed: Pushed) ->
         pushed.push.push_async(["two"])
 
 
-def test_pushes_that_do_not_wait_are_bounded(
-    driver: Any, pushed: Pushed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class WatchedCondition(threading.Condition):
+    """Knows how many threads wait on it."""
+
+    waiting = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waiting += 1
+        try:
+            return super().wait(timeout)
+        finally:
+            self.waiting -= 1
+
+
+def test_pushes_that_do_not_wait_are_bounded(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = WatchedCondition()
+    monkeypatch.setattr(push, "threading", SimpleNamespace(Condition=lambda: room, Thread=threading.Thread))
     monkeypatch.setattr(push, "MAX_WAITING_BYTES", 100)
+    pushed = Pushed(driver)
     first = pushed.push.push_async(list(range(50)))
     calls = [Call(partial(pushed.push.push_async, [number])) for number in (1, 2)]
-    driver.until(lambda: len(pushed.reader._changed._waiters) == 2)
+    driver.until(lambda: room.waiting == 2)
     rows = driver.next(pushed.reader)
     for call in calls:
         call.finish()
@@ -205,7 +220,7 @@ def test_pushes_that_do_not_wait_are_bounded(
     assert first.done()
     pushed.push.push_async(list(range(50)))
     stuck = Call(lambda: pushed.push.push_async([3]))
-    driver.until(lambda: pushed.reader._changed._waiters)
+    driver.until(lambda: room.waiting == 1)
     pushed.reader.stop()
     with pytest.raises(SourceError, match="has ended"):
         stuck.finish()

@@ -136,7 +136,7 @@ class Stepper:
 
     def __init__(self) -> None:
         self._wanted = threading.Semaphore(0)
-        self._waits = threading.Semaphore(0)
+        self.waits = threading.Semaphore(0)
         self._given = 0
         self._over = False
 
@@ -144,7 +144,7 @@ class Stepper:
         return self
 
     def __next__(self) -> int:
-        self._waits.release()
+        self.waits.release()
         if not self._over:
             self._wanted.acquire()
         if self._over:
@@ -156,7 +156,7 @@ class Stepper:
         """Return once the iterator is asked for the record behind them."""
         for _ in range(records):
             self._wanted.release()
-            assert self._waits.acquire(timeout=900)
+            assert self.waits.acquire(timeout=900)
 
     def end(self) -> None:
         self._over = True
@@ -175,7 +175,7 @@ class Aged:
             source, 0, 1, {}, BatchLimits(rows, age_ms), self._wake, clock=lambda: self.now
         )
         self.reader.start()
-        assert self.steps._waits.acquire(timeout=900)
+        assert self.steps.waits.acquire(timeout=900)
 
     def _wake(self) -> None:
         self.wakes += 1

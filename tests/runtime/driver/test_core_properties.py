@@ -429,7 +429,7 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def agree(self) -> None:
-        if self.core._stopping():
+        if self.core.is_stopping:
             return
         for slot in self.core.slots:
             process = self.current[slot.number]
@@ -445,7 +445,7 @@ class World(RuleBasedStateMachine):
                 break
             self.tell(DrainRequested())
             for slot in range(SLOTS):
-                if self.core._stopping():
+                if self.core.is_stopping:
                     self.spark_job_ends(slot, False)
                     continue
                 if self.alive(slot) is None:

@@ -170,6 +170,11 @@ class Isolation:
         return self._found
 
     @property
+    def on_trial(self) -> bool:
+        """Whether a record is accused: one more loss while it is out alone convicts it."""
+        return self._accused is not None
+
+    @property
     def waits_for_rest(self) -> bool:
         """Whether it is time to look whether anything moves."""
         return self._phase in (_Phase.CALMING, _Phase.OUT)
@@ -278,7 +283,7 @@ class Isolation:
         return self._limit == 1
 
     def _next_group(self, now_ms: int) -> list[Step]:
-        if self._accused is not None and self._sizes.next == 1:
+        if self.on_trial and self._sizes.next == 1:
             self._enter(_Phase.CONTROL, now_ms)
             return []
         return self._take()

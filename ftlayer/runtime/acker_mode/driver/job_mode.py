@@ -97,6 +97,11 @@ class AckerJob:
         return self._suspicion.status
 
     @property
+    def on_trial(self) -> bool:
+        """Whether a record is accused of ending processes, and one more loss proves it."""
+        return self._suspicion.on_trial
+
+    @property
     def restarts(self) -> int:
         """See `JobMode`: slots, each by itself. Those that a record ended count too."""
         return sum(slot.restarts for slot in self._crew.slots)

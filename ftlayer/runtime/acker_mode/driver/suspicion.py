@@ -53,6 +53,11 @@ class Suspicion:
         return self._isolation.active
 
     @property
+    def on_trial(self) -> bool:
+        """Whether a record is accused, and one more loss proves it."""
+        return self._isolation.on_trial
+
+    @property
     def watches(self) -> bool:
         """Whether `EndDetection` has something to find out: the end of the job, or of a group."""
         return not self._isolation.active or self._isolation.waits_for_rest

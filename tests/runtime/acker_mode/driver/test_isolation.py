@@ -347,7 +347,7 @@ class World:
 
     def on_trial(self) -> bool:
         """Whether a loss by chance would be taken for a proof."""
-        return self.mode._suspicion._isolation._accused is not None
+        return self.mode.on_trial
 
     def run(self) -> None:
         for _ in range(400_000):

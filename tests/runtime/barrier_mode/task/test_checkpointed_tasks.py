@@ -77,7 +77,7 @@ class Writer:
 class ModelFrozen:
     def __init__(self, backend: ModelBackend, checkpoint: int) -> None:
         self.backend, self.checkpoint = backend, checkpoint
-        self.state = copy.deepcopy((backend._states, backend._timers))
+        self.state = backend.copied()
         self.released = False
 
     def write(self, writer: Any, cancelled: Callable[[], bool]) -> BackendSnapshot:
@@ -105,6 +105,9 @@ class ModelBackend(HeapBackend):
         self.handled = 0
         self.is_full = False
         self.is_open = False
+
+    def copied(self) -> Any:
+        return copy.deepcopy((self._states, self._timers))
 
     def opened(self) -> None:
         self.is_open = True

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from barrier_parts import ControlServer, StepQueue, StepWorker, Submitter
+from barrier_storage import WatchedStorage
 from barrier_topologies import Case
 from pyspark import cloudpickle
 
@@ -72,8 +73,7 @@ class Driver:
         )
         self.key = plan.key
         self.order = cloudpickle.dumps(order)
-        self._checkpoint_parts = parts
-        self.storage = parts.storage
+        self._checkpoint_parts = replace(parts, storage=WatchedStorage(world, parts.storage))
         self.rules = parts.rules
         self._watch()
         restart = FixedDelay(attempts=10_000, delay="10ms")
@@ -127,7 +127,6 @@ class Driver:
                 self.triggered.append(barrier.checkpoint)
             case NotifyAborted(checkpoint, _):
                 self.ends[checkpoint] += 1
-                self.world.was_undecided |= bool(self.storage._undecided)
             case Answer(_, Checkpoint(kind=SnapshotKind.SAVEPOINT) as savepoint):
                 self.world.note_savepoint(savepoint, self.key)
 
@@ -145,7 +144,7 @@ class Driver:
         self.ticked_ms = self.world.mono
 
     def request(self, ask: Callable[..., Any]) -> Future[Any]:
-        """Have a user's request carried out, as `Job._requested` does."""
+        """Have a user's request carried out, as the job's handle does."""
         answer: Future[Any] = Future()
         self.events.put(job_thread.Later(lambda: self.checkpoints.request(ask, answer)))
         self.answers.append(answer)

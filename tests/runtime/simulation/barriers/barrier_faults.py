@@ -15,7 +15,7 @@ from ftlayer.runtime.slot.events import CoordinatorLost
 def kill(world: Any, process: Process) -> None:
     """A process dies; of what it has sent some arrives."""
     instance = process.instance
-    control = instance._control
+    control = instance.control
     if not control.closed:
         kept = world.random.randint(0, len(control.up))
         while len(control.up) > kept:
@@ -27,8 +27,8 @@ def kill(world: Any, process: Process) -> None:
         while len(link.frames) > kept:
             link.frames.pop()
         link.silent = True
-    if instance._server is not None:
-        instance._server.close()
+    if instance.server is not None:
+        instance.server.close()
     world.killed.add(process.name)
     process.end("the process was killed")
 
@@ -54,9 +54,9 @@ def cut(world: Any, link: Link) -> None:
 def cut_control(world: Any, process: Process) -> None:
     """Driver and slot lose each other."""
     instance = process.instance
-    if not instance._control.closed:
+    if not instance.control.closed:
         world.killed.add(process.name)  # as far as anybody knows
-        instance._control.close()
+        instance.control.close()
         instance.mailbox.put(CoordinatorLost("the network broke the control stream"))
 
 

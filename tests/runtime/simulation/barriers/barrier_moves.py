@@ -65,7 +65,7 @@ class Moves:
             if process.due_ms() <= self._world.mono:
                 yield "turn", lambda process=process: self._turn(process)
             for runner in process.runners:
-                if not runner.at_work and not runner._jobs.empty():
+                if runner.has_work:
                     yield "write", lambda process=process, runner=runner: self._write(process, runner)
             for log in process.logs:
                 if log.has_work:
@@ -128,18 +128,8 @@ class Moves:
     def _write(self, process: Process, runner: Runner) -> None:
         """Let a snapshot's thread do one piece of work; other things happen meanwhile."""
         with self._world.running(process):
-            runner.at_work = True
-            try:
-                job = runner._jobs.get()
-                if job is None:
-                    # Its end was not waited for.
-                    runner._jobs.put(None)
-                    runner._run()
-                    process.runners.remove(runner)
-                else:
-                    runner._do(job)
-            finally:
-                runner.at_work = False
+            if not runner.work():
+                process.runners.remove(runner)
 
     def _pause(self) -> None:
         """Let others have their turn while a snapshot's thread is at work."""
@@ -185,7 +175,7 @@ class Moves:
 
     def _name_servers(self) -> None:
         self._world.servers = {
-            process.instance.name: process.instance._server
+            process.instance.name: process.instance.server
             for process in self._world.processes
-            if process.instance._server is not None
+            if process.instance.server is not None
         }

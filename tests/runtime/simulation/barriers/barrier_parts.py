@@ -68,14 +68,16 @@ class ThreadInSteps:
     def __init__(self, target: Callable[[], None]) -> None:
         self._target = target
         self._log: Any = target.__self__  # type: ignore[attr-defined]
+        self._is_over = False
 
     @property
     def has_work(self) -> bool:
-        return not self._log._closed and bool(self._log._pending or self._log._materializing)
+        return not self._is_over and self._log.readers() > 0
 
     def step(self) -> None:
         with contextlib.suppress(Rests):
             self._target()
+            self._is_over = True
 
     def start(self) -> None:
         pass
@@ -327,7 +329,7 @@ class Link:
         if server is None or not server.open:
             self.broken = "connection refused"
             return False
-        verdict = server.roster._verdict(self.header)
+        verdict = server.roster.verdict(self.header)
         if verdict is False:
             self.broken = "it was refused"
         elif verdict:

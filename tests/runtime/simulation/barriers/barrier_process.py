@@ -9,6 +9,7 @@ from typing import Any
 from barrier_parts import Link, StepExecutor, StepMailbox, ThreadInSteps
 from pyspark import cloudpickle
 
+from ftlayer.checkpoint.storage.local_copies import LocalCopies
 from ftlayer.runtime.barrier_mode.slot import snapshotting
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotShell
 from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded
@@ -31,6 +32,18 @@ class Instance(main._Slot):
     @property
     def name(self) -> str:
         return self._instance
+
+    @property
+    def control(self) -> Any:
+        return self._control
+
+    @property
+    def server(self) -> Any:
+        return self._server
+
+    @property
+    def core(self) -> Any:
+        return self._core
 
     @property
     def snapshots(self) -> Runner | None:
@@ -102,15 +115,29 @@ class Instance(main._Slot):
         if not self.is_over:
             self._control.send(self._pulse.heartbeat())
 
-    @property
-    def outgoing(self) -> list[Link]:
-        return [] if self._links is None else list(self._links._links.values())
-
 
 class Runner(snapshotting.SnapshotRunner):
     """`SnapshotRunner` whose thread is the world's. ``at_work``: between two steps of one piece of work."""
 
     at_work = False
+
+    @property
+    def has_work(self) -> bool:
+        return not self.at_work and not self._jobs.empty()
+
+    def work(self) -> bool:
+        """Do one piece of work; return False if that was the end of the thread, which is not waited for."""
+        self.at_work = True
+        try:
+            job = self._jobs.get()
+            if job is not None:
+                self._do(job)
+                return True
+            self._jobs.put(None)
+            self._run()
+            return False
+        finally:
+            self.at_work = False
 
 
 class Process:
@@ -123,12 +150,14 @@ class Process:
         self.links: list[Link] = []
         self.runners: list[Runner] = []  # threads of snapshots
         self.logs: list[ThreadInSteps] = []  # threads of changelogs
+        self.copies: list[LocalCopies] = []
         self.frozen_until_ms = 0
         self.alive = True
         self.instance: Instance
         self.begin()
 
     def begin(self) -> None:
+        self.copies = []
         with self.world.running(self):
             self.instance = Instance(replace(cloudpickle.loads(self.world.driver.order), slot=self.slot))
             self.instance.register()
@@ -155,9 +184,7 @@ class Process:
 
     def let_go_of_local_copies(self) -> None:
         """What the system does when a process is gone: its locks are free."""
-        runner = self.instance.snapshots
-        copies = None if runner is None else getattr(runner._storage, "_copies", None)
-        if copies is not None:
+        for copies in self.copies:
             copies.close(over=False)
 
     @property

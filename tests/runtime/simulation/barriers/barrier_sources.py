@@ -92,6 +92,14 @@ class StepSplitReader(SplitReader):
         super().__init__(source, subtask, positions, key, limits, lambda: None)
         self._lane = StepLane(world, self, SparkRowMaker(source.uid, source.schema), limits)  # type: ignore[assignment]
 
+    def begin_split(self) -> bool:
+        """Begin the next split that was assigned, `Empty` for none yet; return False behind the last one."""
+        todo = self._todo.get_nowait()
+        if todo is None:
+            return False
+        self._read(*todo)
+        return True
+
     def start(self) -> None:
         pass
 
@@ -127,13 +135,9 @@ class StepLane:
 
     def _begin_split(self) -> None:
         try:
-            todo = self._reader._todo.get_nowait()
+            self.ended = not self._reader.begin_split()
         except Empty:
             return
-        if todo is None:
-            self.ended = True
-        else:
-            self._reader._read(*todo)
 
     def close(self, *, discard: bool) -> None:
         self._split, self.ended = None, True

@@ -70,6 +70,7 @@ class StandIns:
             (snapshotting, "threading", threads_of(IdleThread)),
             (snapshotting, "queue", SimpleNamespace(SimpleQueue=StepQueue)),
             (storage_slot, "ThreadPoolExecutor", self._executor),
+            (storage_slot, "LocalCopies", self._copies(storage_slot.LocalCopies)),
             (deleting, "ThreadPoolExecutor", InlineExecutor),
             (storage_driver, "open_files", self._files(storage_driver.open_files)),
             (changelog, "Thread", self._log),
@@ -119,6 +120,15 @@ class StandIns:
         thread = ThreadInSteps(target)
         self._world.current.logs.append(thread)
         return thread
+
+    def _copies(self, opened: Callable[..., Any]) -> Callable[..., Any]:
+        def open_copies(*args: Any) -> Any:
+            copies = opened(*args)
+            if self._world.current is not None:
+                self._world.current.copies.append(copies)
+            return copies
+
+        return open_copies
 
     def _slot_storage(self, opened: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **options: FaultySlotStorage(self._world.outside, opened(*args, **options))

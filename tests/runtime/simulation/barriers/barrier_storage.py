@@ -98,3 +98,18 @@ class FaultyFiles:
         if f"{self.url}/{path}" in self._outside.stuck:
             raise CheckpointStorageError("meant to fail: the metadata cannot be removed")
         self._inner.delete(path)
+
+
+class WatchedStorage:
+    """The driver's storage; notes when a checkpoint that could not be published may be there all the same."""
+
+    def __init__(self, world: Any, inner: Any) -> None:
+        self._world, self._inner = world, inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def undecided(self) -> Any:
+        found = self._inner.undecided()
+        self._world.was_undecided |= bool(found)
+        return found

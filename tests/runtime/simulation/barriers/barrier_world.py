@@ -105,7 +105,7 @@ class World:
         self.spark_ended.clear()
 
     def finish(self) -> None:
-        """The job has come to its verdict: what `JobThread._run` does then."""
+        """The job has come to its verdict: what its thread does then."""
         self.outside.stuck.clear()
         self.closing = True
         self.driver.job.finish()
@@ -190,7 +190,7 @@ class World:
             f"checkpoints {self.driver.checkpoints.counts}, under way {self.driver.rules.in_progress}",
         ]
         for process in self.processes:
-            core = process.instance._core
+            core = process.instance.core
             counters = {} if core is None else core.counters()
             lines.append(f"{process.name}: deployed {core is not None}, counters {counters}")
         return "\n".join(lines)
