@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 SMOKE = (
     "acker/test_exact.py",
     "acker/test_rotation.py",
-    "checkpoint/coordinator/test_coordinator.py",
+    "checkpoint/coordinator/test_completion.py",
     "checkpoint/handlers/test_aligned.py",
     "checkpoint/storage/test_conformance.py",
     "checkpoint/test_options.py",

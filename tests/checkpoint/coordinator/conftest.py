@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from ftlayer.checkpoint.coordinator.events import (
     CheckpointEvent,
@@ -28,6 +29,21 @@ SUBTASKS = (("source", 0), ("source", 1), ("count", 0), ("count", 1))
 WALL_MS = 1_700_000_000_000
 
 
+class Decisions(list[CheckpointInstruction]):
+    """Instructions, and what a test asks of them."""
+
+    def of(self, kind: type) -> list[Any]:
+        return [decision for decision in self if isinstance(decision, kind)]
+
+    def ids(self, kind: type) -> list[int]:
+        """The numbers of the checkpoints that instructions of this kind are about."""
+        return [getattr(each.checkpoint, "checkpoint", each.checkpoint) for each in self.of(kind)]
+
+    @property
+    def triggered(self) -> list[Barrier]:
+        return [decision.barrier for decision in self.of(Trigger)]
+
+
 class Desk:
     """Calls the coordinator; `said` gathers its instructions, `call` returns those of one event."""
 
@@ -44,21 +60,21 @@ class Desk:
         self.coordinator = CheckpointCoordinator(config, facts, **options)
         self.mono_ms = 1_000
         self.wall_ms = WALL_MS
-        self.said: list[CheckpointInstruction] = []
+        self.said = Decisions()
 
     @property
     def now(self) -> Now:
         return Now(self.mono_ms, self.wall_ms + self.mono_ms)
 
-    def call(self, event: CheckpointEvent) -> list[CheckpointInstruction]:
-        instructions = self.coordinator.handle(event, self.now)
+    def call(self, event: CheckpointEvent) -> Decisions:
+        instructions = Decisions(self.coordinator.handle(event, self.now))
         self.coordinator.validate()
         self.said += instructions
         return instructions
 
-    def wait(self, ms: int) -> list[CheckpointInstruction]:
+    def wait(self, ms: int) -> Decisions:
         """Let time pass, tick by tick as the coordinator foresees."""
-        end, decided = self.mono_ms + ms, []
+        end, decided = self.mono_ms + ms, Decisions()
         while self.mono_ms < end:
             due = self.coordinator.due_ms
             self.mono_ms = end if due is None else min(max(due, self.mono_ms + 1), end)
@@ -81,18 +97,18 @@ class Desk:
                 return instruction.barrier.checkpoint
         raise AssertionError("no checkpoint was triggered")
 
-    def ack_all(self, checkpoint: int, committables: bool = False) -> list[CheckpointInstruction]:
-        decided: list[CheckpointInstruction] = []
+    def ack_all(self, checkpoint: int, committables: bool = False) -> Decisions:
+        decided = Decisions()
         for uid, subtask in SUBTASKS:
             written = (Committable(uid, b"rows", checkpoint),) if committables and uid == "count" else ()
             part = SubtaskSnapshot(uid, subtask, committables=written, written_bytes=10, state_bytes=100)
             decided += self.call(PartWritten(checkpoint, part))
         return decided
 
-    def publish(self, checkpoint: Checkpoint, location: str = "") -> list[CheckpointInstruction]:
+    def publish(self, checkpoint: Checkpoint, location: str = "") -> Decisions:
         return self.call(Published(replace(checkpoint, location=location)))
 
-    def complete(self, checkpoint: int) -> list[CheckpointInstruction]:
+    def complete(self, checkpoint: int) -> Decisions:
         """All subtasks ack, and it is published: without committables that is all."""
         (publish,) = self.ack_all(checkpoint)
         return self.publish(publish.checkpoint, publish.location)  # type: ignore[union-attr]
