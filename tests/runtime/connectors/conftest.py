@@ -1,19 +1,27 @@
-"""A model of the vertex's positions, a driver for source readers, and small sources."""
+"""A model of the vertex's positions, a driver for source readers, small sources, and a job of one reader source."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from ftlayer.errors import FTLayerError
 from ftlayer.runtime.connectors.lane import BatchLimits
+from ftlayer.runtime.connectors.positions import progress_of
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
+from ftlayer.runtime.driver.position_keeper import PositionKeeper
+from ftlayer.runtime.driver.range_keeper import KeptRanges
+from ftlayer.runtime.driver.reader_planner import ReaderPlanner
+from ftlayer.runtime.protocol.messages import AssignSplits
 from ftlayer.runtime.task.events import SourceRows
-from ftlayer.topology.operators import IterableSource, Source
+from ftlayer.topology.operators import IterableSource, ReaderSource, Source
 
 ID = pa.schema([("id", pa.int64())])
 KEY = b"k" * 32
@@ -121,6 +129,125 @@ class Driver:
             self.woken.clear()
 
 
+class Broker:
+    """What is behind a reader: shared by all copies of it, as a real broker is."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.commits: list[Any] = []
+        self.stops = 0
+        self.fail: dict[str, BaseException] = {}
+        self.nonce: Callable[[], Any] = lambda: 0
+        self.calls: list[str] = []
+        self.go = threading.Event()
+
+    def __reduce__(self) -> Any:
+        setattr(BROKERS, f"broker{id(self)}", self)
+        return getattr, (BROKERS, f"broker{id(self)}")
+
+    def call(self, name: str) -> None:
+        self.calls.append(name)
+        if (error := self.fail.pop(name, None)) is not None:
+            raise error
+
+
+BROKERS = sys.modules.setdefault("ftlayer_test_brokers", ModuleType("ftlayer_test_brokers"))
+"""By its name, a module means the same to a copy of what refers to it; this one is not imported by name."""
+
+
+class ReaderJob:
+    """A planner, and slots that the test can kill."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        vertex: ModelVertex,
+        key: bytes,
+        reader: Any,
+        parallelism: int = 2,
+        schema: pa.Schema = ID,
+        *,
+        bounded: bool = False,
+    ) -> None:
+        self.driver, self.vertex, self.key, self.parallelism = driver, vertex, key, parallelism
+        self.source = Source("numbers", ReaderSource(reader), schema)
+        self.slots: dict[int, Any] = {}
+        self.errors: list[FTLayerError] = []
+        self.sent: list[AssignSplits] = []
+        self._inbox: list[AssignSplits] = []
+        self._lock = threading.Lock()
+        self.positions: Callable[[], dict[str, bytes]] = vertex.snapshot
+        self.planner = ReaderPlanner(
+            self.source,
+            parallelism,
+            keeper=lambda source, happened: KeptRanges(
+                PositionKeeper(), lambda: progress_of(source.uid, self.positions())
+            ),
+            key=key,
+            send=self._send,
+            failed=lambda uid, error: self.errors.append(error),
+            stop_at_latest=bounded,
+        )
+
+    def start(self) -> ReaderJob:
+        self.planner.start()
+        for subtask in range(self.parallelism):
+            self.up(subtask)
+        return self
+
+    def _send(self, message: AssignSplits) -> None:
+        with self._lock:
+            self.sent.append(message)
+            self._inbox.append(message)
+        self.driver.woken.set()
+
+    def up(self, subtask: int) -> None:
+        reader = self.driver.open(
+            self.source, subtask, self.parallelism, positions=self.vertex.snapshot(), rows=7
+        )
+        reader.start()
+        self.slots[subtask] = reader
+        self.planner.slot_up(subtask)
+
+    def kill(self, subtask: int) -> None:
+        self.slots.pop(subtask).stop()
+        with self._lock:
+            self._inbox = [message for message in self._inbox if message.subtask != subtask]
+        self.planner.slot_down(subtask)
+
+    def step(self) -> None:
+        """Deliver messages; let every slot persist a batch."""
+        with self._lock:
+            inbox, self._inbox = self._inbox, []
+        for message in inbox:
+            if message.subtask in self.slots:
+                self.slots[message.subtask].assign(message)
+        for reader in self.slots.values():
+            rows = reader.take(10**15)
+            if rows is not None:
+                self.vertex.persist(rows)
+                done = reader.accepted(rows)
+                if done is not None:
+                    self.planner.split_done(done)
+
+    def run_until(self, condition: Callable[[], Any]) -> None:
+        def check() -> Any:
+            assert not self.errors, self.errors
+            self.step()
+            return condition()
+
+        self.driver.until(check)
+
+    @property
+    def ended(self) -> bool:
+        return all(reader.ended for reader in self.slots.values())
+
+    def close(self) -> None:
+        self.planner.close()
+        for reader in self.slots.values():
+            reader.stop()
+
+
 @pytest.fixture
 def driver() -> Iterator[Driver]:
     driver = Driver()
@@ -147,3 +274,30 @@ def values() -> Callable[[pa.RecordBatch], list[Any]]:
 @pytest.fixture
 def key() -> bytes:
     return KEY
+
+
+@pytest.fixture
+def broker() -> Broker:
+    return Broker()
+
+
+@pytest.fixture
+def start(driver: Driver, vertex: ModelVertex, key: bytes) -> Iterator[Callable[..., ReaderJob]]:
+    """Make a job of a reader source, and begin it."""
+    jobs: list[ReaderJob] = []
+
+    def make(
+        reader: Any,
+        parallelism: int = 2,
+        *,
+        bounded: bool = False,
+        schema: pa.Schema = ID,
+        begin: bool = True,
+    ) -> ReaderJob:
+        job = ReaderJob(driver, vertex, key, reader, parallelism, schema, bounded=bounded)
+        jobs.append(job)
+        return job.start() if begin else job
+
+    yield make
+    for job in jobs:
+        job.close()

@@ -15,7 +15,6 @@ from ftlayer.runtime.driver.events import (
     CancelRequested,
     CancelSlot,
     DrainRequested,
-    JobInstruction,
     JobState,
     Over,
     SparkJobEnded,
