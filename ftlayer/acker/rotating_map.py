@@ -35,7 +35,7 @@ _GROW_AHEAD_FROM = 0.98
 # A segment shrinks when it could do with this share of its places, so that a steady swing never resizes it.
 _SHRINK_BELOW = 0.4
 # Lines reserved (as address space) at first; a table that outgrows them is moved as a whole.
-_RESERVED_LINES = 1 << 25
+RESERVED_LINES = 1 << 25
 _LEAST_RESERVED_LINES = 1 << 18
 # A region of a power of two would put the same line of all segments into the same sets of the caches.
 _REGION_GRAIN = 64
@@ -115,7 +115,7 @@ class RotatingHashMap:
         self._ring = np.zeros(kernels.RING, np.uint64)
         self._scratch = _Scratch(0)
         self._next_to_shrink = 0
-        self._reserve(_RESERVED_LINES, _LEAST_RESERVED_LINES)
+        self._reserve(RESERVED_LINES, _LEAST_RESERVED_LINES)
         for segment in range(kernels.SEGMENTS):
             self._lines[segment] = _lines_at(segment, 0)
             self._limits[segment] = _limit(_lines_at(segment, 0))

@@ -13,7 +13,7 @@ import numpy as np
 
 from ftlayer.handler.children import Derived, FTDerived, FTPairs, Pairs, Site, UntrackedChildren
 from ftlayer.handler.exact_ids import IdBook
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import I64Array, U64Array, initial_record_ids, operator_key
 from ftlayer.records.kernels import native
 from ftlayer.vertex.calls import EventIds
@@ -22,7 +22,7 @@ from ftlayer.vertex.calls import EventIds
 class AnchorHandler(Protocol):
     """Makes the RecordIds of what comes out of a task."""
 
-    def derive(self, anchors: Lineage | None, parents: I64Array, tag: str = "") -> Derived:
+    def derive(self, anchors: RecordIds | None, parents: I64Array, tag: str = "") -> Derived:
         """Begin to emit children: one record for each of ``parents``, which are records of ``anchors``.
 
         Args:
@@ -34,9 +34,9 @@ class AnchorHandler(Protocol):
 
     def pair(
         self,
-        left: Lineage | None,
+        left: RecordIds | None,
         left_rows: I64Array,
-        right: Lineage | None,
+        right: RecordIds | None,
         right_rows: I64Array,
     ) -> Pairs:
         """Begin to emit pairs: record ``left_rows[i]`` of ``left`` with ``right_rows[i]`` of ``right``.
@@ -59,11 +59,11 @@ class FTAnchorHandler:
         """``uid`` is the emitting chain's; ``book`` keeps single ids, None: they are not needed."""
         self._site = Site(operator_key(uid), book)
         self._book = book
-        self._anchors: Lineage | None = None
+        self._anchors: RecordIds | None = None
         self._counts: dict[str, U64Array] = {}
         self._pairs = 0
 
-    def derive(self, anchors: Lineage | None, parents: I64Array, tag: str = "") -> Derived:
+    def derive(self, anchors: RecordIds | None, parents: I64Array, tag: str = "") -> Derived:
         """See `AnchorHandler.derive`."""
         anchors = _tracked(anchors)
         if anchors is not self._anchors:
@@ -78,9 +78,9 @@ class FTAnchorHandler:
 
     def pair(
         self,
-        left: Lineage | None,
+        left: RecordIds | None,
         left_rows: I64Array,
-        right: Lineage | None,
+        right: RecordIds | None,
         right_rows: I64Array,
     ) -> Pairs:
         """See `AnchorHandler.pair`."""
@@ -92,7 +92,7 @@ class FTAnchorHandler:
         """See `AnchorHandler.of_roots`."""
         if roots is None:
             raise ValueError("roots: with fault tolerance on every new record has a root")
-        anchors = Lineage(roots, initial_record_ids(roots))
+        anchors = RecordIds(roots, initial_record_ids(roots))
         return FTDerived(self._site, anchors, np.arange(n), np.zeros(n, np.uint64))
 
     def event_ids(self, roots: U64Array | None) -> EventIds | None:
@@ -108,15 +108,15 @@ class NonFTAnchorHandler:
     def __init__(self) -> None:
         self._count = 0
 
-    def derive(self, anchors: Lineage | None, parents: I64Array, tag: str = "") -> Derived:
+    def derive(self, anchors: RecordIds | None, parents: I64Array, tag: str = "") -> Derived:
         """Return children without RecordIds."""
         return self._children(len(parents))
 
     def pair(
         self,
-        left: Lineage | None,
+        left: RecordIds | None,
         left_rows: I64Array,
-        right: Lineage | None,
+        right: RecordIds | None,
         right_rows: I64Array,
     ) -> Pairs:
         """Return pairs without RecordIds."""
@@ -135,7 +135,7 @@ class NonFTAnchorHandler:
         return UntrackedChildren(first, n)
 
 
-def _tracked(anchors: Lineage | None) -> Lineage:
+def _tracked(anchors: RecordIds | None) -> RecordIds:
     if anchors is None:
         raise ValueError("anchors: with fault tolerance on every record has RecordIds")
     return anchors

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ftlayer.handler.exact_ids import IdBook
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array, child_ids, join_ids
 from ftlayer.records.kernels import native
 from ftlayer.records.tries import tries_or_first
@@ -35,7 +35,7 @@ class Children(Protocol):
     def names(self, edge: int) -> U64Array:
         """Return a number that tells each record from the others before it has a channel: uint64[n]."""
 
-    def copies(self, edge: int, owner: str, channel: int | I32Array) -> Lineage | None:
+    def copies(self, edge: int, owner: str, channel: int | I32Array) -> RecordIds | None:
         """Derive the RecordIds of one copy of each record, and note that they are owed.
 
         Call it once for each copy: twice with the same edge and channel would cancel out.
@@ -87,7 +87,7 @@ class Site:
 class FTDerived:
     """`Derived` with fault tolerance on."""
 
-    def __init__(self, site: Site, anchors: Lineage, parents: I64Array, ordinals: U64Array) -> None:
+    def __init__(self, site: Site, anchors: RecordIds, parents: I64Array, ordinals: U64Array) -> None:
         """``ordinals[i]`` (uint64[n]) counts child i among the children of its parent, ``parents[i]``."""
         self._site = site
         self._places, self._offsets = anchors.entries(parents)
@@ -110,7 +110,7 @@ class FTDerived:
             parents, operator=self._site.operator, edge=edge, ordinals=ordinals, channel=_NO_CHANNEL
         )
 
-    def copies(self, edge: int, owner: str, channel: int | I32Array) -> Lineage:
+    def copies(self, edge: int, owner: str, channel: int | I32Array) -> RecordIds:
         """See `Children.copies`."""
         ids = child_ids(
             self._parents,
@@ -120,13 +120,13 @@ class FTDerived:
             channel=_channels(channel, self._offsets),
         )
         self._site.owe(self.owed, self._parents, self._places, ids, owner)
-        return Lineage(self._roots, ids, self._offsets, self._origins, self._tries)
+        return RecordIds(self._roots, ids, self._offsets, self._origins, self._tries)
 
 
 class _Side:
     """One side of n pairs: the RecordIds that pairs have from it."""
 
-    def __init__(self, number: int, anchors: Lineage, rows: I64Array) -> None:
+    def __init__(self, number: int, anchors: RecordIds, rows: I64Array) -> None:
         places, offsets = anchors.entries(rows)
         first = places if offsets is None else places[offsets[:-1]]
         pairs = np.arange(len(rows), dtype=np.int64)
@@ -165,9 +165,9 @@ class FTPairs:
     def __init__(
         self,
         site: Site,
-        left: Lineage,
+        left: RecordIds,
         left_rows: I64Array,
-        right: Lineage,
+        right: RecordIds,
         right_rows: I64Array,
         first_ordinal: int,
     ) -> None:
@@ -214,12 +214,12 @@ class FTPairs:
             channel=_NO_CHANNEL,
         )
 
-    def copies(self, edge: int, owner: str, channel: int | I32Array) -> Lineage:
+    def copies(self, edge: int, owner: str, channel: int | I32Array) -> RecordIds:
         """See `Children.copies`."""
         left = self._side_ids(self._left, edge, owner, channel)
         right = self._side_ids(self._right, edge, owner, channel)
         ids = self._in_order(left, right)
-        return Lineage(self._roots, ids, self._offsets, self._origins, self._tries)
+        return RecordIds(self._roots, ids, self._offsets, self._origins, self._tries)
 
     def _side_ids(self, side: _Side, edge: int, owner: str, channel: int | I32Array) -> U64Array:
         parents = side.anchors.ids[side.places]

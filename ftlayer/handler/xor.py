@@ -11,7 +11,7 @@ import numpy as np
 from ftlayer.errors import JobError
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.handler.exact_ids import IdBook, fold_lists
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import I64Array, U64Array, xor_fold_by_root
 from ftlayer.recovery import lasting_in_text
 from ftlayer.vertex.calls import EventIds, Failure
@@ -29,7 +29,7 @@ class Events:
 class XorHandler(Protocol):
     """Collects what to tell the vertex, until it is taken."""
 
-    def settle(self, anchors: Lineage | None, owed: U64Array, records: I64Array | None = None) -> None:
+    def settle(self, anchors: RecordIds | None, owed: U64Array, records: I64Array | None = None) -> None:
         """Acknowledge records: each RecordId's value is its id XOR what it owes.
 
         Args:
@@ -38,7 +38,7 @@ class XorHandler(Protocol):
             records: int64[k], which records of the batch, none of them twice; None for all.
         """
 
-    def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
+    def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:
         """Fail all roots of records; ``row`` counts in records of ``anchors``. The first failure of a root stands.
 
         With fault tolerance off: raises `JobError` with the first of them.
@@ -62,7 +62,7 @@ class FTXorHandler:
         self._ids: list[EventIds] = []
         self._failures: dict[int, Failure] = {}
 
-    def settle(self, anchors: Lineage | None, owed: U64Array, records: I64Array | None = None) -> None:
+    def settle(self, anchors: RecordIds | None, owed: U64Array, records: I64Array | None = None) -> None:
         """See `XorHandler.settle`."""
         if anchors is None:
             raise ValueError("anchors: with fault tolerance on every record has RecordIds")
@@ -77,7 +77,7 @@ class FTXorHandler:
         if self._book is not None:
             self._ids.append(self._book.take(ids, own=True))
 
-    def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
+    def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:
         """See `XorHandler.fail`."""
         if anchors is None:
             raise ValueError("anchors: with fault tolerance on every record has RecordIds")
@@ -113,10 +113,10 @@ class FTXorHandler:
 class NonFTXorHandler:
     """`XorHandler` with fault tolerance off."""
 
-    def settle(self, anchors: Lineage | None, owed: U64Array, records: I64Array | None = None) -> None:
+    def settle(self, anchors: RecordIds | None, owed: U64Array, records: I64Array | None = None) -> None:
         """Do nothing."""
 
-    def fail(self, anchors: Lineage | None, failures: Iterable[RowFailure]) -> None:
+    def fail(self, anchors: RecordIds | None, failures: Iterable[RowFailure]) -> None:
         """Raise the first failure as a `JobError`, or as the error that no restart mends."""
         for failure in failures:
             error = lasting_in_text(failure.traceback) or JobError(

@@ -16,7 +16,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -33,13 +33,6 @@ NO_ROOTS: U64Array = np.zeros(0, np.uint64)
 
 MAX_SHARDS = 1 << 16
 """At most this many shards: 16 bits of a root id, so that 48 are left to tell records apart."""
-
-
-class RecordId(NamedTuple):
-    """The name of one record: its root, and itself. Both are uint64 and never 0."""
-
-    source_record_id: int
-    record_id: int
 
 
 def mix64(values: U64Array) -> U64Array:

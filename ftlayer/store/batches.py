@@ -15,7 +15,7 @@ from ftlayer.store.kv import ReadTransaction, WriteTransaction
 from ftlayer.store.payloads import Payloads
 from ftlayer.store.rows import StoredBatch, decode_info, encode_info, pack, unpack
 
-_FORMAT = 4
+FORMAT = 4
 # Format 3 has failures that say nothing of their next attempt, which format 4 leaves out too.
 _READABLE = (3, 4)
 
@@ -104,7 +104,7 @@ def get_head(txn: ReadTransaction, query: int, batch: int) -> BatchHead | None:
 def put_head(txn: WriteTransaction, query: int, batch: int, head: BatchHead) -> None:
     """Store the head of a batch."""
     values = [
-        _FORMAT,
+        FORMAT,
         head.committed,
         head.said,
         head.delivered,
@@ -124,7 +124,7 @@ def put_part(
     """Store part ``part`` (from 1) of a batch."""
     digest, body = payloads.write(txn, content.rows.payload)
     values = [
-        _FORMAT,
+        FORMAT,
         content.stream,
         to_columns(content.failures),
         encode_info(content.rows.info),

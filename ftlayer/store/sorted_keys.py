@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 # Inserting moves at most one block's pointers. Blocks of this size keep both that and the search short.
-_BLOCK = 1_000
+BLOCK = 1_000
 
 
 class SortedKeys:
@@ -40,9 +40,9 @@ class SortedKeys:
         at = min(bisect_left(self._lasts, key), len(self._blocks) - 1)
         block = self._blocks[at]
         block.insert(bisect_left(block, key), key)
-        if len(block) > 2 * _BLOCK:
-            self._blocks[at : at + 1] = [block[:_BLOCK], block[_BLOCK:]]
-            self._lasts[at : at + 1] = [block[_BLOCK - 1], block[-1]]
+        if len(block) > 2 * BLOCK:
+            self._blocks[at : at + 1] = [block[:BLOCK], block[BLOCK:]]
+            self._lasts[at : at + 1] = [block[BLOCK - 1], block[-1]]
         else:
             self._lasts[at] = block[-1]
 

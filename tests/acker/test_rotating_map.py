@@ -112,7 +112,7 @@ def test_shrinks_after_a_peak_and_gives_memory_back() -> None:
 
 
 def test_a_table_that_outgrows_its_address_space_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotating_map, "_RESERVED_LINES", 1 << 14)
+    monkeypatch.setattr(rotating_map, "RESERVED_LINES", 1 << 14)
     table = RotatingHashMap()
     keys = np.arange(1, 300_001, dtype=np.uint64)
     fill(table, keys)

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 
 from ftlayer.handler.anchor import FTAnchorHandler, NonFTAnchorHandler
 from ftlayer.handler.children import Children
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import child_ids, initial_record_ids, operator_key, random_root_ids
 
 
-def lineage_of(*records: list[int]) -> Lineage:
+def lineage_of(*records: list[int]) -> RecordIds:
     """Records with these roots each, and ids of their own."""
     roots = np.array([root for record in records for root in record], np.uint64)
     offsets = np.cumsum([0, *(len(record) for record in records)]).astype(np.int32)
     plain = all(len(record) == 1 for record in records)
-    return Lineage(roots, random_root_ids(len(roots)), None if plain else offsets)
+    return RecordIds(roots, random_root_ids(len(roots)), None if plain else offsets)
 
 
-def copies(children: Children, edge: int = 0, channel: int = 0) -> Lineage:
+def copies(children: Children, edge: int = 0, channel: int = 0) -> RecordIds:
     lineage = children.copies(edge, "next", channel)
     assert lineage is not None
     return lineage
@@ -34,7 +34,7 @@ def rows(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def records_of(lineage: Lineage) -> list[dict[int, int]]:
+def records_of(lineage: RecordIds) -> list[dict[int, int]]:
     """The ids of each record by root."""
     records: list[dict[int, int]] = [{} for _ in range(len(lineage))]
     for record, root, record_id in zip(
@@ -63,7 +63,7 @@ def test_a_childs_id_is_derived_from_its_place_among_its_parents_children() -> N
 
 def test_another_batch_and_another_output_begin_at_the_first_child() -> None:
     anchors = lineage_of([1], [2])
-    again = Lineage(anchors.roots, anchors.ids)
+    again = RecordIds(anchors.roots, anchors.ids)
     handler = FTAnchorHandler("op", None)
     first = copies(handler.derive(anchors, rows(0)))
     side = copies(handler.derive(anchors, rows(0), "late"))
@@ -100,7 +100,7 @@ def test_each_copy_of_a_record_has_an_id_of_its_own_and_all_are_owed() -> None:
 
 def test_origins_go_on_to_children() -> None:
     plain = lineage_of([1], [2])
-    replayed = Lineage(plain.roots, plain.ids, None, np.array([9, 2], np.uint64))
+    replayed = RecordIds(plain.roots, plain.ids, None, np.array([9, 2], np.uint64))
     handler = FTAnchorHandler("op", None)
     origins = copies(handler.derive(replayed, rows(1, 0, 0))).origins
     assert origins is not None

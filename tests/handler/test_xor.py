@@ -9,7 +9,7 @@ import pytest
 from ftlayer.errors import JobError, UnsupportedError
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.handler.handler import FTHandler, Handler, NonFTHandler
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import shard_of
 from ftlayer.vertex.calls.event_ids import check_event_ids
 
@@ -28,13 +28,13 @@ def exact() -> FTHandler:
     return FTHandler("op", job="job", run="run", exact=True)
 
 
-TWO_ROOTS = Lineage(u64(1, 2, 1), u64(16, 32, 64), np.array([0, 2, 3], np.int32))
+TWO_ROOTS = RecordIds(u64(1, 2, 1), u64(16, 32, 64), np.array([0, 2, 3], np.int32))
 """Record 0 of roots 1 and 2, record 1 of root 1."""
 
 
 def test_a_record_acknowledges_its_id_xor_what_it_owes_folded_by_root(handler: FTHandler) -> None:
     handler.xor.settle(TWO_ROOTS, u64(3, 5, 9))
-    handler.xor.settle(Lineage(u64(2), u64(256)), u64(0))
+    handler.xor.settle(RecordIds(u64(2), u64(256)), u64(0))
     events = handler.xor.events()
     assert events is not None
     assert dict(zip(events.roots.tolist(), events.values.tolist(), strict=True)) == {

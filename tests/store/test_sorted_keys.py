@@ -14,7 +14,7 @@ keys = st.binary(max_size=2)
 def test_it_is_a_sorted_set(steps: list[tuple[bool, bytes]], probe: bytes) -> None:
     model: set[bytes] = set()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorted_keys, "_BLOCK", 2)  # so that blocks are split and dropped
+        patch.setattr(sorted_keys, "BLOCK", 2)  # so that blocks are split and dropped
         subject = SortedKeys()
         for adding, key in steps:
             if adding and key not in model:

@@ -30,7 +30,7 @@ from ftlayer.runtime.protocol.elements import (
     Element,
     EndOfStream,
     Idle,
-    Lineage,
+    RecordIds,
     Watermark,
 )
 from ftlayer.topology.job_graph import Channel, JobEdge
@@ -217,7 +217,7 @@ class _Header:
 
 def _read_arrays(
     frame: pa.Buffer, header: _Header
-) -> tuple[Lineage | None, npt.NDArray[np.int64] | None, int]:
+) -> tuple[RecordIds | None, npt.NDArray[np.int64] | None, int]:
     """Return lineage, times, and where the payload begins."""
     rows, ids, flags = header.rows, header.ids, header.flags
     at = HEADER_BYTES
@@ -239,7 +239,7 @@ def _read_arrays(
     if flags & _LINEAGE:
         offsets = take(np.int32, rows + 1) if flags & _OFFSETS else None
         _check_offsets(offsets, rows, ids)
-        lineage = Lineage(roots, record_ids, offsets, origins, tries)
+        lineage = RecordIds(roots, record_ids, offsets, origins, tries)
     return lineage, times, at
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.handler.lineage import concat_lineages
+from ftlayer.handler.record_ids import concat_record_ids
 from ftlayer.records.ids import I32Array, I64Array
-from ftlayer.runtime.protocol.elements import Batch, Lineage
+from ftlayer.runtime.protocol.elements import Batch, RecordIds
 
 MAX_BATCH_BYTES = 16 << 20
 """A batch of more bytes is cut, so that credits mean something; a single record may be larger."""
@@ -35,7 +35,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
     lineages = [batch.lineage for batch in batches if batch.lineage is not None]
     return Batch(
         pa.concat_batches([batch.payload for batch in batches]),
-        concat_lineages(lineages) if lineages else None,
+        concat_record_ids(lineages) if lineages else None,
         _concatenated([batch.times for batch in batches if batch.times is not None]),
     )
 
@@ -61,7 +61,7 @@ def rows_of(batch: Batch, start: int, end: int) -> Batch:
     )
 
 
-def _lineage_of(lineage: Lineage, start: int, end: int) -> Lineage:
+def _lineage_of(lineage: RecordIds, start: int, end: int) -> RecordIds:
     offsets: I32Array | None = None
     if lineage.offsets is not None:
         first, last = int(lineage.offsets[start]), int(lineage.offsets[end])
@@ -70,7 +70,7 @@ def _lineage_of(lineage: Lineage, start: int, end: int) -> Lineage:
         first, last = start, end
     origins = None if lineage.origins is None else lineage.origins[first:last]
     tries = None if lineage.tries is None else lineage.tries[first:last]
-    return Lineage(lineage.roots[first:last], lineage.ids[first:last], offsets, origins, tries)
+    return RecordIds(lineage.roots[first:last], lineage.ids[first:last], offsets, origins, tries)
 
 
 def _concatenated(arrays: list[I64Array]) -> I64Array | None:

@@ -1,16 +1,15 @@
-"""A slot's end of the control stream: one Flight ``DoExchange`` to the coordinator, a frame a message."""
+"""A slot's end of the control stream, whose other end is the coordinator's `ControlServer`: a frame a message."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import msgpack
 
 from ftlayer.errors import FTLayerError, ProtocolError
 from ftlayer.runtime.protocol.control_frames import PROTOCOL, decode_to_slot, encode
 from ftlayer.runtime.protocol.messages import FromSlot, ToSlot
 from ftlayer.transport.client import Endpoint
 from ftlayer.transport.exchange import Exchange
+from ftlayer.transport.frames import pack
 
 # How long `close` waits until what was sent is written and the coordinator has seen the end of the stream.
 CLOSE_TIMEOUT_S = 5.0
@@ -38,7 +37,7 @@ class ControlClient:
         """
         self._stream.start(
             self._endpoint,
-            msgpack.packb(self._hello),
+            pack(self._hello, "descriptor"),
             lambda frame: on_message(_decoded(frame)),
             lambda error: on_lost(self._reason(error)),
         )

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
@@ -89,7 +89,7 @@ class Working:
     task: Task
     roots: tuple[U64Array, ...]
     since_ms: int
-    lineage: Lineage | None = None
+    lineage: RecordIds | None = None
 
 
 class SlotCore:

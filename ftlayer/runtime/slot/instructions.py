@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.messages import FromSlot
 from ftlayer.runtime.task.contract import TaskKey
@@ -41,7 +41,7 @@ class RunTask:
     key: TaskKey
     event: TaskEvent | ModeWork
     roots: tuple[U64Array, ...] = ()
-    lineage: Lineage | None = None
+    lineage: RecordIds | None = None
     counts: bool = True
 
 

@@ -1,4 +1,4 @@
-"""A slot's stream to one other slot: elements out, credit back."""
+"""A slot's stream to one other slot, whose other end is that slot's `ChannelServer`: elements out, credit back."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ftlayer.errors import CodecError
 from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.children import Children
 from ftlayer.handler.handler import Handler
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.actions import Send
@@ -103,7 +103,7 @@ class Emitter:
         self,
         tag: str,
         payload: pa.RecordBatch,
-        anchors: Lineage | None,
+        anchors: RecordIds | None,
         parents: I64Array,
         times: I64Array | None = None,
         routes: Routes | None = None,
@@ -128,9 +128,9 @@ class Emitter:
     def pairs(
         self,
         payload: pa.RecordBatch,
-        left: Lineage | None,
+        left: RecordIds | None,
         left_rows: I64Array,
-        right: Lineage | None,
+        right: RecordIds | None,
         right_rows: I64Array,
         times: I64Array | None = None,
         routes: Routes | None = None,
@@ -178,7 +178,7 @@ class Emitter:
         return RootEmission(sends, children.owed, key_hashes, anchor.event_ids(roots), failures)
 
     def replayed(
-        self, payload: pa.RecordBatch, anchors: Lineage | None, key_hashes: I32Array | None
+        self, payload: pa.RecordBatch, anchors: RecordIds | None, key_hashes: I32Array | None
     ) -> Emission:
         """Emit stored rows, each from the record of ``anchors`` beside it, where the replay twins say.
 

@@ -20,7 +20,7 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.emitter import Emitter
@@ -227,7 +227,7 @@ class JoinTask:
         self._handler.xor.fail(batch.lineage, failures)
         return reports(self._handler.xor)
 
-    def _replace(self, lineage: Lineage | None) -> None:
+    def _replace(self, lineage: RecordIds | None) -> None:
         """Forget what the stored records that come again have here: its roots have left the table."""
         if lineage is None or lineage.origins is None:
             return
@@ -341,9 +341,9 @@ class JoinTask:
 class _KnownPairs:
     """`ftlayer.functions.current.Known` of pairs: of the two records, the one that was tried more often."""
 
-    one: Lineage | None
+    one: RecordIds | None
     one_of: I64
-    other: Lineage | None
+    other: RecordIds | None
     other_of: I64
 
     def record(self, row: int) -> CurrentRecord:

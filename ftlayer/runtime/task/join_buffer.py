@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ftlayer.handler.lineage import concat_lineages, origins_of
+from ftlayer.handler.record_ids import concat_record_ids, origins_of
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.records.keyhash import key_column
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, Lineage
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS, RecordIds
 from ftlayer.runtime.task.lineages import BoolArray, ids_mask
 
 MAX_RUN_BYTES = 64 << 20
@@ -48,7 +48,7 @@ class JoinRows:
     times: I64
     keep_until: I64
     hold_until: I64 | None = None
-    lineage: Lineage | None = None
+    lineage: RecordIds | None = None
     owed: U64Array | None = None
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ def concat_rows(parts: Sequence[JoinRows]) -> JoinRows:
         np.concatenate([part.times for part in parts]),
         np.concatenate([part.keep_until for part in parts]),
         np.concatenate(holds) if holds else None,
-        concat_lineages(lineages) if lineages else None,
+        concat_record_ids(lineages) if lineages else None,
         np.concatenate(owed) if owed else None,
     )
 

@@ -9,15 +9,15 @@ import numpy.typing as npt
 
 from ftlayer.functions.current import UNTRACKED, CurrentRecord, Known, record_of
 from ftlayer.functions.outcome import I64
-from ftlayer.handler.lineage import origins_of
+from ftlayer.handler.record_ids import origins_of
 from ftlayer.records.ids import U64Array
 from ftlayer.records.tries import FIRST_TRY, tries_or_first
-from ftlayer.runtime.protocol.elements import Lineage
+from ftlayer.runtime.protocol.elements import RecordIds
 
 BoolArray = npt.NDArray[np.bool_]
 
 
-def ids_mask(lineage: Lineage, records: BoolArray) -> BoolArray:
+def ids_mask(lineage: RecordIds, records: BoolArray) -> BoolArray:
     """Return which RecordIds belong to the records of a mask bool[n]: bool[m]."""
     return records if lineage.offsets is None else np.repeat(records, np.diff(lineage.offsets))
 
@@ -26,7 +26,7 @@ def ids_mask(lineage: Lineage, records: BoolArray) -> BoolArray:
 class KnownOf:
     """`ftlayer.functions.current.Known` of a batch; of a record with several anchors, the one tried most often."""
 
-    lineage: Lineage
+    lineage: RecordIds
 
     def record(self, row: int) -> CurrentRecord:
         """See `Known.record`."""
@@ -47,12 +47,12 @@ class KnownOf:
         return np.maximum.reduceat(lineage.tries, lineage.offsets[:-1])[rows]
 
 
-def known_of(lineage: Lineage | None) -> Known:
+def known_of(lineage: RecordIds | None) -> Known:
     """Return what the functions of a chain may ask of a batch's records."""
     return UNTRACKED if lineage is None else KnownOf(lineage)
 
 
-def replayed(lineage: Lineage) -> BoolArray:
+def replayed(lineage: RecordIds) -> BoolArray:
     """Return which records come from a replay (by any of their anchors): bool[n]."""
     if lineage.origins is None:
         return np.zeros(len(lineage), np.bool_)

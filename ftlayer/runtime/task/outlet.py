@@ -13,7 +13,7 @@ from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
-from ftlayer.runtime.protocol.elements import EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import SinkBody
 from ftlayer.runtime.task.emitter import Emitter
@@ -26,7 +26,7 @@ _NOTHING_OWED: U64Array = np.zeros(1, np.uint64)
 class Outlet(Protocol):
     """The end of a chain. What it settles and fails lies in the handler, to be taken from there."""
 
-    def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
+    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """Take what came of a batch of so many records."""
 
     def take_fired(self, outputs: dict[str, Rows], now: Now) -> list[Action]:
@@ -68,7 +68,7 @@ class ChannelOutlet:
         self._handler = handler
         self._emitter = emitter
 
-    def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
+    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
         xor = self._handler.xor
         outputs, failures = self._routed(passed)
@@ -134,7 +134,7 @@ class SinkOutlet:
         self._handler = handler
         self._sink = sink
 
-    def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
+    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
         self._handler.xor.fail(None, passed.failures)
         self._write(passed.outputs[MAIN], now)

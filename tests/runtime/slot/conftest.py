@@ -21,7 +21,7 @@ from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, 
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
-from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, Lineage
+from ftlayer.runtime.protocol.elements import Batch, Element, EndOfStream, RecordIds
 from ftlayer.runtime.protocol.messages import FromSlot, ReplayNow
 from ftlayer.runtime.slot.core import SlotCore, SlotEvent
 from ftlayer.runtime.slot.events import (
@@ -73,9 +73,9 @@ def rows_of(first: int, n: int, width: int = 8) -> pa.RecordBatch:
     )
 
 
-def lineage_of(batch: pa.RecordBatch) -> Lineage:
+def lineage_of(batch: pa.RecordBatch) -> RecordIds:
     roots = batch.column(0).to_numpy().astype(np.uint64) + np.uint64(1)
-    return Lineage(roots, roots * np.uint64(3))
+    return RecordIds(roots, roots * np.uint64(3))
 
 
 def graph_of(

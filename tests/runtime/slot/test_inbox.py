@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ftlayer.runtime.protocol.elements import Barrier, Batch, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import Barrier, Batch, RecordIds, Watermark
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.topology.job_graph import Channel
 
@@ -125,7 +125,7 @@ def test_a_batch_that_is_cut_keeps_its_order_its_credit_and_its_place(
 def test_what_is_left_of_a_batch_is_captured_and_its_roots_are_held() -> None:
     box = Inbox(CHANNELS, 100, 1 << 20)
     roots = np.arange(1, 5, dtype=np.uint64)
-    box.put(CHANNELS[0], Batch(batch(1, 2, 3, 4).payload, Lineage(roots, roots)), 40)
+    box.put(CHANNELS[0], Batch(batch(1, 2, 3, 4).payload, RecordIds(roots, roots)), 40)
     box.put(CHANNELS[0], Barrier(7, 0), 0)
     assert values_in(box.take(3).element) == [1, 2, 3]
     assert [held.tolist() for held in box.roots()] == [[4]]

@@ -14,7 +14,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.functions.chains.segments import segments_of
 from ftlayer.functions.conversion import VALUES
 from ftlayer.functions.steps import Map
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Batch
 from ftlayer.runtime.slot.core import Working
@@ -107,7 +107,7 @@ def test_a_record_that_hangs_does_not_take_its_batch_along(tools: Any) -> None:
     task = beating.slot.tasks["work", 0]
     # The second row has two roots, one of them the first row's too.
     roots = np.array([5, 6, 5, 7], np.uint64)
-    lineage = Lineage(roots, roots, np.array([0, 1, 3, 4], np.int32))
+    lineage = RecordIds(roots, roots, np.array([0, 1, 3, 4], np.int32))
     beating.slot.core.working = Working("work", task, (roots,), mono_ms() - 1_000, lineage)
     for row, held in ((0, {6, 7}), (1, {7}), (2, {5, 6})):
         task.row = row
@@ -121,7 +121,7 @@ def test_a_call_for_a_batch_has_a_timeout_for_each_record_but_not_for_ever(
     beating = Beating(tools, timeout_ms=10_000)
     task = beating.slot.tasks["work", 0]
     roots = np.arange(1, rows + 1, dtype=np.uint64)
-    lineage = Lineage(roots, roots)
+    lineage = RecordIds(roots, roots)
     long = 10_000 * timeouts
     beating.slot.core.working = Working("work", task, (roots,), mono_ms() - long + 5_000, lineage)
     assert beating.held() == set(range(1, rows + 1))

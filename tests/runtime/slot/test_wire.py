@@ -20,7 +20,7 @@ from ftlayer.runtime.protocol.elements import (
     CancelMarker,
     EndOfStream,
     Idle,
-    Lineage,
+    RecordIds,
     Watermark,
 )
 from ftlayer.runtime.slot.batching import can_join, cut, joined, rows_of
@@ -64,13 +64,13 @@ def nested_rows(n: int, seed: int = 0) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, schema=NESTED)
 
 
-def lineage_of(n: int, many: bool, origins: bool, seed: int = 0) -> Lineage:
+def lineage_of(n: int, many: bool, origins: bool, seed: int = 0) -> RecordIds:
     generator = np.random.default_rng(seed)
     counts = generator.integers(1, 4, n) if many else np.ones(n, np.int64)
     total = int(counts.sum())
     ids = generator.integers(1, 2**64, (4, total), np.uint64)
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32) if many else None
-    return Lineage(ids[0], ids[1], offsets, *(ids[2:] if origins else ()))
+    return RecordIds(ids[0], ids[1], offsets, *(ids[2:] if origins else ()))
 
 
 def same(one: Batch, other: Batch) -> None:

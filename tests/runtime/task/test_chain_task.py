@@ -20,7 +20,7 @@ from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
@@ -153,7 +153,7 @@ def batch_of(records: list[Record]) -> Batch:
     roots, ids = (np.array(column, np.uint64) for column in zip(*anchors, strict=True))
     offsets = np.cumsum([0, *(len(record.anchors) for record in records)]).astype(np.int32)
     single = len(anchors) == len(records)
-    return Batch(payload, Lineage(roots, ids, None if single else offsets))
+    return Batch(payload, RecordIds(roots, ids, None if single else offsets))
 
 
 @dataclass
@@ -496,7 +496,8 @@ def test_the_row_that_is_worked_on_is_known_behind_what_dropped_others():
     rows = [{"number": n, "copies": 0, "fails": "", "at": None if n == 1 else n} for n in range(6)]
     ids = np.arange(1, 7, dtype=np.uint64)
     task.handle(
-        ElementCame(BEFORE, Batch(pa.RecordBatch.from_pylist(rows, schema=IN), Lineage(ids, ids))), Now(0, 0)
+        ElementCame(BEFORE, Batch(pa.RecordBatch.from_pylist(rows, schema=IN), RecordIds(ids, ids))),
+        Now(0, 0),
     )
     # Row 1 has no time, and fails.
     assert [(number, row) for number, row, _ in seen] == [(3, 3), (5, 5)]

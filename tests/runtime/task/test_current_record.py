@@ -15,9 +15,9 @@ from ftlayer.errors import UnsupportedError
 from ftlayer.functions.current import CurrentRecord, current_record
 from ftlayer.functions.process import ProcessFunction
 from ftlayer.functions.steps import Map, MapBatches, Process
-from ftlayer.handler.lineage import concat_lineages
+from ftlayer.handler.record_ids import concat_record_ids
 from ftlayer.records.tries import pack_tries
-from ftlayer.runtime.protocol.elements import Lineage
+from ftlayer.runtime.protocol.elements import RecordIds
 from ftlayer.runtime.task.lineages import KnownOf, known_of
 from ftlayer.runtime.task.pipeline import OperatorChain
 from ftlayer.state.heap import HeapBackend
@@ -62,7 +62,7 @@ def test_functions_of_a_chain_see_the_attempt_of_their_record() -> None:
     ]
     pipeline = OperatorChain(operators, [N], HeapBackend())
     pipeline.open(0)
-    lineage = Lineage(
+    lineage = RecordIds(
         u64(1, 2, 3, 4), u64(5, 6, 7, 8), np.array([0, 1, 3, 4], np.int32), None, tried(4, 2, 9, 1)
     )
     payload = pa.record_batch([[10, 20, 30]], N)
@@ -85,10 +85,10 @@ def test_tries_stay_with_their_records_wherever_these_go(sizes: list[list[int]],
     flat = [attempt for each in sizes for attempt in each]
     ids = np.arange(1, len(flat) + 1, dtype=np.uint64)
     offsets = None if set(counts) == {1} else np.cumsum([0, *counts]).astype(np.int32)
-    lineage = Lineage(ids, ids, offsets, None, tried(*flat))
-    fresh = Lineage(u64(99), u64(98))
+    lineage = RecordIds(ids, ids, offsets, None, tried(*flat))
+    fresh = RecordIds(u64(99), u64(98))
     rows = data.draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1))
-    joined = KnownOf(concat_lineages([fresh, lineage.take(np.array(rows))]))
+    joined = KnownOf(concat_record_ids([fresh, lineage.take(np.array(rows))]))
     want = [1, *(max(sizes[row]) for row in rows)]
     assert [joined.record(row).attempt for row in range(len(want))] == want
     everything = joined.tries(np.arange(len(want)))
@@ -112,7 +112,7 @@ def test_a_replay_says_when_its_record_first_failed() -> None:
         call(calls.Fail((calls.Failure(root, "no"),), vertex.incarnation), wall_ms)
         (records,) = call(calls.TakeReplays("s", 10), wall_ms).batches
         assert records.first_failed_ms.tolist() == [2_000]
-        lineage = Lineage(
+        lineage = RecordIds(
             records.roots,
             records.roots,
             None,

@@ -27,7 +27,7 @@ from ftlayer.partitioning.partitioners import (
 )
 from ftlayer.records.ids import random_root_ids
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.topology.ft_builder import OpFTLayerBuilder, replay_uid
@@ -67,8 +67,8 @@ def payload(*keys: str) -> pa.RecordBatch:
     )
 
 
-def lineage(n: int) -> Lineage:
-    return Lineage(random_root_ids(n), random_root_ids(n))
+def lineage(n: int) -> RecordIds:
+    return RecordIds(random_root_ids(n), random_root_ids(n))
 
 
 def batches(sends: Sequence[Send]) -> dict[Channel, Batch]:
@@ -113,7 +113,7 @@ def test_a_single_channel_gets_the_rows_as_they_are(partitioner: Partitioner) ->
 
 
 def test_rows_are_split_by_channel_in_their_order_with_all_that_belongs_to_them() -> None:
-    anchors = Lineage(random_root_ids(4), random_root_ids(4), None, random_root_ids(4))
+    anchors = RecordIds(random_root_ids(4), random_root_ids(4), None, random_root_ids(4))
     rows = payload("", "x", "", "xyz", "xy")
     parents, times = np.array([3, 0, 0, 2, 1]), np.arange(10, 15)
     emission = emitter(fan_out(1, (BY_LENGTH, 3))).derived("", rows, anchors, parents, times)

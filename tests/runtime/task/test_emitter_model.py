@@ -29,7 +29,7 @@ from ftlayer.partitioning.partitioners import (
     Shuffle,
 )
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.protocol.elements import Batch, Lineage
+from ftlayer.runtime.protocol.elements import Batch, RecordIds
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -87,7 +87,7 @@ class Ledger:
         self._event(roots, values, ids)
         self._check(roots)
 
-    def out(self, lineage: Lineage) -> None:
+    def out(self, lineage: RecordIds) -> None:
         """A batch is on its way."""
         for root, record_id in zip(lineage.roots.tolist(), lineage.ids.tolist(), strict=True):
             assert record_id != 0
@@ -95,7 +95,7 @@ class Ledger:
             self.sent.add(record_id)
             self.live[root] += 1
 
-    def gone(self, lineage: Lineage) -> None:
+    def gone(self, lineage: RecordIds) -> None:
         """A batch is settled."""
         self.live.subtract(lineage.roots.tolist())
 
@@ -127,8 +127,8 @@ class Topology:
         }
         self.emitters = {place: Emitter(graph, *place, handler) for place, handler in self.handlers.items()}
         self.channels: dict[Channel, deque[Batch]] = {}
-        self.buffers: dict[tuple[str, int], list[tuple[int, Lineage, np.ndarray]]] = {}
-        self.reports: list[tuple[Lineage, Events]] = []
+        self.buffers: dict[tuple[str, int], list[tuple[int, RecordIds, np.ndarray]]] = {}
+        self.reports: list[tuple[RecordIds, Events]] = []
 
     def read(self, subtask: int, first: int, n: int) -> None:
         """Let the source read rows: registered before anything is sent."""
@@ -178,7 +178,7 @@ class Topology:
         self.process((edge.target, channel.receiver), edge.input, batch.lineage)
         return True
 
-    def process(self, place: tuple[str, int], side: int, lineage: Lineage) -> None:
+    def process(self, place: tuple[str, int], side: int, lineage: RecordIds) -> None:
         emitter = self.emitters[place]
         owed = np.zeros(len(lineage.roots), np.uint64)
         for tag in ("", "", "side"):
@@ -204,7 +204,7 @@ class Topology:
         else:
             self.settle(place, lineage, owed)
 
-    def settle(self, place: tuple[str, int], lineage: Lineage, owed: np.ndarray) -> None:
+    def settle(self, place: tuple[str, int], lineage: RecordIds, owed: np.ndarray) -> None:
         handler = self.handlers[place]
         handler.xor.settle(lineage, owed)
         events = handler.xor.events()

@@ -15,7 +15,7 @@ from ftlayer.failures import FailException
 from ftlayer.handler.handler import FTHandler, NonFTHandler
 from ftlayer.partitioning.partitioners import Custom, HashByKey, Partitioner, Rebalance
 from ftlayer.records.selector import KeySelector
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task import join, join_buffer
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.emitter import Emitter
@@ -88,7 +88,7 @@ def batch_of(rows: list[Row]) -> Batch:
     offsets = None
     if len(anchors) != len(rows):
         offsets = np.cumsum([0, *(len(row.anchors) for row in rows)]).astype(np.int32)
-    lineage = Lineage(roots, ids, offsets, None if (roots == origins).all() else origins)
+    lineage = RecordIds(roots, ids, offsets, None if (roots == origins).all() else origins)
     return Batch(payload, lineage, np.array([row.time for row in rows], np.int64))
 
 

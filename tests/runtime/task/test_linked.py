@@ -16,7 +16,7 @@ from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
@@ -77,7 +77,7 @@ def join_graph(*tail) -> JobGraph:
 def batch_of(root: int, key: int, *numbers: int) -> Batch:
     payload = pa.RecordBatch.from_pylist([{"key": key, "number": n} for n in numbers], schema=IN)
     roots = np.arange(root, root + len(numbers), dtype=np.uint64)
-    return Batch(payload, Lineage(roots, roots + np.uint64(1000)), np.zeros(len(numbers), np.int64))
+    return Batch(payload, RecordIds(roots, roots + np.uint64(1000)), np.zeros(len(numbers), np.int64))
 
 
 class Table:

@@ -20,7 +20,7 @@ from ftlayer.partitioning.partitioners import HashByKey, Rebalance
 from ftlayer.records.ids import initial_record_ids
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Acknowledge, FailRoots, PersistRoots, Send, TaskEnded, WakeAt
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Settled
@@ -113,7 +113,7 @@ def batch_of(*rows: tuple[int, int], first_root: int = 1, tracked: bool = True, 
     payload = pa.RecordBatch.from_pylist([{"key": key, "value": value} for key, value in rows], schema=ROW)
     roots = np.arange(first_root, first_root + len(rows), dtype=np.uint64)
     times = np.full(len(rows), time, np.int64)
-    return Batch(payload, Lineage(roots, roots + np.uint64(1000)) if tracked else None, times)
+    return Batch(payload, RecordIds(roots, roots + np.uint64(1000)) if tracked else None, times)
 
 
 def elements(actions, edge: int = 2) -> list:

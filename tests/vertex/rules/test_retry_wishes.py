@@ -127,7 +127,7 @@ def test_a_seal_says_something_else_where_it_asks_for_something_else(vertex, kit
 
 
 def test_a_seal_of_format_3_is_read(vertex, kit, query, monkeypatch):
-    monkeypatch.setattr(stored_batches, "_FORMAT", 3)
+    monkeypatch.setattr(stored_batches, "FORMAT", 3)
     rows = sealed_rows(kit, Failure(5, "no"))
     vertex.call(calls.BeginBatch("q", query, 0))
     vertex.call(calls.Seal("q", query, 0, {}, failed=(rows,)))

@@ -11,7 +11,7 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.handler.handler import Handler
-from ftlayer.handler.lineage import Lineage
+from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import U64Array
 from ftlayer.records.tries import pack_tries
 from ftlayer.runtime.protocol.elements import EndOfStream
@@ -192,7 +192,7 @@ class StreamReplayTask:
                 failures += [Failure(root, misfit, uid, fatal=True) for root in batch.roots.tolist()]
                 continue
             tries = pack_tries(batch.attempts, batch.first_failed_ms)
-            lineage = Lineage(batch.roots, batch.roots, None, batch.origins, tries)
+            lineage = RecordIds(batch.roots, batch.roots, None, batch.origins, tries)
             emission = self._emitter.replayed(batch.payload, lineage, batch.key_hashes)
             actions.extend(emission.sends)
             if emission.failures:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
-from ftlayer.runtime.protocol.elements import Lineage
+from ftlayer.runtime.protocol.elements import RecordIds
 from ftlayer.runtime.task.contract import Settled
 from ftlayer.runtime.task.lineages import BoolArray, ids_mask
 
@@ -26,7 +26,7 @@ class _BatchAtSink:
         open: bool[n], neither done nor failed yet.
     """
 
-    lineage: Lineage
+    lineage: RecordIds
     owed: U64Array
     row_record: I64Array
     first_row: int
@@ -45,7 +45,7 @@ class Done:
     twice, neither here nor in a later answer.
     """
 
-    lineage: Lineage
+    lineage: RecordIds
     owed: U64Array
     records: I64Array
     failures: tuple[RowFailure, ...] = ()
@@ -69,7 +69,7 @@ class SettleQueue:
         """Whether the sink has settled all it was given."""
         return not self._waiting
 
-    def add(self, lineage: Lineage, owed: U64Array, row_record: I64Array, alive: I64Array) -> Done:
+    def add(self, lineage: RecordIds, owed: U64Array, row_record: I64Array, alive: I64Array) -> Done:
         """Take the records ``alive`` of a batch, whose rows go to the sink in this order, one a ``row_record``.
 
         Returns those that have no row there: they are done at once.

@@ -10,7 +10,7 @@ from ftlayer.functions.chains.topology import MAIN
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue
-from ftlayer.runtime.protocol.elements import EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import Settled, SinkBody
 from ftlayer.runtime.task.outlet import unharmed
@@ -27,7 +27,7 @@ class AckingSinkOutlet:
         self._sink = sink
         self._queue = SettleQueue()
 
-    def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
+    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
         if lineage is None:
             raise ProtocolError("a record without RecordIds came to a sink that acknowledges")

@@ -12,7 +12,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import I64Array, U64Array
-from ftlayer.runtime.protocol.elements import EndOfStream, Idle, Lineage, Watermark
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.outlet import ChannelOutlet
@@ -138,7 +138,7 @@ class TimerRootsOutlet:
         self._channels = channels
         self._roots = roots
 
-    def take(self, lineage: Lineage | None, records: int, passed: Passed, now: Now) -> list[Action]:
+    def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
         return self._channels.take(lineage, records, passed, now)
 

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 
 from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue
-from ftlayer.runtime.protocol.elements import Lineage
+from ftlayer.runtime.protocol.elements import RecordIds
 from ftlayer.runtime.task.contract import Settled
 
 
-def lineage_of(first: int, anchors: list[int]) -> Lineage:
+def lineage_of(first: int, anchors: list[int]) -> RecordIds:
     """Records with so many anchors each; roots are numbered from ``first``, ids are root + 1,000."""
     offsets = np.concatenate([[0], np.cumsum(anchors)]).astype(np.int32)
     roots = np.arange(first, first + offsets[-1], dtype=np.uint64)
     single = all(count == 1 for count in anchors)
-    return Lineage(roots, roots + np.uint64(1000), None if single else offsets)
+    return RecordIds(roots, roots + np.uint64(1000), None if single else offsets)
 
 
 def failure(row: int) -> RowFailure:
@@ -47,7 +47,7 @@ def test_each_record_is_settled_once_with_its_last_row_and_fails_with_its_first_
     told: dict[tuple[int, int], str] = {}
     roots: dict[int, tuple[int, int]] = {}
     settled = 0
-    lineages: list[Lineage] = []
+    lineages: list[RecordIds] = []
 
     def take(done: Done) -> None:
         number = next(i for i, lineage in enumerate(lineages) if lineage is done.lineage)

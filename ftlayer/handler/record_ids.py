@@ -12,8 +12,8 @@ from ftlayer.records.tries import concat_tries
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
-    """The RecordIds of n records.
+class RecordIds:
+    """The RecordIds of n records: the source record that each derives from, and its own name. Never 0.
 
     Attributes:
         roots, ids: uint64[m], m = n while every record has one anchor.
@@ -54,15 +54,15 @@ class Lineage:
         first = self.offsets[:-1][records].astype(np.int64)
         return np.repeat(first - offsets[:-1], sizes) + np.arange(offsets[-1], dtype=np.int64), offsets
 
-    def take(self, records: I64Array) -> Lineage:
+    def take(self, records: I64Array) -> RecordIds:
         """Return the RecordIds of ``records`` (int64[k]), in that order."""
         places, offsets = self.entries(records)
         origins = None if self.origins is None else self.origins[places]
         tries = None if self.tries is None else self.tries[places]
-        return Lineage(self.roots[places], self.ids[places], offsets, origins, tries)
+        return RecordIds(self.roots[places], self.ids[places], offsets, origins, tries)
 
 
-def concat_lineages(parts: Sequence[Lineage]) -> Lineage:
+def concat_record_ids(parts: Sequence[RecordIds]) -> RecordIds:
     """Return the records of all parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
@@ -73,7 +73,7 @@ def concat_lineages(parts: Sequence[Lineage]) -> Lineage:
     origins = None
     if any(part.origins is not None for part in parts):
         origins = np.concatenate([origins_of(part) for part in parts])
-    return Lineage(
+    return RecordIds(
         np.concatenate([part.roots for part in parts]),
         np.concatenate([part.ids for part in parts]),
         offsets,
@@ -82,10 +82,10 @@ def concat_lineages(parts: Sequence[Lineage]) -> Lineage:
     )
 
 
-def origins_of(lineage: Lineage) -> U64Array:
+def origins_of(lineage: RecordIds) -> U64Array:
     """Return the origin of each RecordId."""
     return lineage.roots if lineage.origins is None else lineage.origins
 
 
-def _counts(lineage: Lineage) -> I32Array:
+def _counts(lineage: RecordIds) -> I32Array:
     return np.ones(len(lineage), np.int32) if lineage.offsets is None else np.diff(lineage.offsets)
