@@ -28,8 +28,7 @@ from ftlayer.runtime.barrier_mode.driver.opening import LATEST, ended_before, op
 from ftlayer.runtime.barrier_mode.slot.shell import BarrierSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
 from ftlayer.runtime.driver.driver_mode import OpenMode
-from ftlayer.runtime.driver.ended_job import EndedJob
-from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job import EndedJob, Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.planners import Planners
 from ftlayer.runtime.driver.progress import follow, hide_spark_bar

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 from typing import assert_never
 
-from ftlayer.checkpoint.coordinator.barriers import BarrierFactory
+from ftlayer.checkpoint.barrier import Alignment, Barrier, SnapshotKind
 from ftlayer.checkpoint.coordinator.completed import CompletedStore
 from ftlayer.checkpoint.coordinator.completion import Completion
 from ftlayer.checkpoint.coordinator.events import (
@@ -53,7 +53,7 @@ from ftlayer.checkpoint.coordinator.instructions import (
 from ftlayer.checkpoint.coordinator.pending import JobFacts, Subtask
 from ftlayer.checkpoint.coordinator.schedule import Schedule
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
-from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointError
@@ -62,7 +62,7 @@ FINAL_AGAIN_MS = 1_000
 """A final checkpoint that failed is taken again after this time."""
 
 
-class _Phase(Enum):
+class _CoordinatorPhase(Enum):
     DOWN = auto()  # starts or restarts
     RUNNING = auto()
     FAILING = auto()  # from `FailJob` to `TasksRestarting`
@@ -88,11 +88,11 @@ class CheckpointCoordinator:
         self._facts = facts
         self._store = CompletedStore(config, known, claimed=claimed)
         highest = max([highest, *(each.checkpoint for each in known)])
-        self._barriers = BarrierFactory(config, highest)
+        self._barriers = _BarrierFactory(config, highest)
         self._schedule = Schedule(config)
         self._flight = PendingCheckpoints(config, facts)
         self._completion = Completion(facts, self._flight, self._store, self._schedule)
-        self._phase = _Phase.DOWN
+        self._phase = _CoordinatorPhase.DOWN
         self._asked: list[int] = []
         self._requests: list[int] = []
         self._ended: set[Subtask] = set()
@@ -111,9 +111,13 @@ class CheckpointCoordinator:
             case TasksRunning():
                 self._running(now)
             case JobStopping():
-                return [] if self._phase is _Phase.OVER else self._close(_Phase.CLOSED, now)
+                return (
+                    []
+                    if self._phase is _CoordinatorPhase.OVER
+                    else self._close(_CoordinatorPhase.CLOSED, now)
+                )
             case JobOver(end):
-                return self._close(_Phase.OVER, now) + self._completion.over(end)
+                return self._close(_CoordinatorPhase.OVER, now) + self._completion.over(end)
             case PartWritten(checkpoint, part):
                 return self._flight.acked(checkpoint, part)
             case PartDeclined():
@@ -141,10 +145,10 @@ class CheckpointCoordinator:
     # ------------------------------------------------------------ what happens
 
     def _restarting(self, event: TasksRestarting, now: Now) -> list[CheckpointInstruction]:
-        if self._phase in (_Phase.CLOSED, _Phase.OVER):
+        if self._phase in (_CoordinatorPhase.CLOSED, _CoordinatorPhase.OVER):
             return []
-        if self._phase is not _Phase.ENDING:
-            self._phase = _Phase.DOWN
+        if self._phase is not _CoordinatorPhase.ENDING:
+            self._phase = _CoordinatorPhase.DOWN
         self._schedule.stop()
         again = self._facts.sources if event.sources is None else event.sources
         self._ended.difference_update(again)
@@ -153,8 +157,8 @@ class CheckpointCoordinator:
         return self._give_up_all(AbortReason.JOB_RESTARTS, now)
 
     def _running(self, now: Now) -> None:
-        if self._phase is _Phase.DOWN:
-            self._phase = _Phase.RUNNING
+        if self._phase is _CoordinatorPhase.DOWN:
+            self._phase = _CoordinatorPhase.RUNNING
             self._flight.final_failed_ms = None
             self._schedule.start(now.mono_ms)
 
@@ -221,8 +225,10 @@ class CheckpointCoordinator:
         assert self._flight.failure is None, f"the job was not failed: {self._flight.failure}"
         asked = f"{self._asked} are not answered"
         assert not self._asked or self._completion.busy, asked
-        assert not self._asked or self._phase in (_Phase.DOWN, _Phase.ENDING), f"{asked}: {self._phase}"
-        running = self._phase in (_Phase.RUNNING, _Phase.FAILING)
+        assert not self._asked or self._phase in (_CoordinatorPhase.DOWN, _CoordinatorPhase.ENDING), (
+            f"{asked}: {self._phase}"
+        )
+        running = self._phase in (_CoordinatorPhase.RUNNING, _CoordinatorPhase.FAILING)
         assert running or not self._requests, f"{self._requests} are not refused: {self._phase}"
         if not running:
             left = [pending.number for pending in self._flight.all if pending.can_be_aborted]
@@ -243,9 +249,9 @@ class CheckpointCoordinator:
 
     def _fail_job(self) -> list[CheckpointInstruction]:
         failure, self._flight.failure = self._flight.failure, None
-        if failure is None or self._phase is not _Phase.RUNNING or self._completion.last_done:
+        if failure is None or self._phase is not _CoordinatorPhase.RUNNING or self._completion.last_done:
             return []
-        self._phase = _Phase.FAILING
+        self._phase = _CoordinatorPhase.FAILING
         self._schedule.stop()
         return [failure]
 
@@ -275,14 +281,14 @@ class CheckpointCoordinator:
         asked, self._asked = self._asked, []
         if self._completion.last_done:
             # Everything is committed: there is nothing to be restored for.
-            self._phase = _Phase.ENDING
+            self._phase = _CoordinatorPhase.ENDING
             return [FinishTasks(drain=False)]
         return [RestoreFrom(number, self._store.latest) for number in asked]
 
     def _finish(self) -> list[CheckpointInstruction]:
-        if not self._completion.last_done or self._flight.all or self._phase is not _Phase.RUNNING:
+        if not self._completion.last_done or self._flight.all or self._phase is not _CoordinatorPhase.RUNNING:
             return []
-        self._phase = _Phase.ENDING
+        self._phase = _CoordinatorPhase.ENDING
         return [FinishTasks(drain=self._all_ended)]
 
     def _give_up_all(self, reason: AbortReason, now: Now) -> list[CheckpointInstruction]:
@@ -294,7 +300,7 @@ class CheckpointCoordinator:
         ]
         return given_up + self._refuse_waiting(reason.text)
 
-    def _close(self, phase: _Phase, now: Now) -> list[CheckpointInstruction]:
+    def _close(self, phase: _CoordinatorPhase, now: Now) -> list[CheckpointInstruction]:
         self._phase = phase
         self._asked.clear()
         self._schedule.stop()
@@ -309,7 +315,7 @@ class CheckpointCoordinator:
     @property
     def _may_trigger(self) -> bool:
         return (
-            self._phase is _Phase.RUNNING
+            self._phase is _CoordinatorPhase.RUNNING
             and not self._completion.last_done
             and len(self._flight) < self._config.max_concurrent
             and not any(pending.barrier.final for pending in self._flight.all)
@@ -325,7 +331,7 @@ class CheckpointCoordinator:
         """Why no user's request is taken now, "" where one is."""
         if self._completion.last_done or any(pending.stops for pending in self._flight.all):
             return "the job is coming to its end"
-        if self._phase is not _Phase.RUNNING:
+        if self._phase is not _CoordinatorPhase.RUNNING:
             return "the job does not run now; ask again when it does"
         return ""
 
@@ -336,3 +342,41 @@ class CheckpointCoordinator:
 
 def _refused(request: int, reason: str) -> Answer:
     return Answer(request, error=CheckpointError(f"no checkpoint: {reason}"))
+
+
+class _BarrierFactory:
+    """Makes the barriers of one execution: what each checkpoint asks of the tasks, under an id that was never used."""
+
+    def __init__(self, config: CheckpointConfig, highest: int) -> None:
+        self._config = config
+        self._last = highest
+
+    def checkpoint(self, wall_ms: int, *, final: bool, full: bool) -> Barrier:
+        """Return the next checkpoint's.
+
+        The final one lets every record that is before it come to its end, so it is never unaligned: nothing would
+        work off what it has overtaken.
+        """
+        self._last += 1
+        alignment, timeout_ms = self._alignment(final)
+        return Barrier(self._last, wall_ms, alignment, timeout_ms, final=final, full=full)
+
+    def savepoint(self, wall_ms: int, location: str, *, final: bool) -> Barrier:
+        """Return the next savepoint's."""
+        self._last += 1
+        return Barrier(
+            self._last,
+            wall_ms,
+            Alignment.ALIGNED,
+            kind=SnapshotKind.SAVEPOINT,
+            final=final,
+            location=location,
+        )
+
+    def _alignment(self, final: bool) -> tuple[Alignment, int | None]:
+        if self._config.mode is CheckpointingMode.AT_LEAST_ONCE:
+            return Alignment.AT_LEAST_ONCE, None
+        if not self._config.unaligned or final:
+            return Alignment.ALIGNED, None
+        timeout_ms = self._config.aligned_timeout_ms
+        return (Alignment.ALIGNED, timeout_ms) if timeout_ms else (Alignment.UNALIGNED, None)

@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.checkpoint.barrier import Alignment, SnapshotKind
 from ftlayer.errors import CodecError
 from ftlayer.records.ids import U64Array
 from ftlayer.records.ipc import UNREADABLE, as_message, has_dictionaries, read_batch, read_one_batch
-from ftlayer.runtime.protocol.barrier_frames import pack_barrier, unpack_barrier
 from ftlayer.runtime.protocol.elements import (
     Barrier,
     Batch,
@@ -48,6 +48,13 @@ _ALL_FLAGS = _LINEAGE | _OFFSETS | _ORIGINS | _TIMES | _STREAM | _TRIES
 
 _PADDING = bytes(8)
 
+# Behind the header of a barrier: started_ms, timeout_ms (-1: none), alignment, kind, final, full; the location follows
+# as UTF-8.
+_BARRIER_BODY = struct.Struct("<qqBBBB")
+
+_ALIGNMENTS = tuple(Alignment)
+_KINDS = tuple(SnapshotKind)
+
 
 class ElementCodec:
     """Writes and reads the elements of a graph's channels."""
@@ -70,7 +77,7 @@ class ElementCodec:
             case EndOfStream():
                 return _mark(channel, _END, 0)
             case Barrier(checkpoint):
-                return _mark(channel, _BARRIER, checkpoint) + pack_barrier(element)
+                return _mark(channel, _BARRIER, checkpoint) + _pack_barrier(element)
             case CancelMarker(checkpoint):
                 return _mark(channel, _CANCEL, checkpoint)
 
@@ -253,7 +260,7 @@ def _check_offsets(offsets: npt.NDArray[np.int32] | None, rows: int, ids: int) -
 
 def _decode_mark(frame: pa.Buffer, header: _Header) -> Element:
     if header.kind == _BARRIER:
-        return unpack_barrier(header.number, frame.slice(HEADER_BYTES))
+        return _unpack_barrier(header.number, frame.slice(HEADER_BYTES))
     if frame.size != HEADER_BYTES:
         raise CodecError(f"a mark has {HEADER_BYTES} bytes, not {frame.size}")
     if header.kind == _WATERMARK:
@@ -287,3 +294,39 @@ def _bytes_of(array: npt.NDArray[Any]) -> Any:
 
 def _described(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _pack_barrier(barrier: Barrier) -> bytes:
+    """Return all of a barrier but its checkpoint, which is in the header."""
+    body = _BARRIER_BODY.pack(
+        barrier.started_ms,
+        -1 if barrier.timeout_ms is None else barrier.timeout_ms,
+        _ALIGNMENTS.index(barrier.alignment),
+        _KINDS.index(barrier.kind),
+        barrier.final,
+        barrier.full,
+    )
+    return body + barrier.location.encode()
+
+
+def _unpack_barrier(checkpoint: int, body: pa.Buffer) -> Barrier:
+    """Read what `_pack_barrier` wrote; `CodecError` for anything else."""
+    if body.size < _BARRIER_BODY.size:
+        raise CodecError(f"a barrier of {body.size} bytes is truncated; {_BARRIER_BODY.size} are needed")
+    started_ms, timeout_ms, alignment, kind, final, full = _BARRIER_BODY.unpack_from(body)
+    if alignment >= len(_ALIGNMENTS) or kind >= len(_KINDS) or max(final, full) > 1 or timeout_ms < -1:
+        raise CodecError(f"a barrier of checkpoint {checkpoint} makes no sense")
+    try:
+        location = body[_BARRIER_BODY.size :].to_pybytes().decode()
+    except UnicodeDecodeError as error:
+        raise CodecError(f"the location in a barrier is not readable ({error})") from None
+    return Barrier(
+        checkpoint,
+        started_ms,
+        _ALIGNMENTS[alignment],
+        None if timeout_ms < 0 else timeout_ms,
+        _KINDS[kind],
+        bool(final),
+        location,
+        bool(full),
+    )

@@ -65,7 +65,7 @@ def at_rest(status: StreamStatus, now_ms: int) -> bool:
     return True
 
 
-class _Phase(Enum):
+class _EndPhase(Enum):
     WATCHING = auto()
     FIRST_ROUND = auto()
     VERTEX_ASKED = auto()
@@ -80,7 +80,7 @@ class EndDetection:
         self._number = 0
         self._is_empty: Callable[[StreamStatus, int], bool] = drained
         self._not_before_ms = 0
-        self._phase = _Phase.WATCHING
+        self._phase = _EndPhase.WATCHING
         self._answers: dict[int, int] = {}
         self._first_round: dict[int, int] = {}
 
@@ -89,24 +89,24 @@ class EndDetection:
 
         ``is_empty(status, now_ms)`` says whether the vertex has nothing any more that matters.
         """
-        self._phase = _Phase.WATCHING
+        self._phase = _EndPhase.WATCHING
         self._is_empty = is_empty
 
     def heartbeat(self, slot: int, heartbeat: Heartbeat) -> None:
         """Take a slot's heartbeat."""
-        if self._phase in (_Phase.FIRST_ROUND, _Phase.SECOND_ROUND):
+        if self._phase in (_EndPhase.FIRST_ROUND, _EndPhase.SECOND_ROUND):
             if not heartbeat.quiet:
-                self._phase = _Phase.WATCHING
+                self._phase = _EndPhase.WATCHING
             elif heartbeat.probe == self._number:
                 self._answers[slot] = heartbeat.activity
 
     def status(self, number: int, status: StreamStatus, now_ms: int) -> ProbeAll | None:
         """Take the vertex's answer."""
-        if self._phase is not _Phase.VERTEX_ASKED or number != self._number:
+        if self._phase is not _EndPhase.VERTEX_ASKED or number != self._number:
             return None
         if self._is_empty(status, now_ms):
-            return self._next_round(_Phase.SECOND_ROUND)
-        self._phase = _Phase.WATCHING
+            return self._next_round(_EndPhase.SECOND_ROUND)
+        self._phase = _EndPhase.WATCHING
         pause = RETRY_MS if status.pending or status.due else status.next_due_in_ms
         self._not_before_ms = now_ms + min(max(pause, RETRY_MS), LONGEST_RETRY_MS)
         return None
@@ -116,22 +116,22 @@ class EndDetection:
     ) -> ProbeAll | AskStatus | NothingLeft | None:
         """Return what to do now. ``latest`` has each running slot's last heartbeat."""
         match self._phase:
-            case _Phase.WATCHING:
+            case _EndPhase.WATCHING:
                 if now_ms >= self._not_before_ms and all(beat and beat.quiet for beat in latest.values()):
                     self._not_before_ms = now_ms + RETRY_MS
-                    return self._next_round(_Phase.FIRST_ROUND)
-            case _Phase.FIRST_ROUND if self._answers.keys() >= latest.keys():
+                    return self._next_round(_EndPhase.FIRST_ROUND)
+            case _EndPhase.FIRST_ROUND if self._answers.keys() >= latest.keys():
                 self._first_round = dict(self._answers)
-                self._phase = _Phase.VERTEX_ASKED
+                self._phase = _EndPhase.VERTEX_ASKED
                 return AskStatus(self._number)
-            case _Phase.SECOND_ROUND if self._answers.keys() >= latest.keys():
+            case _EndPhase.SECOND_ROUND if self._answers.keys() >= latest.keys():
                 if self._answers == self._first_round:
-                    self._phase = _Phase.OVER
+                    self._phase = _EndPhase.OVER
                     return NothingLeft()
-                self._phase = _Phase.WATCHING
+                self._phase = _EndPhase.WATCHING
         return None
 
-    def _next_round(self, phase: _Phase) -> ProbeAll:
+    def _next_round(self, phase: _EndPhase) -> ProbeAll:
         self._number += 1
         self._phase = phase
         self._answers = {}

@@ -130,7 +130,7 @@ class Convicted:
     slot: int
 
 
-class _Phase(Enum):
+class _IsolationPhase(Enum):
     OFF = auto()
     REPAIR = auto()  # a slot is missing
     CALMING = auto()  # until all slots are at rest
@@ -145,7 +145,7 @@ class Isolation:
 
     def __init__(self, inputs: Sequence[ReplayInput]) -> None:
         self._inputs = tuple(inputs)
-        self._phase = _Phase.OFF
+        self._phase = _IsolationPhase.OFF
         self._sizes = GroupSizes()
         self._recalled = 0
         self._group = 0
@@ -162,7 +162,7 @@ class Isolation:
     @property
     def active(self) -> bool:
         """Whether it goes on."""
-        return self._phase is not _Phase.OFF
+        return self._phase is not _IsolationPhase.OFF
 
     @property
     def found(self) -> int:
@@ -177,19 +177,19 @@ class Isolation:
     @property
     def waits_for_rest(self) -> bool:
         """Whether it is time to look whether anything moves."""
-        return self._phase in (_Phase.CALMING, _Phase.OUT)
+        return self._phase in (_IsolationPhase.CALMING, _IsolationPhase.OUT)
 
     @property
     def group_is_out(self) -> bool:
         """Whether what is pending in the vertex matters for that."""
-        return self._phase is _Phase.OUT
+        return self._phase is _IsolationPhase.OUT
 
     @property
     def status(self) -> IsolationStatus | None:
         """How far it is; None while it is off."""
         if not self.active:
             return None
-        out = self._taken if self._phase is _Phase.OUT else self._sizes.next
+        out = self._taken if self._phase is _IsolationPhase.OUT else self._sizes.next
         return IsolationStatus(out, self._sizes.suspects, self._found)
 
     # ------------------------------------------------------------ losses and repairs
@@ -198,25 +198,27 @@ class Isolation:
         """A slot was lost, not for the first time: whatever is pending is suspect."""
         self._sizes = GroupSizes()
         self._sizes.suspect_all()
-        self._phase, self._recalled, self._found = _Phase.REPAIR, 0, 0
+        self._phase, self._recalled, self._found = _IsolationPhase.REPAIR, 0, 0
         self._accused, self._excuses = None, LEFTOVERS
 
     def lost(self, slot: int, now_ms: int) -> bool:
         """A slot that ran was lost; return whether records may have done it: it is no failure of its own."""
-        if self._phase in (_Phase.CONTROL, _Phase.TAKING, _Phase.OUT):
+        if self._phase in (_IsolationPhase.CONTROL, _IsolationPhase.TAKING, _IsolationPhase.OUT):
             self._recalled = 0
-        if self._phase is _Phase.OUT or (self._phase is _Phase.TAKING and not self._is_kept):
+        if self._phase is _IsolationPhase.OUT or (
+            self._phase is _IsolationPhase.TAKING and not self._is_kept
+        ):
             self._excuses = LEFTOVERS + 1
             if self._alone is not None:
                 self._accuse(self._alone, slot, now_ms)
-            self._sizes.lost(self._taken if self._phase is _Phase.OUT else self._limit)
-        self._phase = _Phase.REPAIR
+            self._sizes.lost(self._taken if self._phase is _IsolationPhase.OUT else self._limit)
+        self._phase = _IsolationPhase.REPAIR
         self._excuses -= 1
         return self._excuses >= 0
 
     def deployed(self) -> None:
         """All slots run again."""
-        self._phase = _Phase.CALMING
+        self._phase = _IsolationPhase.CALMING
 
     def condemned(self) -> None:
         """The convicted record is dead."""
@@ -236,8 +238,8 @@ class Isolation:
 
     def at_rest(self, now_ms: int) -> list[Step]:
         """Nothing moves any more in any slot."""
-        if self._phase is _Phase.CALMING:
-            self._phase, self._excuses = _Phase.RECALLING, 0
+        if self._phase is _IsolationPhase.CALMING:
+            self._phase, self._excuses = _IsolationPhase.RECALLING, 0
             return [RecallAll()]
         if self._alone is not None and self._alone.origin == self._accused:
             self._accused = None  # this time it did no harm
@@ -247,20 +249,20 @@ class Isolation:
     def recalled(self, rows: int, now_ms: int) -> list[Step]:
         """The vertex has recalled so many rows."""
         self._recalled += rows
-        if self._phase is not _Phase.RECALLING:
+        if self._phase is not _IsolationPhase.RECALLING:
             return []
         self._sizes.recalled(self._recalled)
         return self._next_group(now_ms)
 
     def tick(self, now_ms: int) -> list[Step]:
         """Time has passed."""
-        if self._phase is _Phase.CONTROL and now_ms - self._since_ms >= self._control_ms:
+        if self._phase is _IsolationPhase.CONTROL and now_ms - self._since_ms >= self._control_ms:
             return self._take()
         return []
 
     def took(self, report: ReplaysOut, now_ms: int) -> list[Step]:
         """An input has taken what it was allowed to, or what there was."""
-        if self._phase is not _Phase.TAKING or report.group != self._group:
+        if self._phase is not _IsolationPhase.TAKING or report.group != self._group:
             return []
         source = self._inputs[self._asked]
         self._taken += report.rows
@@ -272,9 +274,9 @@ class Isolation:
         if self._taken < self._limit and self._asked < len(self._inputs):
             return [*steps, self._allow()]
         if not self._taken:
-            self._phase = _Phase.OFF
+            self._phase = _IsolationPhase.OFF
             return [AllThrough()]
-        self._enter(_Phase.OUT, now_ms)
+        self._enter(_IsolationPhase.OUT, now_ms)
         return steps
 
     @property
@@ -284,15 +286,15 @@ class Isolation:
 
     def _next_group(self, now_ms: int) -> list[Step]:
         if self.on_trial and self._sizes.next == 1:
-            self._enter(_Phase.CONTROL, now_ms)
+            self._enter(_IsolationPhase.CONTROL, now_ms)
             return []
         return self._take()
 
     def _take(self) -> list[Step]:
         if not self._inputs:
-            self._phase = _Phase.OFF
+            self._phase = _IsolationPhase.OFF
             return [AllThrough()]
-        self._phase = _Phase.TAKING
+        self._phase = _IsolationPhase.TAKING
         self._group += 1
         self._limit, self._taken, self._asked, self._alone = self._sizes.next, 0, 0, None
         return [self._allow()]
@@ -301,5 +303,5 @@ class Isolation:
         source = self._inputs[self._asked]
         return Tell(source, AllowReplays(source.uid, self._group, self._limit - self._taken))
 
-    def _enter(self, phase: _Phase, now_ms: int) -> None:
+    def _enter(self, phase: _IsolationPhase, now_ms: int) -> None:
         self._phase, self._since_ms = phase, now_ms

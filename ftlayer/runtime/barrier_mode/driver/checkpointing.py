@@ -44,13 +44,13 @@ from ftlayer.checkpoint.storage.opening import new_savepoint
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.clock import system_now
 from ftlayer.errors import (
+    CheckpointError,
     ConfigError,
     error_for_code,
 )
 from ftlayer.runtime.barrier_mode.driver.checkpoint_io import CheckpointIo
 from ftlayer.runtime.barrier_mode.driver.committing import GivenUp
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
-from ftlayer.runtime.barrier_mode.driver.requests import Requests
 from ftlayer.runtime.barrier_mode.driver.restore_points import RestorePoints
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import (
@@ -103,7 +103,7 @@ class JobCheckpoints:
             later=job.later,
             restored=self._restored,
         )
-        self._requests = Requests()
+        self._requests = _Requests()
         self._cancelled = False
 
     # ------------------------------------------------------------ what is known
@@ -326,6 +326,35 @@ class JobCheckpoints:
     def _later_handle(self, event: CheckpointEvent) -> None:
         """Take an event in the job's thread; any thread."""
         self._later(lambda: self._handle(event))
+
+
+class _Requests:
+    """Users' requests for checkpoints and savepoints that are not answered yet, by number."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Future[Checkpoint]] = {}
+        self._last = 0
+
+    def add(self, answer: Future[Checkpoint]) -> int:
+        """Take a request; returns its number."""
+        self._last += 1
+        self._waiting[self._last] = answer
+        return self._last
+
+    def answer(self, answer: Answer) -> None:
+        """Say what became of one; nothing if that was said."""
+        future = self._waiting.pop(answer.request, None)
+        if future is None:
+            return
+        if answer.checkpoint is not None:
+            future.set_result(answer.checkpoint)
+        else:
+            future.set_exception(answer.error or CheckpointError("there is no checkpoint"))
+
+    def refuse_all(self, reason: str) -> None:
+        """Say of all that there is no checkpoint."""
+        for number in list(self._waiting):
+            self.answer(Answer(number, error=CheckpointError(reason)))
 
 
 def _end_of(state: JobState, interrupted: bool) -> JobEnd:

@@ -8,9 +8,8 @@ from typing import assert_never
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.runtime.barrier_mode.driver.checkpointing import JobCheckpoints
-from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob
+from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob, regions_of
 from ftlayer.runtime.barrier_mode.driver.publishing import JobCheckpointParts
-from ftlayer.runtime.barrier_mode.driver.regions import regions_of
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import (
     AllRunning,

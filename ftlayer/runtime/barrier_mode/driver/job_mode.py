@@ -1,6 +1,6 @@
 """Barrier mode's rules of a job: what restarts when a slot is lost. No I/O, no threads, no clock.
 
-A job starts, and starts again, region by region (`ftlayer.runtime.barrier_mode.driver.regions`):
+A job starts, and starts again, region by region (`regions_of`):
 
     lost → `PrepareRestore` → the restore point is known → `ResetTasks` to the survivors, who come back as new
     instances of their slots in the processes they have → all slots of the region are there, and the restart
@@ -44,6 +44,8 @@ from ftlayer.runtime.protocol.messages import (
     FromSlot,
     ResetTasks,
 )
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.operators import ReaderSource, Source
 
 _Instructions: TypeAlias = Sequence[ModeInstruction[BarrierInstruction]]
 
@@ -262,3 +264,35 @@ class BarrierJob:
 
     def _region(self, slot: int) -> Region:
         return next(region for region in self._regions if slot in region.slots)
+
+
+def regions_of(graph: JobGraph) -> tuple[frozenset[int], ...]:
+    """Return which slots have to restart together: those that records can pass between, by their lowest numbers.
+
+    Flink's pipelined regions, slot by slot: what fails is a process, and with it everything that runs in it.
+
+    Slots that read one reader source belong together as well: its ranges are dealt out to all of them.
+    """
+    leader = list(range(graph.slots))
+
+    def find(slot: int) -> int:
+        while leader[slot] != slot:
+            slot = leader[slot]
+        return slot
+
+    def join(one: int, other: int) -> None:
+        first, second = sorted((find(one), find(other)))
+        leader[second] = first
+
+    for edge in graph.edges:
+        for channel in graph.channels(edge):
+            join(graph.slot_of(edge.source, channel.sender), graph.slot_of(edge.target, channel.receiver))
+    for vertex in graph.vertices:
+        first = vertex.operators[0]
+        if isinstance(first, Source) and isinstance(first.connector, ReaderSource):
+            for subtask in range(1, vertex.parallelism):
+                join(0, subtask)
+    found: dict[int, set[int]] = {}
+    for slot in range(graph.slots):
+        found.setdefault(find(slot), set()).add(slot)
+    return tuple(frozenset(slots) for _, slots in sorted(found.items()))
