@@ -300,7 +300,13 @@ def takes_options(options: type) -> Callable[[Target], Target]:
         signature = inspect.signature(function)
         own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
         named = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            # As it is written there, which is how the others' annotations are shown.
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=getattr(kind, "__forward_arg__", kind),
+            )
             for name, kind in options.__annotations__.items()
         ]
         checked = _checked(function, function.__qualname__, signature.replace(parameters=[*own, *named]))

@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import pytest
 from hypothesis import given
@@ -196,6 +196,26 @@ def test_the_words_of_other_systems_lead_to_options_that_there_are() -> None:
     known = {name for taker in functions for name in inspect.signature(taker).parameters}
     assert {name for names in checks._SYNONYMS.values() for name in names} <= known
     assert not [word for word, names in checks._SYNONYMS.items() if word in names]
+
+
+def test_a_method_takes_and_shows_the_options_of_its_kind() -> None:
+    class Options(TypedDict, total=False):
+        uid: str | None
+        rate: float | None
+
+    @checks.takes_options(Options)
+    def grow(by: int, *, twice: bool = False, **options: Unpack[Options]) -> dict[str, Any]:
+        return {"by": by, "twice": twice, **options}
+
+    shown = str(inspect.signature(grow)).replace("'", "")
+    assert shown == (
+        "(by: int, *, twice: bool = False, uid: str | None = None, rate: float | None = None) -> dict[str, Any]"
+    )
+    assert grow(1, uid="a") == {"by": 1, "twice": False, "uid": "a"}
+    with pytest.raises(ConfigError, match="there is no option 'uids': did you mean 'uid'"):
+        grow(1, uids="a")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="missing a required argument: 'by'"):
+        grow()  # type: ignore[call-arg]
 
 
 def test_what_is_missing_is_said() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypedDict
 
 from ftlayer.checks import check_function, check_ran
 from ftlayer.circuit import Limit, limit_of
@@ -13,6 +13,19 @@ from ftlayer.failures import PermanentFailure, RetryLater
 
 Errors: TypeAlias = type[BaseException] | Iterable[type[BaseException]] | Callable[[Exception], bool]
 """A rule as users give it: an exception class, several of them, or a function of the exception that says yes or no."""
+
+
+class FailureOptions(TypedDict, total=False):
+    """The options of an operator that say what becomes of its failures.
+
+    ``retry_on`` and ``dead_on`` say which errors are worth another attempt, ``max_failing`` how many records may fail
+    in it before work pauses.
+    """
+
+    retry_on: Errors | None
+    dead_on: Errors | None
+    max_failing: str | int | None
+
 
 _Test: TypeAlias = tuple[type[BaseException], ...] | Callable[[Exception], bool]
 

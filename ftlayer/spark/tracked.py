@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ftlayer.checks import (
     check_bool,
@@ -14,10 +14,11 @@ from ftlayer.checks import (
     duration_ms,
     known_options,
     rate_per_second,
+    takes_options,
 )
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError, InvalidTopologyError
-from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of
+from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 from ftlayer.functions.steps import Filter, FlatMap, Map, MapAsync, MapBatches, Record
 from ftlayer.spark.deliveries.source import arrow_schema
 from ftlayer.spark.plan.checks import (
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
 
 # What Spark says where a session is missing: the classic one, and Spark Connect's.
 _NO_SESSION = ("SESSION_OR_CONTEXT_NOT_EXISTS", "NO_ACTIVE_OR_DEFAULT_SESSION")
+
+
+class StepOptions(FailureOptions, total=False):
+    """Of a step whose calls can be paced. ``rate_limit``: records a second of each task; None: no limit."""
+
+    rate_limit: float | None
 
 
 class TrackedStream:
@@ -64,17 +71,14 @@ class TrackedStream:
 
     # ------------------------------------------------------------ functions of a record
 
-    @known_options
+    @takes_options(StepOptions)
     def map(
         self,
         function: Callable[[Record], Record],
         schema: StructType | str,
         *,
         name: str = "",
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
-        rate_limit: float | None = None,
+        **options: Unpack[StepOptions],
     ) -> TrackedStream:
         """Apply ``function`` to each record (a dict); it returns a dict with the columns of ``schema``.
 
@@ -87,41 +91,35 @@ class TrackedStream:
         """
         uid = self._uid("map", function, name)
         to = struct_of(schema, uid)
-        return self._each(Map, uid, function, to, retry_on, dead_on, max_failing, rate_limit)
+        return self._each(Map, uid, function, to, options)
 
-    @known_options
+    @takes_options(StepOptions)
     def flat_map(
         self,
         function: Callable[[Record], Any],
         schema: StructType | str,
         *,
         name: str = "",
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
-        rate_limit: float | None = None,
+        **options: Unpack[StepOptions],
     ) -> TrackedStream:
         """Like `map`, with an iterable of dicts: none, one or many."""
         uid = self._uid("flat_map", function, name)
         to = struct_of(schema, uid)
-        return self._each(FlatMap, uid, function, to, retry_on, dead_on, max_failing, rate_limit)
+        return self._each(FlatMap, uid, function, to, options)
 
-    @known_options
+    @takes_options(StepOptions)
     def filter(
         self,
         function: Callable[[Record], Any],
         *,
         name: str = "",
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
-        rate_limit: float | None = None,
+        **options: Unpack[StepOptions],
     ) -> TrackedStream:
         """Keep the records for which ``function`` is true; the others are done."""
         uid = self._uid("filter", function, name)
-        return self._each(Filter, uid, function, self.schema, retry_on, dead_on, max_failing, rate_limit)
+        return self._each(Filter, uid, function, self.schema, options)
 
-    @known_options
+    @takes_options(FailureOptions)
     def map_batches(
         self,
         function: Callable[[Any], Any],
@@ -130,9 +128,7 @@ class TrackedStream:
         kind: Literal["arrow", "pandas"] = "arrow",
         tagged: bool = False,
         name: str = "",
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
+        **options: Unpack[FailureOptions],
     ) -> TrackedStream:
         """Apply ``function`` to a ``pa.RecordBatch`` (or ``pandas.DataFrame``) at a time, row for row.
 
@@ -145,12 +141,12 @@ class TrackedStream:
         check_bool(tagged, "map_batches: tagged")
         uid = self._uid("map_batches", function, name)
         struct = struct_of(schema, uid)
-        rules = self._rules(retry_on, dead_on, uid)
-        return self._limited(uid, max_failing)._then(
+        rules = self._rules(options, uid)
+        return self._limited(uid, options)._then(
             MapBatches(uid, function, arrow_schema(struct), kind, tagged, rules), struct
         )
 
-    @known_options
+    @takes_options(StepOptions)
     def map_async(
         self,
         function: Callable[[Record], Awaitable[Record]],
@@ -160,10 +156,7 @@ class TrackedStream:
         timeout: str | int = "5s",
         ordered: bool = True,
         name: str = "",
-        retry_on: Errors | None = None,
-        dead_on: Errors | None = None,
-        max_failing: str | int | None = None,
-        rate_limit: float | None = None,
+        **options: Unpack[StepOptions],
     ) -> TrackedStream:
         """Like `map`, by an async function: for HTTP and database look-ups.
 
@@ -174,10 +167,10 @@ class TrackedStream:
         check_bool(ordered, "map_async: ordered")
         uid = self._uid("map_async", function, name)
         struct = struct_of(schema, uid)
-        rules = self._rules(retry_on, dead_on, uid)
+        rules = self._rules(options, uid)
         limit_ms = duration_ms(timeout, f"{uid}: timeout")
-        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
-        return self._limited(uid, max_failing)._then(
+        rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
+        return self._limited(uid, options)._then(
             MapAsync(uid, function, arrow_schema(struct), in_flight, limit_ms, rules, rate), struct
         )
 
@@ -187,16 +180,13 @@ class TrackedStream:
         uid: str,
         function: Callable[[Record], Any],
         to: StructType,
-        retry_on: Errors | None,
-        dead_on: Errors | None,
-        max_failing: str | int | None,
-        rate_limit: float | None,
+        options: StepOptions,
     ) -> TrackedStream:
         """Add an operator that calls ``function`` for each record."""
-        rules = self._rules(retry_on, dead_on, uid)
-        rate = rate_per_second(rate_limit, f"{uid}: rate_limit")
+        rules = self._rules(options, uid)
+        rate = rate_per_second(options.get("rate_limit"), f"{uid}: rate_limit")
         step = kind(uid, function, arrow_schema(to), rules, rate)
-        return self._limited(uid, max_failing)._then(step, to)
+        return self._limited(uid, options)._then(step, to)
 
     # ------------------------------------------------------------ Spark's own operators
 
@@ -342,13 +332,15 @@ class TrackedStream:
     def _then(self, step: Step, schema: StructType) -> TrackedStream:
         return TrackedStream(self._plan.then(step, schema))
 
-    def _limited(self, uid: str, max_failing: str | int | None) -> TrackedStream:
+    def _limited(self, uid: str, options: FailureOptions) -> TrackedStream:
+        max_failing = options.get("max_failing")
         if max_failing is None:
             return self
         return TrackedStream(self._plan.limited(uid, Limit.of(max_failing, repr(uid))))
 
-    def _rules(self, retry_on: Errors | None, dead_on: Errors | None, uid: str) -> RetryRules:
-        return rules_of(retry_on, dead_on, repr(uid)).within(self._plan.source.rules)
+    def _rules(self, options: FailureOptions, uid: str) -> RetryRules:
+        rules = rules_of(options.get("retry_on"), options.get("dead_on"), repr(uid))
+        return rules.within(self._plan.source.rules)
 
     def _uid(self, kind: str, function: Callable[..., Any], name: str) -> str:
         if not callable(function):

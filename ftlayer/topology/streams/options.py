@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from ftlayer.checks import rate_per_second
-from ftlayer.functions.retry_rules import Errors, RetryRules, rules_of
+from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 
 
 class OperatorOptions(TypedDict, total=False):
@@ -15,16 +15,8 @@ class OperatorOptions(TypedDict, total=False):
     parallelism: int | None
 
 
-class FunctionOptions(OperatorOptions, total=False):
-    """Of an operator that calls a function of the user's.
-
-    ``retry_on`` and ``dead_on`` say which of its errors are worth another attempt, and ``max_failing`` how many records
-    may fail in it before the sources that feed it pause. Acker mode only.
-    """
-
-    retry_on: Errors | None
-    dead_on: Errors | None
-    max_failing: str | int | None
+class FunctionOptions(OperatorOptions, FailureOptions, total=False):
+    """Of an operator that calls a function of the user's. Those about failures are for acker mode only."""
 
 
 class RatedOptions(FunctionOptions, total=False):
