@@ -109,7 +109,7 @@ SMOKE = (
     "docs/test_checkpointing_reference.py",
     "functions/chains/test_chain.py",
     "functions/test_conversion.py",
-    "handler/test_lineage.py",
+    "handler/test_record_ids.py",
     "partitioning/test_key_groups.py",
     "records/test_ids.py",
     "runtime/acker_mode/driver/test_job_vertex.py",
