@@ -211,6 +211,7 @@ class Process:
     mailbox: StillMailbox
     wires: Wires
     pulse: Pulse
+    core: SlotCore | None = None
     loop: SlotLoop | None = None
     numbers: Numbers | None = None
     busy_until: int = 0
@@ -298,6 +299,7 @@ class Cluster:
         }
         say = partial(self.say, process)
         core = SlotCore(self.graph, process.slot, tasks, OPTIONS, partial(AckerSlot, process.wires))
+        process.core = core
         sources = Sources(core, lambda done: None)
         if ("numbers", process.slot) in tasks:
             process.numbers = Numbers(self, process.slot, self.graph.vertex("numbers").parallelism)
@@ -393,6 +395,8 @@ class Cluster:
             if process.loop is not None and process.busy_until <= self.mono:
                 for _ in range(5):
                     process.loop.turn()
+                assert process.core is not None
+                process.core.validate()
 
     # ------------------------------------------------------------ the coordinator
 

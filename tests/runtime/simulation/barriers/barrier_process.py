@@ -78,6 +78,8 @@ class Instance(main._Slot):
         try:
             if self.loop is not None:
                 self.is_over = not self.loop.turn()
+                assert self._core is not None
+                self._core.validate()
             else:
                 self._look_for_deploy()
         except (Exception, MemoryError) as error:  # noqa: BLE001 - as in `run_slot`
