@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from pyarrow import flight
 
 from ftlayer.transport.address import Address
@@ -35,3 +37,9 @@ class TokenServer(flight.FlightServerBase):  # type: ignore[misc]
             middleware={"token": TokenCheck(token)},
         )
         self.address = listen.of_server(self.port, tls=tls)
+
+    def stop(self, timeout_s: float) -> None:
+        """Take no more calls; wait for those under way, ``timeout_s`` at the longest: open streams may never end."""
+        stopping = threading.Thread(target=self.shutdown, name="ftlayer-shutdown", daemon=True)
+        stopping.start()
+        stopping.join(timeout_s)

@@ -70,9 +70,7 @@ class ChannelServer(TokenServer):
             credits.finish()
             credits.join(SHUTDOWN_TIMEOUT_S)
         self._roster.close()
-        closing = threading.Thread(target=self.shutdown, name="ftlayer-channels-close", daemon=True)
-        closing.start()
-        closing.join(SHUTDOWN_TIMEOUT_S)
+        self.stop(SHUTDOWN_TIMEOUT_S)
 
     def do_exchange(
         self,

@@ -90,7 +90,7 @@ def serve(
             logger.info("stopping: %s", signal.Signals(number).name)
     finally:
         vertex.close()
-    _finish_answers(server)
+    server.stop(_LAST_ANSWERS_S)
     return EXIT_FAULT if faults else EXIT_STOPPED
 
 
@@ -188,13 +188,6 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _finish_answers(server: VertexServer) -> None:
-    """Let answers go out. Open streams may never end, hence a thread and a bound."""
-    thread = threading.Thread(target=server.shutdown, name="ftlayer-shutdown", daemon=True)
-    thread.start()
-    thread.join(_LAST_ANSWERS_S)
 
 
 def open_vertex(options: VertexOptions, on_fatal: Callable[[Exception], None]) -> Vertex:
