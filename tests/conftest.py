@@ -113,6 +113,7 @@ SMOKE = (
     "partitioning/test_key_groups.py",
     "records/test_ids.py",
     "runtime/acker_mode/driver/test_job_vertex.py",
+    "runtime/acker_mode/slot/test_acks.py",
     "runtime/acker_mode/task/test_source_task.py",
     "runtime/barrier_mode/driver/test_log_keeper.py",
     "runtime/acker_mode/slot/test_acks.py",
