@@ -34,18 +34,25 @@ MASTER = "local[2,4]"
 os.environ["PYTHONSAFEPATH"] = "1"
 
 
-def _load_spark_home() -> ModuleType:
-    """Load `spark_home`, which lies beside this file: tests are no package."""
-    spec = importlib.util.spec_from_file_location("spark_home", Path(__file__).with_name("spark_home.py"))
+def _load_module(path: Path) -> ModuleType:
+    """Load a module that tests share, under its own name: tests are no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
 
 
-spark_home = _load_spark_home()
+spark_home = _load_module(Path(__file__).with_name("spark_home.py"))
 spark_home.use_home()
+
+
+@pytest.fixture(scope="session")
+def load_module() -> Callable[[Path], ModuleType]:
+    """Load a module, by which functions and classes in it are pickled, and others of its directory import it."""
+    return _load_module
 
 
 def _java() -> tuple[str, str]:

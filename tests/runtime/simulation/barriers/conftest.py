@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -26,18 +25,7 @@ MODULES = (
 )
 
 
-def _load(name: str) -> ModuleType:
-    """Load it under its own name, by which functions and writers are pickled, and the modules find each other."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
-def runs() -> ModuleType:
+def runs(load_module: Callable[[Path], ModuleType]) -> ModuleType:
     """Return the module `barrier_runs`."""
-    return [_load(name) for name in MODULES][-1]
+    return [load_module(Path(__file__).with_name(f"{name}.py")) for name in MODULES][-1]
