@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 from pyspark.sql.types import StructType
 
-from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
+from ftlayer.checkpoint.coordinator.statistics import ChainCheckpointStats, CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.circuit import CircuitStatus
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
@@ -116,8 +116,10 @@ FACES: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 
 VALUES: dict[type, str] = {
     BatchReport: "BatchReport",
+    ChainCheckpointStats: "ChainCheckpointStats",
     ChainStatus: "ChainStatus",
     CheckpointCounts: "CheckpointCounts",
+    CheckpointStats: "CheckpointStats",
     CircuitStatus: "CircuitStatus",
     CurrentRecord: "The record that a function works on",
     DeadLetter: "DeadLetter",
