@@ -26,6 +26,7 @@ from ftlayer.checkpoint.coordinator.events import (
     BacklogChanged,
     CheckpointEvent,
     CheckpointRequested,
+    CheckpointTick,
     CommitFailed,
     JobOver,
     JobStopping,
@@ -40,7 +41,6 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestarting,
     TasksRestored,
     TasksRunning,
-    TimePassed,
 )
 from ftlayer.checkpoint.coordinator.failures import AbortReason
 from ftlayer.checkpoint.coordinator.in_flight import PendingCheckpoints
@@ -136,7 +136,7 @@ class CheckpointCoordinator:
                 return self._completion.commit_failed(checkpoint, reason, final, now)
             case CheckpointRequested() | SavepointRequested() | StopRequested():
                 return self._requested(event, now)
-            case TimePassed():
+            case CheckpointTick():
                 pass
             case _:
                 assert_never(event)
@@ -192,7 +192,7 @@ class CheckpointCoordinator:
 
     @property
     def due_ms(self) -> int | None:
-        """Monotone time at which `TimePassed` has something to do; None: not foreseen."""
+        """Monotone time at which `CheckpointTick` has something to do; None: not foreseen."""
         times = [self._flight.expires_ms]
         if self._may_trigger:
             times.append(self._final_due_ms if self._all_ended else self._schedule.due_ms)

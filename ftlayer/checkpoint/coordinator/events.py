@@ -55,7 +55,7 @@ class JobOver:
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed:
+class CheckpointTick:
     """It may be time for something; coming early does no harm."""
 
 
@@ -169,7 +169,7 @@ CheckpointEvent = (
     | TasksRunning
     | JobStopping
     | JobOver
-    | TimePassed
+    | CheckpointTick
     | PartWritten
     | PartDeclined
     | SubtaskFinished

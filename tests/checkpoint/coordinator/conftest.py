@@ -12,12 +12,12 @@ from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.coordinator.coordinator import CheckpointCoordinator
 from ftlayer.checkpoint.coordinator.events import (
     CheckpointEvent,
+    CheckpointTick,
     PartWritten,
     Published,
     TasksRestarting,
     TasksRestored,
     TasksRunning,
-    TimePassed,
 )
 from ftlayer.checkpoint.coordinator.instructions import CheckpointInstruction, Trigger
 from ftlayer.checkpoint.coordinator.pending import JobFacts
@@ -78,7 +78,7 @@ class Desk:
         while self.mono_ms < end:
             due = self.coordinator.due_ms
             self.mono_ms = end if due is None else min(max(due, self.mono_ms + 1), end)
-            decided += self.call(TimePassed())
+            decided += self.call(CheckpointTick())
         return decided
 
     def begin(self) -> Desk:

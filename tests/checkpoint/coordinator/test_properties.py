@@ -19,6 +19,7 @@ from ftlayer.checkpoint.coordinator.events import (
     BacklogChanged,
     CheckpointEvent,
     CheckpointRequested,
+    CheckpointTick,
     CommitFailed,
     JobOver,
     JobStopping,
@@ -33,7 +34,6 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestarting,
     TasksRestored,
     TasksRunning,
-    TimePassed,
 )
 from ftlayer.checkpoint.coordinator.instructions import (
     Answer,
@@ -225,7 +225,7 @@ class Coordinated(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([1, 100, 999, 1_000, 3_000]))
     def time_passes(self, ms: int) -> None:
         self.mono_ms += ms
-        self.call(TimePassed())
+        self.call(CheckpointTick())
 
     @rule()
     def time_passes_until_something_is_due(self) -> None:
@@ -233,7 +233,7 @@ class Coordinated(RuleBasedStateMachine):
         if due is not None:
             assert due >= self.mono_ms, "what is due was not done"
             self.mono_ms = due
-            self.call(TimePassed())
+            self.call(CheckpointTick())
             assert self.coordinator.due_ms is None or self.coordinator.due_ms > self.mono_ms
 
     @rule(data=st.data())
@@ -402,7 +402,7 @@ class Coordinated(RuleBasedStateMachine):
             if self.to_commit is not None:
                 self.its_sinks_are_committed(works=True)
             self.mono_ms += TIMEOUT_MS
-            self.call(TimePassed())
+            self.call(CheckpointTick())
             if self.failing and not self.over:
                 self.restart()
             if not self.running and not self.to_restore and not self.end_said and not self.over:

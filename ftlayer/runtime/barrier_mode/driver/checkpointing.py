@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from ftlayer.checkpoint.coordinator.events import (
     BacklogChanged,
     CheckpointEvent,
+    CheckpointTick,
     JobOver,
     JobStopping,
     PartDeclined,
@@ -21,7 +22,6 @@ from ftlayer.checkpoint.coordinator.events import (
     TasksRestarting,
     TasksRestored,
     TasksRunning,
-    TimePassed,
 )
 from ftlayer.checkpoint.coordinator.instructions import (
     Answer,
@@ -126,7 +126,7 @@ class JobCheckpoints:
 
     def tick(self) -> None:
         """Time has passed."""
-        self._handle(TimePassed())
+        self._handle(CheckpointTick())
 
     def said(self, message: FromSlot) -> None:
         """An instance that counts has said something."""
