@@ -7,123 +7,51 @@ source that has started over since has no use for it.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, assert_never
+from dataclasses import replace
+from typing import Any, assert_never
 
 from ftlayer.clock import Now
 from ftlayer.runtime.connectors.positions import RangeProgress
-from ftlayer.runtime.driver.range_keeper import Beginning, RangeKeeper
-from ftlayer.runtime.driver.reader_calls import (
+from ftlayer.runtime.driver.planner_events import (
     AskBacklog,
     AskInitial,
     AskLatest,
     AskProgress,
     AskSplits,
     BacklogIs,
+    CallReader,
+    CloseSource,
     CommitOffset,
+    DrainSource,
     EndIs,
     FindEnd,
     InitialIs,
+    KeeperEvent,
     LatestIs,
     OffsetCommitted,
+    PlannerEvent,
+    PlannerInstruction,
+    PollDue,
     ProgressIs,
     ReaderAnswer,
+    ReaderAnswered,
     ReaderCall,
     SplitsAre,
+    StopReader,
+    SubtaskDown,
+    SubtaskUp,
+    TellBacklog,
+    WarnReadAgain,
 )
+from ftlayer.runtime.driver.range_keeper import Beginning, RangeKeeper
 from ftlayer.runtime.driver.splits import PlannedRange, SplitPlanner
-from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
+from ftlayer.runtime.protocol.messages import SplitDone
 
 POLL_MS = 20
 """The reader is asked for its latest offset after this pause …"""
 
 MAX_POLL_MS = 200
 """… which doubles up to this while there is nothing new."""
-
-
-# ---------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True)
-class ReaderAnswered:
-    """A call has succeeded. ``generation`` is that of its `CallReader`."""
-
-    generation: int
-    answer: ReaderAnswer
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskUp:
-    """A new instance runs this subtask: it knows of no splits yet."""
-
-    subtask: int
-
-
-@dataclass(frozen=True, slots=True)
-class SubtaskDown:
-    """The subtask is lost, with all splits it has not reported."""
-
-    subtask: int
-
-
-@dataclass(frozen=True, slots=True)
-class DrainSource:
-    """No further ranges are to be opened. One that is complete is committed still."""
-
-
-@dataclass(frozen=True, slots=True)
-class CloseSource:
-    """The reader is to be stopped, behind what it is to commit by now."""
-
-
-@dataclass(frozen=True, slots=True)
-class KeeperEvent:
-    """An event of the mode alone, for the `RangeKeeper`."""
-
-    event: Any
-
-
-@dataclass(frozen=True, slots=True)
-class PollDue:
-    """`PlannerRules.due_ms` has come."""
-
-
-PlannerEvent: TypeAlias = (
-    ReaderAnswered | SubtaskUp | SubtaskDown | SplitDone | DrainSource | CloseSource | KeeperEvent | PollDue
-)
-
-
-# ---------------------------------------------------------------- instructions
-
-
-@dataclass(frozen=True, slots=True)
-class CallReader:
-    """Carry this call out, and no earlier one that is not begun; the answer is a `ReaderAnswered`."""
-
-    generation: int
-    call: ReaderCall
-
-
-@dataclass(frozen=True, slots=True)
-class TellBacklog:
-    """Say whether the source works off a backlog."""
-
-    is_behind: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WarnReadAgain:
-    """A range is planned otherwise than before: its rows that were accepted will come again."""
-
-    progress: RangeProgress
-
-
-@dataclass(frozen=True, slots=True)
-class StopReader:
-    """Stop the reader. There are no calls behind this."""
-
-
-PlannerInstruction: TypeAlias = CallReader | AssignSplits | TellBacklog | WarnReadAgain | StopReader
 
 
 class PlannerRules:

@@ -11,41 +11,39 @@ from ftlayer.clock import Now, system_now
 from ftlayer.errors import FTLayerError, SourceError
 from ftlayer.functions.conversion import text_of
 from ftlayer.runtime.connectors.offset_reader import OffsetReader, digest_of, offset_reader, without_rows
-from ftlayer.runtime.driver.planner_rules import (
-    CallReader,
-    CloseSource,
-    DrainSource,
-    KeeperEvent,
-    PlannerEvent,
-    PlannerInstruction,
-    PlannerRules,
-    PollDue,
-    ReaderAnswered,
-    StopReader,
-    SubtaskDown,
-    SubtaskUp,
-    TellBacklog,
-    WarnReadAgain,
-)
-from ftlayer.runtime.driver.range_keeper import OpenKeeper
-from ftlayer.runtime.driver.reader_calls import (
+from ftlayer.runtime.driver.planner_events import (
     AskBacklog,
     AskInitial,
     AskLatest,
     AskProgress,
     AskSplits,
     BacklogIs,
+    CallReader,
+    CloseSource,
     CommitOffset,
+    DrainSource,
     EndIs,
     FindEnd,
     InitialIs,
+    KeeperEvent,
     LatestIs,
     OffsetCommitted,
+    PlannerEvent,
+    PlannerInstruction,
+    PollDue,
     ProgressIs,
     ReaderAnswer,
+    ReaderAnswered,
     ReaderCall,
     SplitsAre,
+    StopReader,
+    SubtaskDown,
+    SubtaskUp,
+    TellBacklog,
+    WarnReadAgain,
 )
+from ftlayer.runtime.driver.planner_rules import PlannerRules
+from ftlayer.runtime.driver.range_keeper import OpenKeeper
 from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
 from ftlayer.runtime.protocol.sealed import seal
 from ftlayer.topology.operators import ReaderSource, Source
@@ -119,6 +117,11 @@ class ReaderPlanner:
         self._reader: OffsetReader | None = None
 
     # ------------------------------------------------------------ any thread
+
+    @property
+    def rules(self) -> PlannerRules:
+        """To be looked at."""
+        return self._rules
 
     def start(self) -> None:
         """Begin to plan, or go on after a failure."""

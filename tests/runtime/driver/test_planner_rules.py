@@ -22,44 +22,40 @@ from ftlayer.runtime.connectors.positions import (
     progress_of,
     unpack_split,
 )
-from ftlayer.runtime.driver.planner_rules import (
-    MAX_POLL_MS,
-    POLL_MS,
-    CallReader,
-    CloseSource,
-    DrainSource,
-    KeeperEvent,
-    PlannerEvent,
-    PlannerInstruction,
-    PlannerRules,
-    PollDue,
-    ReaderAnswered,
-    StopReader,
-    SubtaskDown,
-    SubtaskUp,
-    TellBacklog,
-    WarnReadAgain,
-)
-from ftlayer.runtime.driver.position_keeper import PositionKeeper
-from ftlayer.runtime.driver.range_keeper import RangeKeeper
-from ftlayer.runtime.driver.reader_calls import (
+from ftlayer.runtime.driver.planner_events import (
     AskBacklog,
     AskInitial,
     AskLatest,
     AskProgress,
     AskSplits,
     BacklogIs,
+    CallReader,
+    CloseSource,
     CommitOffset,
+    DrainSource,
     EndIs,
     FindEnd,
     InitialIs,
+    KeeperEvent,
     LatestIs,
     OffsetCommitted,
+    PlannerEvent,
+    PlannerInstruction,
+    PollDue,
     ProgressIs,
     ReaderAnswer,
+    ReaderAnswered,
     ReaderCall,
     SplitsAre,
+    StopReader,
+    SubtaskDown,
+    SubtaskUp,
+    TellBacklog,
+    WarnReadAgain,
 )
+from ftlayer.runtime.driver.planner_rules import MAX_POLL_MS, POLL_MS, PlannerRules
+from ftlayer.runtime.driver.position_keeper import PositionKeeper
+from ftlayer.runtime.driver.range_keeper import RangeKeeper
 from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
 
 MANY = 5_000

@@ -177,7 +177,9 @@ class World:
     def plan(self) -> None:
         """Have the reader called, if the planner wants that."""
         self.now_ms += MAX_POLL_MS
-        self.planners.by_source["src"].work()
+        planner = self.planners.by_source["src"]
+        planner.work()
+        planner.rules.validate()
 
     def deliver(self) -> None:
         if self.mail:

@@ -11,6 +11,7 @@ from barrier_parts import Control, ThreadInSteps
 from barrier_process import Process, Runner
 
 from ftlayer.runtime.driver.events import SparkJobEnded
+from ftlayer.runtime.driver.reader_planner import ReaderPlanner
 
 TICK_MS = 50
 """The driver looks at the time this often, when nothing else happens."""
@@ -33,7 +34,7 @@ class Moves:
             yield "driver", driver.step
         for planner in driver.planners:
             if planner.wait_ms == 0:
-                yield "plan", planner.work
+                yield "plan", lambda planner=planner: self._plan(planner)
         for worker in self._world.workers:
             if worker.todo:
                 yield "worker", worker.step
@@ -120,6 +121,10 @@ class Moves:
         box = process.instance.mailbox
         if process.alive and box.resting and box.timeout_s == 0:
             box.resting = False
+
+    def _plan(self, planner: ReaderPlanner) -> None:
+        planner.work()
+        planner.rules.validate()
 
     def _log(self, process: Process, log: ThreadInSteps) -> None:
         with self._world.running(process):

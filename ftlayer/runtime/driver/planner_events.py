@@ -1,11 +1,14 @@
-"""What a source's planner asks its reader, and what the reader answers: each call is followed by its answer."""
+"""What the planner of a reader source is told, what it asks its reader, and what it wants done."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ftlayer.runtime.connectors.positions import RangeProgress
+from ftlayer.runtime.protocol.messages import AssignSplits, SplitDone
+
+# ---------------------------------------------------------------- what is asked, and what is answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +119,88 @@ class OffsetCommitted:
 
 ReaderCall: TypeAlias = AskProgress | AskInitial | FindEnd | AskLatest | AskSplits | AskBacklog | CommitOffset
 ReaderAnswer: TypeAlias = ProgressIs | InitialIs | EndIs | LatestIs | SplitsAre | BacklogIs | OffsetCommitted
+
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderAnswered:
+    """A call has succeeded. ``generation`` is that of its `CallReader`."""
+
+    generation: int
+    answer: ReaderAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskUp:
+    """A new instance runs this subtask: it knows of no splits yet."""
+
+    subtask: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskDown:
+    """The subtask is lost, with all splits it has not reported."""
+
+    subtask: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainSource:
+    """No further ranges are to be opened. One that is complete is committed still."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSource:
+    """The reader is to be stopped, behind what it is to commit by now."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperEvent:
+    """An event of the mode alone, for the `RangeKeeper`."""
+
+    event: Any
+
+
+@dataclass(frozen=True, slots=True)
+class PollDue:
+    """The time has come that the rules were to be told of (`PlannerRules.due_ms`)."""
+
+
+PlannerEvent: TypeAlias = (
+    ReaderAnswered | SubtaskUp | SubtaskDown | SplitDone | DrainSource | CloseSource | KeeperEvent | PollDue
+)
+
+
+# ---------------------------------------------------------------- instructions
+
+
+@dataclass(frozen=True, slots=True)
+class CallReader:
+    """Carry this call out, and no earlier one that is not begun; the answer is a `ReaderAnswered`."""
+
+    generation: int
+    call: ReaderCall
+
+
+@dataclass(frozen=True, slots=True)
+class TellBacklog:
+    """Say whether the source works off a backlog."""
+
+    is_behind: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WarnReadAgain:
+    """A range is planned otherwise than before: its rows that were accepted will come again."""
+
+    progress: RangeProgress
+
+
+@dataclass(frozen=True, slots=True)
+class StopReader:
+    """Stop the reader. There are no calls behind this."""
+
+
+PlannerInstruction: TypeAlias = CallReader | AssignSplits | TellBacklog | WarnReadAgain | StopReader
