@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import assert_never
 
-from ftlayer.clock import Now
+from ftlayer.clock import Now, system_now
 from ftlayer.errors import CodecError, JobError, PeerLostError, PeerRefusedError, PeerUnreachableError
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import roots_in
@@ -145,7 +144,7 @@ class SlotLoop:
         self._take_mail()
         if self._over:
             return False
-        now = _now()
+        now = system_now()
         self._do(TimePassed(), now)
         worked = self._core.can_run
         if worked:
@@ -162,7 +161,7 @@ class SlotLoop:
     # ------------------------------------------------------------ doing
 
     def _take(self, event: SlotEvent) -> None:
-        self._do(event, _now())
+        self._do(event, system_now())
 
     def _do(self, event: SlotEvent, now: Now) -> None:
         """Tell the rules of an event, and carry out what they want, with all that comes of it."""
@@ -201,7 +200,7 @@ class SlotLoop:
             self._send(self._pulse.heartbeat())
         self._pulse.quiet = quiet
         due = self._due_ms()
-        self._mailbox.wait(None if due is None else max(0, due - _now().mono_ms) / 1_000)
+        self._mailbox.wait(None if due is None else max(0, due - system_now().mono_ms) / 1_000)
 
     def _due_ms(self) -> int | None:
         dues = [self._core.due_ms, self._sources.due_ms, *(lost.deadline_ms for lost in self._lost.values())]
@@ -246,7 +245,7 @@ class SlotLoop:
                     logger.warning("the stream to slot %s broke: %s", slot, reason)
                     self._take(PeerBroke(slot))
                     patience_ms = self._peer_timeout_ms if reached else UNREACHED_MS
-                    self._lost[slot] = _Lost(_now().mono_ms + patience_ms, reason, reached)
+                    self._lost[slot] = _Lost(system_now().mono_ms + patience_ms, reason, reached)
             case CoordinatorSaid(message):
                 self._obey(message)
             case CoordinatorLost(reason):
@@ -305,7 +304,3 @@ def roots_in_mail(mailbox: Mailbox[Event]) -> Iterator[U64Array]:
         elif isinstance(event, ReplaysCame):
             for records in event.records:
                 yield records.roots
-
-
-def _now() -> Now:
-    return Now(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)

@@ -339,7 +339,7 @@ class Cluster:
     # ------------------------------------------------------------ time
 
     def run(self, ms: int) -> None:
-        with patch.object(loop_module, "_now", lambda: self.now):
+        with patch.object(loop_module, "system_now", lambda: self.now):
             for _ in range(ms // STEP_MS):
                 self._step()
 

@@ -57,7 +57,7 @@ class StandIns:
             (checkpointing, "system_now", lambda: self._world.now),
             (checkpoint_io, "system_now", lambda: self._world.now),
             (checkpoint_io, "Worker", self._worker),
-            (loop, "_now", lambda: self._world.now),
+            (loop, "system_now", lambda: self._world.now),
             (pulse, "_mono_ms", lambda: self._world.mono),
             (main, "ControlClient", self._control),
             (main, "ChannelServer", self._server),
