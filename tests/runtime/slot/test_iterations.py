@@ -159,7 +159,8 @@ class World:
         )
         if not waiting:
             # Nothing happens before somebody's time comes.
-            self.clock = max(self.clock, min([core.due_ms or self.clock for core in self.cores]))
+            dues = [core.due_ms for core in self.cores if core.due_ms is not None]
+            self.clock = max(self.clock, min(dues, default=self.clock))
 
     def _moves(self) -> Iterator[Callable[[], bool]]:
         for key in sorted(self.reading):
