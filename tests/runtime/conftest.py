@@ -41,6 +41,7 @@ from ftlayer.runtime.slot.instructions import (
     ModeInstruction,
     RowsDone,
     RunTask,
+    SlotInstruction,
     TellCoordinator,
     Transmit,
 )
@@ -272,14 +273,11 @@ class Driven:
         return self.parts.seating
 
     def handle(self, event: SlotEvent, now: Now) -> None:
-        todo = deque(self.core.handle(event, now))
-        self.core.validate()
+        todo = deque(self._decided(event, now))
         while todo:
             match todo.popleft():
                 case RunTask() as run:
-                    todo.extendleft(reversed(self.core.handle(run, now)))
-                    self.core.validate()
-                    continue
+                    todo.extendleft(reversed(self._decided(run, now)))
                 case Transmit(slot, frame):
                     self.links.frames.setdefault(slot, deque()).append(frame)
                     channel, _ = self.codec.decode(pa.py_buffer(frame))
@@ -293,6 +291,14 @@ class Driven:
                 case ModeInstruction() as wanted:
                     self.carry_out(wanted)
         self.core.carried_out()
+
+    def _decided(self, event: SlotEvent, now: Now) -> list[SlotInstruction]:
+        instructions = self.core.handle(event, now)
+        self.core.validate()
+        runs = [isinstance(each, RunTask) for each in instructions]
+        behind = instructions[runs.index(True) :] if True in runs else []
+        assert not any(isinstance(each, Transmit) for each in behind), "a frame waits for a function"
+        return instructions
 
     def start(self, now: Now) -> None:
         self.handle(SlotStarted(), now)
