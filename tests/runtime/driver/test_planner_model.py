@@ -1,0 +1,400 @@
+"""The rules of a reader source's planner against a model: every row is read once, whatever happens when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ftlayer.clock import Now
+from ftlayer.runtime.barrier_mode.driver.reader_checkpoints import SourceCheckpoints
+from ftlayer.runtime.connectors.positions import (
+    PositionChain,
+    SplitPosition,
+    partition_key,
+    progress_of,
+    unpack_split,
+)
+from ftlayer.runtime.driver.planner_events import (
+    AskBacklog,
+    AskInitial,
+    AskLatest,
+    AskProgress,
+    AskSplits,
+    BacklogIs,
+    CallReader,
+    CommitOffset,
+    EndIs,
+    FindEnd,
+    InitialIs,
+    KeeperEvent,
+    LatestIs,
+    OffsetCommitted,
+    PlannerEvent,
+    PollDue,
+    ProgressIs,
+    ReaderAnswer,
+    ReaderAnswered,
+    ReaderCall,
+    SplitsAre,
+    SubtaskDown,
+    SubtaskUp,
+)
+from ftlayer.runtime.driver.planner_rules import PlannerRules
+from ftlayer.runtime.driver.position_keeper import PositionKeeper
+from ftlayer.runtime.driver.range_keeper import RangeKeeper
+from ftlayer.runtime.protocol.messages import AssignSplits, Split, SplitDone
+
+MANY = 5_000
+"""It has come to an end by then."""
+
+
+def exists(row: int) -> bool:
+    """A range of rows that do not exist has no splits."""
+    return row % 4 != 0
+
+
+@dataclass
+class Slot:
+    """One instance of a subtask: reads the splits that it is assigned, row by row."""
+
+    chain: PositionChain
+    todo: list[tuple[AssignSplits, Split]] = field(default_factory=list)
+    read: set[int] = field(default_factory=set)
+
+    def assign(self, message: AssignSplits) -> None:
+        for split in message.mine:
+            last = self.chain.last(partition_key(split.number))
+            position = None if last is None else unpack_split("src", last)
+            here = position is not None and position.range == message.range
+            assert split.rows == (position.rows if here and position is not None else 0)
+            self.todo.append((message, split))
+
+
+class World:
+    """A planner's rules with a broker, slots, and a thread that calls the reader. The same for the same seed."""
+
+    keeper: RangeKeeper[Any]
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.parallelism = self.random.randint(1, 3)
+        self.stops = self.random.random() < 0.3
+        self.rows = self.random.randrange(30)
+        self.end: int | None = None
+        self.forgotten = 0
+        self.now_ms = 0
+        self.slots: dict[int, Slot] = {}
+        self.reports: list[SplitDone] = []
+        self.start_driver()
+
+    def run(self) -> None:
+        for _ in range(200):
+            happens = self.random.choice(self.unlikely() if self.random.random() < 0.1 else self.likely())
+            happens()
+        self.recover()
+        for _ in range(MANY):
+            if not (happens := self.possible()):
+                break
+            self.random.choice(happens)()
+        reached = self.rows if self.end is None else self.end
+        assert all(self.is_read(row) == exists(row) for row in range(reached))
+        if self.stops:
+            assert self.told_end == set(range(self.parallelism))
+
+    def recover(self) -> None:
+        """Let happen what everything waits for."""
+
+    def is_idle(self) -> bool:
+        return all(self.is_read(row) for row in range(self.rows) if exists(row)) and not self.stops
+
+    def start_driver(self) -> None:
+        self.call: CallReader | None = None
+        self.at_work: tuple[CallReader, ReaderAnswer] | None = None
+        self.slots.clear()
+        self.reports.clear()
+        self.told_end: set[int] = set()
+        self.keeper = self.open_keeper()
+        self.rules = PlannerRules(
+            "src", self.parallelism, self.keeper, stop_at_latest=self.stops, tells_backlog=True
+        )
+        self.handle(PollDue())
+
+    def open_keeper(self) -> RangeKeeper[Any]:
+        raise NotImplementedError
+
+    def positions_for(self, subtask: int) -> dict[str, bytes]:
+        """What a new instance begins with."""
+        raise NotImplementedError
+
+    def is_read(self, row: int) -> bool:
+        raise NotImplementedError
+
+    def handle(self, event: PlannerEvent) -> None:
+        instructions = self.rules.handle(event, Now(self.now_ms, 0))
+        self.rules.validate()
+        for instruction in instructions:
+            match instruction:
+                case CallReader():
+                    self.call = instruction
+                case AssignSplits(subtask=subtask, splits=0):
+                    self.told_end.add(subtask)
+                case AssignSplits(subtask=subtask):
+                    # One that was sent to an instance that is gone is dropped on its way.
+                    self.slots[subtask].assign(instruction)
+
+    # ------------------------------------------------------------ what happens by itself
+
+    def likely(self) -> list[Callable[[], None]]:
+        return [*self.possible(), self.grow]
+
+    def unlikely(self) -> list[Callable[[], None]]:
+        return [self.fail, self.grow]
+
+    def possible(self) -> list[Callable[[], None]]:
+        happens: list[Callable[[], None]] = []
+        happens += [partial(self.read, subtask) for subtask, slot in self.slots.items() if slot.todo]
+        if len(self.slots) < self.parallelism:
+            happens.append(self.up)
+        if self.reports:
+            happens.append(self.report)
+        if self.at_work is not None:
+            happens.append(self.answer)
+        elif self.call is not None:
+            happens.append(self.call_reader)
+        elif self.rules.due_ms is not None and not self.is_idle():
+            happens.append(self.poll)
+        return happens
+
+    def call_reader(self) -> None:
+        assert self.call is not None
+        self.at_work = self.call, self.answer_to(self.call.call)
+
+    def answer(self) -> None:
+        assert self.at_work is not None
+        (call, answer), self.at_work = self.at_work, None
+        if self.call is call:
+            self.call = None
+        if isinstance(answer, EndIs):
+            assert self.end is None, "the end is asked for twice"
+            assert answer.end is not None
+            self.end = int(answer.end)
+        self.handle(ReaderAnswered(call.generation, answer))
+
+    def poll(self) -> None:
+        self.now_ms = max(self.now_ms, self.rules.due_ms or 0)
+        self.handle(PollDue())
+
+    def up(self) -> None:
+        subtask = self.random.choice([one for one in range(self.parallelism) if one not in self.slots])
+        self.slots[subtask] = Slot(PositionChain(self.positions_for(subtask)))
+        self.handle(SubtaskUp(subtask))
+
+    def read(self, subtask: int) -> None:
+        slot = self.slots[subtask]
+        message, split = slot.todo[0]
+        assert split.number % self.parallelism == subtask, "another subtask's"
+        rows = json.loads(split.payload)
+        until = min(split.rows + self.random.randint(1, 4), len(rows))
+        done = until == len(rows)
+        for row in rows[split.rows : until]:
+            assert not self.is_read(row), f"row {row} is read twice"
+            assert row >= self.forgotten, "the broker has been told that this is not needed any more"
+            slot.read.add(row)
+        position = SplitPosition(
+            message.range, message.start, message.end, message.splits, message.digest, until, done
+        )
+        slot.chain.advance(partition_key(split.number), position.pack())
+        self.accepted(split.number, position, rows[split.rows : until])
+        if done:
+            slot.todo.pop(0)
+            self.reports.append(SplitDone("src", message.range, split.number))
+        else:
+            slot.todo[0] = message, Split(split.number, split.payload, until)
+
+    def accepted(self, split: int, position: SplitPosition, rows: list[int]) -> None:
+        raise NotImplementedError
+
+    def report(self) -> None:
+        self.handle(self.reports.pop(0))
+
+    # ------------------------------------------------------------ what happens to it
+
+    def grow(self) -> None:
+        self.rows += self.random.randint(0, 9)
+
+    def fail(self) -> None:
+        """The reader raises: what is wanted by then is called next."""
+        self.at_work = None
+
+    # ------------------------------------------------------------ the broker
+
+    def answer_to(self, call: ReaderCall) -> ReaderAnswer:
+        match call:
+            case AskProgress():
+                return ProgressIs(self.progress())
+            case AskInitial():
+                return InitialIs("0")
+            case FindEnd():
+                return EndIs(str(self.rows))
+            case AskLatest(start):
+                return LatestIs(str(min(self.rows, int(start) + self.random.randrange(25))))
+            case AskSplits(start, end):
+                return self.splits(int(start), int(end), self.random.randrange(3))
+            case AskBacklog(start, end):
+                return BacklogIs(int(end) < self.rows)
+            case CommitOffset(end):
+                assert all(self.is_read(row) for row in range(int(end)) if exists(row)), "not read yet"
+                self.forgotten = max(self.forgotten, int(end))
+                return OffsetCommitted(end)
+
+    def progress(self) -> Any:
+        raise NotImplementedError
+
+    def splits(self, start: int, end: int, draw: int) -> SplitsAre:
+        assert start >= self.forgotten, "the broker has been told that this is not needed any more"
+        count = 1 + draw % 3 if any(map(exists, range(start, end))) else 0
+        rows = [[row for row in range(start + i, end, count) if exists(row)] for i in range(count)]
+        payloads = tuple(json.dumps(each).encode() for each in rows)
+        return SplitsAre(str(start), str(end), bytes([count]), payloads, payloads)
+
+
+class AcceptedWorld(World):
+    """Positions are in the vertex; subtasks are lost one by one, and the driver too."""
+
+    def __init__(self, seed: int) -> None:
+        self.positions: dict[str, bytes] = {}
+        self.all_read: set[int] = set()
+        super().__init__(seed)
+
+    def unlikely(self) -> list[Callable[[], None]]:
+        return [*super().unlikely(), self.down, self.down, self.driver_restarts]
+
+    def open_keeper(self) -> PositionKeeper:
+        return PositionKeeper()
+
+    def positions_for(self, subtask: int) -> dict[str, bytes]:
+        return dict(self.positions)
+
+    def progress(self) -> Any:
+        return progress_of("src", self.positions)
+
+    def splits(self, start: int, end: int, draw: int) -> SplitsAre:
+        # Planned otherwise, rows come again: that is a test of its own.
+        return super().splits(start, end, end)
+
+    def is_read(self, row: int) -> bool:
+        return row in self.all_read
+
+    def accepted(self, split: int, position: SplitPosition, rows: list[int]) -> None:
+        self.positions[partition_key(split)] = position.pack()
+        self.all_read.update(rows)
+
+    def down(self) -> None:
+        """What it has reported comes still."""
+        subtask = self.random.randrange(self.parallelism)
+        if self.slots.pop(subtask, None) is not None:
+            self.told_end.discard(subtask)
+            self.handle(SubtaskDown(subtask))
+
+    def driver_restarts(self) -> None:
+        self.parallelism, self.end = self.random.randint(1, 3), None
+        self.start_driver()
+
+
+class CheckpointedWorld(World):
+    """Positions are in checkpoints, and a restore leads back to the last one, at any moment."""
+
+    def __init__(self, seed: int) -> None:
+        self.has_begun = False
+        self.before: set[int] = set()
+        self.restored: tuple[dict[str, bytes], bytes | None, set[int]] = ({}, None, set())
+        self.number = 0
+        self.under_way: dict[int, dict[int, tuple[dict[str, bytes], set[int]]]] = {}
+        self.parts: dict[int, dict[str, bytes]] = {}
+        super().__init__(seed)
+
+    def likely(self) -> list[Callable[[], None]]:
+        waiting = any(len(parts) < self.parallelism for parts in self.under_way.values())
+        return [*super().likely(), self.trigger, *([self.snapshot] * 2 if waiting else [])]
+
+    def unlikely(self) -> list[Callable[[], None]]:
+        return [*super().unlikely(), self.restore, self.restore]
+
+    def open_keeper(self) -> RangeKeeper[Any]:
+        self.ranges = SourceCheckpoints("src", lambda event: self.handle(KeeperEvent(event)))
+        return self.ranges.keeper
+
+    def positions_for(self, subtask: int) -> dict[str, bytes]:
+        # What the instance before has reported is not heard of any more.
+        self.reports = [done for done in self.reports if done.split % self.parallelism != subtask]
+        return self.parts.setdefault(subtask, dict(self.restored[0]))
+
+    def is_read(self, row: int) -> bool:
+        return row in self.before or any(row in slot.read for slot in self.slots.values())
+
+    def accepted(self, split: int, position: SplitPosition, rows: list[int]) -> None:
+        self.parts[split % self.parallelism][partition_key(split)] = position.pack()
+
+    def restore(self) -> None:
+        self.has_begun = True
+        for subtask in sorted(self.slots):
+            self.handle(SubtaskDown(subtask))
+        if self.random.random() < 0.5:
+            while self.reports:
+                self.report()
+        self.slots.clear()
+        self.told_end.clear()
+        self.under_way.clear()
+        self.parts.clear()
+        positions, captured, self.before = self.restored
+        self.ranges.restore(positions, captured)
+
+    def trigger(self) -> None:
+        if len(self.slots) < self.parallelism or len(self.under_way) == 3 or not self.has_begun:
+            return
+        self.number += 1
+        self.under_way[self.number] = {}
+        self.ranges.under_way(self.under_way)
+
+    def snapshot(self) -> None:
+        subtask = self.random.randrange(self.parallelism)
+        waiting = [number for number, parts in self.under_way.items() if subtask not in parts]
+        if not waiting:
+            return
+        slot = self.slots[subtask]
+        mine = {
+            key: position
+            for key, position in self.parts[subtask].items()
+            if int(key[1:]) % self.parallelism == subtask
+        }
+        self.under_way[waiting[0]][subtask] = mine, set(slot.read)
+        if len(self.under_way[waiting[0]]) == self.parallelism:
+            self.complete(waiting[0])
+
+    def complete(self, number: int) -> None:
+        parts = self.under_way.pop(number).values()
+        for older in [older for older in self.under_way if older < number]:
+            del self.under_way[older]
+        positions = {key: position for mine, _ in parts for key, position in mine.items()}
+        captured = self.ranges.capture(positions)
+        self.restored = positions, captured, self.before.union(*(read for _, read in parts))
+        self.ranges.completed(captured)
+
+    def recover(self) -> None:
+        if not self.has_begun:
+            self.restore()
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32))
+@pytest.mark.parametrize("world", [AcceptedWorld, CheckpointedWorld])
+def test_each_row_is_read_once(world: type[World], seed: int) -> None:
+    world(seed).run()
