@@ -1,4 +1,4 @@
-"""The exceptions a user can meet.
+"""The exceptions a user can meet. What a user's function raises itself is in `ftlayer.failures`.
 
 Every message says what is wrong, where, and what to do. Errors that cross the vertex service carry
 their ``code`` on the wire, so that the client raises the class the vertex raised.

@@ -1,1 +1,1 @@
-"""Record ids and their derivation, tracked Arrow batches and their codec, key selectors and key hash."""
+"""Record ids and their derivation, key selectors and Spark's key hash, Arrow IPC and columns read with care."""

@@ -1,1 +1,1 @@
-"""The runtime of a JobGraph on Spark: slots, their tasks and channels, and the coordinator."""
+"""The runtime of a JobGraph on Spark: slots, their tasks and channels, the coordinator, and the two modes."""

@@ -1,1 +1,1 @@
-"""Structured Streaming: wrapped sources, functions and sinks of a micro-batch query."""
+"""Structured Streaming: the doors to wrapped queries, and the protocol that takes each micro-batch through."""

@@ -1,9 +1,8 @@
 """The key that everything is signed with: the user's, or a random one that is kept beside the checkpoints.
 
 A kept key protects from damage: cut off files, flipped bits, files that were mixed up. It does not protect from
-somebody who can write where the checkpoints are, since he reads it there (mode 0600 keeps other users of a machine
-out, object stores know no modes). Who does not trust everybody who can write there gives `CheckpointConfig.key`;
-then kept keys are not looked at.
+a writer of the checkpoints' directory, who can read it there (mode 0600 keeps other users of a machine out, object
+stores know no modes). `CheckpointConfig.key` protects from that too; then kept keys are not looked at.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The driver's side of a running topology: registration, epochs, restarts, splits, progress."""
+"""The driver's side of a running topology: its slots, losses and the end; splits of readers; what is told of a job."""

@@ -1,1 +1,1 @@
-"""The process that runs subtasks: mailbox loop, channels, the vertex's answers."""
+"""The process that runs subtasks: its rules, its mailbox loop, channels and credit."""

@@ -46,7 +46,7 @@ class NoCompanion:
         """Do nothing."""
 
     def reports(self) -> list[Action]:
-        """Return nothing: the first failure was raised, and nobody asks what was settled."""
+        """Return nothing: the first failure was raised, and what was settled has no use."""
         return []
 
     def loop_ended(self) -> list[Action]:

@@ -125,7 +125,7 @@ class ChannelOutlet:
 
 
 class SinkOutlet:
-    """Rows go into a sink, and a failure fails the task: nobody waits for a record to be settled."""
+    """Rows go into a sink, and a failure fails the task: no record has to be settled."""
 
     waiting = False
     held = NO_ROOTS

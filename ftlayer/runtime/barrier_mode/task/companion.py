@@ -39,7 +39,7 @@ class BarrierCompanion:
             self.backend.close()
 
     def reports(self) -> list[Action]:
-        """Return nothing: the first failure was raised, and nobody asks what was settled."""
+        """Return nothing: the first failure was raised, and what was settled has no use."""
         return []
 
     def loop_ended(self) -> list[Action]:

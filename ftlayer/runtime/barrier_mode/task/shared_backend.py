@@ -1,4 +1,4 @@
-"""A task's state backend, as long as somebody needs it."""
+"""A task's state backend, open as long as the task or a snapshot needs it."""
 
 from __future__ import annotations
 
