@@ -92,7 +92,7 @@ class CheckpointConfig:
             and partitions that the program has no more.
         migrations: `StateMigration` for each keyed state whose type or name has changed.
         key: secret behind the checksums of everything that is read back; None: one is made and kept with the
-            checkpoints, which protects from damage, not from somebody who can write there.
+            checkpoints, which protects from damage, not from writers of that directory.
         debloating: keep less in flight on a channel than ``TopologyOptions.channel_bytes`` where it is slow.
         debloat_target: time in which what is in flight is to be worked off.
         state_directory: where the LMDB backend keeps its files, on the slot's machine; None: a temporary one.

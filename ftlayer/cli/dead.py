@@ -146,7 +146,7 @@ def _change(client: VertexClient, call: Any) -> int:
 def _print_changed(what: str, count: int, chosen: int, everything: bool) -> None:
     """Say how many dead letters were changed; exit code 1 if keys that were named are of none.
 
-    With ``--all`` those that are missing were there a moment ago: somebody else has changed them meanwhile.
+    With ``--all`` those that are missing were there a moment ago: another command has changed them meanwhile.
     """
     typer.echo(f"{what} {count} of {chosen}")
     missing = chosen - count

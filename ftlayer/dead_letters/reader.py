@@ -77,7 +77,7 @@ class DeadLetterReader(DataSourceStreamReader):
         yield pa.RecordBatch.from_pylist(rows, schema=LETTER_SCHEMA)
 
     def commit(self, end: dict[str, str]) -> None:
-        """Nothing: letters stay until somebody requeues or purges them."""
+        """Nothing: letters stay until they are requeued or purged."""
 
     def stop(self) -> None:
         """Disconnect."""

@@ -103,7 +103,7 @@ class DriverStorage(Protocol):
         """Return the ids of what `publish` has failed to write, and which may be there all the same, with the reason.
 
         Tries again to remove their metadata. One that is not returned any more will never be there. Until then its
-        files stay: somebody may find it, and restore it.
+        files stay: a user may find it, and restore it.
         """
 
     def completed(self, job: str) -> list[str]:

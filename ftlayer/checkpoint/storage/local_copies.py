@@ -60,7 +60,7 @@ class LocalCopies:
 
 
 def _lock(directory: Path) -> int | None:
-    """Hold the directory's lock while this process lives; None: somebody else (a zombie) still does."""
+    """Hold the directory's lock while this process lives; None: another process (a zombie) still does."""
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -38,7 +38,7 @@ class LocalFileOutput:
         self._behind = 0
 
     def write(self, data: bytes) -> None:
-        """See `Output.write`."""
+        """See `FileOutput.write`."""
         with storage_errors(self._url, self._path, "written"):
             self._file.write(data)
             self._size += len(data)
@@ -57,7 +57,7 @@ class LocalFileOutput:
             os.posix_fadvise(self._file.fileno(), first, self._size - first, os.POSIX_FADV_DONTNEED)
 
     def sync(self) -> bool:
-        """See `Output.sync`: the file, and with the first call the directory that it is in."""
+        """See `FileOutput.sync`: the file, and with the first call the directory that it is in."""
         with storage_errors(self._url, self._path, "written"):
             self._file.flush()
             # All that another process needs to read it is its content and its size.
@@ -68,7 +68,7 @@ class LocalFileOutput:
         return True
 
     def rewind(self, size: int) -> bool:
-        """See `Output.rewind`."""
+        """See `FileOutput.rewind`."""
         with storage_errors(self._url, self._path, "cut"):
             self._file.flush()
             self._file.truncate(size)
@@ -77,12 +77,12 @@ class LocalFileOutput:
         return True
 
     def close(self) -> None:
-        """See `Output.close`."""
+        """See `FileOutput.close`."""
         with storage_errors(self._url, self._path, "closed"):
             self._file.close()
 
     def abandon(self) -> None:
-        """See `Output.abandon`."""
+        """See `FileOutput.abandon`."""
         with storage_errors(self._url, self._path, "deleted"):
             # What the buffer holds is of no use, and may not find room.
             self._file.raw.close()
@@ -237,7 +237,7 @@ def sync_directory(path: Path) -> None:
 
 
 def _link(temporary: Path, target: Path) -> bool:
-    """Give the file its name unless somebody else has it."""
+    """Give the file its name unless another file has it."""
     try:
         os.link(temporary, target)
     except FileExistsError:

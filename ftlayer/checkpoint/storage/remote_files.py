@@ -31,13 +31,13 @@ class RemoteFileOutput:
         self._written = 0
 
     def write(self, data: bytes) -> None:
-        """See `Output.write`."""
+        """See `FileOutput.write`."""
         with storage_errors(self._files.url, self._path, "written"):
             self._file.write(data)
             self._written += len(data)
 
     def sync(self) -> bool:
-        """See `Output.sync`: the file is closed and its size looked at; nothing can be appended."""
+        """See `FileOutput.sync`: the file is closed and its size looked at; nothing can be appended."""
         self.close()
         size = self._files.size(self._path)
         if size != self._written:
@@ -48,16 +48,16 @@ class RemoteFileOutput:
         return False
 
     def rewind(self, size: int) -> bool:
-        """See `Output.rewind`."""
+        """See `FileOutput.rewind`."""
         return False
 
     def close(self) -> None:
-        """See `Output.close`."""
+        """See `FileOutput.close`."""
         with storage_errors(self._files.url, self._path, "written"):
             self._file.close()
 
     def abandon(self) -> None:
-        """See `Output.abandon`; an upload that has begun is given up where the file system can."""
+        """See `FileOutput.abandon`; an upload that has begun is given up where the file system can."""
         with storage_errors(self._files.url, self._path, "deleted"):
             if not self._file.closed:
                 # Without this, closing would upload what is buffered.

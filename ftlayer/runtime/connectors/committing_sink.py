@@ -49,7 +49,7 @@ class _Written:
 
 
 class CommittingWriterBody:
-    """`ftlayer.runtime.task.contract.CommittingSinkBody`.
+    """`ftlayer.runtime.barrier_mode.task.contract.CommittingSinkBody`.
 
     The rows of an interval are one ``write``, in the thread that runs what `precommit` returned: ``every_ms`` and
     ``max_rows`` of the sink mean nothing here. If more than `MAX_BYTES` of rows wait, they are written at once in the

@@ -61,7 +61,7 @@ class Layer:
         values: of the keys that were set or read.
         deleted: keys that were deleted; those that are in ``values`` too were set again.
         clean: what was only read: a key whose value in ``values`` is the same object has not changed.
-        bytes: of memory that it takes up, where somebody has measured it; else 0.
+        bytes: of memory that it takes up, where that was measured; else 0.
     """
 
     __slots__ = ("bytes", "clean", "deleted", "values")

@@ -78,7 +78,7 @@ class Listing:
     def _tracked(
         self, txn: ReadTransaction, state: str, stream: Stream | None, after: bytes, prefix: bytes
     ) -> Iterator[RecordInfo]:
-        """List rows of tracked segments: those that are due, or those that somebody works on."""
+        """List rows of tracked segments: those that are due, or those that are in flight."""
         due = self._due()
         for sequence, live in self._state.live.items():
             start = sequence.to_bytes(8, "big")
@@ -171,7 +171,7 @@ def _info(key: bytes, stream: str, state: str, rows: StoredBatch, row: int) -> R
 
 
 class DeadLetters:
-    """`Requeue`, `Purge`, `PutCursor` and `GetCursor`. Keys that are not there are passed over: somebody was faster."""
+    """`Requeue`, `Purge`, `PutCursor` and `GetCursor`. Keys that are gone are passed over: another call was faster."""
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
