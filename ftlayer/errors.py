@@ -8,7 +8,19 @@ Each class also says whether starting again may mend it (``recoverable``); `ftla
 
 from __future__ import annotations
 
-from typing import ClassVar
+import warnings
+from importlib import import_module
+from typing import Any, ClassVar
+
+_MOVED = ("FailException", "PermanentFailure", "RetryLater", "RowsRejected")
+
+
+def __getattr__(name: str) -> Any:
+    """Give what was here up to 0.1.0, with a `DeprecationWarning`; it goes with the next minor version."""
+    if name not in _MOVED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"import {name} from ftlayer, not from {__name__}", DeprecationWarning, stacklevel=2)
+    return getattr(import_module("ftlayer.failures"), name)
 
 
 class FTLayerError(Exception):
