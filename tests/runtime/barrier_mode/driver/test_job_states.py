@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,7 @@ class Played:
         self._declined = declined
         self.deployed = threading.Event()
         self.over = Mock()
+        self._is_over = threading.Event()
         self.thread.start(
             JobParts(
                 graph,
@@ -123,9 +124,10 @@ class Played:
                 submitter=Mock(),
                 planners=Mock(),
                 mode=partial(BarrierDriver, checkpoints),
-                on_over=self.over,
+                on_over=self._left,
             )
         )
+        PLAYED.append(self)
         self.say(Hello(0, "a", "grpc://a", "host", 1))
 
     def start_tasks(self) -> None:
@@ -134,6 +136,15 @@ class Played:
         self.say(TasksStarted())
         if self._bounded:
             self.say(DataEnded("numbers", 0))
+
+    def end(self) -> None:
+        """End what is not over yet, and wait until its threads are done."""
+        self.job.cancel(0)
+        assert self._is_over.wait(WAIT_S)
+
+    def _left(self) -> None:
+        self.over()
+        self._is_over.set()
 
     def fail(self, failed: SlotFailed) -> None:
         """Let the slot fail, and its Spark job end."""
@@ -165,8 +176,16 @@ class Played:
                 self.thread.spark_job_ended(0, 1, None)
 
 
+PLAYED: list[Played] = []
+
+
 @pytest.fixture(autouse=True)
-def _fresh() -> None:
+def _fresh() -> Iterator[None]:
+    yield
+    MAY_COMMIT.set()
+    while PLAYED:
+        PLAYED.pop().end()
+    # A commit that was under way would be counted by the next test.
     COMMITS.clear()
     COMMITTING.clear()
     MAY_COMMIT.clear()
