@@ -71,6 +71,11 @@ def table_of(given: Any) -> pa.Table | None:
         return _from_pandas(given)
     if isinstance(given, list) and given and all(isinstance(record, dict) for record in given):
         return _read("a list of dicts", _from_dicts, given)
+    if getattr(given, "isStreaming", False) is True:
+        raise ConfigError(
+            "source: a streaming DataFrame is read by Spark alone, batch by batch: wrap it with FTLayer.source(…), or "
+            "give the topology a source that it reads itself, such as a reader"
+        )
     if hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__"):
         return _read(f"a {type(given).__name__}", pa.table, given)
     return None

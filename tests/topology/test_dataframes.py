@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 from ftlayer.errors import ConfigError
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
-from ftlayer.topology.dataframes import MAX_PARTITIONS, PARTITION_ROWS, partitioned
+from ftlayer.topology.dataframes import MAX_PARTITIONS, PARTITION_ROWS, partitioned, table_of
 from ftlayer.topology.ddl import parse_ddl, to_ddl
 from ftlayer.topology.operators import IterableSource, Source
 
@@ -243,3 +243,16 @@ def test_schemas_written_down() -> None:
     )
     assert parse_ddl(to_ddl(parse_ddl(text))) == parse_ddl(text)
     assert to_ddl(pa.schema([("a", pa.uint8())])) == "a uint8"
+
+
+def test_a_streaming_dataframe_of_sparks_is_refused_and_told_where_it_goes() -> None:
+    """It has Arrow's interface, as all of them; what PySpark raises there is an AssertionError without a word."""
+
+    class Streaming:
+        isStreaming = True  # noqa: N815 - PySpark's name
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match=r"a streaming DataFrame .* FTLayer\.source"):
+        table_of(Streaming())
