@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -301,12 +302,12 @@ def test_a_letter_whose_callback_has_not_run_is_not_told(monkeypatch: pytest.Mon
 
 def test_a_listener_that_has_not_run_is_a_failed_source() -> None:
     source = Source("in", PushSource(hidden(waiting)), V)
-    failed = []
-    reader = PushReader(source, 0, BatchLimits(1, 0), lambda: failed.append(1))
-    reader._run()
+    failed = threading.Event()
+    reader = PushReader(source, 0, BatchLimits(1, 0), failed.set)
+    reader.start()
+    assert failed.wait(600)
     with pytest.raises(SourceError, match="has not run"):
         reader.take(0)
-    assert failed
 
 
 def test_an_open_that_has_not_run_ends_the_task() -> None:

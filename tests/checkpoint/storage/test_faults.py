@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer.checkpoint.pieces import Scope
+from ftlayer.checkpoint.storage.local_files import LocalFiles
 from ftlayer.checkpoint.storage.opening import load_checkpoint, new_savepoint
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, SnapshotCancelledError
 
@@ -133,7 +134,7 @@ def test_metadata_that_was_never_written_is_not_there_if_its_disk_is(
     def fail(*_: object) -> None:
         raise CheckpointStorageError("made to fail")
 
-    monkeypatch.setattr(driver._files, "publish", fail)
+    monkeypatch.setattr(LocalFiles, "publish", fail)
     with pytest.raises(CheckpointStorageError, match="made to fail"):
         driver.publish(made.checkpoint(2, made.subtask([])))
     assert set(driver.undecided()) == (set() if run_is_there else {2})

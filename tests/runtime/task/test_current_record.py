@@ -96,8 +96,8 @@ def test_tries_stay_with_their_records_wherever_these_go(sizes: list[list[int]],
 
 
 def test_a_replay_says_when_its_record_first_failed() -> None:
-    vertex = FTLayerCore(MemoryStore(), LayerOptions(), Now(0, 1_000))
-    store = vertex._store
+    store = MemoryStore()
+    vertex = FTLayerCore(store, LayerOptions(), Now(0, 1_000))
 
     def call(call: Any, wall_ms: int) -> Any:
         with store.write(intake=isinstance(call, calls.Persist)) as txn:
