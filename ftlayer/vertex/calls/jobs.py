@@ -1,0 +1,465 @@
+"""Calls about jobs: drivers announce what they run, tools list it and give orders.
+
+A *job* is a topology or a wrapped query; its *owner* is what its streams begin with (`ftlayer.vertex.rules.owners`).
+Its driver announces it about once a second, and gets with the answer what tools have asked of it: no tool connects to a
+driver. Times are Unix ms, durations ms, shares 0 to 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ftlayer.circuit import CircuitStatus
+
+ORDER_EXPIRES_MS = 60_000
+"""An order that its driver has not taken for so long is not carried out any more."""
+
+
+class JobKind(StrEnum):
+    """What runs."""
+
+    TOPOLOGY = "topology"
+    QUERY = "query"
+
+
+# ---------------------------------------------------------------- what is announced
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNode:
+    """A chain of the graph: its ``uid``, its operators' names in their order, and how many subtasks it has."""
+
+    uid: str
+    names: tuple[str, ...]
+    parallelism: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanEdge:
+    """Records on their way from one chain to another.
+
+    ``tag`` names a side output, ``feedback`` says that it leads back to the head of an iteration.
+    """
+
+    source: str
+    target: str
+    partitioner: str = ""
+    tag: str = ""
+    feedback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """The graph of a job: what it is made of, and not how it fares."""
+
+    nodes: tuple[PlanNode, ...]
+    edges: tuple[PlanEdge, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotDetails:
+    """One slot of a topology: ``busy`` is the chain whose function runs now, ``function`` that function if it is slow.
+
+    ``heartbeat_age_ms`` is -1 before the first one.
+    """
+
+    slot: int
+    state: str
+    host: str = ""
+    pid: int = 0
+    heartbeat_age_ms: int = -1
+    busy: str = ""
+    busy_ms: int = 0
+    function: str = ""
+    restarts: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskDetails:
+    """One subtask of a chain, in the last second.
+
+    Attributes:
+        busy: share of the time in which it worked.
+        back_pressured: share of the time in which it had input and could not send what becomes of it.
+        watermark_ms: the event time that it has come to; None where it has none.
+    """
+
+    uid: str
+    slot: int
+    records_in: int = 0
+    records_out: int = 0
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    busy: float = 0.0
+    back_pressured: float = 0.0
+    watermark_ms: int | None = None
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeDetails:
+    """What waits at the end of an edge, of all its channels that end in ``slot``."""
+
+    source: str
+    target: str
+    slot: int
+    queued_bytes: int
+    queued_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """Something that happened to a job: ``kind`` is ``"state"``, ``"loss"``, ``"restart"`` or ``"checkpoint"``.
+
+    ``slot`` is -1 where it is none's.
+    """
+
+    at_ms: int
+    kind: str
+    text: str
+    slot: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SubtaskCheckpointDetails:
+    """One subtask's part of a checkpoint; the words are those of `ChainCheckpointStats`."""
+
+    uid: str
+    subtask: int
+    start_delay_ms: int
+    alignment_ms: int
+    sync_ms: float
+    async_ms: float
+    written_bytes: int
+    state_bytes: int
+    in_flight_bytes: int
+    unaligned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDetails:
+    """One checkpoint or savepoint (``kind``); ``ended_ms`` is 0 while it is under way.
+
+    ``subtasks`` has the parts that are there; ``expected`` says how many there have to be. ``location`` is "" in the
+    driver's memory, ``failure`` "" unless it failed.
+    """
+
+    number: int
+    kind: str
+    state: str
+    final: bool
+    triggered_ms: int
+    ended_ms: int
+    duration_ms: int
+    expected: int
+    subtasks: tuple[SubtaskCheckpointDetails, ...] = ()
+    location: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointTotals:
+    """Checkpoints of a run, savepoints included; ``interval_ms`` is 0 where none are taken by themselves.
+
+    ``tolerable_failures`` is -1 where any number is tolerated.
+    """
+
+    triggered: int
+    in_progress: int
+    completed: int
+    failed: int
+    restored: int
+    failures_in_a_row: int
+    tolerable_failures: int
+    interval_ms: int
+    directory: str = ""
+    savepoint_directory: str = ""
+    retained: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDetails:
+    """One micro-batch of a wrapped query: when it was through, its rows, and how long each phase took.
+
+    ``phases_ms`` has ``run``, ``verdict``, ``seal``, ``sink``, ``commit``, as far as they came.
+    """
+
+    batch: int
+    at_ms: int
+    rows: int
+    delivered: int
+    failed: int
+    dead: int
+    duration_ms: float
+    phases_ms: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Exemplar:
+    """One observation of a histogram that can be looked up: its value, the root it is of, and when it was made."""
+
+    value: float
+    root: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramDetails:
+    """Observations, in seconds, since the run began: how many are at most each bound, the last count those above all.
+
+    ``counts`` are not cumulative and one longer than ``bounds``; ``exemplars`` are as long, None where there is none.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+    exemplars: tuple[Exemplar | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """A job at one moment, as its driver sees it.
+
+    Attributes:
+        owner: what its streams begin with: a topology's name, a query's drawn name.
+        name: what people call it.
+        run: this execution; another one of the same owner takes its place.
+        state: ``"running"`` and so on, as `JobState` says; of a query ``"running"``, ``"restarting"``, ``"ended"``,
+            ``"failed"``.
+        final: it has come to its end, and this is the last that is heard of the run.
+        mode: ``"acker"``, ``"barrier"`` or ``"off"``.
+        since_ms: when the run began; ``ended_ms`` is 0 before its end.
+        at_ms: the moment, by the driver's clock.
+        line: all of it in one line.
+        restarts: how often something of it was started again; ``last_failure`` is why.
+        checkpoint_location: where a query keeps Spark's checkpoint, "" for a topology.
+        plan: what it is made of; a board that knows it already asks for none, and it is None.
+        counters: totals of the run by name; ``rates`` the same per second.
+        histograms: by ``"<metric>|<operator>"``, the operator "" where there is none.
+        checkpoints: those under way, and those that ended since what the board says that it knows.
+        links: what else there is to look at, by name (``"Spark UI"``).
+    """
+
+    owner: str
+    name: str
+    kind: JobKind
+    run: str
+    mode: str
+    state: str
+    final: bool
+    since_ms: int
+    at_ms: int
+    ended_ms: int = 0
+    host: str = ""
+    pid: int = 0
+    line: str = ""
+    restarts: int = 0
+    last_failure: str = ""
+    checkpoint_location: str = ""
+    plan: JobPlan | None = None
+    slots: tuple[SlotDetails, ...] = ()
+    subtasks: tuple[SubtaskDetails, ...] = ()
+    edges: tuple[EdgeDetails, ...] = ()
+    counters: dict[str, int] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, HistogramDetails] = field(default_factory=dict)
+    incidents: tuple[Incident, ...] = ()
+    checkpoint_totals: CheckpointTotals | None = None
+    checkpoints: tuple[CheckpointDetails, ...] = ()
+    circuits: dict[str, CircuitStatus] = field(default_factory=dict)
+    batches: tuple[BatchDetails, ...] = ()
+    links: dict[str, str] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- orders
+
+
+class OrderAction(StrEnum):
+    """What a driver can be asked to do.
+
+    ``stop`` is ``stop_with_savepoint`` in barrier mode, ``stop`` of a query, and refused in acker mode. ``stack`` asks
+    what a slot's thread is at.
+    """
+
+    SAVEPOINT = "savepoint"
+    STOP = "stop"
+    DRAIN = "drain"
+    CANCEL = "cancel"
+    STACK = "stack"
+
+
+class OrderState(StrEnum):
+    """Where an order is. The last four are final."""
+
+    WAITING = "waiting"
+    TAKEN = "taken"
+    DONE = "done"
+    FAILED = "failed"
+    REFUSED = "refused"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class JobOrder:
+    """What somebody (``by``) asks of one run of a job.
+
+    Attributes:
+        id: drawn by the one who asks: the same order asked again is the same order, and is carried out once.
+        run: only this execution carries it out.
+        directory: of a savepoint; "": the job's own.
+        timeout_ms: of a drain; 0: as the job has it.
+        slot: of a stack; -1 otherwise.
+    """
+
+    id: str
+    owner: str
+    run: str
+    action: OrderAction
+    by: str
+    asked_ms: int
+    directory: str = ""
+    timeout_ms: int = 0
+    slot: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OrderAnswer:
+    """What has become of an order. ``text``: where the savepoint is, the stack, why it was refused or failed."""
+
+    id: str
+    state: OrderState
+    text: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrderRecord:
+    """An order with what has become of it."""
+
+    order: JobOrder
+    answer: OrderAnswer
+
+
+# ---------------------------------------------------------------- calls
+
+
+@dataclass(frozen=True, slots=True)
+class AnnounceJob:
+    """Say how a job fares and what has become of its orders, and take new ones. Saying it again does no harm.
+
+    Refused with `StaleOwnerError` for a topology that another run has claimed, and for a query that another run has
+    opened.
+    """
+
+    job: JobDetails
+    answers: tuple[OrderAnswer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """Reply to `AnnounceJob`.
+
+    Attributes:
+        orders: all that wait for this run, those it was given before and has not answered included.
+        known_checkpoint: the highest number among the checkpoints known to have ended, 0 for none.
+        wants_plan: the plan of this run is not known yet.
+    """
+
+    orders: tuple[JobOrder, ...]
+    known_checkpoint: int
+    wants_plan: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListJobs:
+    """Which jobs are there, and which were?"""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedJob:
+    """A job as it was announced last, ``heard_ms`` ago by the vertex's clock.
+
+    Attributes:
+        is_silent: its driver has not been heard for 30 s, and said no last word.
+        incidents: of all its runs that are known, oldest first.
+        orders: the last ones.
+    """
+
+    job: JobDetails
+    heard_ago_ms: int
+    is_silent: bool
+    incidents: tuple[Incident, ...] = ()
+    orders: tuple[OrderRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobList:
+    """Reply to `ListJobs`: the latest first, without plans, checkpoints, batches, histograms and orders."""
+
+    jobs: tuple[AnnouncedJob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GetJob:
+    """All that is known of a job. `UnknownJobError` where nothing is."""
+
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class GetHour:
+    """The last hour of a job, or with ``owner`` "" of the vertex itself."""
+
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """Reply to `GetHour`: series of points, one every ``step_ms``, the last at ``end_ms`` (Unix).
+
+    NaN where nothing was heard. All series have one length.
+    """
+
+    step_ms: int
+    end_ms: int
+    series: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class AskJob:
+    """Ask something of a job's driver, or what has become of it: the reply, an `OrderRecord`, is the state now.
+
+    `UnknownJobError` where no such job is alive; an order for another run is refused in the reply.
+    """
+
+    order: JobOrder
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """A change that somebody made: ``who`` did ``what`` to ``which``, ``count`` of them, with what ``outcome``."""
+
+    at_ms: int
+    who: str
+    what: str
+    which: str
+    count: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListAudit:
+    """Who has changed what? The latest first; ``after`` pages on. ``limit`` is 500 at most."""
+
+    after: bytes = b""
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    """Reply to `ListAudit`; ``more`` is the ``after`` of the next page, b"" at the end."""
+
+    entries: tuple[AuditEntry, ...]
+    more: bytes
