@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ftlayer.circuit import CircuitStatus
+from ftlayer.histogram import Exemplar, Histogram
 
 ORDER_EXPIRES_MS = 60_000
 """An order that its driver has not taken for so long is not carried out any more."""
@@ -197,25 +198,31 @@ class BatchDetails:
 
 
 @dataclass(frozen=True, slots=True)
-class Exemplar:
-    """One observation of a histogram that can be looked up: its value, the root it is of, and when it was made."""
-
-    value: float
-    root: int
-    at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
 class HistogramDetails:
     """Observations, in seconds, since the run began: how many are at most each bound, the last count those above all.
 
-    ``counts`` are not cumulative and one longer than ``bounds``; ``exemplars`` are as long, None where there is none.
+    ``counts`` are not cumulative and one longer than ``bounds``; ``exemplars`` are as long, None where there is none,
+    or ().
     """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
     exemplars: tuple[Exemplar | None, ...] = ()
+
+    @classmethod
+    def of(cls, histogram: Histogram) -> HistogramDetails:
+        """Return what a histogram has now; without any exemplar ``exemplars`` is ()."""
+        exemplars = tuple(histogram.exemplars) if any(histogram.exemplars) else ()
+        return cls(histogram.bounds, tuple(histogram.counts), histogram.total, exemplars)
+
+    def histogram(self) -> Histogram:
+        """Return a histogram of its own with these observations."""
+        made = Histogram(self.bounds)
+        made.counts = list(self.counts)
+        made.total = self.total
+        made.exemplars = list(self.exemplars) or [None] * len(self.counts)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
