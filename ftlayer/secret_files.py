@@ -16,13 +16,36 @@ def read_secret(path: Path, option: str) -> bytes:
 
     As ssh does with its keys: a file of another owner, put there by the machine's administrator, is taken as it is.
     """
+    secret, status = _read(path, option)
+    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
+        _check_mode(path, status, option)
+    return secret
+
+
+def read_own_secret(path: Path, option: str) -> bytes:
+    """Return what is in ``path``, which this user has to have written: a stranger's could lead to a server of theirs.
+
+    Raises `ConfigError` as `read_secret` does, and where the file is another user's, or no file.
+    """
+    secret, status = _read(path, option)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{option}: {path} is not a file of yours (user {os.geteuid()}) but of user {status.st_uid}"
+        )
+    _check_mode(path, status, option)
+    return secret
+
+
+def _read(path: Path, option: str) -> tuple[bytes, os.stat_result]:
     try:
         with path.open("rb") as file:
-            status = os.fstat(file.fileno())
-            secret = file.read()
+            # Of what was opened, and not of what has the name a moment later.
+            return file.read(), os.fstat(file.fileno())
     except OSError as error:
         raise ConfigError(f"{option}: {path} cannot be read: {error.strerror}") from error
+
+
+def _check_mode(path: Path, status: os.stat_result, option: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
-    if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and mode & _OTHERS:
+    if mode & _OTHERS:
         raise ConfigError(f"{option}: others than you can use {path} (mode {mode:04o}): chmod 600 {path}")
-    return secret

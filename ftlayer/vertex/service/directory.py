@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ftlayer.errors import ConfigError, StorePathError
 from ftlayer.store.directory import check_no_others
+from ftlayer.vertex.service.access import ACCESS_FILE, NEW_ACCESS_FILE
 
 MODE = 0o700
 DESCRIPTION = "vertex.json"
@@ -26,7 +27,8 @@ def prepare_vertex(path: Path) -> None:
         path.mkdir(mode=MODE, exist_ok=True)
         if not (path / DESCRIPTION).exists():
             shards = {shard.name for shard in path.glob("shard-*")}
-            check_no_others(path, {_NEW_DESCRIPTION, ROUTES, LOG_FILE, _LOST_AND_FOUND, *shards})
+            own = {_NEW_DESCRIPTION, ROUTES, LOG_FILE, ACCESS_FILE, NEW_ACCESS_FILE, _LOST_AND_FOUND}
+            check_no_others(path, own | shards)
     except OSError as error:
         raise _unusable(path, error) from error
 

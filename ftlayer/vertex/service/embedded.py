@@ -21,6 +21,7 @@ from ftlayer.errors import FTLayerError, StorePathError, VertexError, error_for_
 from ftlayer.transport.address import Address, is_loopback, parse_address
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, remove_access, write_access
 from ftlayer.vertex.service.child import ChildOrder, ChildReport
 from ftlayer.vertex.service.directory import LOG_FILE, prepare_vertex
 
@@ -47,7 +48,8 @@ class EmbeddedVertex:
     on other machines) it listens there on TCP; off loopback it has a certificate made for it too. When the child dies,
     another takes its place at the same address with what the store has; its clients go on. When this process dies,
     however that happens, the child stops and leaves the store in order. What it prints goes to ``vertex.log`` in the
-    store's directory.
+    store's directory. While it runs, ``vertex.access`` beside that, which no other user can read, lets tools of this
+    user in (`ftlayer.vertex.service.access`); a killed process leaves it, which is told by its process id.
 
     Attributes:
         token: what clients have to bring.
@@ -76,6 +78,7 @@ class EmbeddedVertex:
             self._client_ca, self.client_pem = shown.cert, shown.cert + shown.key
         self._lock = threading.Lock()  # guards what follows
         self._address = ""
+        self._access: AccessFile | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._stopping = False
         self._failure: VertexError | None = None
@@ -116,6 +119,7 @@ class EmbeddedVertex:
             except OSError as error:
                 raise StorePathError(f"{self._path}: {error.strerror}") from error
             self._address = self._spawn(self._first_place())
+            self._let_tools_in()
             self._supervisor = threading.Thread(
                 target=self._supervise, name="ftlayer-supervisor", daemon=True
             )
@@ -149,18 +153,33 @@ class EmbeddedVertex:
         with self._lock:
             self._stopping = True
             process = self._process
-        if process is not None:
-            _end_input(process)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                logger.warning("the vertex did not stop within %s s; killing it", STOP_TIMEOUT_S)
-                process.kill()
-                process.wait()
-        if self._supervisor is not None:
-            self._supervisor.join()
-        if self._sockets is not None:
-            self._sockets.remove()
+        try:
+            # While the child still has the store: the file of the next one must not go.
+            self._shut_tools_out()
+        finally:
+            if process is not None:
+                _end(process)
+            if self._supervisor is not None:
+                self._supervisor.join()
+            if self._sockets is not None:
+                self._sockets.remove()
+
+    # ------------------------------------------------------------ tools
+
+    def _let_tools_in(self) -> None:
+        access = AccessFile(self._address, self.token, self.root_certs, self.client_pem, os.getpid())
+        try:
+            write_access(self._path / ACCESS_FILE, access)
+        except StorePathError:
+            assert self._process is not None
+            _end(self._process)
+            raise
+        self._access = access
+
+    def _shut_tools_out(self) -> None:
+        access, self._access = self._access, None
+        if access is not None:
+            remove_access(self._path / ACCESS_FILE, access)
 
     # ------------------------------------------------------------ the child
 
@@ -257,6 +276,17 @@ class EmbeddedVertex:
 def _open_log(path: Path) -> IO[bytes]:
     """Open the log to write at its end; it quotes records, so no other user may read it."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let the child finish and wait for its end; kill it where that takes too long."""
+    _end_input(process)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        logger.warning("the vertex did not stop within %s s; killing it", STOP_TIMEOUT_S)
+        process.kill()
+        process.wait()
 
 
 def _end_input(process: subprocess.Popen[bytes]) -> None:

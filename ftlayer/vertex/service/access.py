@@ -1,0 +1,120 @@
+"""Access files: how tools of the same user find a server that a driver started for itself, and get in."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ftlayer.errors import ConfigError, StorePathError, VertexUnavailableError
+from ftlayer.secret_files import read_own_secret
+
+ACCESS_FILE = "vertex.access"
+"""Its name in the directory of an embedded vertex's store."""
+
+NEW_ACCESS_FILE = "vertex.access.new"
+"""What `ACCESS_FILE` is called until all of it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class AccessFile:
+    """What a client needs to connect, and ``pid``, the driver whose end is the server's end.
+
+    ``root_certs`` and ``client_pem`` are PEM, None where the server speaks no TLS.
+    """
+
+    address: str
+    token: str
+    root_certs: bytes | None
+    client_pem: bytes | None
+    pid: int
+
+
+def write_access(path: Path, access: AccessFile) -> None:
+    """Write ``path`` with mode 0600: a reader sees all of the new content, or what was there before.
+
+    Raises `StorePathError`.
+    """
+    new = path.with_name(path.name + ".new")
+    try:
+        new.unlink(missing_ok=True)  # a driver was killed while it wrote
+        # Made with its mode: another user never has a moment in which to open it.
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "w", encoding="utf-8") as writer:
+            writer.write(_to_json(access))
+            writer.flush()
+            os.fsync(writer.fileno())
+        new.rename(path)
+    except OSError as error:
+        raise StorePathError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_access(path: Path) -> AccessFile:
+    """Return what is in ``path``.
+
+    Raises `ConfigError` where it cannot be read, is another user's, can be read by others, or is no access file, and
+    `VertexUnavailableError` where the driver that wrote it is gone. Whether the server answers is not tried.
+    """
+    access = _of_json(read_own_secret(path, "access file"), path)
+    if not _is_alive(access.pid):
+        raise VertexUnavailableError(
+            f"{path}: process {access.pid}, which wrote it, is gone, and what it served with it: start the program "
+            f"again; records of a store can be looked at with ftlayer serve too"
+        )
+    return access
+
+
+def remove_access(path: Path, access: AccessFile) -> None:
+    """Remove ``path`` if it has ``access``: another driver may have the store by now. Raises `StorePathError`."""
+    try:
+        if path.read_text("utf-8") == _to_json(access):
+            path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorePathError(f"{path} cannot be removed: {error.strerror}") from error
+
+
+def _to_json(access: AccessFile) -> str:
+    return json.dumps(
+        {
+            "address": access.address,
+            "token": access.token,
+            "root_certs": _to_text(access.root_certs),
+            "client_pem": _to_text(access.client_pem),
+            "pid": access.pid,
+        }
+    )
+
+
+def _of_json(content: bytes, path: Path) -> AccessFile:
+    try:
+        values: dict[str, Any] = json.loads(content)
+        address, token, pid = values["address"], values["token"], values["pid"]
+        if not isinstance(address, str) or not isinstance(token, str) or not isinstance(pid, int) or pid <= 0:
+            raise TypeError("address and token are text, and pid is a number above 0")
+        return AccessFile(address, token, _of_text(values["root_certs"]), _of_text(values["client_pem"]), pid)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"access file: {path} is none ({error})") from error
+
+
+def _to_text(pem: bytes | None) -> str | None:
+    return None if pem is None else pem.decode("ascii")
+
+
+def _of_text(pem: object) -> bytes | None:
+    if pem is not None and not isinstance(pem, str):
+        raise TypeError("certificates are text")
+    return None if pem is None else pem.encode("ascii")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # another user's process: the number was given anew
+        return False
+    return True
