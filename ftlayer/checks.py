@@ -82,6 +82,18 @@ def check_number(value: object, option: str, *, least: float, most: float = math
         )
 
 
+def check_seconds(value: object, option: str) -> None:
+    """Raise `ConfigError` unless ``value`` is how many seconds something may take, from 0, or None."""
+    if value is not None:
+        check_number(value, option, least=0, most=LONGEST_MS / 1_000)
+
+
+def check_texts(values: Iterable[object], option: str, what: str) -> None:
+    """Raise `ConfigError` unless all ``values`` are texts with something in them; ``what`` says what one is."""
+    for value in values:
+        check_text(value, option, what)
+
+
 def rate_per_second(value: object, option: str) -> float | None:
     """Return records a second, None for no limit; `ConfigError` unless it is None or a number in this range."""
     if value is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ftlayer.checks import check_known, duration_ms, shown
+from ftlayer.checks import check_known, duration_ms, known_options, shown
 from ftlayer.errors import ConfigError, FTLayerError
 
 
@@ -66,6 +66,7 @@ class RetryLater(FailException):
         self.uses_attempt = uses_attempt
 
 
+@known_options
 class RowsRejected(Exception):  # noqa: N818 - it sets rows aside, as the failures above do
     """Raised by the sink of a wrapped query to set rows aside: their records fail, and it gets the rest again.
 

@@ -30,6 +30,7 @@ def check_strategy(value: object, option: str) -> None:
     check_methods(value, ("on_failure",), option)
 
 
+@known_options
 @dataclass
 class NoRestart:
     """Give up at the first failure."""

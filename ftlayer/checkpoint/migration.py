@@ -47,6 +47,10 @@ class StateMigration:
         check_function(self.migrate, "StateMigration: migrate", takes=2)
         if self.renamed_from is not None:
             check_text(self.renamed_from, "StateMigration: renamed_from", "a name, or None")
+        if self.renamed_from == self.state:
+            raise ConfigError(
+                f"StateMigration: {self.operator}/{self.state}: renamed_from is the name that it has; leave it out"
+            )
         if self.version > FIRST_VERSION and self.migrate is _unchanged:
             raise ConfigError(
                 f"StateMigration: {self.operator}/{self.state}: version {self.version} needs a migrate function"

@@ -35,7 +35,6 @@ from ftlayer.runtime.driver.progress import follow, hide_spark_bar
 from ftlayer.runtime.driver.range_keeper import OpenKeeper
 from ftlayer.runtime.driver.spark_checks import (
     Place,
-    check_is_session,
     check_session,
     check_task_slots,
     pickled_order,
@@ -49,7 +48,7 @@ from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.runtime.slot.main import run_slot
 from ftlayer.runtime.slot.shell import Order, SlotModeFactory
 from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
-from ftlayer.spark.sessions import tells_of_its_end
+from ftlayer.spark.sessions import check_is_session, tells_of_its_end
 from ftlayer.spark.workers import prepare_workers
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import Schema
@@ -201,6 +200,7 @@ class StreamEnvironment:
 
     # ------------------------------------------------------------ running it
 
+    @known_options
     def execute(self, *, stop_at_latest: bool = False, restore_from: str | None = None) -> Job:
         """Run the topology to its end, with a line of progress; Ctrl-C cancels it and is raised.
 
@@ -209,6 +209,7 @@ class StreamEnvironment:
         hide_spark_bar(self._spark)
         return follow(self.execute_async(stop_at_latest=stop_at_latest, restore_from=restore_from))
 
+    @known_options
     def execute_async(self, *, stop_at_latest: bool = False, restore_from: str | None = None) -> Job:
         """Start the topology and return its handle; it runs in threads of this process and slots of the session.
 

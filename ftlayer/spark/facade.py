@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.spark.deliveries.ingest import IngestStream, stream_of_ingest
 from ftlayer.spark.frames import list_records, record_frame
-from ftlayer.spark.layer import BACKOFF, FTLayerEngine, stream_options_of
+from ftlayer.spark.layer import BACKOFF, FTLayerEngine, check_streams, stream_options_of
 from ftlayer.spark.plan.checks import check_columns, check_key, check_session, check_source
 from ftlayer.spark.plan.stream_plan import SourceSpec, StreamPlan
 from ftlayer.spark.tracked import TrackedStream
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 MAX_ROWS = 100_000
 
 
+@known_options
 class FTLayer:
     """A vertex, and how records are retried. Make one with `embedded` or `connect`; close it at the end."""
 
@@ -181,6 +183,7 @@ class FTLayer:
         )
 
     def __enter__(self) -> FTLayer:
+        self._layer.check_open()
         return self
 
     def __exit__(
@@ -298,7 +301,9 @@ class FTLayer:
             return self._ingested(frame, rules, limit)
         _check_name(name)
         check_source(frame, name)
-        wanted = (key,) if isinstance(key, str) else tuple(key)
+        wanted = (key,) if isinstance(key, str) else key
+        if not isinstance(wanted, list | tuple):
+            raise ConfigError(f"source {name!r}: key: expected names of columns, got {shown(key)}")
         keys = check_columns(frame.sparkSession, frame.schema, wanted, f"source {name!r}: key")
         if keys:
             check_key(frame.schema, keys, f"source {name!r}: key")
@@ -404,9 +409,13 @@ class FTLayer:
         return self._layer.dead_letters(spark, streams)
 
     def dead_letter_reader(self, spark: SparkSession, *streams: str) -> DeadLetterReader:
-        """Return a source of the dead letters of streams, for a topology's `StreamEnvironment.source`."""
+        """Return a source of the dead letters of streams, for a topology's `StreamEnvironment.source`.
+
+        Raises `ConfigError` unless one stream or more is named.
+        """
         from ftlayer.dead_letters.reader import DeadLetterReader
 
+        check_streams(streams, "dead_letter_reader")
         return DeadLetterReader(self._layer.another_client(self.client_for(spark), "dead-letters"), streams)
 
     def watch_dead(self, stream: str) -> None:
@@ -417,6 +426,7 @@ class FTLayer:
         letter, after a pause of 1 s that doubles up to a minute; the failure is logged. Does nothing without
         ``on_dead``.
         """
+        check_streams([stream], "watch_dead")
         self._layer.watch_dead(stream)
 
     @known_options
@@ -456,13 +466,15 @@ def _keys(keys: Iterable[str | bytes]) -> tuple[bytes, ...]:
 
 
 def _key(key: str | bytes) -> bytes:
-    try:
-        return bytes.fromhex(key) if isinstance(key, str) else bytes(key)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"keys: expected keys of dead letters as `list_dead` and `ftlayer dead list` show them, hexadecimal text "
-            f"or bytes, got {shown(key)}"
-        ) from error
+    if isinstance(key, bytes):
+        return key
+    if isinstance(key, str):
+        with suppress(ValueError):
+            return bytes.fromhex(key)
+    raise ConfigError(
+        f"keys: expected keys of dead letters as `list_dead` and `ftlayer dead list` show them, hexadecimal text or "
+        f"bytes, got {shown(key)}"
+    )
 
 
 def _check_name(name: str) -> None:

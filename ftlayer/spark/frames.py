@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ftlayer.dead_letters.letter import json_text, shown_record
+from ftlayer.spark.sessions import check_is_session
 from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList
 
 if TYPE_CHECKING:
@@ -37,7 +38,11 @@ def list_records(client: VertexClient, state: str, stream: str = "") -> Iterator
 
 
 def record_frame(spark: SparkSession, client: VertexClient, state: str, stream: str = "") -> DataFrame:
-    """Return the records in ``state`` as a DataFrame (`COLUMNS`), as they were at the call."""
+    """Return the records in ``state`` as a DataFrame (`COLUMNS`), as they were at the call.
+
+    Raises `ConfigError` for what is no session.
+    """
+    check_is_session(spark)
     rows = [record_row(info) for info in list_records(client, state, stream)]
     return spark.createDataFrame(rows, COLUMNS)
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ftlayer.checks import Duration, check_bool, check_function, check_int, duration_ms, member, shown
+from ftlayer.checks import (
+    Duration,
+    check_bool,
+    check_function,
+    check_int,
+    check_texts,
+    duration_ms,
+    member,
+    shown,
+)
 from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.dead_letters.announcer import Announcer
@@ -75,6 +84,13 @@ def stream_options_of(
     )
     check_pauses(options, "FTLayer")
     return options
+
+
+def check_streams(streams: Sequence[str], method: str) -> None:
+    """Raise `ConfigError` unless one stream or more is named, each by a text."""
+    if not streams:
+        raise ConfigError(f"{method}: name one stream or more, '<query>/<source>'")
+    check_texts(streams, f"{method}: stream", "a name like '<query>/<source>'")
 
 
 class FTLayerEngine:
@@ -200,8 +216,7 @@ class FTLayerEngine:
         """Return the dead letters of streams as a streaming DataFrame: `FTLayer.dead_letter_stream`."""
         from ftlayer.dead_letters.reader import FORMAT, DeadLetterSource
 
-        if not streams:
-            raise ConfigError("dead_letter_stream: name one stream or more, '<query>/<source>'")
+        check_streams(streams, "dead_letter_stream")
         client = self.client_for(spark)
         spark.dataSource.register(DeadLetterSource)
         options = {"address": client.address, "token": client.token, "streams": "\n".join(streams)}

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from ftlayer.errors import FTLayerError, SessionLostError
+from ftlayer.checks import shown
+from ftlayer.errors import ConfigError, FTLayerError, SessionLostError
+from ftlayer.java.machine import ensure_java
 
 # A machine that is there refuses or accepts in milliseconds (s).
 CONNECT_TIMEOUT_S = 5.0
@@ -23,6 +25,16 @@ _LOST_HANDLES = "INVALID_HANDLE.SESSION_"
 logger = logging.getLogger(__name__)
 
 _LOCAL = re.compile(r"local(\[.*\])?")
+
+
+def check_is_session(spark: object) -> None:
+    """Raise `ConfigError` for what is no session; `JavaMissingError` where none could be made. Asks no session."""
+    if spark is None:
+        ensure_java()
+    if isinstance(spark, type) or not hasattr(spark, "conf"):
+        raise ConfigError(
+            f"spark: expected a SparkSession, got {shown(spark)}; make one with SparkSession.builder.getOrCreate()"
+        )
 
 
 def is_connect(spark: Any) -> bool:

@@ -317,9 +317,10 @@ class TrackedStream:
 
         if self._plan.source.ingest:
             query = ""
-        elif not checkpoint:
+        elif checkpoint == "":
             raise ConfigError("dead_letters: checkpoint: give that of the query whose dead letters are meant")
         else:
+            check_text(checkpoint, "dead_letters: checkpoint", "the path or URL of a query's checkpoint")
             query = CheckpointDirectory(self._spark, checkpoint).claim(self._plan.source.name).query
         return self._plan.layer.dead_letters(self._spark, [stream_of_source(self._plan.source, query)])
 

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from ftlayer.checks import member
+from ftlayer.checks import member, shown
 from ftlayer.config import FTStatus
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
-from ftlayer.errors import InvalidTopologyError, UnsupportedError
+from ftlayer.errors import ConfigError, InvalidTopologyError, UnsupportedError
 from ftlayer.partitioning.partitioners import Forward, Partitioner
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.topology.checks import check_columns, check_operator, check_parallelism
@@ -85,7 +85,9 @@ class GraphDraft:
         return schema
 
     def side_schemas(self, side: Sides | None) -> tuple[tuple[str, pa.Schema], ...]:
-        """Return the schemas of side outputs, by tag; raises as `schema`."""
+        """Return the schemas of side outputs, by tag; raises as `schema`, and `ConfigError` for what is no mapping."""
+        if side is not None and not isinstance(side, Mapping):
+            raise ConfigError(f"side: expected {{tag: schema}}, got {shown(side)}")
         return tuple(
             (tag, self.schema(schema, f"side output {tag!r}")) for tag, schema in (side or {}).items()
         )

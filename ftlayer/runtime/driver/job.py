@@ -16,6 +16,7 @@ from ftlayer.checkpoint.coordinator.events import (
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts, CheckpointStats
 from ftlayer.checkpoint.snapshots import Checkpoint
 from ftlayer.checkpoint.storage.results import JobResult
+from ftlayer.checks import check_seconds, check_text
 from ftlayer.errors import CheckpointError, FTLayerError
 from ftlayer.runtime.driver.driver_mode import CheckpointCalls
 from ftlayer.runtime.driver.events import JobState
@@ -119,6 +120,7 @@ class Job:
         Returns whether they do, or have run to their end meanwhile; not if the job was cancelled before. Raises what
         the job has failed with.
         """
+        check_seconds(timeout, "wait_until_running: timeout")
         self._execution.wait_until_up(timeout)
         self._raise()
         return self.state.is_up
@@ -137,6 +139,7 @@ class Job:
 
         After ``timeout`` seconds (None: as long as it takes) a `TimeoutError` is raised.
         """
+        check_seconds(timeout, "checkpoint: timeout")
         return self._requested(CheckpointRequested, timeout)
 
     def savepoint(self, directory: str = "", timeout: float | None = None) -> str:
@@ -152,7 +155,7 @@ class Job:
 
         Raises `CheckpointError` if it fails, `TimeoutError` if it takes longer.
         """
-        location = self._execution.checkpoints.savepoint_location(directory)
+        location = self._savepoint_location(directory, "savepoint", timeout)
         taken = self._requested(lambda number: SavepointRequested(number, location), timeout)
         return taken.location
 
@@ -161,10 +164,16 @@ class Job:
 
         Sources emit nothing behind the savepoint. If it fails the job goes on from its last checkpoint.
         """
-        location = self._execution.checkpoints.savepoint_location(directory)
+        location = self._savepoint_location(directory, "stop_with_savepoint", timeout)
         taken = self._requested(lambda number: StopRequested(number, location), timeout)
         self._execution.wait_until_over(None)
         return taken.location
+
+    def _savepoint_location(self, directory: str, method: str, timeout: float | None) -> str:
+        if directory != "":
+            check_text(directory, f"{method}: directory", "the path or URL of a directory")
+        check_seconds(timeout, f"{method}: timeout")
+        return self._execution.checkpoints.savepoint_location(directory)
 
     def _requested(self, ask: Callable[[int], CheckpointEvent], timeout: float | None) -> Checkpoint:
         answer: Future[Checkpoint] = Future()
@@ -195,11 +204,13 @@ class Job:
         that is under way is waited for no longer than four fifths of that. It goes on in this process, which starts
         no other job of this name meanwhile; a job that is restored from its checkpoint makes it again.
         """
+        check_seconds(timeout, "cancel: timeout")
         self._execution.cancel(None if timeout is None else time.monotonic() + timeout * COMMIT_SHARE)
         return self.over(timeout)
 
     def interrupt(self, timeout: float | None = 30.0) -> bool:
         """As `cancel`, and the last checkpoints stay, whatever ``retention`` says: what Ctrl-C in ``execute`` does."""
+        check_seconds(timeout, "interrupt: timeout")
         self._execution.interrupt()
         return self.cancel(timeout)
 
@@ -210,6 +221,7 @@ class Job:
         cancelled instead, and what is pending stays in the vertex for its next start. Raises what the job failed
         with.
         """
+        check_seconds(timeout, "drain: timeout")
         self._execution.drain()
         if not self.over(timeout):
             self.cancel(None)
@@ -218,12 +230,14 @@ class Job:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the job is over, up to ``timeout`` seconds; return whether it is. Raises what it failed with."""
+        check_seconds(timeout, "wait: timeout")
         over = self.over(timeout)
         self._raise()
         return over
 
     def over(self, timeout: float | None = None) -> bool:
         """Wait until the job is over, up to ``timeout`` seconds; return whether it is. Raises nothing."""
+        check_seconds(timeout, "over: timeout")
         return self._execution.wait_until_over(timeout)
 
     def exception(self) -> FTLayerError | None:

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from ftlayer.checks import shown
 from ftlayer.errors import ConfigError, InvalidTopologyError, JobStartError, UnsupportedError
 from ftlayer.functions.pickling import WAY_OUT, pickling_fault, said
-from ftlayer.java.machine import ensure_java
 from ftlayer.runtime.driver.session import task_slots
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.spark.sessions import how_it_ended, is_connect, is_local
@@ -42,16 +40,6 @@ class Place:
     def is_local(self) -> bool:
         """Whether everything is on this machine."""
         return is_loopback(self.advertised)
-
-
-def check_is_session(spark: object) -> None:
-    """Raise `ConfigError` for what is no session; `JavaMissingError` where none could be made. Asks no session."""
-    if spark is None:
-        ensure_java()
-    if isinstance(spark, type) or not hasattr(spark, "conf"):
-        raise ConfigError(
-            f"spark: expected a SparkSession, got {shown(spark)}; make one with SparkSession.builder.getOrCreate()"
-        )
 
 
 def check_session(spark: Any) -> None:

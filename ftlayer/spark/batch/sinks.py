@@ -174,7 +174,7 @@ def stream_writer(
     from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
 
     cls = data_source_class(spark, source) if isinstance(source, str) else source
-    if not issubclass(cls, DataSource):
+    if not isinstance(cls, type) or not issubclass(cls, DataSource):
         raise ConfigError(f"write_stream: {cls!r} is not a pyspark.sql.datasource.DataSource")
     writer = cls(CaseInsensitiveDict(options)).streamWriter(schema, False)
     check_writer(writer, "write_stream")

@@ -56,6 +56,11 @@ class IngestStream:
 
     def put_many(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Accept records, all or none; returns once they are durable. Raises as `put`."""
+        if not isinstance(records, Iterable) or isinstance(records, Mapping | str | bytes):
+            raise CodecError(
+                f"ingest {self.name!r}: expected mappings of columns to values, got {shown(records)}; for one record "
+                "use put"
+            )
         rows = list(records)
         known = set(self._arrow.names)
         for place, record in enumerate(rows):
@@ -76,6 +81,10 @@ class IngestStream:
 
     def put_batch(self, batch: pa.RecordBatch) -> None:
         """Accept an Arrow batch of the schema's columns, all or none; returns once it is durable."""
+        if not isinstance(batch, pa.RecordBatch):
+            raise CodecError(
+                f"ingest {self.name!r}: expected a pyarrow.RecordBatch, got a {type(batch).__name__}"
+            )
         if batch.schema.names != self._arrow.names or batch.schema.types != self._arrow.types:
             raise CodecError(f"ingest {self.name!r}: expected columns {self._arrow}, got {batch.schema}")
         if not batch.num_rows:

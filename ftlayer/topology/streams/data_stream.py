@@ -17,6 +17,7 @@ from ftlayer.checks import (
     check_choice,
     check_function,
     check_int,
+    check_text,
     duration_ms,
     known_options,
     takes_options,
@@ -191,6 +192,7 @@ class DataStream:
             max_out_of_orderness: how much older than the newest a record may be and still be in time.
             idle: a subtask without records for this long does not hold the others' time back; None: it does.
         """
+        check_text(column, "assign_watermarks: column", "the name of a column")
         disorder = duration_ms(max_out_of_orderness, "assign_watermarks: max_out_of_orderness", least=0)
         patience = None if idle is None else duration_ms(idle, "assign_watermarks: idle")
         return self._then(lambda uid: AssignWatermarks(uid, column, disorder, patience, self.schema), options)
@@ -281,7 +283,8 @@ class DataStream:
 
     @known_options
     def shuffle(self, seed: int = 0) -> DataStream:
-        """Send each record to a random subtask."""
+        """Send each record to a random subtask, drawn from its id and ``seed`` (0 to 2**64-1)."""
+        check_int(seed, "shuffle: seed", least=0, most=(1 << 64) - 1)
         return self._by(Shuffle(seed))
 
     def broadcast(self) -> DataStream:

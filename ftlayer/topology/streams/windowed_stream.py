@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ftlayer.checks import LONGEST_MS, check_function, duration_ms, takes_options
+from ftlayer.checks import LONGEST_MS, check_function, duration_ms, known_options, takes_options
 from ftlayer.errors import ConfigError
 from ftlayer.functions.windows.assigners import Fixed, Session, Window, WindowKind
 from ftlayer.functions.windows.contents import Aggregated, Collected, Content, Reduced
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ftlayer.topology.streams.keyed_stream import KeyedStream
 
 
+@known_options
 def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
     """Windows of one size, each beginning where the one before ends.
 
@@ -30,6 +31,7 @@ def tumbling(size: str | int, *, offset: str | int = 0) -> Fixed:
     return Fixed(size_ms, size_ms, duration_ms(offset, "tumbling: offset", least=-LONGEST_MS))
 
 
+@known_options
 def sliding(size: str | int, *, every: str | int, offset: str | int = 0) -> Fixed:
     """Windows of one size that overlap: one begins ``every`` so often. A record is in ``size / every`` of them.
 
@@ -42,6 +44,7 @@ def sliding(size: str | int, *, every: str | int, offset: str | int = 0) -> Fixe
     )
 
 
+@known_options
 def session(gap: str | int) -> Session:
     """Windows that begin with a key's record, and end when no other one of that key came for ``gap``."""
     return Session(duration_ms(gap, "session: gap"))
@@ -60,6 +63,9 @@ class WindowedStream:
     _windows: WindowKind
     _lateness_ms: int = 0
     _late_tag: str | None = None
+
+    def __repr__(self) -> str:
+        return f"WindowedStream({self._windows})"
 
     def allowed_lateness(self, lateness: str | int) -> WindowedStream:
         """Keep windows for so long behind their end, in event time, and emit them again for what still comes.
