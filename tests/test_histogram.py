@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.errors import ConfigError
 from ftlayer.histogram import BATCH_BOUNDS, LATENCY_BOUNDS, Exemplar, Histogram
 from ftlayer.vertex.calls.jobs import HistogramDetails
 
@@ -53,6 +55,21 @@ def test_a_bucket_keeps_its_last_exemplar_and_what_has_no_root_is_none() -> None
 def test_other_bounds_are_not_added() -> None:
     with pytest.raises(ValueError, match="cannot be added"):
         Histogram(LATENCY_BOUNDS).merge(Histogram(BATCH_BOUNDS))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "counts", "exemplars"),
+    [
+        ((1.0, 2.0), (1, 2), ()),
+        ((1.0,), (1, 2), (None,)),
+        ((2.0, 1.0), (1, 2, 3), ()),
+        ((float("nan"), 1.0), (1, 2, 3), ()),
+        ((1.0,), (1, -2), ()),
+    ],
+)
+def test_details_that_do_not_fit_are_refused(bounds: Any, counts: Any, exemplars: Any) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        HistogramDetails(bounds, counts, 0.0, exemplars)
 
 
 @given(OBSERVATIONS, OBSERVATIONS)

@@ -69,6 +69,7 @@ from ftlayer.vertex.calls.operating import (
     Stats,
     StatsReply,
 )
+from ftlayer.vertex.calls.records import ListStreams, StreamDetails, StreamList
 from ftlayer.vertex.calls.streams import (
     ClaimJob,
     JobClaimed,
@@ -123,6 +124,7 @@ __all__ = [
     "Ingest",
     "JobClaimed",
     "ListRecords",
+    "ListStreams",
     "MutatingCall",
     "OpenQuery",
     "OpenStream",
@@ -153,6 +155,8 @@ __all__ = [
     "Stats",
     "StatsReply",
     "StreamCircuit",
+    "StreamDetails",
+    "StreamList",
     "StreamOpened",
     "StreamOptions",
     "StreamStatus",
@@ -185,7 +189,16 @@ MutatingCall = (
     | Deliverable
     | ReportCircuits
 )
-ReadingCall = ReadDeliveries | StreamStatusCall | QueryStatusCall | ListRecords | GetCursor | Explain | Stats
+ReadingCall = (
+    ReadDeliveries
+    | StreamStatusCall
+    | QueryStatusCall
+    | ListRecords
+    | GetCursor
+    | Explain
+    | Stats
+    | ListStreams
+)
 Call = MutatingCall | ReadingCall
 
 Reply = (
@@ -209,5 +222,6 @@ Reply = (
     | Changed
     | Cursor
     | StatsReply
+    | StreamList
     | CircuitsReported
 )

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import pairwise
 
 from ftlayer.circuit import CircuitStatus
+from ftlayer.errors import ConfigError
 from ftlayer.histogram import Exemplar, Histogram
 
 ORDER_EXPIRES_MS = 60_000
@@ -209,6 +211,17 @@ class HistogramDetails:
     counts: tuple[int, ...]
     total: float
     exemplars: tuple[Exemplar | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for fields that do not fit each other."""
+        buckets = len(self.bounds) + 1
+        if len(self.counts) != buckets or len(self.exemplars) not in (0, buckets):
+            raise ConfigError(
+                f"counts, exemplars: expected {buckets}, one more than bounds (exemplars may be empty), got "
+                f"{len(self.counts)} and {len(self.exemplars)}"
+            )
+        if any(not below < above for below, above in pairwise(self.bounds)) or min(self.counts) < 0:
+            raise ConfigError("bounds, counts: expected bounds that ascend, and no count below 0")
 
     @classmethod
     def of(cls, histogram: Histogram) -> HistogramDetails:

@@ -6,10 +6,11 @@ The vertex looks into no payload but for the bytes of a text; conditions on fiel
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from ftlayer.vertex.calls.jobs import HistogramDetails, JobKind
 from ftlayer.vertex.calls.operating import RecordInfo
 
 MAX_EXAMINED = 2_000
@@ -131,9 +132,15 @@ class StreamDetails:
     Attributes:
         stream: its name; ``owner`` the job's or query's, ``title`` what people call that, ``source`` the rest of it.
         pending, waiting, in_delivery, dead: records by state; those that are due count as waiting.
-        persisted, completed, failed, died: so far; ``failed`` counts attempts.
-        oldest_ms: since when the oldest record that is not done has been there, 0 where there is none or it is unknown.
+        persisted, completed, failed, died: so far; ``failed`` counts attempts, the others records: those ingested and
+            those that a batch has delivered are among them.
+        oldest_ms: since when (Unix) the oldest record that is not done has been there, 0 where there is none or it is
+            unknown. Known are those in flight (after a restart of the vertex: since they were handed out again) and,
+            of those that wait, the one that is due first: since its first failure.
         max_pending: what intake waits at.
+        kind: what its owner is; None where it has none, or is no run's of this vertex.
+        counters: all that is counted, by the names of `StatsReply.values`.
+        completion: how long records took from the registration of the attempt that completed to its completion.
     """
 
     stream: str
@@ -150,6 +157,9 @@ class StreamDetails:
     died: int
     oldest_ms: int
     max_pending: int
+    kind: JobKind | None = None
+    counters: dict[str, int] = field(default_factory=dict)
+    completion: HistogramDetails | None = None
 
 
 @dataclass(frozen=True, slots=True)

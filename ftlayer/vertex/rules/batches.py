@@ -129,7 +129,7 @@ class Batches:
             stream = self._state.stream(part.stream)
             for row, failure in enumerate(part.failures):
                 self._failing.move(txn, stream, part.rows, row, cause_of(failure), now)
-            self._state.counters.failed_sealed += len(part.failures)
+            stream.counters.failed_sealed += len(part.failures)
         self._commit_delivered(txn, head, now)
         for emit in head.emitted:
             if emit.segment >= 0:
@@ -160,7 +160,7 @@ class Batches:
                     moved += self._fail_rows(txn, stream, rows, failures, now)
                     if name in emitted:
                         moved += self._track_rows(txn, stream, rows, emitted[name], now)
-            self._state.counters.delivered_done += end - start - moved
+            stream.counters.delivered_done += end - start - moved
             put_bounds(txn, stream.number, replace(bounds, committed=end))
             stream.logged -= end - start
             stream.offered = max(stream.offered, end)
@@ -178,7 +178,7 @@ class Batches:
             if root in failures:
                 self._failing.move(txn, stream, rows, row, cause_of(failures[root]), now)
                 failed += 1
-        self._state.counters.failed_sealed += failed
+        stream.counters.failed_sealed += failed
         return failed
 
     def _track_rows(

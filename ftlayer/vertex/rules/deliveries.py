@@ -61,7 +61,7 @@ class Deliveries:
             if stream.name not in state.streams:
                 state.add_stream(stream)
             stream.logged += rows
-            state.counters.ingested += rows
+            stream.counters.ingested += rows
 
         return Accepted(rows), count
 

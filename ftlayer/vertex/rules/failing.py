@@ -25,9 +25,16 @@ class Failing:
         self._state = state
 
     def move_tracked(
-        self, txn: WriteTransaction, roots: U64, locations: U64, causes: Sequence[Cause], now: Now
+        self,
+        txn: WriteTransaction,
+        roots: U64,
+        locations: U64,
+        causes: Sequence[Cause],
+        now: Now,
+        *,
+        timed_out: bool = False,
     ) -> tuple[dict[int, bytes], int]:
-        """Move rows of tracked segments; ``roots`` are the ids of the attempts that ended.
+        """Move rows of tracked segments; ``roots`` are the ids of the attempts that ended, by a timeout or not.
 
         Returns the keys of those that wait now, by root, and how many are dead. Rows that had moved before
         count as neither.
@@ -41,6 +48,10 @@ class Failing:
                 continue
             rows, positions = rows[new], positions[new]
             live.stream.in_flight -= len(rows)
+            if timed_out:
+                live.stream.counters.timed_out += len(rows)
+            else:
+                live.stream.counters.failed_explicit += len(rows)
             taken = self._state.segments.rows(txn, segment, rows).with_roots(roots[positions])
             of_these = self._causes(live.stream, roots[positions], [causes[at] for at in positions], now)
             for row, (position, cause) in enumerate(zip(positions.tolist(), of_these, strict=True)):
@@ -91,7 +102,7 @@ class Failing:
         if retry is None:
             failed.put(txn, FailedTable.DEAD, key, record)
             stream.dead += 1
-            self._state.counters.dead += 1
+            stream.counters.dead += 1
             return None
         failed.put(txn, FailedTable.WAITING, key, record)
         stream.waiting += 1

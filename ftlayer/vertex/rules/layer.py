@@ -52,6 +52,7 @@ from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.replay import Replays
 from ftlayer.vertex.rules.state import Group, ShardState, recover
 from ftlayer.vertex.rules.status import Status
+from ftlayer.vertex.rules.stream_list import list_streams
 from ftlayer.vertex.rules.tracking import Tracking
 
 INTAKE = (calls.Persist, calls.Ingest, calls.Seal, calls.Reseal)
@@ -203,6 +204,8 @@ class FTLayerCore:
                 return self._explain(call.root)
             case calls.Stats():
                 return self._status.stats(now)
+            case calls.ListStreams():
+                return list_streams(self._state, txn)
         raise MalformedRequestError(f"{type(call).__name__} is no reading call")
 
     def tick(self, txn: WriteTransaction, now: Now) -> int | None:

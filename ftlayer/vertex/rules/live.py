@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ftlayer.clock import Now
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.rows import I64, U64
 from ftlayer.store.segments import Mask, Segments
@@ -32,11 +33,17 @@ class LiveSegment:
 
     ``fresh``, uint64[n], has the root id under which each row was handed out last in this incarnation; 0: its root
     is the stored one. None: none was.
+
+    ``registered`` is when its rows were, None for those of an earlier incarnation that were not handed out since.
+    ``oldest_ms`` (Unix) is when its first record was, or failed first: a replay's segment is younger than its records
+    are; 0: not known.
     """
 
     stream: Stream
     done: Mask
     left: int
+    registered: Now | None = None
+    oldest_ms: int = 0
     fresh: U64 | None = None
 
     def hand_out(self, rows: I64, roots: U64) -> None:
@@ -64,17 +71,28 @@ class LiveSegments:
     def __len__(self) -> int:
         return len(self._live)
 
-    def add(self, sequence: int, stream: Stream, done: Mask) -> None:
+    def add(
+        self, sequence: int, stream: Stream, done: Mask, registered: Now | None = None, oldest_ms: int = 0
+    ) -> None:
         """Follow a segment's rows, those of ``done`` (bool[n]) left out."""
         left = len(done) - int(np.count_nonzero(done))
         if left:
-            self._live[sequence] = LiveSegment(stream, done, left)
+            self._live[sequence] = LiveSegment(stream, done, left, registered, oldest_ms)
         else:
             self._finished.add(sequence)
 
     def get(self, sequence: int) -> LiveSegment | None:
         """Return a segment that has rows left."""
         return self._live.get(sequence)
+
+    def oldest_ms(self) -> dict[int, int]:
+        """Return since when (Unix, ms) the oldest row that is left of each stream has been there, as far as known."""
+        found: dict[int, int] = {}
+        for live in self._live.values():
+            number, since_ms = live.stream.number, live.oldest_ms
+            if since_ms and since_ms < found.get(number, since_ms + 1):
+                found[number] = since_ms
+        return found
 
     def items(self) -> list[tuple[int, LiveSegment]]:
         """Return all segments with rows left, in order."""

@@ -104,10 +104,11 @@ def recall(state: ShardState, call: Recall, now: Now) -> Recalled:
         due = np.zeros(len(live.done), np.bool_)
         due[rows[pending]] = True
         live.stream.add_recalled(segment, np.flatnonzero(due))
-        live.stream.in_flight -= int(np.count_nonzero(due))
+        count = int(np.count_nonzero(due))
+        live.stream.in_flight -= count
+        live.stream.counters.recalled += count
     # In the order they were found in: that of the tracker's memory, several times as fast as any other.
     taken = roots[recalled]
     state.tracker.forget(taken)
     state.circuits.recalled(taken, now.mono_ms)
-    state.counters.recalled += len(taken)
     return Recalled(len(taken))

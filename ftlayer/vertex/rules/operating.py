@@ -183,15 +183,15 @@ class DeadLetters:
             key = failed.key_of(stream.number, now.wall_ms, self._state.new_serial())
             failed.put(txn, FailedTable.WAITING, key, replace(record, attempt=1))
             stream.waiting += 1
-            self._state.counters.requeued += 1
+            stream.counters.requeued += 1
         return Changed(sum(item is not None for item in taken))
 
     def purge(self, txn: WriteTransaction, call: Purge) -> Changed:
         """Delete dead letters permanently."""
-        purged = [taken[1] for taken in (self._take(txn, key) for key in call.keys) if taken is not None]
-        for record in purged:
+        purged = [taken for taken in (self._take(txn, key) for key in call.keys) if taken is not None]
+        for stream, record in purged:
             self._state.group.texts.release(record.frames)
-        self._state.counters.purged += len(purged)
+            stream.counters.purged += 1
         return Changed(len(purged))
 
     def put_cursor(self, txn: WriteTransaction, call: PutCursor) -> Cursor:

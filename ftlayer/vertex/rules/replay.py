@@ -66,7 +66,7 @@ class Replays:
         for rows in self.waiting_rows(txn, stream, limit, now):
             sequence = state.new_segment()
             state.segments.append(txn, sequence, stream.number, SegmentKind.TRACKED, rows)
-            self._tracking.register_replays(stream, sequence, rows.info.roots, now)
+            self._tracking.register_replays(stream, sequence, rows.info, now)
             taken.append(rows)
         for rows in taken:
             state.circuits.let_out(stream, rows.info.roots, now.mono_ms)
@@ -81,7 +81,7 @@ class Replays:
             segment, which = stream.take_due(limit)
             limit -= len(which)
             rows = state.segments.rows(txn, segment, which)
-            state.counters.replayed += len(rows)
+            stream.counters.replayed += len(rows)
             yield DueRows(segment, which, rows.with_roots(state.fresh_roots(len(rows))))
 
     def waiting_rows(self, txn: WriteTransaction, stream: Stream, limit: int, now: Now) -> list[StoredBatch]:
@@ -104,7 +104,7 @@ class Replays:
             limit -= 1
             size += len(value)
             stream.waiting -= 1
-        return [self._put_together(txn, records) for records in groups.values()]
+        return [self._put_together(txn, stream, records) for records in groups.values()]
 
     def delete_cancelled(self, txn: WriteTransaction) -> None:
         """Write down which replays are cancelled."""
@@ -145,7 +145,9 @@ class Replays:
         too_late = now.wall_ms + stream.longest_pause_ms + 1
         yield from failed.scan(txn, FailedTable.WAITING, stream.number, too_late)
 
-    def _put_together(self, txn: WriteTransaction, records: list[FailedRecord]) -> StoredBatch:
+    def _put_together(
+        self, txn: WriteTransaction, stream: Stream, records: list[FailedRecord]
+    ) -> StoredBatch:
         state = self._state
         timed_out = [record.root for record in records if state.timed_out.pop(record.root, None)]
         if timed_out:
@@ -159,7 +161,7 @@ class Replays:
             key_hashes=np.array([record.hash_row() for record in records], np.int32) if hashed else None,
             histories=tuple(record.history for record in records),
         )
-        state.counters.replayed += len(records)
+        stream.counters.replayed += len(records)
         return StoredBatch(info, concat([state.payloads.read(txn, r.digest, r.body) for r in records]))
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ftlayer.acker import AckerTable, BucketRotations, ExactTracker, Roots, Tracker
+from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
 from ftlayer.records.ids import root_ids
 from ftlayer.store import failed
@@ -21,6 +22,7 @@ from ftlayer.store.streams import all_streams, get_asked_pause_ms, get_bounds, g
 from ftlayer.store.texts import TextChanges
 from ftlayer.vertex.calls import Envelope, Reply
 from ftlayer.vertex.rules.circuits import Circuits
+from ftlayer.vertex.rules.counters import ShardCounters
 from ftlayer.vertex.rules.live import LiveSegments, by_segment
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.owners import Owners
@@ -72,38 +74,6 @@ class EarlyFailures:
 
 
 @dataclass(slots=True)
-class Counters:
-    """Rows and events, counted since the start of this incarnation.
-
-    ``completed`` counts roots (emitted ones, and late ones that cancelled their replay too),
-    ``delivered_done`` the delivered rows that a commit finished. ``failed_explicit`` and ``timed_out``
-    count attempts that ended so, ``failed_sealed`` those that a batch's seal named. ``late_ignored`` are
-    events of unknown roots, ``orphans_dropped`` roots that were not registered after their early events,
-    ``recalled`` pending rows that became due at once (`Recall`).
-    """
-
-    persisted: int = 0
-    ingested: int = 0
-    registered: int = 0
-    completed: int = 0
-    delivered_done: int = 0
-    failed_explicit: int = 0
-    failed_sealed: int = 0
-    timed_out: int = 0
-    replayed: int = 0
-    dead: int = 0
-    requeued: int = 0
-    purged: int = 0
-    late_ignored: int = 0
-    cancelled_replays: int = 0
-    orphans_dropped: int = 0
-    duplicate_roots: int = 0
-    deduplicated_calls: int = 0
-    recovered: int = 0
-    recalled: int = 0
-
-
-@dataclass(slots=True)
 class Group:
     """Effects of the calls of an open transaction that are not in memory yet.
 
@@ -143,7 +113,7 @@ class ShardState:
         self.numbers: dict[int, Stream] = {}
         self.timed_out: dict[int, bytes] = {}  # root → key of its record in the table of waiting ones
         self.cancelled: set[bytes] = set()  # keys of waiting records that completed late
-        self.counters = Counters()
+        self.counters = ShardCounters()
         self.next_segment = 0
         self.group = Group()
         self._serials = 0
@@ -193,17 +163,20 @@ class ShardState:
         """Return the bucket of roots of ``stream`` whose time starts now."""
         return self.rotations.bucket(stream.options.timeout_ms, mono_ms)
 
-    def complete(self, complete: Roots, mono_ms: int) -> None:
+    def complete(self, complete: Roots, now: Now) -> None:
         """Take note of roots that completed: their rows are done, or their replay is cancelled."""
-        self.counters.completed += len(complete.roots)
         for segment, rows, positions in by_segment(complete.locations):
             live = self.live.get(segment)
             new = self.live.finish(segment, rows)
             finished = int(np.count_nonzero(new))
             if live is not None:
                 live.stream.in_flight -= finished
-                live.stream.done += finished
-                self.circuits.done(live.stream, complete.roots[positions[new]], mono_ms)
+                live.stream.counters.completed += finished
+                if finished and live.registered is not None:
+                    seconds = (now.mono_ms - live.registered.mono_ms) / 1_000
+                    last = int(complete.roots[positions[new][-1]])
+                    live.stream.completion.observe(seconds, finished, root=last, at_ms=now.wall_ms)
+                self.circuits.done(live.stream, complete.roots[positions[new]], now.mono_ms)
             if finished < len(rows):
                 for root in complete.roots[positions[~new]].tolist():
                     self._cancel_replay(root)
@@ -216,8 +189,8 @@ class ShardState:
         self.cancelled.add(key)
         stream = self.numbers[int.from_bytes(key[:4], "big")]
         stream.waiting -= 1
-        stream.done += 1
-        self.counters.cancelled_replays += 1
+        stream.counters.completed += 1
+        stream.counters.cancelled_replays += 1
 
     def check_incarnation(self, incarnation: int) -> None:
         """Raise `StaleIncarnationError` for a call meant for another incarnation."""
@@ -257,7 +230,7 @@ def recover(state: ShardState, txn: ReadTransaction) -> None:
         state.live.add(sequence, stream, done)
         pending = np.flatnonzero(~done)
         stream.add_due(sequence, pending)
-        state.counters.recovered += len(pending)
+        stream.counters.recovered += len(pending)
 
 
 def _stream_of(state: ShardState, number: int) -> Stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
@@ -11,6 +11,7 @@ from ftlayer.store.kv import KeyValueStore, ReadTransaction
 from ftlayer.store.meta import QueryRecord, get_query
 from ftlayer.store.streams import get_bounds
 from ftlayer.vertex.calls import QueryStatus, QueryStatusCall, StatsReply, StreamStatus, StreamStatusCall
+from ftlayer.vertex.rules.counters import StreamCounters
 from ftlayer.vertex.rules.replay import Replays
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
@@ -60,7 +61,7 @@ class Status:
             waiting=sum(stream.waiting + stream.due_rows for stream in streams) - due,
             dead=sum(stream.dead for stream in streams),
             next_due_in_ms=next_due_in_ms,
-            done=sum(stream.done for stream in streams),
+            done=sum(stream.counters.completed for stream in streams),
             circuits=self._state.circuits.statuses(call.streams, now.mono_ms),
         )
 
@@ -77,7 +78,12 @@ class Status:
         """Return all counters and gauges."""
         state = self._state
         streams = state.streams.values()
-        values = {name: float(value) for name, value in asdict(state.counters).items()}
+        counted = [asdict(stream.counters) for stream in streams]
+        values = {
+            each.name: float(sum(counters[each.name] for counters in counted))
+            for each in fields(StreamCounters)
+        }
+        values |= {name: float(value) for name, value in asdict(state.counters).items()}
         values |= {
             "incarnation": float(state.incarnation),
             "streams": float(len(state.streams)),

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import astuple, dataclass, field, replace
 
+from ftlayer.histogram import Histogram
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.rows import I64
 from ftlayer.store.streams import StreamRecord, put_stream
 from ftlayer.vertex.calls import StreamOptions
+from ftlayer.vertex.rules.counters import StreamCounters
 
 
 @dataclass(slots=True)
@@ -19,9 +21,11 @@ class Stream:
     replays left out), ``logged`` are in the delivery log beyond what is committed, ``dead`` are dead.
     ``due`` are rows of tracked segments that are not being worked on: after a restart, recalled, or registered under a
     root that was taken. ``offered`` is the offset up to which the query was told of deliveries. ``asked_pause_ms`` is
-    the longest pause that a failure has asked for itself. ``done`` counts the rows in flight that completed since the
-    vertex's start. ``died_ms`` is the time in the last dead letter's key, ``gone_ms`` that of the last one that is
-    gone: keys only ascend, whatever the wall clock does, so that a reader misses none behind its position.
+    the longest pause that a failure has asked for itself. ``died_ms`` is the time in the last dead letter's key,
+    ``gone_ms`` that of the last one that is gone: keys only ascend, whatever the wall clock does, so that a reader
+    misses none behind its position.
+    ``completion`` is how long rows took from the registration of the attempt that completed to its completion; those
+    of a call were registered at once and are counted together.
     """
 
     name: str
@@ -32,13 +36,14 @@ class Stream:
     waiting: int = 0
     logged: int = 0
     dead: int = 0
-    done: int = 0
     offered: int = 0
     asked_pause_ms: int = 0
     died_ms: int = 0
     gone_ms: int = 0
     due: deque[tuple[int, I64]] = field(default_factory=deque)
     due_rows: int = 0
+    counters: StreamCounters = field(default_factory=StreamCounters)
+    completion: Histogram = field(default_factory=Histogram)
 
     def add_due(self, segment: int, rows: I64) -> None:
         """Make rows of a tracked segment due for replay."""

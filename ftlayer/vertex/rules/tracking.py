@@ -11,7 +11,7 @@ from ftlayer.acker import NEVER, IdLists, Roots
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.store.kv import WriteTransaction
-from ftlayer.store.rows import I64, U64, StoredBatch, first_attempts
+from ftlayer.store.rows import I64, U64, RowInfo, StoredBatch, first_attempts
 from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import get_position, put_position
 from ftlayer.vertex.calls import (
@@ -76,7 +76,7 @@ class Tracking:
 
         def register() -> None:
             group.add_rows(stream.name, -rows)
-            state.counters.persisted += rows
+            stream.counters.persisted += rows
             self.register(stream, sequence, call.roots, call.values, now, call.ids)
 
         return Accepted(rows), register
@@ -92,13 +92,15 @@ class Tracking:
     ) -> None:
         """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids."""
         state = self._state
-        state.live.add(sequence, stream, np.zeros(len(roots), np.bool_))
+        state.live.add(sequence, stream, np.zeros(len(roots), np.bool_), now, now.wall_ms)
         failed = state.early.take(roots)
         self.enter(stream, roots, values, locations_of(sequence, len(roots)), now, self._lists(ids), failed)
 
-    def register_replays(self, stream: Stream, sequence: int, roots: U64, now: Now) -> None:
+    def register_replays(self, stream: Stream, sequence: int, info: RowInfo, now: Now) -> None:
         """Enter all rows of a tracked segment that is new, each with its root as its one copy's id."""
-        self._state.live.add(sequence, stream, np.zeros(len(roots), np.bool_))
+        roots = info.roots
+        oldest_ms = min((history[0][0] for history in info.histories if history), default=now.wall_ms)
+        self._state.live.add(sequence, stream, np.zeros(len(roots), np.bool_), now, oldest_ms)
         self.enter(stream, roots, roots, locations_of(sequence, len(roots)), now, self._own_ids(roots))
 
     def enter(
@@ -116,13 +118,13 @@ class Tracking:
         duplicates = state.tracker.duplicate_registrations
         bucket = state.bucket(stream, now.mono_ms)
         complete = state.tracker.register(roots, values, locations=locations, bucket=bucket, ids=ids)
-        state.counters.registered += len(roots)
+        stream.counters.registered += len(roots)
         stream.in_flight += len(roots)
         if state.tracker.duplicate_registrations > duplicates:
             self._replay_refused(stream, roots, locations, complete)
         if failed:
             complete = self._end_failed(complete, failed)
-        state.complete(complete, now.mono_ms)
+        state.complete(complete, now)
 
     def _end_failed(self, complete: Roots, failed: Mapping[int, Cause]) -> Roots:
         """Take roots that had failed before they came out of the tracker, and of those that are complete.
@@ -142,7 +144,7 @@ class Tracking:
         located = self._state.tracker.locate(roots)
         pending = located.pending & (located.locations == locations)
         refused = locations[~pending & ~np.isin(locations, complete.locations)]
-        self._state.counters.duplicate_roots += len(refused)
+        stream.counters.duplicate_roots += len(refused)
         stream.in_flight -= len(refused)
         for segment, rows, _ in by_segment(refused):
             stream.add_due(segment, rows)
@@ -177,7 +179,7 @@ class Tracking:
             )
         else:
             complete = state.tracker.xor(call.roots, call.values, ids=ids)
-        state.complete(complete, now.mono_ms)
+        state.complete(complete, now)
         unknown = state.tracker.unknown_xors - unknown
         state.counters.late_ignored += unknown
         return Xored(len(complete.roots), unknown)
@@ -218,7 +220,6 @@ class Tracking:
             state.timed_out.pop(root, None)
         held = self._hold(roots[~forgotten.pending], failures, now) if call.hold else 0
         unknown = len(call.failures) - len(waiting) - dead - held
-        state.counters.failed_explicit += len(waiting) + dead
         state.counters.late_ignored += unknown
         return Failed(len(waiting), dead, unknown, held)
 
@@ -247,8 +248,7 @@ class Tracking:
         """Move rows of roots that had failed when they came, and of expired ones, `EXPIRED_PER_TICK` at most."""
         while self._failed_early:
             (roots, locations), causes = self._failed_early.popleft()
-            waiting, dead = self._failing.move_tracked(txn, roots, locations, causes, now)
-            self._state.counters.failed_explicit += len(waiting) + dead
+            self._failing.move_tracked(txn, roots, locations, causes, now)
         budget = EXPIRED_PER_TICK
         while self._expired and budget:
             roots, locations = self._expired.popleft()
@@ -270,12 +270,11 @@ class Tracking:
                 cause = Cause(f"timed out after {live.stream.options.timeout_ms} ms")
                 for position in positions.tolist():
                     causes[position] = cause
-        waiting, dead = self._failing.move_tracked(txn, roots, locations, causes, now)
+        waiting, dead = self._failing.move_tracked(txn, roots, locations, causes, now, timed_out=True)
         state.timed_out.update(waiting)
         if dead:
             gone = [root for root in roots.tolist() if root not in state.timed_out]
             state.tracker.forget(np.array(gone, np.uint64))
-        state.counters.timed_out += len(waiting) + dead
 
     @property
     def ends_attempts(self) -> bool:
@@ -293,6 +292,8 @@ class Tracking:
         """Register rows of a live segment under fresh roots, each with its root as its one copy's id."""
         live = self._state.live.get(sequence)
         assert live is not None, "only rows of live segments are due"
+        if live.registered is None:
+            live.registered, live.oldest_ms = now, now.wall_ms
         live.hand_out(rows, roots)
         self.enter(stream, roots, roots, locate(sequence, rows), now, self._own_ids(roots))
 

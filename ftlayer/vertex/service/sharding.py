@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftlayer.errors import FTLayerError, ProtocolError, StoreDamagedError
-from ftlayer.vertex.calls import Failed, Reply, StatsReply, Touched, Xored
+from ftlayer.vertex.calls import Failed, Reply, StatsReply, StreamList, Touched, Xored
 from ftlayer.vertex.rules.owners import INGEST
 from ftlayer.vertex.service.rules import Answer
 
@@ -122,6 +122,11 @@ def add_touched(a: Touched, b: Touched) -> Touched:
 def add_failed(a: Failed, b: Failed) -> Failed:
     """Add what two shards failed."""
     return Failed(a.waiting + b.waiting, a.dead + b.dead, a.unknown + b.unknown, a.held + b.held)
+
+
+def add_streams(a: StreamList, b: StreamList) -> StreamList:
+    """Put the streams of two shards in one order."""
+    return StreamList(tuple(sorted(a.streams + b.streams, key=lambda stream: stream.stream)))
 
 
 def add_stats(a: StatsReply, b: StatsReply) -> StatsReply:

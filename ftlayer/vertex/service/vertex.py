@@ -18,7 +18,15 @@ from ftlayer.vertex.rules.owners import owner_of
 from ftlayer.vertex.service.directory import ROUTES
 from ftlayer.vertex.service.rules import Answer, ShardParts
 from ftlayer.vertex.service.shard import Shard
-from ftlayer.vertex.service.sharding import Gather, Router, add_failed, add_stats, add_touched, add_xored
+from ftlayer.vertex.service.sharding import (
+    Gather,
+    Router,
+    add_failed,
+    add_stats,
+    add_streams,
+    add_touched,
+    add_xored,
+)
 
 _KEY_PREFIX_BYTES = 2
 _ADD: dict[type, Callable[[Any, Any], Any]] = {
@@ -121,6 +129,10 @@ class Vertex:
                 self._change_dead(call, envelope, answer)
             case calls.Stats():
                 self._everywhere([(shard, call) for shard in range(self.shards)], envelope, answer, add_stats)
+            case calls.ListStreams():
+                self._everywhere(
+                    [(shard, call) for shard in range(self.shards)], envelope, answer, add_streams
+                )
 
     def _everywhere(
         self,

@@ -96,7 +96,7 @@ def check_call(call: Call) -> None:
         case calls.Explain():
             if not 0 < call.root < 1 << 64:
                 raise MalformedRequestError(f"Explain.root: expected an id, 1 to 2^64-1, got {call.root}")
-        case calls.Requeue() | calls.Purge() | calls.Stats():
+        case calls.Requeue() | calls.Purge() | calls.Stats() | calls.ListStreams():
             pass
 
 

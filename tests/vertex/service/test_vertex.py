@@ -33,6 +33,7 @@ from ftlayer.vertex.calls import (
     Failure,
     Ingest,
     ListRecords,
+    ListStreams,
     OpenQuery,
     OpenStream,
     Persist,
@@ -115,6 +116,12 @@ def test_stats_are_of_all_shards(client: VertexClient, pending: list[Persist]) -
     stats: Any = client.call(Stats())
     assert stats.values["pending"] == 12
     assert 0 < stats.values["used_share"] < 0.5
+
+
+def test_streams_of_all_shards_are_listed_in_one_order(client: VertexClient, pending: list[Persist]) -> None:
+    listed: Any = client.call(ListStreams())
+    assert [each.stream for each in listed.streams] == sorted(call.stream for call in pending)
+    assert {(each.pending, each.persisted, each.completion.total) for each in listed.streams} == {(3, 3, 0.0)}
 
 
 def test_an_incarnation_of_one_shard_is_none_of_the_vertex(

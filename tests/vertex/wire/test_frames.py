@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 
 from ftlayer import errors, failures
 from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError
+from ftlayer.histogram import Exemplar
 from ftlayer.records.ipc import as_stream
 from ftlayer.transport.failures import error_frame
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import I32, U64, Accepted, Envelope, EventIds, Failure, Persist, SourcePosition, Xor
+from ftlayer.vertex.calls.jobs import HistogramDetails
 from ftlayer.vertex.wire.codec import dataclass_codec
 from ftlayer.vertex.wire.frames import (
     CALLS,
@@ -58,6 +60,16 @@ def stream_options() -> st.SearchStrategy[calls.StreamOptions]:
     )
 
 
+@st.composite
+def histograms(draw: st.DrawFn) -> HistogramDetails:
+    """Histograms that make sense: others cannot be made."""
+    bounds = sorted(draw(st.sets(st.floats(0, 60), max_size=2)))
+    each = {"min_size": len(bounds) + 1, "max_size": len(bounds) + 1}
+    counts = draw(st.lists(st.integers(0, 2**63), **each))
+    exemplars = draw(st.just([]) | st.lists(st.none() | values_of(Exemplar), **each))
+    return HistogramDetails(tuple(bounds), tuple(counts), draw(st.floats(0)), tuple(exemplars))
+
+
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for what the codec can carry, by type alone (without what `check_call` asks for)."""
     plain: dict[Any, st.SearchStrategy[Any]] = {
@@ -87,6 +99,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(list(hint))
     if hint is calls.StreamOptions:
         return stream_options()
+    if hint is HistogramDetails:
+        return histograms()
     hints = typing.get_type_hints(hint)
     fields = {field.name: values_of(hints[field.name]) for field in dataclasses.fields(hint)}
     if hint is Failure:
