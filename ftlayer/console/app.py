@@ -1,0 +1,101 @@
+"""The ASGI application of a console."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from ftlayer import __version__
+from ftlayer.console.forms import RefusedError
+from ftlayer.console.guard import API, Guard, error_body
+from ftlayer.console.pages import entry
+from ftlayer.console.rendering import STATIC_FILES, page
+from ftlayer.console.state import Console
+from ftlayer.errors import (
+    ConfigError,
+    FTLayerError,
+    MalformedRequestError,
+    ProtocolError,
+    UnauthorizedError,
+    UnsupportedError,
+    VertexUnavailableError,
+)
+
+_STATUS: tuple[tuple[type[FTLayerError], int], ...] = (
+    (ConfigError, 400),
+    (MalformedRequestError, 400),
+    (UnsupportedError, 400),
+    (ProtocolError, 409),
+    (UnauthorizedError, 502),
+    (VertexUnavailableError, 503),
+)
+
+
+def create_app(console: Console) -> ASGIApp:
+    """Return the application of a console, its guard in front."""
+    app = FastAPI(
+        title="ftlayer console",
+        version=__version__,
+        openapi_url="/api/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.console = console
+    app.include_router(entry.router)
+    app.mount("/static", StaticFiles(directory=STATIC_FILES), name="static")
+    app.add_exception_handler(FTLayerError, _on_error)
+    app.add_exception_handler(RefusedError, _on_refused)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(Exception, _on_fault)
+    return Guard(
+        app,
+        hosts=console.options.hosts(),
+        users=console.users,
+        sessions=console.sessions,
+        throttle=console.throttle,
+        cookie=console.cookie,
+    )
+
+
+def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FTLayerError)
+    status = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    return _answer(request, status, error.code, str(error))
+
+
+def _on_refused(request: Request, error: Exception) -> Response:
+    return _answer(request, 403, "FORBIDDEN", str(error))
+
+
+def _on_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    text = f"there is nothing at {request.url.path}" if error.status_code == 404 else str(error.detail)
+    return _answer(request, error.status_code, "HTTP", text)
+
+
+def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    said = [f"{'.'.join(map(str, problem['loc'][1:]))}: {problem['msg']}" for problem in error.errors()]
+    return _answer(request, 400, "MALFORMED", ", ".join(said))
+
+
+def _on_fault(request: Request, error: Exception) -> Response:
+    """Answer what is a mistake of ours; the server logs the traceback."""
+    return _answer(
+        request,
+        500,
+        "FAULT",
+        f"the console has failed at this ({type(error).__name__}); its log has the traceback",
+    )
+
+
+def _answer(request: Request, status: int, code: str, text: str) -> Response:
+    if request.url.path.startswith(API):
+        return JSONResponse(error_body(code, text), status)
+    heading = {403: "Not allowed", 404: "Not found", 503: "No answer"}.get(status, "That did not work")
+    return page(request, "problem.html", status=status, heading=heading, text=text[:1].upper() + text[1:])

@@ -1,0 +1,76 @@
+"""Forms: from one of our pages, by somebody who may."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated
+
+from fastapi import Depends, Request
+from starlette.datastructures import FormData, UploadFile
+
+from ftlayer.console.guard import Caller
+from ftlayer.console.rendering import caller_of
+
+CSRF_HEADER = "x-csrf-token"
+
+
+class RefusedError(Exception):
+    """A request that its maker may not make."""
+
+
+class Form:
+    """The fields of a form, as text."""
+
+    def __init__(self, data: FormData) -> None:
+        self._data = data
+
+    def text(self, name: str) -> str:
+        """Return a field, "" where it is missing."""
+        value = self._data.get(name, "")
+        return "" if isinstance(value, UploadFile) else value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return all values of a field."""
+        return tuple(value for value in self._data.getlist(name) if isinstance(value, str))
+
+
+async def _form(request: Request) -> Form:
+    data = await request.form(max_files=0, max_fields=2_000)
+    form = Form(data)
+    _check_csrf(caller_of(request), form.text("csrf"))
+    return form
+
+
+def _caller(request: Request) -> Caller:
+    caller = caller_of(request)
+    assert caller is not None, "the guard lets nobody through"
+    return caller
+
+
+def _operator(request: Request) -> Caller:
+    caller = _caller(request)
+    if not caller.user.is_operator:
+        raise RefusedError(f"{caller.user.name} is a reader, and readers change nothing; ask an operator")
+    return caller
+
+
+def _api_operator(request: Request) -> Caller:
+    """Return an operator who calls the API; one with a cookie has to bring the token of the forms as a header."""
+    caller = _operator(request)
+    _check_csrf(caller, request.headers.get(CSRF_HEADER, ""))
+    return caller
+
+
+def _check_csrf(caller: Caller | None, given: str) -> None:
+    if caller is None or caller.session is None:
+        return
+    if not hmac.compare_digest(caller.session.csrf.encode(), given.encode("utf-8", "replace")):
+        raise RefusedError(
+            "this form is not from one of the console's pages, or an earlier session's; load it again"
+        )
+
+
+PostedForm = Annotated[Form, Depends(_form)]
+AnyCaller = Annotated[Caller, Depends(_caller)]
+Operator = Annotated[Caller, Depends(_operator)]
+ApiOperator = Annotated[Caller, Depends(_api_operator)]

@@ -1,0 +1,120 @@
+"""Where a console listens and who may use it, checked before anything starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ftlayer.console.login import Users
+from ftlayer.errors import ConfigError
+from ftlayer.secret_files import read_secret
+from ftlayer.transport.address import Address, parse_listen
+
+DEFAULT_LISTEN = "127.0.0.1:7080"
+
+_LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """How a console is reached.
+
+    Attributes:
+        listen: ``host:port`` (port 0 is any free one) or ``unix:/path``.
+        login_file: who may log in; None draws a token for one operator.
+        tls_cert, tls_key: PEM files of the certificate chain and its private key.
+        tls_client_ca: PEM file of what clients' certificates have to be signed by.
+        mask_payloads: show types and lengths in place of what records hold.
+        checkpoints: URLs of directories with checkpoints to list.
+    """
+
+    listen: str = DEFAULT_LISTEN
+    login_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+    mask_payloads: bool = False
+    checkpoints: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigError` for what is not safe, or makes no sense."""
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key belong together: give both, or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ConfigError(
+                "tls_client_ca: clients show certificates over TLS alone: give tls_cert and tls_key too"
+            )
+        if self.address.is_here:
+            return
+        missing = [
+            name
+            for name, value in (("tls_cert", self.tls_cert), ("login_file", self.login_file))
+            if value is None
+        ]
+        if missing:
+            raise ConfigError(
+                f"listen: {self.listen} can be reached from other machines, which needs TLS and users of their own: "
+                f"{' and '.join(missing)} missing; or listen on 127.0.0.1"
+            )
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return parse_listen(self.listen, "listen")
+
+    @property
+    def has_tls(self) -> bool:
+        """Whether browsers reach it by https."""
+        return self.tls_cert is not None
+
+    def users(self) -> Users:
+        """Read who may log in. Raises `ConfigError`."""
+        return Users.drawn() if self.login_file is None else Users.of_file(self.login_file)
+
+    def hosts(self) -> frozenset[str]:
+        """Return the names that browsers may know this console by; a certificate's are among them."""
+        host = self.address.host
+        names = set(_LOOPBACK_NAMES) if self.address.is_here else set()
+        if host:
+            names.add(f"[{host}]" if ":" in host else host)
+        if self.tls_cert is not None:
+            names |= self._hosts_of_certificate()
+        return frozenset(name.lower() for name in names)
+
+    def check_certificates(self) -> None:
+        """Raise `ConfigError` unless the files are what their options say."""
+        if self.tls_cert is None or self.tls_key is None:
+            return
+        from ftlayer.transport.tls import check_certificate, load_certificates
+
+        check_certificate(
+            _read(self.tls_cert, "tls_cert"),
+            read_secret(self.tls_key, "tls_key"),
+            cert_option="tls_cert",
+            key_option="tls_key",
+        )
+        if self.tls_client_ca is not None:
+            load_certificates(_read(self.tls_client_ca, "tls_client_ca"), "tls_client_ca")
+
+    def _hosts_of_certificate(self) -> set[str]:
+        # Late: a console without TLS has no use for it.
+        from cryptography import x509
+
+        from ftlayer.transport.tls import load_certificates
+
+        assert self.tls_cert is not None
+        certificate = load_certificates(_read(self.tls_cert, "tls_cert"), "tls_cert")[0]
+        try:
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        except x509.ExtensionNotFound:
+            return set()
+        addresses = names.get_values_for_type(x509.IPAddress)
+        hosts = set(names.get_values_for_type(x509.DNSName))
+        return hosts | {f"[{address}]" if address.version == 6 else str(address) for address in addresses}
+
+
+def _read(path: Path, option: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option}: {path} cannot be read: {error.strerror}") from error

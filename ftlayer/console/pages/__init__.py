@@ -1,0 +1,1 @@
+"""The pages: forms and links that work without the script."""

@@ -1,0 +1,66 @@
+"""Logging in and out."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from ftlayer.console.forms import Form, PostedForm
+from ftlayer.console.guard import LOGIN, peer_of, session_key, too_many
+from ftlayer.console.login import SESSION_MS
+from ftlayer.console.rendering import console_of, go_to, page
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get(LOGIN)
+def login_page(request: Request, token: str = "", next: str = "/") -> Response:
+    """Show the form; the link that a console prints brings the token with it."""
+    return page(request, "login.html", token=token, next=own_path(next), failure="")
+
+
+@router.post(LOGIN)
+async def log_in(request: Request) -> Response:
+    """Begin a session."""
+    console = console_of(request)
+    form = Form(await request.form(max_files=0, max_fields=10))
+    wanted = own_path(form.text("next"))
+    peer = peer_of(request.scope)
+    wait_ms = console.throttle.wait_ms(peer)
+    if wait_ms:
+        text = too_many(wait_ms)
+        return page(request, "login.html", token="", next=wanted, failure=text, status=429)
+    user = console.users.of_token(form.text("token").strip())
+    if user is None:
+        console.throttle.failed(peer)
+        text = "No user has this token."
+        return page(request, "login.html", token="", next=wanted, failure=text, status=403)
+    answer = go_to(wanted)
+    answer.set_cookie(
+        console.cookie,
+        console.sessions.start(user),
+        max_age=SESSION_MS // 1_000,
+        path="/",
+        secure=console.options.has_tls,
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
+
+@router.post("/logout")
+async def log_out(request: Request, form: PostedForm) -> Response:
+    """End the session."""
+    console = console_of(request)
+    console.sessions.end(session_key(request.headers, console.cookie))
+    answer = go_to(LOGIN)
+    answer.delete_cookie(
+        console.cookie, path="/", secure=console.options.has_tls, httponly=True, samesite="strict"
+    )
+    return answer
+
+
+def own_path(path: str) -> str:
+    """Return a path of this console, "/" for what would lead to another site."""
+    is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_own else "/"

@@ -1,0 +1,107 @@
+"""Pages out of templates. Everything that is put into one is escaped."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ftlayer.console import charts, formats
+from ftlayer.console.guard import Caller
+from ftlayer.console.login import Said
+from ftlayer.console.state import Console
+
+HERE = Path(__file__).parent
+STATIC_FILES = HERE / "static"
+NAVIGATION = (("/", "Overview"), ("/dead", "Dead letters"), ("/records", "Records"), ("/audit", "Audit"))
+
+
+@cache
+def templates() -> Environment:
+    """Return the templates; a name that a page does not give is an error, not an empty text."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {"static": _static, "formats": formats, "charts": charts}
+    return environment
+
+
+def page(
+    request: Request,
+    template: str,
+    *,
+    here: str = "",
+    events: str = "",
+    status: int = 200,
+    **context: Any,
+) -> HTMLResponse:
+    """Render a page; ``here`` is where it is in the navigation, ``events`` where its news come from."""
+    caller = caller_of(request)
+    session = None if caller is None else caller.session
+    said = None
+    if session is not None:
+        said, session.said = session.said, None
+    html = (
+        templates()
+        .get_template(template)
+        .render(
+            caller=caller,
+            csrf=lambda: csrf_field(request),
+            navigation=NAVIGATION,
+            here=here,
+            events=events,
+            said=said,
+            masked=console_of(request).options.mask_payloads,
+            **context,
+        )
+    )
+    return HTMLResponse(html, status)
+
+
+def say(request: Request, text: str, kind: str = "ok") -> None:
+    """Have the next page of this session say something; ``kind`` is "ok", "warn" or "bad"."""
+    caller = caller_of(request)
+    if caller is not None and caller.session is not None:
+        caller.session.said = Said(text, kind)
+
+
+def go_to(place: str) -> Response:
+    """Send the browser to another page after a form."""
+    return RedirectResponse(place, 303)
+
+
+def csrf_field(request: Request) -> Markup:
+    """Return the hidden field that says that a form is from one of our pages."""
+    caller = caller_of(request)
+    token = "" if caller is None or caller.session is None else caller.session.csrf
+    return Markup('<input type="hidden" name="csrf" value="{}">').format(token)
+
+
+def console_of(request: Request) -> Console:
+    """Return the console that a request is for."""
+    console = request.app.state.console
+    assert isinstance(console, Console)
+    return console
+
+
+def caller_of(request: Request) -> Caller | None:
+    """Return who makes a request."""
+    caller: Caller | None = request.state.caller
+    return caller
+
+
+@cache
+def _static(name: str) -> str:
+    """Return where a static file is; its digest makes browsers take the new one after an upgrade."""
+    digest = hashlib.sha256((STATIC_FILES / name).read_bytes()).hexdigest()[:12]
+    return f"/static/{name}?v={digest}"

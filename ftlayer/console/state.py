@@ -1,0 +1,38 @@
+"""What all requests of a console share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ftlayer.clock import Now
+from ftlayer.console.login import Sessions, Throttle, Users
+from ftlayer.console.options import ConsoleOptions
+
+
+@dataclass(frozen=True)
+class Console:
+    """A console: who may use it, and what it shows.
+
+    Attributes:
+        options: how it is reached.
+        users: who may log in.
+        sessions: who is logged in.
+        throttle: who has guessed too often.
+        clock: the time now.
+        cookie: name of the session's cookie.
+    """
+
+    options: ConsoleOptions
+    users: Users
+    sessions: Sessions
+    throttle: Throttle
+    clock: Callable[[], Now]
+    cookie: str
+
+    @classmethod
+    def of(cls, options: ConsoleOptions, clock: Callable[[], Now], port: int = 0) -> Console:
+        """Return a console that listens on ``port``. Raises `ConfigError` for a login file that is none."""
+        # Cookies of one host know no ports: two consoles on this machine need two names.
+        cookie = "__Host-ftlayer" if options.has_tls else f"ftlayer-{port}"
+        return cls(options, options.users(), Sessions(clock), Throttle(clock), clock, cookie)

@@ -1,0 +1,118 @@
+// Keeps an open page current: swaps the parts that the server sends, and no more. Pages work without it.
+"use strict";
+
+(() => {
+  const source = document.body.dataset.events;
+  const live = document.getElementById("live");
+  const waiting = new Map(); // parts that came while somebody was inside them
+  let stream = null;
+
+  function say(kind, text) {
+    if (live && live.textContent !== text) {
+      live.className = `live ${kind}`;
+      live.textContent = text;
+    }
+  }
+
+  // What somebody has opened or scrolled stays so when the part around it is swapped.
+  function remember(part) {
+    return {
+      open: [...part.querySelectorAll("details[id][open]")].map((details) => details.id),
+      scrolled: [...part.querySelectorAll("[data-scroll]")].map((box) => [box.dataset.scroll, box.scrollLeft]),
+    };
+  }
+
+  function restore(part, state) {
+    for (const id of state.open) {
+      const details = part.querySelector(`#${CSS.escape(id)}`);
+      if (details) details.open = true;
+    }
+    for (const [name, left] of state.scrolled) {
+      const box = part.querySelector(`[data-scroll="${CSS.escape(name)}"]`);
+      if (box) box.scrollLeft = left;
+    }
+  }
+
+  function swap(part, html) {
+    const state = remember(part);
+    const made = document.createElement("template");
+    made.innerHTML = html;
+    part.replaceChildren(made.content);
+    part.classList.remove("old");
+    restore(part, state);
+  }
+
+  function isBusy(part) {
+    if (part.contains(document.activeElement)) return true;
+    const selected = document.getSelection();
+    return !selected.isCollapsed && part.contains(selected.anchorNode);
+  }
+
+  function take(id, html) {
+    const part = document.getElementById(id);
+    if (!part) return;
+    if (isBusy(part)) {
+      waiting.set(id, html);
+      part.classList.add("old");
+    } else {
+      waiting.delete(id);
+      swap(part, html);
+    }
+  }
+
+  function takeWaiting() {
+    for (const [id, html] of [...waiting]) take(id, html);
+  }
+
+  function open() {
+    if (stream || !source || document.hidden) return;
+    stream = new EventSource(source);
+    stream.onopen = () => say("on", "live");
+    stream.onerror = () => {
+      say("off", "no connection");
+      // A stream that was refused is not tried again by the browser: the session has ended, or the job is gone.
+      if (stream && stream.readyState === EventSource.CLOSED) {
+        close();
+        setTimeout(open, 5000);
+      }
+    };
+    stream.addEventListener("part", (event) => {
+      const { part, html } = JSON.parse(event.data);
+      take(part, html);
+    });
+    stream.addEventListener("over", () => {
+      close();
+      location.reload();
+    });
+  }
+
+  function close() {
+    if (stream) stream.close();
+    stream = null;
+  }
+
+  document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+  document.addEventListener("focusout", () => setTimeout(takeWaiting));
+  document.addEventListener("selectionchange", () => waiting.size && setTimeout(takeWaiting));
+  window.addEventListener("pagehide", close);
+  window.addEventListener("pageshow", open);
+
+  // A box above others checks them all.
+  document.addEventListener("change", (event) => {
+    const name = event.target.dataset && event.target.dataset.all;
+    if (!name) return;
+    for (const box of document.querySelectorAll(`input[type="checkbox"][name="${CSS.escape(name)}"]`)) {
+      box.checked = event.target.checked;
+    }
+  });
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest && event.target.closest("button[data-copy]");
+    if (!button) return;
+    const text = document.getElementById(button.dataset.copy).textContent;
+    navigator.clipboard.writeText(text).then(
+      () => (button.textContent = "Copied"),
+      () => (button.textContent = "Select and copy it"),
+    );
+  });
+})();
