@@ -166,7 +166,8 @@ class CheckpointDetails:
 class CheckpointTotals:
     """Checkpoints of a run, savepoints included; ``interval_ms`` is 0 where none are taken by themselves.
 
-    ``tolerable_failures`` is -1 where any number is tolerated.
+    ``tolerable_failures`` is -1 where any number is tolerated. ``last_completed_ms`` is when the last one was complete,
+    0 before the first of this run.
     """
 
     triggered: int
@@ -180,6 +181,7 @@ class CheckpointTotals:
     directory: str = ""
     savepoint_directory: str = ""
     retained: tuple[str, ...] = ()
+    last_completed_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,473 @@
+"""A record as JSON, and back: strictly by the type of each column, so that what is not changed stays as it was.
+
+=====================================  =====================================================================
+Arrow type                             JSON
+=====================================  =====================================================================
+boolean, integers, floats              ``true``, a number; ``"NaN"``, ``"Infinity"``, ``"-Infinity"``
+decimal                                text: ``"12.50"`` (a number is taken too)
+string                                 text; what is not UTF-8 as bytes
+binary                                 ``{"base64": "…"}``
+timestamp, date, time                  ISO 8601, with a zone in UTC (``…Z``); what no calendar has: a whole number
+duration                               a whole number of the type's unit
+list                                   an array
+struct                                 an object with every field
+map                                    an array of ``[key, value]``
+month-day-nano interval                an array of three whole numbers
+=====================================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.checks import shown
+from ftlayer.errors import ConfigError
+
+_BASE64 = "base64"
+_NO_NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_IN_A_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAY_S = 86_400
+_EPOCH = datetime(1970, 1, 1)
+_DATE = r"(?P<date>\d{4}-\d{2}-\d{2})"
+_TIME = r"(?P<time>\d{2}:\d{2}:\d{2})(?:\.(?P<fraction>\d{1,9}))?"
+_TIMESTAMP = re.compile(f"{_DATE}[T ]{_TIME}(?P<zone>Z|[+-]\\d{{2}}:\\d{{2}})?", re.ASCII)
+_TIME_OF_DAY = re.compile(_TIME, re.ASCII)
+
+
+class _UnfitError(Exception):
+    """A value does not fit its type; the text says what does."""
+
+
+def json_of_row(batch: pa.RecordBatch) -> dict[str, Any]:
+    """Return the one row of ``batch`` by columns, as JSON has it.
+
+    Raises `ConfigError` naming the column for a type that has no form here (a union).
+    """
+    row = {}
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        try:
+            row[field.name] = _plain(column[0])
+        except _UnfitError as error:
+            raise ConfigError(f"column {field.name!r}: {error}") from None
+    return row
+
+
+def row_of_json(values: object, schema: pa.Schema) -> pa.RecordBatch:
+    """Return one row of ``schema`` from its columns as JSON has them.
+
+    Raises `ConfigError` naming the column that is missing, unknown, null and may not be, or whose value does not fit.
+    """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"expected an object with the columns of the record, got {shown(values)}")
+    for name in values:
+        if name not in schema.names:
+            near = difflib.get_close_matches(str(name), schema.names, n=1)
+            meant = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(schema.names)}"
+            raise ConfigError(f"column {name!r} is none of the record's{meant}")
+    columns = []
+    for field in schema:
+        if field.name not in values:
+            raise ConfigError(f"column {field.name!r} is missing: write null for no value")
+        try:
+            columns.append(_column(values[field.name], field))
+        except _UnfitError as error:
+            raise ConfigError(f"column {field.name!r} ({field.type}): {error}") from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+# ---------------------------------------------------------------- to JSON
+
+
+def _plain(scalar: pa.Scalar) -> Any:
+    kind = scalar.type
+    if not scalar.is_valid:
+        return None
+    if isinstance(scalar, pa.DictionaryScalar | pa.ExtensionScalar):
+        return _plain(scalar.value)
+    if pa.types.is_struct(kind):
+        _check_fields(kind)
+        return {kind.field(i).name: _plain(scalar[i]) for i in range(kind.num_fields)}
+    if pa.types.is_map(kind):
+        return [[_plain(entry[0]), _plain(entry[1])] for entry in scalar.values]
+    if _is_list(kind):
+        return [_plain(item) for item in scalar.values]
+    return _plain_value(scalar, kind)
+
+
+def _plain_value(scalar: pa.Scalar, kind: pa.DataType) -> Any:
+    if pa.types.is_floating(kind):
+        return _plain_float(float(scalar.as_py()))
+    if pa.types.is_decimal(kind):
+        return str(scalar.as_py())
+    if _is_string(kind):
+        try:
+            return scalar.as_py()
+        except UnicodeDecodeError:
+            return _plain_bytes(scalar.as_buffer().to_pybytes())
+    if _is_binary(kind):
+        return _plain_bytes(scalar.as_py())
+    if pa.types.is_timestamp(kind):
+        return _plain_timestamp(scalar.value, kind)
+    if pa.types.is_date(kind):
+        return _plain_date(scalar.value, kind)
+    if pa.types.is_time(kind):
+        return _plain_time(scalar.value, kind.unit)
+    if pa.types.is_duration(kind):
+        return scalar.value
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        return scalar.as_py()
+    if kind == pa.month_day_nano_interval():
+        return list(scalar.as_py())
+    raise _UnfitError(f"values of type {kind} have no form in JSON")
+
+
+def _plain_float(value: float) -> float | str:
+    if math.isnan(value):
+        return "NaN"
+    return value if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _plain_bytes(value: bytes) -> dict[str, str]:
+    return {_BASE64: base64.b64encode(value).decode("ascii")}
+
+
+def _plain_timestamp(value: int, kind: pa.TimestampType) -> str | int:
+    second, part = divmod(value, _IN_A_SECOND[kind.unit])
+    try:
+        at = _EPOCH + timedelta(seconds=second)
+    except OverflowError:
+        return value
+    return f"{at.isoformat()}{_fraction(part, kind.unit)}{'' if kind.tz is None else 'Z'}"
+
+
+def _plain_date(value: int, kind: pa.DataType) -> str | int:
+    days, rest = divmod(value, 1 if pa.types.is_date32(kind) else _DAY_S * 1_000)
+    try:
+        return value if rest else (_EPOCH + timedelta(days=days)).date().isoformat()
+    except OverflowError:
+        return value
+
+
+def _plain_time(value: int, unit: str) -> str | int:
+    second, part = divmod(value, _IN_A_SECOND[unit])
+    if not 0 <= second < _DAY_S:
+        return value
+    return f"{(_EPOCH + timedelta(seconds=second)).time().isoformat()}{_fraction(part, unit)}"
+
+
+def _fraction(part: int, unit: str) -> str:
+    digits = len(str(_IN_A_SECOND[unit])) - 1
+    return f".{part:0{digits}}" if part else ""
+
+
+# ---------------------------------------------------------------- from JSON
+
+
+def _column(value: Any, field: pa.Field) -> pa.Array:
+    read = _reader(field.type)
+    found = None if value is None else read(value)
+    if found is None and not field.nullable:
+        raise _UnfitError("it may not be null")
+    try:
+        return _array([found], field.type)
+    except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
+        raise _UnfitError(f"{shown(value)} does not fit: {error}") from None
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Return values as their `_reader` gave them, nested ones by their parts: Arrow's own way cannot make all types."""
+    nulls = pa.array([value is None for value in values], pa.bool_())
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _array(values, kind.storage_type))
+    if pa.types.is_dictionary(kind):
+        places = pa.array(
+            [None if value is None else place for place, value in enumerate(values)], kind.index_type
+        )
+        return pa.DictionaryArray.from_arrays(places, _array(values, kind.value_type), ordered=kind.ordered)
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        parts = [
+            _array([None if value is None else value[field.name] for value in values], field.type)
+            for field in fields
+        ]
+        return (
+            pa.StructArray.from_arrays(parts, fields=fields, mask=nulls) if parts else pa.array(values, kind)
+        )
+    if pa.types.is_map(kind):
+        entries = [entry for value in values for entry in value or ()]
+        keys, items = (
+            _array([entry[i] for entry in entries], part)
+            for i, part in enumerate((kind.key_type, kind.item_type))
+        )
+        return pa.MapArray.from_arrays(_offsets(values, pa.int32()), keys, items, type=kind)
+    if _is_list(kind):
+        return _list_array(values, kind, nulls)
+    if _is_string(kind):
+        # Arrow would refuse what is not UTF-8; Spark's strings need not be.
+        raw = [value.encode() if isinstance(value, str) else value for value in values]
+        return pa.array(raw, _bytes_type(kind)).view(kind)
+    return pa.array(values, kind)
+
+
+def _list_array(values: list[Any], kind: Any, nulls: pa.Array) -> pa.Array:
+    items = [item for value in values for item in value or ()]
+    if pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+        items = [item for value in values for item in ([None] * size if value is None else value)]
+        if len(items) != size * len(values):
+            raise _UnfitError(f"expected arrays of {size}")
+        return pa.FixedSizeListArray.from_arrays(_array(items, kind.value_type), type=kind, mask=nulls)
+    inner = _array(items, kind.value_type)
+    if pa.types.is_large_list(kind):
+        return pa.LargeListArray.from_arrays(_offsets(values, pa.int64()), inner, type=kind)
+    if pa.types.is_list(kind):
+        return pa.ListArray.from_arrays(_offsets(values, pa.int32()), inner, type=kind)
+    return _array_of_views(values, kind, inner, nulls)
+
+
+def _array_of_views(values: list[Any], kind: Any, inner: pa.Array, nulls: pa.Array) -> pa.Array:
+    is_large = pa.types.is_large_list_view(kind)
+    whole = pa.int64() if is_large else pa.int32()
+    starts = pa.array(_starts(values)[:-1], whole)
+    sizes = pa.array([len(value or ()) for value in values], whole)
+    return (pa.LargeListViewArray if is_large else pa.ListViewArray).from_arrays(
+        starts, sizes, inner, type=kind, mask=nulls
+    )
+
+
+def _offsets(values: list[Any], whole: pa.DataType) -> pa.Array:
+    """Return where each list begins; null for a list that is."""
+    starts = _starts(values)
+    return pa.array(
+        [None if value is None else start for start, value in zip(starts, values, strict=False)]
+        + starts[-1:],
+        whole,
+    )
+
+
+def _starts(values: list[Any]) -> list[int]:
+    return list(accumulate((len(value or ()) for value in values), initial=0))
+
+
+def _bytes_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_large_string(kind):
+        return pa.large_binary()
+    return pa.binary_view() if pa.types.is_string_view(kind) else pa.binary()
+
+
+def _reader(kind: pa.DataType) -> Callable[[Any], Any]:
+    """Return what reads a value that is not null, as Arrow takes it for this type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _reader(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _reader(kind.value_type)
+    if pa.types.is_struct(kind):
+        return lambda value: _struct(value, kind)
+    if pa.types.is_map(kind):
+        return lambda value: _map(value, kind)
+    if _is_list(kind):
+        return lambda value: _list(value, kind)
+    return lambda value: _value(value, kind)
+
+
+def _nested(value: Any, field: pa.Field) -> Any:
+    if value is None:
+        if not field.nullable:
+            raise _UnfitError(f"{field.name!r} may not be null")
+        return None
+    return _reader(field.type)(value)
+
+
+def _check_fields(kind: pa.StructType) -> None:
+    names = [kind.field(i).name for i in range(kind.num_fields)]
+    if len(set(names)) < len(names):
+        raise _UnfitError("two of its fields have one name, which JSON has no form for")
+
+
+def _struct(value: Any, kind: pa.StructType) -> dict[str, Any]:
+    _check_fields(kind)
+    fields = {kind.field(i).name: kind.field(i) for i in range(kind.num_fields)}
+    if not isinstance(value, Mapping) or set(value) != set(fields):
+        raise _UnfitError(f"expected an object with {', '.join(fields) or 'no fields'}, got {shown(value)}")
+    return {name: _nested(value[name], field) for name, field in fields.items()}
+
+
+def _map(value: Any, kind: pa.MapType) -> list[tuple[Any, Any]]:
+    if not isinstance(value, list) or not all(isinstance(entry, list) and len(entry) == 2 for entry in value):
+        raise _UnfitError(f"expected an array of [key, value], got {shown(value)}")
+    return [(_nested(entry[0], kind.key_field), _nested(entry[1], kind.item_field)) for entry in value]
+
+
+def _list(value: Any, kind: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise _UnfitError(f"expected an array, got {shown(value)}")
+    return [_nested(item, kind.value_field) for item in value]
+
+
+def _value(value: Any, kind: pa.DataType) -> Any:
+    if pa.types.is_boolean(kind):
+        return _of(value, bool, "true or false")
+    if pa.types.is_integer(kind) or pa.types.is_duration(kind):
+        return _whole(value)
+    if pa.types.is_floating(kind):
+        return _float(value, kind)
+    if pa.types.is_decimal(kind):
+        return _decimal(value)
+    if _is_string(kind):
+        return _bytes(value) if isinstance(value, Mapping) else _of(value, str, "text")
+    if _is_binary(kind):
+        return _bytes(value)
+    if pa.types.is_timestamp(kind):
+        return _timestamp(value, kind)
+    if pa.types.is_date(kind):
+        return _date(value, kind)
+    if pa.types.is_time(kind):
+        return _time(value, kind.unit)
+    if kind == pa.month_day_nano_interval():
+        return _interval(value)
+    if pa.types.is_null(kind):
+        raise _UnfitError(f"expected null, got {shown(value)}")
+    raise _UnfitError("values of this type cannot be read from JSON")
+
+
+def _of(value: Any, kind: type, what: str) -> Any:
+    if not isinstance(value, kind):
+        raise _UnfitError(f"expected {what}, got {shown(value)}")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _UnfitError(f"expected a whole number, got {shown(value)}")
+    return value
+
+
+def _float(value: Any, kind: pa.DataType) -> float:
+    if isinstance(value, str) and value in _NO_NUMBERS:
+        return _NO_NUMBERS[value]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise _UnfitError(f"expected a number, got {shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if (isinstance(value, int) and number != value) or math.isinf(_stored(number, kind)):
+        raise _UnfitError(f"{shown(value)} is not a {kind}")
+    return number
+
+
+def _stored(number: float, kind: pa.DataType) -> float:
+    """Return a number as it is after it was stored."""
+    return float(pa.scalar(number, pa.float64()).cast(kind, safe=False).as_py())
+
+
+def _decimal(value: Any) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
+        raise _UnfitError(f'expected a decimal number as text, like "12.50", got {shown(value)}')
+    try:
+        number = Decimal(str(value))
+    except InvalidOperation:
+        number = Decimal("NaN")
+    if not number.is_finite():
+        raise _UnfitError(f'expected a decimal number as text, like "12.50", got {shown(value)}')
+    return number
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, Mapping) and set(value) == {_BASE64} and isinstance(value[_BASE64], str):
+        try:
+            return base64.b64decode(value[_BASE64], validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise _UnfitError(f"no Base64: {error}") from None
+    raise _UnfitError(f'expected bytes as {{"{_BASE64}": "…"}}, got {shown(value)}')
+
+
+def _timestamp(value: Any, kind: pa.TimestampType) -> int:
+    if not isinstance(value, str):
+        return _whole(value)
+    zoned = kind.tz is not None
+    example = "2026-01-31T12:00:00Z" if zoned else "2026-01-31T12:00:00"
+    match = _TIMESTAMP.fullmatch(value)
+    if match is None or (match["zone"] is not None) != zoned:
+        raise _UnfitError(f"expected a time like {example!r}, got {shown(value)}")
+    try:
+        at = datetime.fromisoformat(f"{match['date']}T{match['time']}{match['zone'] or ''}")
+        since = at.replace(tzinfo=None) - (at.utcoffset() or timedelta()) - _EPOCH
+    except (ValueError, OverflowError) as error:
+        raise _UnfitError(f"expected a time like {example!r}, got {shown(value)}: {error}") from None
+    return _in_units(since, match["fraction"], kind.unit, value)
+
+
+def _date(value: Any, kind: pa.DataType) -> int:
+    if not isinstance(value, str):
+        return _whole(value)
+    try:
+        days = (datetime.strptime(value, "%Y-%m-%d").replace(tzinfo=UTC) - _EPOCH.replace(tzinfo=UTC)).days
+    except ValueError:
+        raise _UnfitError(f"expected a date like '2026-01-31', got {shown(value)}") from None
+    return days if pa.types.is_date32(kind) else days * _DAY_S * 1_000
+
+
+def _time(value: Any, unit: str) -> int:
+    if not isinstance(value, str):
+        return _whole(value)
+    match = _TIME_OF_DAY.fullmatch(value)
+    try:
+        if match is None:
+            raise ValueError
+        at = datetime.fromisoformat(f"1970-01-01T{match['time']}")
+    except ValueError:
+        raise _UnfitError(f"expected a time of day like '12:00:00', got {shown(value)}") from None
+    return _in_units(at - _EPOCH, match["fraction"], unit, value)
+
+
+def _in_units(since: timedelta, fraction: str | None, unit: str, value: str) -> int:
+    per_second = _IN_A_SECOND[unit]
+    nanoseconds = int((fraction or "").ljust(9, "0"))
+    step = 10**9 // per_second
+    if nanoseconds % step:
+        raise _UnfitError(f"{shown(value)} is more exact than {unit}")
+    return (since.days * _DAY_S + since.seconds) * per_second + nanoseconds // step
+
+
+def _interval(value: Any) -> pa.MonthDayNano:
+    if not isinstance(value, list) or len(value) != 3:
+        raise _UnfitError(f"expected [months, days, nanoseconds], got {shown(value)}")
+    return pa.MonthDayNano([_whole(part) for part in value])
+
+
+# ---------------------------------------------------------------- types
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_fixed_size_binary(kind)
+        or pa.types.is_binary_view(kind)
+    )

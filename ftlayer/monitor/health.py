@@ -1,0 +1,306 @@
+"""How a job, a vertex, or all of them are: ok, look here, or broken, why, and where to go.
+
+Broken: work has stopped, or is about to. Look here: it goes on, and someone should know. Every finding says in a
+sentence what was seen; its place is where more is to be seen, and where the way out is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.monitor.views import VertexView
+from ftlayer.vertex.calls.jobs import (
+    AnnouncedJob,
+    CheckpointTotals,
+    Hour,
+    JobDetails,
+    JobKind,
+)
+
+LATELY_MS = 300_000
+"""What happened in this time counts as now."""
+
+SILENT_MS = 30_000
+RESTARTS = 3
+FULL_STORE = 0.9
+FILLING_STORE = 0.7
+FULL_INTAKE = 0.9
+STUCK_MS = 60_000
+INTERVALS = 3
+WATERMARK_LAG = "watermark_lag_seconds"
+"""The series of `Hour` that says how far a job's watermark is behind the clock."""
+
+_LEAST_LAG_S = 60.0
+
+
+class Health(StrEnum):
+    """How something is, from good to bad."""
+
+    OK = "ok"
+    LOOK = "look here"
+    BROKEN = "broken"
+
+    @property
+    def rank(self) -> int:
+        """0 for ok, and the worse the higher."""
+        return list(Health).index(self)
+
+
+class Page(StrEnum):
+    """What is to be looked at."""
+
+    JOB = "job"
+    CHECKPOINTS = "checkpoints"
+    DEAD = "dead"
+    RECORDS = "records"
+    VERTEX = "vertex"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to go: a page, and what it is about; "" is all."""
+
+    page: Page
+    vertex: str
+    owner: str = ""
+    stream: str = ""
+    operator: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong, in a sentence, and where to go."""
+
+    health: Health
+    text: str
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How something is, and why: the worst first."""
+
+    health: Health
+    findings: tuple[Finding, ...] = ()
+
+
+def together(judgements: Iterable[Judgement]) -> Judgement:
+    """Return how all of them are."""
+    return _judged(finding for judgement in judgements for finding in judgement.findings)
+
+
+def job_health(vertex: str, announced: AnnouncedJob, hour: Hour | None = None) -> Judgement:
+    """Judge a job by what its driver said last; with ``hour`` by its watermark too."""
+    job = announced.job
+    if announced.is_silent:
+        return _judged([_silent_driver(vertex, announced)])
+    if job.final:
+        return _judged(_ended(vertex, job))
+    return _judged(
+        [
+            *_restarts(vertex, announced),
+            *_circuits(Place(Page.JOB, vertex, job.owner), job.name, job.circuits),
+            *_stuck_functions(vertex, job),
+            *_checkpoints(vertex, job),
+            *_watermark(vertex, job, hour),
+        ]
+    )
+
+
+def vertex_health(view: VertexView) -> Judgement:
+    """Judge a vertex by its last answers; its jobs are judged by themselves."""
+    if not view.is_up:
+        return _judged(_silent_vertex(view))
+    circuits = (
+        finding
+        for owner, circuits in view.circuits.items()
+        for finding in _circuits(Place(Page.JOB, view.vertex, owner), owner, circuits)
+        if owner not in {announced.job.owner for announced in view.jobs}
+    )
+    return _judged([*_store(view), *_dead(view), *_intake(view), *circuits, *_index(view)])
+
+
+def _judged(findings: Iterable[Finding]) -> Judgement:
+    ordered = sorted(findings, key=lambda finding: -finding.health.rank)
+    return Judgement(ordered[0].health if ordered else Health.OK, tuple(ordered))
+
+
+# ---------------------------------------------------------------- jobs
+
+
+def _silent_driver(vertex: str, announced: AnnouncedJob) -> Finding:
+    job = announced.job
+    where = f" (process {job.pid} on {job.host})" if job.pid else ""
+    text = (
+        f"the driver of {job.name}{where} has not been heard for {spoken(announced.heard_ago_ms)}: "
+        f"if it is gone, start it again"
+    )
+    return Finding(Health.BROKEN, text, Place(Page.JOB, vertex, job.owner))
+
+
+def _ended(vertex: str, job: JobDetails) -> Iterator[Finding]:
+    if job.state == "failed":
+        why = f": {job.last_failure}" if job.last_failure else ""
+        yield Finding(Health.BROKEN, f"{job.name} has failed{why}", Place(Page.JOB, vertex, job.owner))
+
+
+def _restarts(vertex: str, announced: AnnouncedJob) -> Iterator[Finding]:
+    job = announced.job
+    since_ms = job.at_ms - LATELY_MS
+    times = [
+        incident
+        for incident in announced.incidents
+        if incident.kind == "restart" and incident.at_ms > since_ms
+    ]
+    if len(times) >= RESTARTS:
+        why = f": {job.last_failure}" if job.last_failure else ""
+        text = f"{job.name} was started again {len(times)} times in {spoken(LATELY_MS)}{why}"
+        yield Finding(Health.BROKEN, text, Place(Page.JOB, vertex, job.owner))
+
+
+def _circuits(place: Place, name: str, circuits: dict[str, CircuitStatus]) -> Iterator[Finding]:
+    for operator, status in sorted(circuits.items()):
+        if status.state is CircuitState.CLOSED:
+            continue
+        what = f"of {operator} in {name}" if operator else f"of {name}"
+        trial = f"; the next trial is in {spoken(status.next_trial_in_ms)}" if status.next_trial_in_ms else ""
+        text = (
+            f"the circuit {what} is {status.state}: {status.failed:,} of {status.records:,} records failed, so work "
+            f"pauses{trial}"
+        )
+        yield Finding(Health.LOOK, text, place)
+
+
+def _stuck_functions(vertex: str, job: JobDetails) -> Iterator[Finding]:
+    for slot in job.slots:
+        if slot.busy_ms >= STUCK_MS:
+            what = slot.function or slot.busy
+            text = f"{what} has not returned for {spoken(slot.busy_ms)} in slot {slot.slot} of {job.name}"
+            yield Finding(Health.LOOK, text, Place(Page.JOB, vertex, job.owner, operator=slot.busy))
+
+
+def _checkpoints(vertex: str, job: JobDetails) -> Iterator[Finding]:
+    totals = job.checkpoint_totals
+    if totals is None:
+        return
+    place = Place(Page.CHECKPOINTS, vertex, job.owner)
+    if totals.failures_in_a_row and 0 <= totals.tolerable_failures <= totals.failures_in_a_row:
+        text = (
+            f"{_checkpoints_in_a_row(totals)} of {job.name} failed, and {totals.tolerable_failures} may: with the next "
+            f"one the job starts again"
+        )
+        yield Finding(Health.BROKEN, text, place)
+    since_ms = totals.last_completed_ms or job.since_ms
+    if totals.interval_ms and job.at_ms - since_ms > INTERVALS * totals.interval_ms:
+        text = (
+            f"{job.name} has completed no checkpoint for {spoken(job.at_ms - since_ms)}; one is due every "
+            f"{spoken(totals.interval_ms)}"
+        )
+        yield Finding(Health.LOOK, text, place)
+
+
+def _checkpoints_in_a_row(totals: CheckpointTotals) -> str:
+    count = totals.failures_in_a_row
+    return "the last checkpoint" if count == 1 else f"the last {count} checkpoints"
+
+
+def _watermark(vertex: str, job: JobDetails, hour: Hour | None) -> Iterator[Finding]:
+    if hour is None or job.kind is not JobKind.TOPOLOGY:
+        return
+    points = LATELY_MS // hour.step_ms
+    lags = [lag for lag in hour.series.get(WATERMARK_LAG, ())[-points:] if not math.isnan(lag)]
+    if len(lags) < points or lags[-1] < _LEAST_LAG_S:
+        return
+    if all(later >= earlier for earlier, later in pairwise(lags)) and lags[-1] > lags[0]:
+        text = (
+            f"the watermark of {job.name} falls behind: {spoken(round(lags[-1] * 1_000))} now, "
+            f"{spoken(round(lags[0] * 1_000))} {spoken(LATELY_MS)} ago"
+        )
+        yield Finding(Health.LOOK, text, Place(Page.JOB, vertex, job.owner))
+
+
+# ---------------------------------------------------------------- vertices
+
+
+def _silent_vertex(view: VertexView) -> Iterator[Finding]:
+    place = Place(Page.VERTEX, view.vertex)
+    if not view.as_of_ms:
+        yield Finding(Health.BROKEN, f"vertex {view.vertex} gives no answer: {view.failure}", place)
+        return
+    ago_ms = view.asked_ms - view.as_of_ms
+    health = Health.BROKEN if ago_ms >= SILENT_MS else Health.LOOK
+    yield Finding(health, f"vertex {view.vertex} was heard {spoken(ago_ms)} ago: {view.failure}", place)
+
+
+def _store(view: VertexView) -> Iterator[Finding]:
+    used = view.stats.get("used_share", 0.0)
+    place = Place(Page.VERTEX, view.vertex)
+    if used >= FULL_STORE:
+        text = (
+            f"the store of {view.vertex} is {used:.0%} full, and takes nothing new: purge dead letters, or start it "
+            "with a larger store"
+        )
+        yield Finding(Health.BROKEN, text, place)
+    elif used >= FILLING_STORE:
+        text = f"the store of {view.vertex} is {used:.0%} full; from {FULL_STORE:.0%} on it takes nothing new"
+        yield Finding(Health.LOOK, text, place)
+
+
+def _dead(view: VertexView) -> Iterator[Finding]:
+    """Tell of dead letters that came lately: by what was seen come, or else by when the groups were seen last."""
+    late = [group for group in view.groups if group.last_seen_ms > view.as_of_ms - LATELY_MS]
+    if not late and not view.died_lately:
+        return
+    operators = sorted({group.operator for group in late if group.operator})
+    operator = operators[0] if len(operators) == 1 else ""
+    streams = {group.stream for group in late}
+    count = f"{view.died_lately:,} dead letters" if view.died_lately else "dead letters"
+    whose = f", all of {operator}" if operator else f", of {_list(operators)}" if operators else ""
+    text = f"{count} in the last {spoken(LATELY_MS)}{whose}"
+    stream = next(iter(streams)) if len(streams) == 1 else ""
+    yield Finding(Health.LOOK, text, Place(Page.DEAD, view.vertex, stream=stream, operator=operator))
+
+
+def _intake(view: VertexView) -> Iterator[Finding]:
+    for stream in view.streams:
+        if stream.max_pending and stream.pending >= FULL_INTAKE * stream.max_pending:
+            text = (
+                f"{stream.title or stream.owner}/{stream.source} has {stream.pending:,} records pending of "
+                f"{stream.max_pending:,} that may be: its source has to wait"
+            )
+            place = Place(Page.RECORDS, view.vertex, stream.owner, stream.stream)
+            yield Finding(Health.LOOK, text, place)
+
+
+def _index(view: VertexView) -> Iterator[Finding]:
+    if view.indexed < 1:
+        text = f"the dead letters of {view.vertex} are being counted anew: {view.indexed:.0%} are"
+        yield Finding(Health.LOOK, text, Place(Page.DEAD, view.vertex))
+
+
+# ---------------------------------------------------------------- words
+
+
+def spoken(milliseconds: int) -> str:
+    """Return a duration as people say it: ``12 s``, ``5 min``, ``3 h 20 min``, ``2 days``."""
+    seconds = max(milliseconds, 0) // 1_000
+    if 0 < milliseconds < 1_000:
+        return f"{milliseconds} ms"
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes = seconds // 60
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} days"
+
+
+def _list(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

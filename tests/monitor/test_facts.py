@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+
+from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.monitor import facts
+from ftlayer.monitor.masking import masked_failure, masked_reason, masked_traceback
+from ftlayer.monitor.names import JobNames
+from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.calls.jobs import (
+    AuditEntry,
+    BatchDetails,
+    CheckpointDetails,
+    CheckpointTotals,
+    EdgeDetails,
+    HistogramDetails,
+    Hour,
+    Incident,
+    JobOrder,
+    JobPlan,
+    OrderAction,
+    OrderAnswer,
+    OrderRecord,
+    OrderState,
+    PlanEdge,
+    PlanNode,
+    SlotDetails,
+    SubtaskCheckpointDetails,
+    SubtaskDetails,
+)
+
+SECRET = "4711-secret"
+WORDS = f"ValueError: no number: '{SECRET}'"
+TRACEBACK = f"""Traceback (most recent call last):
+  File "job.py", line 3, in parse
+    return float(text)  # {SECRET}
+{WORDS}
+  {SECRET}
+"""
+
+
+def a_full_job(made: Any) -> Any:
+    part = SubtaskCheckpointDetails("parse", 0, 5, 6, 7.5, 8.5, 100, 200, 300, False)
+    other = SubtaskCheckpointDetails("parse", 1, 50, 6, 1.0, 80.0, 10, 20, 30, True)
+    order = JobOrder("id-1", "orders", "run-1", OrderAction.SAVEPOINT, "me", made.now_ms, "/sp")
+    return made.job(
+        plan=JobPlan(
+            (PlanNode("lines", ("lines",), 1), PlanNode("parse", ("parse", "trim"), 2)),
+            (PlanEdge("lines", "parse"),),
+        ),
+        line=f"running, {WORDS}",
+        last_failure=WORDS,
+        slots=(SlotDetails(0, "running", "w1", 7, 20, failure=f"lost: {WORDS}"),),
+        subtasks=(
+            SubtaskDetails("parse", 0, 10, 9, 1.5, 1.0, 0.5, 0.1, made.now_ms - 5_000),
+            SubtaskDetails("parse", 1, 20, 19, 2.5, 2.0, 0.75, 0.2, made.now_ms - 9_000, 3),
+        ),
+        edges=(EdgeDetails("lines", "parse", 0, 100, 2), EdgeDetails("lines", "parse", 1, 50, 1)),
+        histograms={"register_seconds|lines": HistogramDetails((0.1, 1.0), (1, 2, 3), 4.5)},
+        incidents=(Incident(made.now_ms, "loss", f"slot 0 was lost: {WORDS}", 0),),
+        checkpoint_totals=CheckpointTotals(3, 0, 2, 1, 0, 0, -1, 10_000, "s3://bucket/checkpoints"),
+        checkpoints=(
+            CheckpointDetails(
+                3, "checkpoint", "completed", False, made.now_ms, made.now_ms, 90, 2, (part, other)
+            ),
+        ),
+        circuits={"parse": CircuitStatus(CircuitState.OPEN, 1, 9, 8, 500)},
+        batches=(BatchDetails(4, made.now_ms, 100, 98, 2, 0, 1_500.0, {"run": 1_000.0}),),
+        orders=(OrderRecord(order, OrderAnswer("id-1", OrderState.FAILED, WORDS, made.now_ms)),),
+    )
+
+
+def a_record(made: Any) -> RecordInfo:
+    return RecordInfo(
+        key=b"\x00\x01",
+        stream="orders/lines",
+        state="dead",
+        root=0xAB,
+        origin=1 << 63,
+        attempt=2,
+        not_before_ms=0,
+        reason=WORDS,
+        operator="parse",
+        traceback=TRACEBACK,
+        history=((made.now_ms - 1_000, WORDS, "parse"), (made.now_ms, WORDS, "parse")),
+        payload=pa.record_batch(
+            {"price": [SECRET], "tags": [[SECRET]], "none": pa.nulls(1, pa.string()), "n": [4711]}
+        ),
+    )
+
+
+def everything(made: Any, *, mask: bool) -> Any:
+    view = made.view(
+        jobs=(a_full_job(made), made.job("failed", state="failed", final=True, last_failure=WORDS)),
+        streams=(made.stream(oldest_ms=made.now_ms - 41_200),),
+        groups=(made.group(example=WORDS, kind=f"ValueError: no number: {SECRET}"),),
+        stats={"used_share": 0.25, "dead_letters": 12.0, "pending": 3.0},
+    )
+    names = JobNames([view])
+    found = {
+        "overview": facts.overview_facts([view], names, mask=mask),
+        "job": facts.job_facts("local", view.jobs[0], names, mask=mask),
+        "record": facts.record_facts("local", a_record(made), names, mask=mask),
+        "group": facts.group_facts("local", view.groups[0], names, mask=mask),
+        "stream": facts.stream_facts("local", view.streams[0], names, made.now_ms),
+        "audit": facts.audit_facts(AuditEntry(made.now_ms, "me", "requeue", "orders", 3, "done")),
+        "hour": facts.hour_facts(Hour(10_000, made.now_ms, {"in": (1.0, float("nan"), 2.5)})),
+    }
+    return json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_facts_are_plain_and_in_seconds(made: Any) -> None:
+    shown = everything(made, mask=False)
+    overview, job, record = shown["overview"], shown["job"], shown["record"]
+    assert overview["health"] == "broken"
+    assert overview["reasons"][0]["text"] == f"failed has failed: {WORDS}"
+    (vertex,) = overview["vertices"]
+    assert (vertex["pending"], vertex["dead"], vertex["oldest_seconds"]) == (3, 12, 41.2)
+    assert vertex["as_of"] == "2027-01-15T08:00:00.000Z"
+    assert [each["job"] for each in overview["jobs"]] == ["local:orders", "local:failed"]
+    lines, parse = job["operators"]
+    assert (lines["uid"], lines["parallelism"]) == ("lines", 0)
+    assert (parse["records_in"], parse["in_per_second"], parse["busy_ratio"]) == (30, 4.0, 0.75)
+    assert (parse["watermark_lag_seconds"], parse["late"]) == (9.0, 3)
+    assert job["edges"] == [{"source": "lines", "target": "parse", "queued_bytes": 150, "queued_rows": 3}]
+    checkpoint = job["checkpoints"]["items"][0]
+    assert (checkpoint["start_delay_seconds"], checkpoint["written_bytes"]) == (0.05, 110)
+    assert (checkpoint["unaligned"], checkpoint["operators"][0]["async_seconds"]) == (True, 0.08)
+    assert job["checkpoints"]["tolerable_failures"] is None
+    assert job["batches"][0]["phases_seconds"] == {"run": 1.0}
+    assert record["origin"] == "8000000000000000"
+    assert record["record"] == {"price": SECRET, "tags": [SECRET], "none": None, "n": 4711}
+    assert record["types"]["tags"] == "list<item: string>"
+    assert [each["traceback"] for each in record["attempts"]] == ["", TRACEBACK]
+    assert shown["hour"]["series"] == {"in": [1, None, 2.5]}
+
+
+def test_nothing_that_a_record_says_is_in_masked_facts(made: Any) -> None:
+    shown = everything(made, mask=True)
+    assert SECRET in json.dumps(everything(made, mask=False))
+    assert SECRET not in json.dumps(shown)
+    assert "4711" not in json.dumps(shown["record"])
+    assert shown["record"]["record"] == {
+        "price": "string, 11 characters",
+        "tags": "list<item: string>, 1 items",
+        "none": None,
+        "n": "int64",
+    }
+    assert shown["record"]["reason"] == "ValueError: …"
+    assert "job.py" in shown["record"]["attempts"][-1]["traceback"]
+
+
+def test_what_is_left_of_words_that_may_quote_a_record() -> None:
+    assert masked_reason("my.pack.BadRowError: 17") == "my.pack.BadRowError: …"
+    assert masked_reason("row 17 is bad") == "…"
+    assert masked_reason("John Smith raised ValueError: x") == "…"
+    assert masked_reason("") == ""
+    assert masked_failure("slot 2: heartbeats stopped") == "slot 2: heartbeats stopped"
+    assert masked_failure("slot 2: KeyError('x')") == "slot 2: KeyError: …"
+    assert masked_traceback(TRACEBACK).splitlines() == TRACEBACK.splitlines()[:2]
+
+
+def test_a_vertex_that_never_answered_and_a_board_without_records_have_no_figures(made: Any) -> None:
+    for view in (made.view(is_up=False, as_of_ms=0, failure="refused"), made.view(has_records=False)):
+        shown = facts.vertex_facts(view)
+        assert shown["pending"] is shown["dead"] is shown["store_used_ratio"] is None
+
+
+def test_any_watermark_is_shown(made: Any) -> None:
+    for mark, shown in ((0, "1970-01-01T00:00:00.000Z"), (-(1 << 63), f"{-(1 << 63)} ms")):
+        job = made.job(subtasks=(SubtaskDetails("parse", 0, watermark_ms=mark),)).job
+        assert facts.operator_facts(job)[0]["watermark"] == shown

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ftlayer.circuit import CircuitState, CircuitStatus
+from ftlayer.monitor.health import Health, Page, Place, job_health, spoken, together, vertex_health
+from ftlayer.vertex.calls.jobs import CheckpointTotals, Hour, Incident, SlotDetails
+
+OPEN = CircuitStatus(CircuitState.OPEN, 1, 100, 40, 5_000)
+
+
+def totals(**fields: int) -> CheckpointTotals:
+    given = dict.fromkeys(
+        ("triggered", "in_progress", "completed", "failed", "restored", "failures_in_a_row"), 0
+    )
+    return CheckpointTotals(**given | {"tolerable_failures": -1, "interval_ms": 0} | fields)  # type: ignore[arg-type]
+
+
+def test_a_job_that_runs_and_one_that_has_ended_are_ok(made: Any) -> None:
+    for job in (made.job(), made.job(state="ended", final=True), made.job(state="cancelled", final=True)):
+        assert job_health("local", job).health is Health.OK
+
+
+def test_a_job_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
+    now = made.now_ms
+    restarts = tuple(Incident(now - ago, "restart", "slot 1 was lost") for ago in (1_000, 60_000, 299_000))
+    cases: list[tuple[Any, Health, str, Page]] = [
+        (
+            made.job(is_silent=True, heard_ago_ms=42_000, host="w1", pid=7),
+            Health.BROKEN,
+            "the driver of orders (process 7 on w1) has not been heard for 42 s: if it is gone, start it again",
+            Page.JOB,
+        ),
+        (
+            made.job(state="failed", final=True, last_failure="slot 1 was lost"),
+            Health.BROKEN,
+            "orders has failed: slot 1 was lost",
+            Page.JOB,
+        ),
+        (made.job(incidents=restarts), Health.BROKEN, "orders was started again 3 times in 5 min", Page.JOB),
+        (
+            made.job(checkpoint_totals=totals(failures_in_a_row=2, tolerable_failures=2)),
+            Health.BROKEN,
+            "the last 2 checkpoints of orders failed, and 2 may: with the next one the job starts again",
+            Page.CHECKPOINTS,
+        ),
+        (
+            made.job(checkpoint_totals=totals(interval_ms=10_000, last_completed_ms=now - 30_001)),
+            Health.LOOK,
+            "orders has completed no checkpoint for 30 s; one is due every 10 s",
+            Page.CHECKPOINTS,
+        ),
+        (
+            made.job(circuits={"parse": OPEN}),
+            Health.LOOK,
+            "the circuit of parse in orders is open: 40 of 100 records failed, so work pauses; "
+            "the next trial is in 5 s",
+            Page.JOB,
+        ),
+        (
+            made.job(
+                slots=(SlotDetails(2, "running", busy="parse", busy_ms=61_000, function="parse (job.py:3)"),)
+            ),
+            Health.LOOK,
+            "parse (job.py:3) has not returned for 61 s in slot 2 of orders",
+            Page.JOB,
+        ),
+    ]
+    for job, health, text, page in cases:
+        judged = job_health("local", job)
+        assert (judged.health, [finding.text for finding in judged.findings]) == (health, [text])
+        place = judged.findings[0].place
+        assert (place.page, place.vertex, place.owner) == (page, "local", "orders")
+
+
+def test_what_is_near_a_bound_is_ok(made: Any) -> None:
+    now = made.now_ms
+    restarts = tuple(Incident(now - ago, "restart", "") for ago in (1_000, 60_000, 300_000))
+    for job in (
+        made.job(incidents=restarts),
+        made.job(incidents=tuple(Incident(now, "loss", "") for _ in range(9))),
+        made.job(checkpoint_totals=totals(failures_in_a_row=9)),
+        made.job(checkpoint_totals=totals(tolerable_failures=0)),
+        made.job(checkpoint_totals=totals(interval_ms=10_000, last_completed_ms=now - 30_000)),
+        made.job(circuits={"parse": CircuitStatus()}),
+        made.job(slots=(SlotDetails(2, "running", busy_ms=59_999),)),
+    ):
+        assert job_health("local", job).findings == ()
+
+
+def test_a_watermark_that_falls_behind_for_five_minutes(made: Any) -> None:
+    def judged(*lags: float) -> list[str]:
+        hour = Hour(60_000, made.now_ms, {"watermark_lag_seconds": lags})
+        return [finding.text for finding in job_health("local", made.job(), hour).findings]
+
+    said = ["the watermark of orders falls behind: 5 min now, 60 s 5 min ago"]
+    assert judged(0, 60, 61, 100, 200, 300) == said
+    assert judged(60, 61, 100, 99, 300) == []
+    assert judged(300, 300, 300, 300, 300) == []
+    assert judged(61, 100, 300) == []
+    assert judged(math.nan, 60, 61, 100, 300) == []
+    assert judged(1, 2, 3, 4, 5) == []
+
+
+def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
+    now = made.now_ms
+    cases: list[tuple[Any, Health, str, Place]] = [
+        (
+            made.view(is_up=False, as_of_ms=0, failure="connection refused"),
+            Health.BROKEN,
+            "vertex local gives no answer: connection refused",
+            Place(Page.VERTEX, "local"),
+        ),
+        (
+            made.view(is_up=False, as_of_ms=now - 30_000, failure="gone"),
+            Health.BROKEN,
+            "vertex local was heard 30 s ago: gone",
+            Place(Page.VERTEX, "local"),
+        ),
+        (
+            made.view(is_up=False, as_of_ms=now - 29_000, failure="gone"),
+            Health.LOOK,
+            "vertex local was heard 29 s ago: gone",
+            Place(Page.VERTEX, "local"),
+        ),
+        (
+            made.view(stats={"used_share": 0.9}),
+            Health.BROKEN,
+            "the store of local is 90% full, and takes nothing new: purge dead letters, or start it with a "
+            "larger store",
+            Place(Page.VERTEX, "local"),
+        ),
+        (
+            made.view(stats={"used_share": 0.7}),
+            Health.LOOK,
+            "the store of local is 70% full; from 90% on it takes nothing new",
+            Place(Page.VERTEX, "local"),
+        ),
+        (
+            made.view(groups=(made.group(),), died_lately=12),
+            Health.LOOK,
+            "12 dead letters in the last 5 min, all of parse",
+            Place(Page.DEAD, "local", stream="orders/lines", operator="parse"),
+        ),
+        (
+            made.view(groups=(made.group(), made.group("clean/in", "trim"))),
+            Health.LOOK,
+            "dead letters in the last 5 min, of parse and trim",
+            Place(Page.DEAD, "local"),
+        ),
+        (
+            made.view(streams=(made.stream(pending=90, max_pending=100),)),
+            Health.LOOK,
+            "orders/lines has 90 records pending of 100 that may be: its source has to wait",
+            Place(Page.RECORDS, "local", "orders", "orders/lines"),
+        ),
+        (
+            made.view(circuits={"clean": {"": OPEN}}),
+            Health.LOOK,
+            "the circuit of clean is open: 40 of 100 records failed, so work pauses; the next trial is in 5 s",
+            Place(Page.JOB, "local", "clean"),
+        ),
+        (
+            made.view(indexed=0.34),
+            Health.LOOK,
+            "the dead letters of local are being counted anew: 34% are",
+            Place(Page.DEAD, "local"),
+        ),
+    ]
+    for view, health, text, place in cases:
+        (finding,) = vertex_health(view).findings
+        assert (finding.health, finding.text, finding.place) == (health, text, place)
+    old = made.group(last_seen_ms=now - 300_000)
+    assert vertex_health(made.view(groups=(old,))).health is Health.OK
+
+
+def test_all_of_it_is_as_its_worst_part_which_is_said_first(made: Any) -> None:
+    look = vertex_health(made.view(indexed=0.5))
+    broken = job_health("local", made.job(state="failed", final=True))
+    judged = together([look, broken, job_health("local", made.job())])
+    assert judged.health is Health.BROKEN
+    assert [finding.health for finding in judged.findings] == [Health.BROKEN, Health.LOOK]
+    assert together([]).health is Health.OK
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        *((0, "0 s"), (1, "1 ms"), (999, "999 ms"), (1_000, "1 s"), (119_999, "119 s"), (120_000, "2 min")),
+        *((7_200_000, "2 h"), (12_000_000, "3 h 20 min"), (172_800_000, "2 days"), (-5, "0 s")),
+    ],
+)
+def test_durations_as_people_say_them(milliseconds: int, text: str) -> None:
+    assert spoken(milliseconds) == text
