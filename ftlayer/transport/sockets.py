@@ -22,6 +22,8 @@ from ftlayer.transport.address import Address, is_socket_path
 FALLBACK = "/tmp"
 """Where they are made if the temporary directory has too long a path."""
 
+ON_LOOPBACK = "listening on loopback, where every user of this machine can connect"
+
 _PREFIX = "ftlayer-sockets-"
 # Room for the longest name of a socket in it, a slot's.
 _LONGEST_NAME = "n" * 24
@@ -46,8 +48,11 @@ class SocketDirectory:
         self._removal = weakref.finalize(self, _remove, path, lock, os.getpid())
 
     @classmethod
-    def make(cls) -> SocketDirectory | None:
-        """Make one; None, with a warning in the log, where no temporary directory can have sockets."""
+    def make(cls, without: str = ON_LOOPBACK) -> SocketDirectory | None:
+        """Make one; None, with a warning in the log, where no temporary directory can have sockets.
+
+        ``without`` says there what that leads to.
+        """
         reasons = []
         for parent in dict.fromkeys([tempfile.gettempdir(), FALLBACK]):
             try:
@@ -56,9 +61,9 @@ class SocketDirectory:
             except OSError as error:
                 reasons.append(f"{parent}: {error.strerror or error}")
         logger.warning(
-            "no Unix socket can be made (%s): listening on loopback, where every user of this machine can connect; set "
-            "TMPDIR to a short path on a local disk",
+            "no Unix socket can be made (%s): %s; set TMPDIR to a short path on a local disk",
             "; ".join(reasons),
+            without,
         )
         return None
 

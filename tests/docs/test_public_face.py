@@ -12,7 +12,12 @@ from unittest.mock import Mock
 import pytest
 from pyspark.sql.types import StructType
 
-from ftlayer.checkpoint.coordinator.statistics import ChainCheckpointStats, CheckpointCounts, CheckpointStats
+from ftlayer.checkpoint.coordinator.statistics import (
+    ChainCheckpointStats,
+    CheckpointCounts,
+    CheckpointStats,
+    SubtaskCheckpointStats,
+)
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.circuit import CircuitStatus
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
@@ -39,6 +44,7 @@ from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.topology.streams.keyed_stream import ConnectedStreams
 from ftlayer.topology.streams.windowed_stream import session
 from ftlayer.vertex.calls import QueryStatus, StreamOptions, StreamStatus
+from ftlayer.vertex.calls.jobs import EdgeDetails, Incident, SubtaskDetails
 
 WAIT_S = 600
 
@@ -123,6 +129,8 @@ VALUES: dict[type, str] = {
     CircuitStatus: "CircuitStatus",
     CurrentRecord: "The record that a function works on",
     DeadLetter: "DeadLetter",
+    EdgeDetails: "EdgeDetails",
+    Incident: "Incident",
     IsolationStatus: "IsolationStatus",
     JobResult: "JobResult",
     JobStatus: "JobStatus",
@@ -131,6 +139,8 @@ VALUES: dict[type, str] = {
     SlotStatus: "SlotStatus",
     StreamOptions: "StreamOptions",
     StreamStatus: "StreamStatus",
+    SubtaskCheckpointStats: "SubtaskCheckpointStats",
+    SubtaskDetails: "SubtaskDetails",
     TopologyOptions: "Topology options",
     VertexOptions: "Vertex options",
 }

@@ -48,6 +48,25 @@ class ChainCheckpointStats:
     in_flight_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class SubtaskCheckpointStats:
+    """One subtask's part of a checkpoint; the words are those of `ChainCheckpointStats`.
+
+    ``unaligned``: it was taken ahead of records, which are in it.
+    """
+
+    uid: str
+    subtask: int
+    written_bytes: int
+    state_bytes: int
+    start_delay_ms: int
+    alignment_ms: int
+    sync_ms: float
+    async_ms: float
+    in_flight_bytes: int
+    unaligned: bool
+
+
 @dataclass(frozen=True)
 class CheckpointStats:
     """One checkpoint or savepoint.
@@ -65,6 +84,7 @@ class CheckpointStats:
         start_delay_ms, alignment_ms, sync_ms, async_ms: longest of all subtasks.
         unaligned: whether any task took it unaligned.
         chains: by chain, in the order of their uids.
+        parts: by subtask, as far as they are there, in the same order.
         location: where a completed one lies; "" in the driver's memory.
         failure: why it failed, else "".
     """
@@ -89,6 +109,7 @@ class CheckpointStats:
     chains: tuple[ChainCheckpointStats, ...]
     location: str = ""
     failure: str = ""
+    parts: tuple[SubtaskCheckpointStats, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,9 +170,10 @@ def stats_of(
     failure: str = "",
 ) -> CheckpointStats:
     """Return what is known of one. ``now_ms``: wall clock."""
-    by_chain: dict[str, list[SubtaskSnapshot]] = {}
-    for _, part in sorted(pending.parts.items()):
-        by_chain.setdefault(part.uid, []).append(part)
+    by_chain: dict[str, list[SubtaskCheckpointStats]] = {}
+    for _, snapshot in sorted(pending.parts.items()):
+        by_chain.setdefault(snapshot.uid, []).append(_part(snapshot))
+    parts = tuple(part for chain in by_chain.values() for part in chain)
     chains = tuple(_chain(uid, parts) for uid, parts in by_chain.items())
     started = pending.barrier.started_ms
     end = now_ms if ended_ms is None else ended_ms
@@ -172,23 +194,39 @@ def stats_of(
         alignment_ms=max((chain.alignment_ms for chain in chains), default=0),
         sync_ms=max((chain.sync_ms for chain in chains), default=0.0),
         async_ms=max((chain.async_ms for chain in chains), default=0.0),
-        unaligned=any(part.times.unaligned for part in pending.parts.values()),
+        unaligned=any(part.unaligned for part in parts),
         chains=chains,
         location=location,
         failure=failure,
+        parts=parts,
     )
 
 
-def _chain(uid: str, parts: Sequence[SubtaskSnapshot]) -> ChainCheckpointStats:
-    times = [part.times for part in parts]
+def _part(snapshot: SubtaskSnapshot) -> SubtaskCheckpointStats:
+    times = snapshot.times
+    return SubtaskCheckpointStats(
+        uid=snapshot.uid,
+        subtask=snapshot.subtask,
+        written_bytes=snapshot.written_bytes,
+        state_bytes=snapshot.state_bytes,
+        start_delay_ms=times.start_delay_ms,
+        alignment_ms=times.alignment_ms,
+        sync_ms=times.sync_ms,
+        async_ms=times.async_ms,
+        in_flight_bytes=times.in_flight_bytes,
+        unaligned=times.unaligned,
+    )
+
+
+def _chain(uid: str, parts: Sequence[SubtaskCheckpointStats]) -> ChainCheckpointStats:
     return ChainCheckpointStats(
         uid=uid,
         acked=len(parts),
         written_bytes=sum(part.written_bytes for part in parts),
         state_bytes=sum(part.state_bytes for part in parts),
-        start_delay_ms=max(each.start_delay_ms for each in times),
-        alignment_ms=max(each.alignment_ms for each in times),
-        sync_ms=max(each.sync_ms for each in times),
-        async_ms=max(each.async_ms for each in times),
-        in_flight_bytes=sum(each.in_flight_bytes for each in times),
+        start_delay_ms=max(each.start_delay_ms for each in parts),
+        alignment_ms=max(each.alignment_ms for each in parts),
+        sync_ms=max(each.sync_ms for each in parts),
+        async_ms=max(each.async_ms for each in parts),
+        in_flight_bytes=sum(each.in_flight_bytes for each in parts),
     )

@@ -38,6 +38,7 @@ from ftlayer.runtime.driver.events import (
     TasksCounted,
     Tick,
 )
+from ftlayer.runtime.driver.incidents import Incidents
 from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.mode import (
     FailureNoted,
@@ -79,6 +80,7 @@ class JobCore(Generic[Own]):
     Attributes:
         slots: what is known of each.
         last_failure: as a text, "" for none yet.
+        incidents: what has happened.
     """
 
     def __init__(self, crew: Crew, options: TopologyOptions, mode: JobMode[Own]) -> None:
@@ -88,6 +90,7 @@ class JobCore(Generic[Own]):
         self._mode = mode
         self.slots = crew.slots
         self.last_failure = ""
+        self.incidents = Incidents()
         self._counting_since_ms: int | None = None
         self._end: Stopping | None = None
         self._started_ms = self._last_ms = self._asked_session_ms = 0
@@ -147,7 +150,9 @@ class JobCore(Generic[Own]):
         if self._end is not None and self._end.over:
             return []
         self._mind_the_gap(now_ms)
-        return [*self._happened(event, now_ms), *self._advance(now_ms)]
+        instructions = [*self._happened(event, now_ms), *self._advance(now_ms)]
+        self.incidents.look(self.state, self.slots, self.last_failure, now_ms)
+        return instructions
 
     def _happened(self, event: Event, now_ms: int) -> Sequence[JobInstruction | Own]:
         match event:
@@ -204,7 +209,7 @@ class JobCore(Generic[Own]):
             case StopJob(verdict, reason):
                 return self._stop(verdict, reason, now_ms)
             case FailureNoted(reason):
-                self.last_failure = reason
+                self._note(reason, now_ms)
             case LossesForgiven():
                 self._upkeep.forgive()
             case _:
@@ -231,7 +236,7 @@ class JobCore(Generic[Own]):
             case TasksStarted():
                 slot.started = slot.deployed
             case SourceFailed():
-                self.last_failure = f"slot {slot.number}: {message.reason}"
+                self._note(f"slot {slot.number}: {message.reason}", now_ms, slot.number)
             case Heartbeat():
                 slot.heartbeat = message
                 return self._heard(slot, message, now_ms)
@@ -248,7 +253,8 @@ class JobCore(Generic[Own]):
         """An instance that has not said Hello may say why it cannot; others are not listened to."""
         if not isinstance(message, SlotFailed) or slot.hello is not None or self._stopping():
             return []
-        slot.failure = self.last_failure = f"slot {slot.number}: {reason_of(message)}"
+        slot.failure = f"slot {slot.number}: {reason_of(message)}"
+        self._note(slot.failure, now_ms, slot.number)
         return self._fail(error_for_code(message.code)(message.reason), now_ms) if message.code else []
 
     def _hello(self, slot: SlotRecord, hello: Hello, now_ms: int) -> Sequence[JobInstruction | Own]:
@@ -274,7 +280,8 @@ class JobCore(Generic[Own]):
             return []
         error = self._upkeep.ended(slot, event)
         if event.error is not None and slot.hello is None:
-            self.last_failure = slot.loss = slot.failure
+            slot.loss = slot.failure
+            self._note(slot.failure, now_ms, slot.number)
         return [] if error is None else self._fail(error, now_ms)
 
     # ------------------------------------------------------------ losses
@@ -296,13 +303,18 @@ class JobCore(Generic[Own]):
         self._crew.drop(slot, now_ms)
         if self._stopping():
             return []
-        slot.failure = self.last_failure = with_spark_error(f"slot {slot.number}: {reason}", slot.spark_error)
+        slot.failure = with_spark_error(f"slot {slot.number}: {reason}", slot.spark_error)
+        self._note(slot.failure, now_ms, slot.number)
         if not was_deployed:
             self._mode.lost_before()
             return []
         slot.loss, slot.loss_in = slot.failure, operator or busy
         slot.was_lost = True
         return self._carried_out(self._mode.lost(slot, now_ms, alone=alone), now_ms)
+
+    def _note(self, failure: str, now_ms: int, slot: int = -1) -> None:
+        self.last_failure = failure
+        self.incidents.loss(failure, now_ms, slot)
 
     # ------------------------------------------------------------ going on
 

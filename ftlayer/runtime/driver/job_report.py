@@ -8,7 +8,7 @@ from typing import Any
 
 from ftlayer.runtime.driver.driver_mode import DriverMode
 from ftlayer.runtime.driver.job_core import JobCore
-from ftlayer.runtime.driver.job_status import JobStatus, chain_status, slot_status
+from ftlayer.runtime.driver.job_status import JobStatus, chain_status, edges_of, slot_status, subtasks_of
 from ftlayer.runtime.driver.meter import Meter
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import StreamStatus
@@ -37,6 +37,7 @@ class JobReport:
         if self._before is not None:
             self._meter.update_vertex(self._before, now_ms())
         self.started_ms, self._ended_ms = now_ms(), 0
+        self._to_wall_ms = time.time_ns() // 1_000_000 - self.started_ms
 
     def update(self, instance: str, counters: dict[str, int], now_ms: int) -> None:
         """Take what an instance has counted so far."""
@@ -79,6 +80,9 @@ class JobReport:
                 isolation=core.isolation,
                 last_failure=core.last_failure,
                 checkpoints=self._mode.checkpoint_counts,
+                subtasks=() if self._is_over else tuple(subtasks_of(core.slots)),
+                edges=() if self._is_over else tuple(edges_of(core.slots, self._graph)),
+                incidents=core.incidents.at(self._to_wall_ms),
             )
 
     def _vertex_status(self) -> StreamStatus | None:

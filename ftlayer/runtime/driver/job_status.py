@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.coordinator.statistics import CheckpointCounts
@@ -10,7 +12,9 @@ from ftlayer.notebook import html_table
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.meter import DONE, IN
 from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import StreamStatus
+from ftlayer.vertex.calls.jobs import EdgeDetails, Incident, SubtaskDetails
 
 OUT = "records_out"
 
@@ -84,6 +88,10 @@ class JobStatus:
             goes back to a checkpoint together. The loss behind which the restart strategy gives up is none. So it is
             at most what a `FixedDelay` allows, save for slots that a record ended, which no strategy counts.
         last_failure: why something was lost the last time, or could not be started.
+        subtasks: what each did in the last second, by its slot's last heartbeat.
+        edges: what waits for them, by slot.
+        incidents: the last 50 losses, restarts and changes of state, the oldest first; times by the wall clock at the
+            job's start.
     """
 
     name: str
@@ -101,6 +109,9 @@ class JobStatus:
     checkpoints: CheckpointCounts | None = None
     restarts: int = 0
     last_failure: str = ""
+    subtasks: tuple[SubtaskDetails, ...] = ()
+    edges: tuple[EdgeDetails, ...] = ()
+    incidents: tuple[Incident, ...] = ()
 
     @property
     def circuits(self) -> dict[str, CircuitStatus]:
@@ -224,3 +235,33 @@ def chain_status(uid: str, totals: dict[str, int], rates: dict[str, float]) -> C
         rates.get(sent, 0.0),
         totals.get(f"late/{uid}", 0),
     )
+
+
+def subtasks_of(slots: Sequence[SlotRecord]) -> Iterator[SubtaskDetails]:
+    """Yield what the subtasks of all slots did, as these said last."""
+    for slot in slots:
+        for load in () if slot.heartbeat is None else slot.heartbeat.subtasks:
+            yield SubtaskDetails(
+                load.uid,
+                slot.number,
+                load.records_in,
+                load.records_out,
+                load.in_per_s,
+                load.out_per_s,
+                load.busy,
+                load.back_pressured,
+                load.watermark_ms,
+                load.late,
+            )
+
+
+def edges_of(slots: Sequence[SlotRecord], graph: JobGraph) -> Iterator[EdgeDetails]:
+    """Yield what waits in all slots, as these said last; edges between the same two chains are one."""
+    for slot in slots:
+        sizes, rows = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        for load in () if slot.heartbeat is None else slot.heartbeat.edges:
+            edge = graph.edges[load.edge]
+            sizes[edge.source, edge.target] += load.queued_bytes
+            rows[edge.source, edge.target] += load.queued_rows
+        for (source, target), size in sizes.items():
+            yield EdgeDetails(source, target, slot.number, size, rows[source, target])

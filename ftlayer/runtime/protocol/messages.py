@@ -32,6 +32,38 @@ class TasksStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class SubtaskLoad:
+    """What a subtask of a chain did in the last second.
+
+    Attributes:
+        records_in, records_out, late: totals of this instance; ``in_per_s`` and ``out_per_s`` of the last second.
+        busy: share of the time in which it ran; those of one slot share a thread, and come to 1 at most.
+        back_pressured: share of the looks, ten a second, at which it could not send what it had, or would read.
+        watermark_ms: the event time that it has come to (Unix ms), None for none.
+    """
+
+    uid: str
+    subtask: int
+    records_in: int
+    records_out: int
+    in_per_s: float
+    out_per_s: float
+    busy: float
+    back_pressured: float
+    watermark_ms: int | None
+    late: int
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLoad:
+    """What waits in a slot at the end of the edge with this number, of all its channels."""
+
+    edge: int
+    queued_bytes: int
+    queued_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """Sent every second, at once when ``quiet`` becomes true, and as the answer to `Probe`.
 
@@ -44,6 +76,8 @@ class Heartbeat:
             and ``records_in/<uid>``, ``records_out/<uid>`` by chain.
         busy: uid of the chain that runs now, "" for none, and for how long it has (ms).
         function: of the user's that it has called, if it has run for a second: name, file and line.
+        subtasks: what each subtask did in the last second; none before the first one is over.
+        edges: what waits for them now.
     """
 
     probe: int
@@ -53,6 +87,8 @@ class Heartbeat:
     busy: str = ""
     busy_ms: int = 0
     function: str = ""
+    subtasks: tuple[SubtaskLoad, ...] = ()
+    edges: tuple[EdgeLoad, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

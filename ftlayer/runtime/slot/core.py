@@ -340,6 +340,15 @@ class SlotCore:
         """Whether all tasks have ended and everything they sent was taken and told."""
         return self._all_ended() and self.is_quiet and self._credit.due_ms is None
 
+    @property
+    def seats(self) -> Sequence[Seat]:
+        """All tasks in their places, for those who measure them; any thread may look."""
+        return self._seats
+
+    def is_stalled(self, seat: Seat) -> bool:
+        """Whether a task has something and no room for what comes of it, or a source may not read; for any thread."""
+        return not self.may_read(seat.key) if seat.reading else bool(seat.inbox) and not seat.has_room
+
     def counters(self) -> dict[str, int]:
         """Return totals by name; may be called by any thread.
 

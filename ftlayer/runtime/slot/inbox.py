@@ -135,6 +135,10 @@ class Inbox:
         """Return how many records of a channel wait."""
         return self._queues[channel].rows
 
+    def queued(self) -> list[tuple[Channel, int, int]]:
+        """Return each channel, and how many bytes and rows of it wait; may be called by any thread."""
+        return [(channel, queue.bytes, queue.rows) for channel, queue in self._queues.items()]
+
     @property
     def channels(self) -> tuple[Channel, ...]:
         """All channels that lead here."""

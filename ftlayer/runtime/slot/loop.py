@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import assert_never
 
 from ftlayer.clock import Now, system_now
@@ -109,6 +110,7 @@ class SlotLoop:
         self._mailbox = mailbox
         self._links = links
         self._pulse = pulse
+        self._busy = pulse.busy
         self._send = send
         self._peer_timeout_ms = peer_timeout_ms
         self._carry_out = carry_out
@@ -169,9 +171,11 @@ class SlotLoop:
         while todo:
             instruction = todo.popleft()
             match instruction:
-                case RunTask():
+                case RunTask(key):
                     # All that was decided before has left.
+                    self._busy.began(key, monotonic_ns())
                     todo.extendleft(reversed(self._core.handle(instruction, now)))
+                    self._busy.ended(monotonic_ns())
                 case Transmit(slot, frame):
                     self._links.transmit(slot, frame)
                 case Grant(slot, grants):

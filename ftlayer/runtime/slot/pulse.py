@@ -13,8 +13,9 @@ import numpy as np
 
 import ftlayer
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat
+from ftlayer.runtime.protocol.messages import FromSlot, Heartbeat, SubtaskLoad
 from ftlayer.runtime.slot.core import SlotCore, Working
+from ftlayer.runtime.slot.load import BusyTimes, LoadMeter, edge_loads
 from ftlayer.vertex.service.heap import give_back_freed_memory
 
 PATIENCE = 10
@@ -23,15 +24,24 @@ PATIENCE = 10
 SLOW_MS = 1_000
 """A chain that has run for so long without a break has its function named."""
 
+SAMPLE_MS = 100
+"""So often is looked who cannot send what they have."""
+
 _OURS = str(Path(ftlayer.__file__).parent) + os.sep
 
 
 class Pulse:
-    """A thread that reports every ``heartbeat_ms`` and touches every third of the shortest timeout.
+    """A thread that reports every ``heartbeat_ms``, looks ten times a second who is held up, and touches roots.
+
+    It touches them every third of the shortest timeout.
 
     What a function has been working on for a whole timeout is not touched any more: one that hangs must not keep
     its record without end. The other records of its batch only wait for it, and are touched; save within a function a
     batch at a time or a sink, which work on all of them, and have a timeout for each up to `PATIENCE` in all.
+
+    Attributes:
+        quiet: what a heartbeat says of it.
+        busy: how long each task has run; the loop tells it.
     """
 
     def __init__(
@@ -61,7 +71,10 @@ class Pulse:
         self._thread = threading.Thread(target=self._run, name="ftlayer-pulse", daemon=True)
         self._seen: tuple[Working, int] | None = None
         self._seen_since_ms = 0
+        self._meter: LoadMeter | None = None
+        self._subtasks: tuple[SubtaskLoad, ...] = ()
         self.quiet = False
+        self.busy = BusyTimes()
 
     def start(self) -> None:
         """Begin."""
@@ -70,6 +83,7 @@ class Pulse:
     def watch(self, core: SlotCore) -> None:
         """Report of the tasks from now on. Called by the thread of the loop."""
         self._loop_thread = threading.get_ident()
+        self._meter = LoadMeter(core, self.busy, time.monotonic_ns())
         self._core = core
 
     def stop(self) -> None:
@@ -86,7 +100,17 @@ class Pulse:
         working = core.working
         uid, since = ("", 0) if working is None else (working.uid, _mono_ms() - working.since_ms)
         function = function_under_way(self._loop_thread) if since >= SLOW_MS else ""
-        return Heartbeat(probe, core.activity, self.quiet, core.counters(), uid, max(0, since), function)
+        return Heartbeat(
+            probe,
+            core.activity,
+            self.quiet,
+            core.counters(),
+            uid,
+            max(0, since),
+            function,
+            self._subtasks,
+            edge_loads(core.seats),
+        )
 
     def held_roots(self) -> list[U64Array]:
         """Return the roots to be touched now."""
@@ -120,19 +144,25 @@ class Pulse:
             self._on_error(error)
 
     def _beat(self) -> None:
-        beat_ms = touch_ms = _mono_ms()
+        beat_ms = touch_ms = sample_ms = _mono_ms()
         while True:
             now_ms = _mono_ms()
+            meter = self._meter
+            if meter is not None and now_ms >= sample_ms:
+                meter.sample()
+                sample_ms = now_ms + min(SAMPLE_MS, self._heartbeat_ms)
             if now_ms >= beat_ms:
+                if meter is not None:
+                    self._subtasks = meter.measure(time.monotonic_ns())
                 self._send(self.heartbeat())
                 give_back_freed_memory()
                 beat_ms = now_ms + self._heartbeat_ms
-            next_ms = beat_ms
+            next_ms = beat_ms if meter is None else min(beat_ms, sample_ms)
             if self._touch is not None and self._touch_ms is not None:
                 if now_ms >= touch_ms:
                     self._touch(self.held_roots())
                     touch_ms = now_ms + self._touch_ms
-                next_ms = min(beat_ms, touch_ms)
+                next_ms = min(next_ms, touch_ms)
             if self._stop.wait(max(0, next_ms - _mono_ms()) / 1_000):
                 return
 

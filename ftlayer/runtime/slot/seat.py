@@ -11,6 +11,7 @@ from functools import partial
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
+from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
 from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
 from ftlayer.runtime.slot.inbox import Inbox
 from ftlayer.runtime.slot.outputs import LocalOutput, Output, RemoteOutput
@@ -70,6 +71,18 @@ class Seat:
     def can_run(self) -> bool:
         """Whether something waits for it that it takes now."""
         return bool(self.inbox) and not self.is_held and self.has_room
+
+    @property
+    def late(self) -> int:
+        """How many records came too late to be kept; any thread may look."""
+        count: int = getattr(self.task, "late", 0)
+        return count
+
+    @property
+    def watermark_ms(self) -> int | None:
+        """The event time that the task has come to; None before it has come to any, and at its end. For any thread."""
+        time_ms: int = getattr(self.task, "watermark_ms", MIN_TIME_MS)
+        return time_ms if MIN_TIME_MS < time_ms < MAX_TIME_MS else None
 
     def rows_allowed(self, mono_ms: int) -> int:
         """Return how many records it may take now, and hold it until it may take some if that is none."""
@@ -171,10 +184,9 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
         counters["records_out"] += seat.records_in if seat.is_sink else 0
         counters[f"records_in/{seat.uid}"] += seat.records_in
         counters[f"records_out/{seat.uid}"] += seat.records_out
-        late: int = getattr(seat.task, "late", 0)
-        if late:
-            counters["late"] += late
-            counters[f"late/{seat.uid}"] += late
+        if seat.late:
+            counters["late"] += seat.late
+            counters[f"late/{seat.uid}"] += seat.late
     return dict(counters)
 
 

@@ -126,6 +126,11 @@ class ChainTask:
         return self._pipeline.progress
 
     @property
+    def watermark_ms(self) -> int:
+        """The event time that the chain has come to. Any thread may look."""
+        return self._pipeline.stages[-1].watermark_ms
+
+    @property
     def row(self) -> int | None:
         """The row of its batch that a function works on now, None if unknown. Any thread may look."""
         return self._pipeline.row

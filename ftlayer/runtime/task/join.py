@@ -104,6 +104,11 @@ class JoinTask:
         # Of the pairs whose function runs: the batch's row of each, and how many calls there were before.
         self._running: tuple[I64, int] | None = None
 
+    @property
+    def watermark_ms(self) -> int:
+        """The event time that the join has come to. Any thread may look."""
+        return self._gate.time_ms
+
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
         """See `Task.handle`."""
         if self._ended:

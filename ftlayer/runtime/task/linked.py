@@ -6,6 +6,7 @@ import numpy as np
 
 from ftlayer.clock import Now
 from ftlayer.records.ids import U64Array
+from ftlayer.runtime.protocol.elements import MIN_TIME_MS
 from ftlayer.runtime.task.actions import Action, Send, TaskEnded
 from ftlayer.runtime.task.contract import Task
 from ftlayer.runtime.task.events import ElementCame, RowsPersisted, TaskEvent, TaskStart, TimeCame
@@ -47,6 +48,11 @@ class LinkedTask:
     def progress(self) -> int:
         """A number that changes with every record, or pair, that one of the two has done. Any thread may look."""
         return sum(getattr(task, "progress", 0) for task in (self._first, self._second))
+
+    @property
+    def watermark_ms(self) -> int:
+        """The event time that the second one has come to. Any thread may look."""
+        return getattr(self._second, "watermark_ms", MIN_TIME_MS)
 
     @property
     def late(self) -> int:

@@ -14,6 +14,9 @@ from ftlayer.secret_files import read_own_secret
 ACCESS_FILE = "vertex.access"
 """Its name in the directory of an embedded vertex's store."""
 
+FOUND_ACCESS_FILE = "access.json"
+"""Its name, or that of a link to it, in a `SocketDirectory`: there, tools find all servers of their user."""
+
 NEW_ACCESS_FILE = "vertex.access.new"
 """What `ACCESS_FILE` is called until all of it is there."""
 
@@ -64,6 +67,14 @@ def read_access(path: Path) -> AccessFile:
             f"again; records of a store can be looked at with ftlayer serve too"
         )
     return access
+
+
+def link_access(directory: Path, path: Path) -> None:
+    """Let tools find the access file ``path`` in a `SocketDirectory`. Raises `StorePathError`."""
+    try:
+        (directory / FOUND_ACCESS_FILE).symlink_to(path)
+    except OSError as error:
+        raise StorePathError(f"{directory} cannot be written: {error.strerror}") from error
 
 
 def remove_access(path: Path, access: AccessFile) -> None:

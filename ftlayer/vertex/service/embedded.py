@@ -21,7 +21,13 @@ from ftlayer.errors import FTLayerError, StorePathError, VertexError, error_for_
 from ftlayer.transport.address import Address, is_loopback, parse_address
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, remove_access, write_access
+from ftlayer.vertex.service.access import (
+    ACCESS_FILE,
+    AccessFile,
+    link_access,
+    remove_access,
+    write_access,
+)
 from ftlayer.vertex.service.child import ChildOrder, ChildReport
 from ftlayer.vertex.service.directory import LOG_FILE, prepare_vertex
 
@@ -170,6 +176,8 @@ class EmbeddedVertex:
         access = AccessFile(self._address, self.token, self.root_certs, self.client_pem, os.getpid())
         try:
             write_access(self._path / ACCESS_FILE, access)
+            if self._sockets is not None:
+                link_access(Path(self._sockets.path), self._path / ACCESS_FILE)
         except StorePathError:
             assert self._process is not None
             _end(self._process)
@@ -184,9 +192,11 @@ class EmbeddedVertex:
     # ------------------------------------------------------------ the child
 
     def _first_place(self) -> Address:
-        if self._host is None:
-            self._sockets = SocketDirectory.make()
-        return Address(self._host or "127.0.0.1") if self._sockets is None else self._sockets.socket("vertex")
+        if self._host is not None:
+            self._sockets = SocketDirectory.make("tools find this vertex by its store's path alone")
+            return Address(self._host)
+        self._sockets = SocketDirectory.make()
+        return Address("127.0.0.1") if self._sockets is None else self._sockets.socket("vertex")
 
     def _spawn(self, place: Address) -> str:
         order = ChildOrder(

@@ -187,10 +187,17 @@ def test_statistics(desk: Make) -> None:
         ("count", 2, 200),
         ("source", 2, 200),
     ]
+    assert [(part.uid, part.subtask, part.start_delay_ms, part.written_bytes) for part in first.parts] == [
+        ("count", 0, 0, 10),
+        ("count", 1, 1, 10),
+        ("source", 0, 0, 10),
+        ("source", 1, 1, 10),
+    ]
     assert first.location == "/chk-1"
     assert (second.state, second.acked) == (CheckpointState.FAILED, 0)
     assert "disk full" in second.failure
     assert (third.state, third.acked, third.subtasks) == (CheckpointState.IN_PROGRESS, 1, 4)
+    assert [(part.uid, part.subtask) for part in third.parts] == [("count", 0)]
     assert third.ended_ms is None
     counts = it.coordinator.counts
     assert (counts.triggered, counts.in_progress, counts.completed, counts.failed) == (3, 1, 1, 1)

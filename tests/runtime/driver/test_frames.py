@@ -16,6 +16,7 @@ from ftlayer.runtime.protocol.control_frames import decode_from_slot, decode_to_
 
 small = st.integers(-(2**63), 2**63 - 1)
 st.register_type_strategy(int, small)
+st.register_type_strategy(float, st.floats(allow_nan=False))  # which is not equal to itself
 
 
 @given(st.from_type(typing.cast(Any, messages.FromSlot)))

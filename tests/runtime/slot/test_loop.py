@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -122,7 +123,9 @@ class Running:
         self.mailbox: Mailbox[Event] = Mailbox()
         self.sent: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.links = Links(self.slot.links)
-        pulse = Pulse(self.sent.put, 60_000, on_error=lambda error: self.mailbox.put(PartFailed(error)))
+        self.pulse = pulse = Pulse(
+            self.sent.put, 60_000, on_error=lambda error: self.mailbox.put(PartFailed(error))
+        )
         pulse.watch(self.slot.core.core)
         self.sources = Sources(self.slot.core.core, self.sent.put)
         self.reader = Reader()
@@ -194,6 +197,14 @@ def test_rows_flow_from_the_reader_to_the_sink_and_to_the_other_slot(running: Ru
     until(lambda: running.slot.links.frames.get(1), running)
     assert running.reader.started
     assert [rows.first_ordinal for rows in running.reader.told] == [0]
+
+
+def test_the_time_in_which_tasks_run_is_taken(running: Running) -> None:
+    running.read(0, 10)
+    until(lambda: running.slot.links.frames.get(1), running)
+    totals = running.pulse.busy.totals(time.monotonic_ns())
+    assert totals["source", 0] > 0
+    assert totals["work", 0] > 0
 
 
 def test_cancel_ends_the_slot(running: Running) -> None:

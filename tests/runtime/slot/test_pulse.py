@@ -65,6 +65,17 @@ def test_it_beats_while_the_loop_is_busy(beating: Beating) -> None:
     assert beats[0].counters["records_in/work"] == 0
 
 
+def test_it_says_what_each_task_does(beating: Beating) -> None:
+    beating.slot.vertex.room = False
+    beating.pulse.start()
+    beats = [beating.sent.get(timeout=WAIT_S) for _ in range(3)]
+    for beat in beats:
+        loads = {(load.uid, load.subtask): load for load in beat.subtasks}
+        assert set(loads) == set(beating.slot.tasks)
+        assert (loads["source", 0].busy, loads["source", 0].back_pressured) == (0.0, 1.0)
+        assert {load.edge for load in beat.edges} == {0, 1, 2}
+
+
 def test_what_waits_anywhere_is_held(tools: Any, beating: Beating) -> None:
     payload = tools.rows_of(0, 4)
     lineage = tools.lineage_of(payload)

@@ -12,7 +12,14 @@ import pytest
 
 from ftlayer.errors import ConfigError, StorePathError, VertexUnavailableError
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, read_access, remove_access, write_access
+from ftlayer.vertex.service.access import (
+    ACCESS_FILE,
+    FOUND_ACCESS_FILE,
+    AccessFile,
+    read_access,
+    remove_access,
+    write_access,
+)
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
 ACCESS = AccessFile("grpc+unix:///run/x/vertex", "t" * 43, b"cert\n", b"cert and key\n", os.getpid())
@@ -116,5 +123,8 @@ def test_an_embedded_vertex_lets_tools_in_until_it_stops(embedded: EmbeddedVerte
     assert path.stat().st_mode & 0o777 == 0o600
     with VertexClient(access.address, access.token) as client:
         assert client.health().incarnation == 1
+    link = Path(access.address.removeprefix("grpc+unix://")).with_name(FOUND_ACCESS_FILE)
+    assert (link.readlink(), read_access(link)) == (path, access)
     embedded.stop()
     assert not path.exists()
+    assert not link.parent.exists()

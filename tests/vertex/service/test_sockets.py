@@ -82,7 +82,7 @@ def test_the_command_line_finds_the_vertex(embedded: EmbeddedVertex) -> None:
 def test_it_goes_with_the_vertex(tmp_path: Path) -> None:
     with EmbeddedVertex(VertexOptions(tmp_path / "vertex")) as vertex:
         directory = Path(parse_address(vertex.address, "address").path).parent
-        assert [path.name for path in directory.iterdir()] == ["vertex"]
+        assert {path.name for path in directory.iterdir()} == {"vertex", "access.json"}
     assert not directory.exists()
 
 

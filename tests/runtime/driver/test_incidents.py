@@ -1,0 +1,89 @@
+"""What is told of a job's past: losses, restarts and changes of state, each once and in its order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ftlayer.errors import FTLayerError
+from ftlayer.restart import FixedDelay
+from ftlayer.runtime.driver.events import Broken, JobState, SparkJobEnded
+from ftlayer.runtime.driver.incidents import KEPT, Incidents
+from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.runtime.protocol.messages import PeersDropped, SlotFailed, SourceFailed
+
+Make = Any
+
+
+def told(rig: Any) -> list[tuple[str, int, str]]:
+    return [(each.kind, each.slot, each.text) for each in rig.core.incidents.at(0)]
+
+
+def test_a_loss_and_what_comes_of_it(make: Make) -> None:
+    rig = make(2)
+    rig.up()
+    assert told(rig) == [("state", -1, "starting → initializing"), ("state", -1, "initializing → running")]
+    rig.now = 70
+    rig.said("1a", SlotFailed("ValueError: no", "parse"))
+    rig.tell(SparkJobEnded(1, 1, None))
+    rig.pass_ms(50, ("0a",))
+    rig.hello("1b")
+    rig.said("0a", PeersDropped(2))
+    rig.recalled()
+    rig.started("1b")
+    assert rig.core.state is JobState.RUNNING
+    loss, recovering, restart, running = told(rig)[2:]
+    assert loss[:2] == ("loss", 1)
+    assert "ValueError: no" in loss[2]
+    assert recovering[2].startswith("running → recovering: slot 1: ")
+    assert restart == ("restart", 1, "slot 1 is started again (1)")
+    assert running[2] == "recovering → running"
+    assert [each.at_ms for each in rig.core.incidents.at(1_000)][2:4] == [1_070, 1_070]
+
+
+def test_a_source_that_fails_is_a_loss_and_the_end_says_why(make: Make) -> None:
+    rig = make(1, restart=FixedDelay(1, "1s"))
+    rig.up()
+    rig.said("0a", SourceFailed("lines", 0, "disk full", 1_000))
+    rig.tell(Broken(FTLayerError("no more")))
+    texts = [text for _, _, text in told(rig)]
+    assert "slot 0: disk full" in texts
+    assert texts[-1] == "running → stopping"
+    rig.tell(SparkJobEnded(0, 1, None))
+    rig.pass_ms(40_000)
+    assert told(rig)[-1] == ("state", -1, "stopping → failed: no more")
+
+
+def test_what_is_said_again_of_one_failure_is_no_second_loss() -> None:
+    incidents = Incidents()
+    incidents.loss("slot 1: gone", 5, 1)
+    incidents.loss("slot 1: gone", 6)
+    assert [(each.at_ms, each.slot) for each in incidents.at(0)] == [(5, 1)]
+    slot = SlotRecord(1, restarts=1)
+    incidents.look(JobState.STARTING, [slot], "", 7)
+    incidents.loss("slot 1: gone", 8, 1)
+    assert [each.kind for each in incidents.at(0)] == ["loss", "restart", "loss"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["loss", "state", "restart"]), st.integers(0, 9)), max_size=200))
+def test_the_last_ones_are_kept_in_their_order(events: list[tuple[str, int]]) -> None:
+    incidents, slots, expected = Incidents(), [SlotRecord(0)], []
+    states, state, lost = list(JobState), JobState.STARTING, ""
+    for now, (kind, number) in enumerate(events):
+        if kind == "loss":
+            incidents.loss(f"loss {number}", now)
+            if lost != f"loss {number}":
+                lost = f"loss {number}"
+                expected.append((now, kind))
+        elif kind == "restart":
+            slots[0].restarts += 1
+            lost = ""
+            incidents.look(state, slots, "", now)
+            expected.append((now, kind))
+        else:
+            before, state = state, states[number]
+            incidents.look(state, slots, "", now)
+            expected += [(now, kind)] if state is not before else []
+    assert [(each.at_ms, each.kind) for each in incidents.at(0)] == expected[-KEPT:]
