@@ -205,6 +205,13 @@ class LayerClosedError(VertexError):
     recoverable = False
 
 
+class UnknownJobError(VertexError):
+    """No topology or query of that name has announced itself, or it has ended; an order needs one that runs."""
+
+    code = "UNKNOWN_JOB"
+    recoverable = False
+
+
 class ProtocolError(VertexError):
     """A call that is well-formed and makes no sense now (a commit without a seal, say)."""
 

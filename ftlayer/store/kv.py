@@ -10,7 +10,20 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-TABLES = ("meta", "segments", "done", "delivery", "waiting", "batches", "dead")
+TABLES = (
+    "meta",
+    "segments",
+    "done",
+    "delivery",
+    "waiting",
+    "batches",
+    "dead",
+    "groups",
+    "by_group",
+    "by_origin",
+    "board",
+    "audit",
+)
 
 # Intake stops here. The rest of a store is for deletes and moves, which need room before they free any.
 INTAKE_SHARE = 0.90

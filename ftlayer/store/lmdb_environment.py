@@ -23,12 +23,17 @@ from ftlayer.store.lmdb_errors import translate
 from ftlayer.store.lmdb_file import Meta, check_file
 from ftlayer.store.lmdb_transaction import PARTS
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+
+# Stores of format 1 lack them: a writer makes them, and a reader takes them for empty.
+_SINCE_FORMAT_2 = frozenset({"groups", "by_group", "by_origin", "board", "audit"})
 
 # The last 10 % of a smaller store would be too few pages for deletes to work in.
 MIN_STORE_BYTES = 8 << 20
 
 _HEADER_TABLE = "header"
+# The header's is made first: with any other table and without it, the file would be taken for another program's.
+_DATABASES = (_HEADER_TABLE, *TABLES, PARTS)
 _HEADER_KEY = b"header"
 _MAGIC = b"ftlayer\n"
 _HEADER_START = struct.Struct("<8sI")  # magic and format version: the same in every version
@@ -74,8 +79,9 @@ def open_for_writing(path: Path, max_bytes: int, *, sync: bool) -> Opened:
         _check_address_space(map_bytes)
         environment = _open_environment(path, map_bytes=map_bytes, sync=sync)
         try:
-            header = _begin_incarnation(environment, path, max_bytes)
-            databases = _open_databases(environment, path)
+            old = _read_header(environment, path)
+            databases = _make_databases(environment)
+            header = _begin_incarnation(environment, databases[_HEADER_TABLE], old, max_bytes)
             environment.sync(True)
             data_file = os.open(path / DATA_FILE, os.O_RDWR)
         except BaseException:
@@ -109,7 +115,7 @@ def open_for_reading(path: Path) -> Opened:
             header = _read_header(environment, path)
             if header is None:
                 raise StorePathError(f"{path} holds an LMDB file that no ftlayer has written")
-            databases = _open_databases(environment, path, create=False)
+            databases = _find_databases(environment, path, header)
         except BaseException:
             environment.close()
             raise
@@ -159,31 +165,39 @@ def _open_environment(
         mode=0o600,
         create=False,
         max_readers=_MAX_READERS,
-        max_dbs=len(TABLES) + 2,
+        max_dbs=len(_DATABASES),
         max_spare_txns=8,
         lock=lock,
     )
 
 
-def _begin_incarnation(environment: lmdb.Environment, path: Path, max_bytes: int) -> StoreHeader:
-    old = _read_header(environment, path)
+def _begin_incarnation(
+    environment: lmdb.Environment, database: lmdb._Database, old: StoreHeader | None, max_bytes: int
+) -> StoreHeader:
     header = StoreHeader(FORMAT_VERSION, 1, max_bytes)
     if old is not None:
         header = replace(header, incarnation=old.incarnation + 1)
-    database = environment.open_db(_HEADER_TABLE.encode())
     with environment.begin(write=True) as transaction:
         transaction.put(_HEADER_KEY, _encode_header(header), db=database)
     return header
 
 
-def _open_databases(
-    environment: lmdb.Environment, path: Path, *, create: bool = True
+def _make_databases(environment: lmdb.Environment) -> dict[str, lmdb._Database]:
+    return {name: environment.open_db(name.encode()) for name in _DATABASES}
+
+
+def _find_databases(
+    environment: lmdb.Environment, path: Path, header: StoreHeader
 ) -> dict[str, lmdb._Database]:
-    names = (*TABLES, PARTS, _HEADER_TABLE)
-    try:
-        return {name: environment.open_db(name.encode(), create=create) for name in names}
-    except lmdb.NotFoundError as error:
-        raise StoreDamagedError(f"{path} is damaged: one of its tables is missing") from error
+    """Open the tables that a store of this format has; `StoreDamagedError` if one is missing."""
+    databases = {}
+    for name in _DATABASES:
+        try:
+            databases[name] = environment.open_db(name.encode(), create=False)
+        except lmdb.NotFoundError as error:
+            if header.format_version >= 2 or name not in _SINCE_FORMAT_2:
+                raise StoreDamagedError(f"{path} is damaged: its table {name!r} is missing") from error
+    return databases
 
 
 def _read_header(environment: lmdb.Environment, path: Path) -> StoreHeader | None:

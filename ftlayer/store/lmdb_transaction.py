@@ -49,10 +49,11 @@ class LmdbReadTransaction:
 
     def get(self, table: str, key: bytes) -> memoryview | bytes | None:
         """See `ReadTransaction.get`."""
-        database = self._database(table)
         check_key(key)
+        if not self._has(table):
+            return None
         try:
-            entry = self._transaction.get(key, db=database)
+            entry = self._transaction.get(key, db=self._databases[table])
             return None if entry is None else self._value(table, key, entry)
         except lmdb.Error as error:
             raise translate(error, self._path) from error
@@ -61,17 +62,20 @@ class LmdbReadTransaction:
         self, table: str, start: bytes = b"", stop: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, memoryview | bytes]]:
         """See `ReadTransaction.scan`."""
-        database = self._database(table)
-        for key, entry in self._entries(database, start, stop, reverse):
+        if not self._has(table):
+            return
+        for key, entry in self._entries(self._databases[table], start, stop, reverse):
             yield key, self._value(table, key, entry)
 
     def count(self, table: str) -> int:
         """See `ReadTransaction.count`."""
-        return self._transaction.stat(self._database(table))["entries"]
+        return self._transaction.stat(self._databases[table])["entries"] if self._has(table) else 0
 
     def sizes(self, table: str) -> Iterator[int]:
         """Iterate over the sizes of a table's values in key order, without reading the large ones."""
-        for key, entry in self._entries(self._database(table), b"", None, False):
+        if not self._has(table):
+            return
+        for key, entry in self._entries(self._databases[table], b"", None, False):
             stored = decode(key, entry)
             if stored is None:
                 raise self._damage(table, key)
@@ -94,11 +98,12 @@ class LmdbReadTransaction:
         except lmdb.Error as error:
             raise translate(error, self._path) from error
 
-    def _database(self, table: str) -> lmdb._Database:
+    def _has(self, table: str) -> bool:
+        """Whether the store has ``table``: one of an older format that is only read may lack it, and it is empty."""
         check_table(table)
         if not self._open:
             raise _ended()
-        return self._databases[table]
+        return table in self._databases
 
     def _value(self, table: str, key: bytes, entry: memoryview | bytes) -> memoryview | bytes:
         stored = decode(key, entry)
@@ -144,7 +149,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
 
     def put(self, table: str, key: bytes, value: bytes | memoryview, *, append: bool = False) -> None:
         """See `WriteTransaction.put`."""
-        database = self._database(table)
+        database = self._changing(table)
         check_key(key)
         if not isinstance(value, bytes):
             value = memoryview(value).cast("B")
@@ -170,7 +175,7 @@ class LmdbWriteTransaction(LmdbReadTransaction):
 
     def delete(self, table: str, key: bytes) -> bool:
         """See `WriteTransaction.delete`."""
-        database = self._database(table)
+        database = self._changing(table)
         check_key(key)
         self._note_change(table)
         try:
@@ -208,6 +213,12 @@ class LmdbWriteTransaction(LmdbReadTransaction):
         """Return the pages of each table as they are now; ``before`` are those at the transaction's start."""
         changed = {name: self._databases[name] for name in self._changed}
         return {**before, **tree_pages(self._transaction, changed)}
+
+    def _changing(self, table: str) -> lmdb._Database:
+        check_table(table)
+        if not self._open:
+            raise _ended()
+        return self._databases[table]
 
     def _note_change(self, table: str) -> None:
         self._changes += 1

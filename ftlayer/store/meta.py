@@ -19,7 +19,7 @@ _TAIL_BYTES = 9  # behind a client: a slash and the sequence, whatever the name 
 
 @dataclass(frozen=True, slots=True)
 class QueryRecord:
-    """A query. Batch ids are -1 where there was none yet."""
+    """A query. Batch ids are -1 where there was none yet; ``title`` is what people call it, "" if that is unknown."""
 
     number: int
     epoch: int
@@ -27,6 +27,7 @@ class QueryRecord:
     streams: tuple[str, ...]
     last_sealed: int = -1
     last_committed: int = -1
+    title: str = ""
 
 
 def get_query(txn: ReadTransaction, name: str) -> QueryRecord | None:
@@ -44,6 +45,7 @@ def put_query(txn: WriteTransaction, name: str, record: QueryRecord) -> None:
         record.streams,
         record.last_sealed,
         record.last_committed,
+        record.title,
     ]
     txn.put("meta", _QUERY + name.encode(), pack(values))
 
@@ -56,8 +58,8 @@ def all_queries(txn: ReadTransaction) -> Iterator[tuple[str, QueryRecord]]:
 
 def _decode_query(value: bytes | memoryview) -> QueryRecord:
     try:
-        number, epoch, run, streams, sealed, committed = unpack(value)
-        return QueryRecord(number, epoch, run, tuple(streams), sealed, committed)
+        number, epoch, run, streams, sealed, committed, *title = unpack(value)  # format 1 has no title
+        return QueryRecord(number, epoch, run, tuple(streams), sealed, committed, *title)
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"a query of the store cannot be read: {error}") from error
 

@@ -188,10 +188,10 @@ def write_header(path: Path, data: bytes) -> None:
 
 def test_a_newer_format_is_refused(path: Path) -> None:
     fill(path, 1)
-    newer = b"ftlayer\n" + (2).to_bytes(4, "little") + b"whatever comes"
+    newer = b"ftlayer\n" + (3).to_bytes(4, "little") + b"whatever comes"
     write_header(path, newer + zlib.crc32(newer).to_bytes(4, "little"))
     for read_only in (False, True):
-        with pytest.raises(StoreVersionError, match="format 2"):
+        with pytest.raises(StoreVersionError, match="format 3"):
             LmdbStore.open(path, max_store_bytes=SIZE, read_only=read_only)
 
 

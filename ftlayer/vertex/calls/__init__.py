@@ -50,6 +50,35 @@ from ftlayer.vertex.calls.common import (
     StreamCircuit,
     StreamOptions,
 )
+from ftlayer.vertex.calls.jobs import (
+    ORDER_EXPIRES_MS,
+    Announced,
+    AnnouncedJob,
+    AnnounceJob,
+    AskJob,
+    BatchDetails,
+    CheckpointDetails,
+    CheckpointTotals,
+    EdgeDetails,
+    GetJob,
+    HistogramDetails,
+    Incident,
+    JobDetails,
+    JobKind,
+    JobList,
+    JobOrder,
+    JobPlan,
+    ListJobs,
+    OrderAction,
+    OrderAnswer,
+    OrderRecord,
+    OrderState,
+    PlanEdge,
+    PlanNode,
+    SlotDetails,
+    SubtaskCheckpointDetails,
+    SubtaskDetails,
+)
 from ftlayer.vertex.calls.operating import (
     MAX_PAGE,
     Changed,
@@ -98,13 +127,21 @@ __all__ = [
     "I32",
     "MAX_PAGE",
     "MAX_ROWS",
+    "ORDER_EXPIRES_MS",
     "U64",
     "Accepted",
+    "AnnounceJob",
+    "Announced",
+    "AnnouncedJob",
+    "AskJob",
     "BatchBegun",
+    "BatchDetails",
     "BatchState",
     "BeginBatch",
     "Call",
     "Changed",
+    "CheckpointDetails",
+    "CheckpointTotals",
     "CircuitsReported",
     "ClaimJob",
     "Commit",
@@ -112,6 +149,7 @@ __all__ = [
     "Cursor",
     "Deliverable",
     "DeliverableUpTo",
+    "EdgeDetails",
     "EmittedRows",
     "Envelope",
     "EventIds",
@@ -121,15 +159,30 @@ __all__ = [
     "Failed",
     "Failure",
     "GetCursor",
+    "GetJob",
+    "HistogramDetails",
+    "Incident",
     "Ingest",
     "JobClaimed",
+    "JobDetails",
+    "JobKind",
+    "JobList",
+    "JobOrder",
+    "JobPlan",
+    "ListJobs",
     "ListRecords",
     "ListStreams",
     "MutatingCall",
     "OpenQuery",
     "OpenStream",
+    "OrderAction",
+    "OrderAnswer",
+    "OrderRecord",
+    "OrderState",
     "OwedId",
     "Persist",
+    "PlanEdge",
+    "PlanNode",
     "Purge",
     "PutCursor",
     "QueryOpened",
@@ -151,6 +204,7 @@ __all__ = [
     "Seal",
     "Sealed",
     "SealedRows",
+    "SlotDetails",
     "SourcePosition",
     "Stats",
     "StatsReply",
@@ -161,6 +215,8 @@ __all__ = [
     "StreamOptions",
     "StreamStatus",
     "StreamStatusCall",
+    "SubtaskCheckpointDetails",
+    "SubtaskDetails",
     "TakeReplays",
     "Touch",
     "Touched",
@@ -188,6 +244,8 @@ MutatingCall = (
     | PutCursor
     | Deliverable
     | ReportCircuits
+    | AnnounceJob
+    | AskJob
 )
 ReadingCall = (
     ReadDeliveries
@@ -197,6 +255,8 @@ ReadingCall = (
     | GetCursor
     | Explain
     | Stats
+    | ListJobs
+    | GetJob
     | ListStreams
 )
 Call = MutatingCall | ReadingCall
@@ -224,4 +284,8 @@ Reply = (
     | StatsReply
     | StreamList
     | CircuitsReported
+    | Announced
+    | OrderRecord
+    | JobList
+    | AnnouncedJob
 )

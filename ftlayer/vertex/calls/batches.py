@@ -25,13 +25,14 @@ class OpenQuery:
     """Take a query over for a new run: older epochs are fenced off from here on.
 
     ``streams`` are its wrapped sources and ingests; an ingest that another query has claimed is
-    refused with `StaleOwnerError` naming that query.
+    refused with `StaleOwnerError` naming that query. ``title`` is what people call it; "": as the vertex knows it.
     """
 
     query: str
     run: str
     streams: tuple[str, ...]
     options: StreamOptions = field(default_factory=StreamOptions)
+    title: str = ""
 
 
 @dataclass(frozen=True, slots=True)

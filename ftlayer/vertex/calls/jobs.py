@@ -384,8 +384,10 @@ class Announced:
     """Reply to `AnnounceJob`.
 
     Attributes:
-        orders: all that wait for this run, those it was given before and has not answered included.
-        known_checkpoint: the highest number among the checkpoints known to have ended, 0 for none.
+        orders: all of this run that have not come to an end: those that wait, and those that it has taken. A driver
+            that finds a new one announces that it has taken it, and carries it out when the reply to that still has
+            it: so what is called expired was not carried out.
+        known_checkpoint: up to this number all checkpoints of the run are known to have ended, 0 for none.
         wants_plan: the plan of this run is not known yet.
     """
 
@@ -401,7 +403,7 @@ class ListJobs:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedJob:
-    """A job as it was announced last, ``heard_ms`` ago by the vertex's clock.
+    """A job as it was announced last, ``heard_ago_ms`` ago by the vertex's clock.
 
     Attributes:
         is_silent: its driver has not been heard for 30 s, and said no last word.
@@ -425,9 +427,14 @@ class JobList:
 
 @dataclass(frozen=True, slots=True)
 class GetJob:
-    """All that is known of a job. `UnknownJobError` where nothing is."""
+    """All that is known of a job, and of its checkpoints those under way and those that ended from a moment on.
+
+    `UnknownJobError` where nothing is known. A checkpoint that has ended never changes: a tool asks for
+    those since the last one that it has.
+    """
 
     owner: str
+    checkpoints_since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -453,7 +460,8 @@ class Hour:
 class AskJob:
     """Ask something of a job's driver, or what has become of it: the reply, an `OrderRecord`, is the state now.
 
-    `UnknownJobError` where no such job is alive; an order for another run is refused in the reply.
+    `UnknownJobError` where no such job is alive; an order for another run is refused in the reply. `ProtocolError`
+    for an id that another order has, and for the 101st order of a job within ten minutes.
     """
 
     order: JobOrder

@@ -20,9 +20,9 @@ What the shell must keep to:
   *other* call in it, or a `tick`, leaves memory ahead of the store: drop the object and make a new one from
   the store, which is what a crash would have done. So give intake transactions of its own. The layer
   notices when it can, and raises `VertexError` from then on.
-- A call that raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError` or `StaleOwnerError`
-  has changed and staged nothing: answer it with the error and go on with the group. Any other error (the
-  store's) loses the transaction.
+- A call that raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError`, `StaleOwnerError` or
+  `UnknownJobError` has changed and staged nothing: answer it with the error and go on with the group. Any other error
+  (the store's) loses the transaction.
 - Ask `intake_blocked` right before `apply`; a blocked call waits its turn while others go ahead.
 - Call `tick` when its time has come. Late ticks delay expiry and writing down, nothing else.
 
@@ -40,9 +40,11 @@ from ftlayer.acker import ExactTracker
 from ftlayer.clock import Now
 from ftlayer.errors import MalformedRequestError, UnsupportedError, VertexError
 from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
+from ftlayer.store.meta import get_query
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Call, Envelope, MutatingCall, ReadingCall, Reply
 from ftlayer.vertex.rules.batches import Batches
+from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
@@ -93,6 +95,7 @@ class FTLayerCore:
         with store.read() as txn:
             recover(state, txn)
             self._dedupe = Dedupe(txn, store.incarnation, now.mono_ms)
+            self._board = Board(store, txn, now)
         failing = Failing(state)
         self._tracking = Tracking(state, failing)
         self._replay = Replays(state, self._tracking)
@@ -125,8 +128,8 @@ class FTLayerCore:
         ``envelope`` None: the call is executed however often it comes. ``txn`` may be None for `Xor` and
         `Touch`, which are no part of any transaction.
 
-        Raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError`, `StaleOwnerError` (each
-        says why), whatever the store raises, and `VertexError` when this object must not be used any more.
+        Raises `MalformedRequestError`, `ProtocolError`, `StaleIncarnationError`, `StaleOwnerError`, `UnknownJobError`
+        (each says why), whatever the store raises, and `VertexError` when this object must not be used any more.
         """
         if isinstance(call, _MEMORY_ONLY):
             return self._apply_in_memory(call, envelope, now)
@@ -185,8 +188,8 @@ class FTLayerCore:
     def read(self, txn: ReadTransaction, call: ReadingCall, now: Now) -> Reply:
         """Answer a call that changes nothing.
 
-        Raises `MalformedRequestError`, `ProtocolError`, `StaleOwnerError`, and `UnsupportedError` for `Explain`
-        without the exact tracker.
+        Raises `MalformedRequestError`, `ProtocolError`, `StaleOwnerError`, `UnknownJobError`, and `UnsupportedError`
+        for `Explain` without the exact tracker.
         """
         self._check_usable()
         match call:
@@ -206,6 +209,10 @@ class FTLayerCore:
                 return self._status.stats(now)
             case calls.ListStreams():
                 return list_streams(self._state, txn)
+            case calls.ListJobs():
+                return self._board.jobs(now)
+            case calls.GetJob():
+                return self._board.job(txn, call, now)
         raise MalformedRequestError(f"{type(call).__name__} is no reading call")
 
     def tick(self, txn: WriteTransaction, now: Now) -> int | None:
@@ -222,6 +229,7 @@ class FTLayerCore:
             self._flushed_ms = now.mono_ms
             state.live.flush(txn)
             self._replay.delete_cancelled(txn)
+        self._board.tick(txn, now)
         group.texts.write(txn)
         if now.mono_ms - self._clients_checked_ms >= _FORGET_CLIENTS_EVERY_MS:
             self._clients_checked_ms = now.mono_ms
@@ -235,7 +243,7 @@ class FTLayerCore:
         state = self._state
         if self._tracking.ends_attempts:
             return now.mono_ms
-        times = [state.rotations.next_ms(), state.orphan_rotations.next_ms()]
+        times = [state.rotations.next_ms(), state.orphan_rotations.next_ms(), self._board.next_tick_ms(now)]
         if state.live.unwritten or state.cancelled:
             times.append(self._flushed_ms + state.options.flush_ms)
         if len(self._dedupe):
@@ -332,7 +340,18 @@ class FTLayerCore:
                 return self._dead_letters.put_cursor(txn, call), None
             case calls.Purge():
                 return self._dead_letters.purge(txn, call), None
+            case calls.AnnounceJob():
+                return self._board.announce(txn, call, self._run_of(txn, call.job), now), None
+            case calls.AskJob():
+                return self._board.ask(txn, call, now), None
         raise MalformedRequestError(f"{type(call).__name__} is no changing call")
+
+    def _run_of(self, txn: ReadTransaction, job: calls.JobDetails) -> str:
+        """Return the run that a job belongs to, "" where this shard keeps no records of it."""
+        if job.kind is calls.JobKind.TOPOLOGY:
+            return self._state.owners.run_of(job.owner)
+        query = get_query(txn, job.owner)
+        return "" if query is None else query.run
 
     def _enter(self, txn: WriteTransaction) -> Group:
         """Return the group of ``txn``; a new transaction means that the last one is over."""

@@ -58,7 +58,13 @@ class Opening:
             self._own(txn, state.stream(name), "")
         for name in call.streams:
             self._own(txn, self._declare(txn, name, call.options), call.query)
-        record = replace(record, epoch=record.epoch + 1, run=call.run, streams=call.streams)
+        record = replace(
+            record,
+            epoch=record.epoch + 1,
+            run=call.run,
+            streams=call.streams,
+            title=call.title or record.title,
+        )
         put_query(txn, call.query, record)
         return QueryOpened(
             record.epoch,

@@ -42,6 +42,10 @@ class Owners:
         self._runs[call.job] = call.run
         return JobClaimed(previous)
 
+    def run_of(self, job: str) -> str:
+        """Return the run that has claimed a job, "" if none has."""
+        return self._runs.get(job, "")
+
     def check(self, streams: Iterable[str], owner: str) -> None:
         """Raise `StaleOwnerError` if a job of ``streams`` belongs to another run than ``owner`` ("": any)."""
         if not owner:

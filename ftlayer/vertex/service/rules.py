@@ -14,6 +14,7 @@ from ftlayer.errors import (
     ProtocolError,
     StaleIncarnationError,
     StaleOwnerError,
+    UnknownJobError,
     VertexUnavailableError,
 )
 from ftlayer.store.kv import KeyValueStore
@@ -22,7 +23,7 @@ from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore
 
 Answer = Callable[[Reply | FTLayerError], None]
 
-REFUSALS = (MalformedRequestError, ProtocolError, StaleIncarnationError, StaleOwnerError)
+REFUSALS = (MalformedRequestError, ProtocolError, StaleIncarnationError, StaleOwnerError, UnknownJobError)
 """What the rules raise for a call that has changed and staged nothing; the rest of its group goes on."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ftlayer.errors import FTLayerError, ProtocolError, StoreDamagedError
-from ftlayer.vertex.calls import Failed, Reply, StatsReply, StreamList, Touched, Xored
+from ftlayer.vertex.calls import Failed, JobList, Reply, StatsReply, StreamList, Touched, Xored
 from ftlayer.vertex.rules.owners import INGEST
 from ftlayer.vertex.service.rules import Answer
 
@@ -127,6 +127,12 @@ def add_failed(a: Failed, b: Failed) -> Failed:
 def add_streams(a: StreamList, b: StreamList) -> StreamList:
     """Put the streams of two shards in one order."""
     return StreamList(tuple(sorted(a.streams + b.streams, key=lambda stream: stream.stream)))
+
+
+def add_jobs(a: JobList, b: JobList) -> JobList:
+    """List the jobs of two shards together, the latest first."""
+    jobs = sorted((*a.jobs, *b.jobs), key=lambda announced: announced.job.since_ms, reverse=True)
+    return JobList(tuple(jobs))
 
 
 def add_stats(a: StatsReply, b: StatsReply) -> StatsReply:

@@ -22,6 +22,7 @@ from ftlayer.vertex.service.sharding import (
     Gather,
     Router,
     add_failed,
+    add_jobs,
     add_stats,
     add_streams,
     add_touched,
@@ -33,6 +34,9 @@ _ADD: dict[type, Callable[[Any, Any], Any]] = {
     calls.Xor: add_xored,
     calls.Touch: add_touched,
     calls.Fail: add_failed,
+    calls.Stats: add_stats,
+    calls.ListJobs: add_jobs,
+    calls.ListStreams: add_streams,
 }
 
 
@@ -127,12 +131,15 @@ class Vertex:
                 self._shards[shard].submit(call, envelope, answer)
             case calls.Requeue() | calls.Purge():
                 self._change_dead(call, envelope, answer)
-            case calls.Stats():
-                self._everywhere([(shard, call) for shard in range(self.shards)], envelope, answer, add_stats)
-            case calls.ListStreams():
-                self._everywhere(
-                    [(shard, call) for shard in range(self.shards)], envelope, answer, add_streams
-                )
+            case calls.Stats() | calls.ListJobs() | calls.ListStreams():
+                parts: list[tuple[int, Call]] = [(shard, call) for shard in range(self.shards)]
+                self._everywhere(parts, envelope, answer, _ADD[type(call)])
+            case calls.AnnounceJob():
+                self._shards[self._router.shard_of(call.job.owner)].submit(call, envelope, answer)
+            case calls.AskJob():
+                self._shards[self._router.shard_of(call.order.owner)].submit(call, envelope, answer)
+            case calls.GetJob():
+                self._shards[self._router.shard_of(call.owner)].submit(call, envelope, answer)
 
     def _everywhere(
         self,

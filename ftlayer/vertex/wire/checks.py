@@ -16,11 +16,9 @@ from ftlayer.failures import MAX_RETRY_LATER_MS
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import I32, MAX_PAGE, MAX_ROWS, U64, Call, Envelope
 from ftlayer.vertex.calls.event_ids import check_event_ids
+from ftlayer.vertex.wire.bounds import MAX_NAME_BYTES, MAX_RUN_BYTES, check_least, check_name
+from ftlayer.vertex.wire.job_checks import check_job_call
 
-# Names become parts of the store's keys, which LMDB limits to 511 bytes.
-MAX_NAME_BYTES = 200
-# A job's name with some more.
-MAX_RUN_BYTES = 256
 LIST_STATES = ("pending", "waiting", "delivery", "dead")
 
 
@@ -54,17 +52,19 @@ def check_call(call: Call) -> None:
             check_name(call.stream, "OpenStream.stream")
         case calls.TakeReplays():
             check_name(call.stream, "TakeReplays.stream")
-            _check_least(call.limit, 1, "TakeReplays.limit")
+            check_least(call.limit, 1, "TakeReplays.limit")
         case calls.Recall() | calls.StreamStatusCall():
             _check_streams(call.streams, f"{type(call).__name__}.streams")
         case calls.OpenQuery():
             check_name(call.query, "OpenQuery.query")
             for index, stream in enumerate(call.streams):
                 check_name(stream, f"OpenQuery.streams[{index}]")
+            if call.title:
+                check_name(call.title, "OpenQuery.title")
         case calls.Deliverable():
             check_name(call.stream, "Deliverable.stream")
-            _check_least(call.start, 0, "Deliverable.start")
-            _check_least(call.max_rows, 1, "Deliverable.max_rows")
+            check_least(call.start, 0, "Deliverable.start")
+            check_least(call.max_rows, 1, "Deliverable.max_rows")
         case calls.ReadDeliveries():
             check_name(call.stream, "ReadDeliveries.stream")
             _check_range(call.start, call.end, "ReadDeliveries")
@@ -96,21 +96,16 @@ def check_call(call: Call) -> None:
         case calls.Explain():
             if not 0 < call.root < 1 << 64:
                 raise MalformedRequestError(f"Explain.root: expected an id, 1 to 2^64-1, got {call.root}")
-        case calls.Requeue() | calls.Purge() | calls.Stats() | calls.ListStreams():
+        case calls.AnnounceJob() | calls.AskJob() | calls.GetJob():
+            check_job_call(call)
+        case calls.Requeue() | calls.Purge() | calls.Stats() | calls.ListJobs() | calls.ListStreams():
             pass
 
 
 def check_envelope(envelope: Envelope) -> None:
     """Raise `MalformedRequestError` unless the envelope names a client and a sequence from 1."""
     check_name(envelope.client, "client")
-    _check_least(envelope.sequence, 1, "sequence")
-
-
-def check_name(name: str, where: str, most: int = MAX_NAME_BYTES) -> None:
-    """Raise `MalformedRequestError` unless ``name`` has 1 to ``most`` bytes and no NUL."""
-    size = len(name.encode("utf-8", "surrogatepass"))
-    if not 1 <= size <= most or "\0" in name:
-        raise MalformedRequestError(f"{where}: expected 1 to {most} bytes without NUL, got {size} bytes")
+    check_least(envelope.sequence, 1, "sequence")
 
 
 def _check_rows(rows: int, where: str) -> None:
@@ -165,22 +160,16 @@ def _check_failures(failures: tuple[calls.Failure, ...], where: str) -> None:
             )
 
 
-def _check_least(value: int, least: int, where: str) -> None:
-    # The upper bound is what the store's signed 64-bit fields hold.
-    if not least <= value < 1 << 63:
-        raise MalformedRequestError(f"{where}: expected {least} to 2^63-1, got {value}")
-
-
 def _check_range(start: int, end: int, where: str) -> None:
-    _check_least(start, 0, f"{where}.start")
-    _check_least(end, start, f"{where}.end")
+    check_least(start, 0, f"{where}.start")
+    check_least(end, start, f"{where}.end")
 
 
 def _check_batch(call: calls.BeginBatch | calls.Seal | calls.Reseal | calls.Commit) -> None:
     where = type(call).__name__
     check_name(call.query, f"{where}.query")
-    _check_least(call.epoch, 0, f"{where}.epoch")
-    _check_least(call.batch, 0, f"{where}.batch")
+    check_least(call.epoch, 0, f"{where}.epoch")
+    check_least(call.batch, 0, f"{where}.batch")
 
 
 def _check_report(report: calls.Report, where: str) -> None:

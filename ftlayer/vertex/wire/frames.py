@@ -20,12 +20,21 @@ import pyarrow as pa
 from ftlayer.errors import FTLayerError, MalformedRequestError, VertexError
 from ftlayer.transport.failures import error_in
 from ftlayer.transport.frames import malformed, pack, unpack_map
-from ftlayer.vertex.calls import Call, Deliverable, Envelope, MutatingCall, ReadingCall, Reply
+from ftlayer.vertex.calls import (
+    AnnounceJob,
+    AskJob,
+    Call,
+    Deliverable,
+    Envelope,
+    MutatingCall,
+    ReadingCall,
+    Reply,
+)
 from ftlayer.vertex.wire.checks import check_call, check_envelope
 from ftlayer.vertex.wire.codec import dataclass_codec
 
-# `Deliverable` changes something, but nothing that asking again would change twice.
-ENVELOPED = frozenset(typing.get_args(MutatingCall)) - {Deliverable}
+# These change something, but nothing that asking again would change twice.
+ENVELOPED = frozenset(typing.get_args(MutatingCall)) - {Deliverable, AnnounceJob, AskJob}
 READING = typing.get_args(ReadingCall)
 CALLS: dict[str, type] = {
     kind.__name__: kind for kind in typing.get_args(MutatingCall) + typing.get_args(ReadingCall)

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StaleOwnerError
+from ftlayer.store.meta import get_query
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Envelope, SourcePosition
 
@@ -265,3 +266,26 @@ def test_no_record_is_lost_or_accepted_twice_whatever_the_runs_do(kit, steps):
         assert sum(run.acknowledge(root).completed for root in run.roots) == 0
     assert sum(last.acknowledge(root).completed for root in last.roots) == len(texts)
     assert last.status().drained
+
+
+def test_an_announcement_of_a_run_that_another_has_followed_is_refused(vertex, kit):
+    """The claim counts, and of a query the last opening, whether or not the new run has announced itself."""
+    vertex.call(calls.ClaimJob("j", "run-1"))
+    vertex.call(calls.AnnounceJob(announced("j", "run-1", calls.JobKind.TOPOLOGY)))
+    vertex.call(calls.ClaimJob("j", "run-2"))
+    with pytest.raises(StaleOwnerError, match="as run run-2"):
+        vertex.call(calls.AnnounceJob(announced("j", "run-1", calls.JobKind.TOPOLOGY)))
+    vertex.call(calls.OpenQuery("q", "run-1", ("q/files",), title="clean"))
+    vertex.call(calls.OpenQuery("q", "run-2", ("q/files",)))
+    with pytest.raises(StaleOwnerError, match="as run run-2"):
+        vertex.call(calls.AnnounceJob(announced("q", "run-1", calls.JobKind.QUERY)))
+    vertex.restart()
+    vertex.call(calls.AnnounceJob(announced("j", "run-2", calls.JobKind.TOPOLOGY)))
+    vertex.call(calls.AnnounceJob(announced("q", "run-2", calls.JobKind.QUERY)))
+    assert {found.job.run for found in vertex.call(calls.ListJobs()).jobs} == {"run-2"}
+    with vertex.store.read() as txn:
+        assert get_query(txn, "q").title == "clean"
+
+
+def announced(owner: str, run: str, kind: calls.JobKind) -> calls.JobDetails:
+    return calls.JobDetails(owner, owner, kind, run, "acker", "running", False, 1, 2)

@@ -20,10 +20,14 @@ from ftlayer.errors import (
     StaleIncarnationError,
     StoreDamagedError,
     StorePathError,
+    UnknownJobError,
 )
 from ftlayer.records.ids import random_root_ids
 from ftlayer.vertex.calls import (
     Accepted,
+    Announced,
+    AnnounceJob,
+    AskJob,
     BeginBatch,
     Changed,
     Commit,
@@ -31,11 +35,18 @@ from ftlayer.vertex.calls import (
     Fail,
     Failed,
     Failure,
+    GetJob,
     Ingest,
+    JobDetails,
+    JobKind,
+    JobOrder,
+    ListJobs,
     ListRecords,
     ListStreams,
     OpenQuery,
     OpenStream,
+    OrderAction,
+    OrderState,
     Persist,
     Purge,
     QueryOpened,
@@ -110,6 +121,23 @@ def test_one_xor_completes_roots_of_all_shards(client: VertexClient, pending: li
     with client.pipeline() as pipeline:
         assert pipeline.submit(Xor(roots, values, incarnation)).result() == Xored(12, 0)
     assert client.call(Xor(roots[:0], values[:0], incarnation)) == Xored(0, 0)
+
+
+def test_jobs_of_all_shards_are_listed_and_asked(client: VertexClient) -> None:
+    owners = [owner_of(stream) for stream in streams_of_all_shards(client)]
+    for number, owner in enumerate(owners):
+        job = JobDetails(owner, owner, JobKind.TOPOLOGY, "run-1", "acker", "running", False, number, number)
+        assert client.call(AnnounceJob(job)) == Announced((), 0, True)
+        order = JobOrder("o-1", owner, "run-1", OrderAction.DRAIN, "me", 1)
+        asked: Any = client.call(AskJob(order))
+        assert asked.answer.state is OrderState.WAITING
+        assert client.call(AnnounceJob(job)) == Announced((order,), 0, True)
+        found: Any = client.call(GetJob(owner))
+        assert [record.order for record in found.orders] == [order]
+    listed: Any = client.call(ListJobs())
+    assert [found.job.owner for found in listed.jobs] == owners[::-1]
+    with pytest.raises(UnknownJobError):
+        client.call(GetJob("nothing"))
 
 
 def test_stats_are_of_all_shards(client: VertexClient, pending: list[Persist]) -> None:

@@ -1,0 +1,67 @@
+"""A store of format 1, as the code before format 2 has left it: `format_1.mdb.gz`."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from ftlayer.cli.offline import inspect_store
+from ftlayer.clock import Now
+from ftlayer.errors import StoreDamagedError
+from ftlayer.store import TABLES, LmdbStore
+from ftlayer.store.meta import get_query
+from ftlayer.vertex import calls
+from ftlayer.vertex.rules.layer import FTLayerCore
+from ftlayer.vertex.rules.options import LayerOptions
+
+NEW = ("groups", "by_group", "by_origin", "board", "audit")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "store"
+    path.mkdir(mode=0o700)
+    packed = Path(__file__).with_name("format_1.mdb.gz").read_bytes()
+    (path / "data.mdb").write_bytes(gzip.decompress(packed))
+    return path
+
+
+def test_it_is_read_as_it_is_and_lacks_nothing(path: Path) -> None:
+    report = inspect_store(path)
+    assert report.format_version == 1
+    assert (report.tables["dead"].entries, report.tables["waiting"].entries) == (14, 2)
+    assert [report.tables[table].entries for table in NEW] == [0] * len(NEW)
+    store = LmdbStore.open(path, read_only=True)
+    with store.read() as txn:
+        assert [list(txn.scan(table)) for table in NEW] == [[]] * len(NEW)
+        assert [txn.get(table, b"k") for table in NEW] == [None] * len(NEW)
+        assert sum(txn.count(table) for table in TABLES) > 16
+    store.close()
+
+
+def test_a_vertex_goes_on_with_it_in_format_2(path: Path) -> None:
+    store = LmdbStore.open(path, max_store_bytes=8 << 20)
+    layer = FTLayerCore(store, LayerOptions(), Now(1, 1_700_000_100_000))
+    with store.read() as txn:
+        listed = layer.read(txn, calls.ListRecords("dead"), Now(1, 1_700_000_100_000))
+        record = get_query(txn, "q")
+    assert isinstance(listed, calls.RecordList)
+    assert len(listed.records) == 14
+    assert record is not None
+    assert record.title == ""
+    store.close()
+    assert inspect_store(path).format_version == 2
+
+
+def test_a_store_of_format_2_without_one_of_its_tables_is_damaged(path: Path) -> None:
+    LmdbStore.open(path, max_store_bytes=8 << 20).close()
+    with (
+        lmdb.open(str(path), max_dbs=20, map_size=8 << 20) as environment,
+        environment.begin(write=True) as txn,
+    ):
+        txn.drop(environment.open_db(b"audit", txn))
+    with pytest.raises(StoreDamagedError, match="its table 'audit' is missing"):
+        LmdbStore.open(path, read_only=True)

@@ -1,0 +1,159 @@
+"""Announcements, orders, restarts of driver and vertex in any order: its run carries an order out once, or never."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ftlayer.clock import Now
+from ftlayer.errors import StaleOwnerError, UnknownJobError
+from ftlayer.store import MemoryStore
+from ftlayer.vertex.calls import (
+    Announced,
+    AnnounceJob,
+    AskJob,
+    GetJob,
+    JobDetails,
+    JobKind,
+    JobOrder,
+    OrderAction,
+    OrderAnswer,
+    OrderState,
+)
+from ftlayer.vertex.rules.board import Board
+
+ENDED = {OrderState.DONE, OrderState.FAILED, OrderState.REFUSED, OrderState.EXPIRED}
+
+
+@dataclass
+class Driver:
+    """A run that keeps to what `Announced` asks of it."""
+
+    run: str
+    answers: dict[str, OrderAnswer] = field(default_factory=dict)
+    final: bool = False
+    has_announced: bool = False
+
+    def details(self) -> JobDetails:
+        state = "finished" if self.final else "running"
+        return JobDetails("j", "j", JobKind.TOPOLOGY, self.run, "acker", state, self.final, 1, 2)
+
+
+class BoardMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore()
+        self.now = Now(0, 1_700_000_000_000)
+        self.board = self._opened()
+        self.driver = Driver("run-1")
+        self.old: list[Driver] = []
+        self.orders: dict[str, JobOrder] = {}
+        self.carried_out: dict[str, str] = {}  # order → the run that did
+        self.seen: dict[str, OrderState] = {}
+
+    def _opened(self) -> Board:
+        with self.store.read() as txn:
+            return Board(self.store, txn, self.now)
+
+    def _announce(self, driver: Driver) -> Announced:
+        driver.has_announced = True
+        with self.store.write(intake=False) as txn:
+            call = AnnounceJob(driver.details(), tuple(driver.answers.values()))
+            return self.board.announce(txn, call, "", self.now)
+
+    @rule(arrives=st.booleans())
+    def announces(self, arrives: bool) -> None:
+        """The driver announces; the reply may be lost, and then nothing of it counts."""
+        sent = set(self.driver.answers)
+        reply = self._announce(self.driver)
+        assert all(order.run == self.driver.run for order in reply.orders)
+        if not arrives:
+            return
+        listed = {order.id for order in reply.orders}
+        for order in reply.orders:
+            answer = self.driver.answers.get(order.id)
+            if answer is None:
+                self.driver.answers[order.id] = OrderAnswer(order.id, OrderState.TAKEN, "", 1)
+            elif answer.state is OrderState.TAKEN and order.id in sent and order.id not in self.carried_out:
+                self.carried_out[order.id] = self.driver.run
+        for gone in sent - listed:
+            del self.driver.answers[gone]
+
+    @precondition(lambda self: self.driver.answers)
+    @rule(data=st.data(), state=st.sampled_from([OrderState.DONE, OrderState.FAILED]))
+    def carries_out(self, data: st.DataObject, state: OrderState) -> None:
+        under_way = sorted(id for id in self.driver.answers if self.carried_out.get(id) == self.driver.run)
+        if under_way:
+            order = data.draw(st.sampled_from(under_way))
+            self.driver.answers[order] = OrderAnswer(order, state, "", 2)
+
+    @rule()
+    def driver_restarts(self) -> None:
+        self.old.append(self.driver)
+        self.driver = Driver(f"run-{len(self.old) + 1}")
+
+    @rule()
+    def driver_ends(self) -> None:
+        self.driver.final = True
+
+    @precondition(lambda self: self.old and self.old[-1].has_announced)
+    @rule()
+    def an_old_driver_announces(self) -> None:
+        """Before the new one has spoken it still counts."""
+        driver = self.old[-1]
+        try:
+            self._announce(driver)
+        except StaleOwnerError:
+            return
+        with self.store.read() as txn:
+            assert self.board.job(txn, GetJob("j"), self.now).job.run == driver.run
+
+    @rule(ms=st.sampled_from([10, 1_000, 30_000, 60_000]))
+    def time_passes(self, ms: int) -> None:
+        self.now = Now(self.now.mono_ms + ms, self.now.wall_ms + ms)
+        due_ms = self.board.next_tick_ms(self.now)
+        if due_ms is not None and due_ms <= self.now.mono_ms:
+            with self.store.write(intake=False) as txn:
+                self.board.tick(txn, self.now)
+
+    @rule()
+    def vertex_restarts(self) -> None:
+        self.board = self._opened()
+
+    @rule(again=st.booleans(), to_former=st.booleans(), data=st.data())
+    def asks(self, again: bool, to_former: bool, data: st.DataObject) -> None:
+        if again and self.orders:
+            order = self.orders[data.draw(st.sampled_from(sorted(self.orders)))]
+        else:
+            run = self.old[-1].run if to_former and self.old else self.driver.run
+            order = JobOrder(f"o-{len(self.orders)}", "j", run, OrderAction.SAVEPOINT, "me", self.now.wall_ms)
+        try:
+            with self.store.write(intake=False) as txn:
+                record = self.board.ask(txn, AskJob(order), self.now)
+        except UnknownJobError:
+            assert order.id not in self.orders
+            return
+        assert record.order == order
+        self.orders[order.id] = order
+
+    @invariant()
+    def an_order_is_carried_out_by_its_run_and_never_called_expired(self) -> None:
+        if not self.orders:
+            return
+        with self.store.read() as txn:
+            records = self.board.job(txn, GetJob("j"), self.now).orders
+        for record in records:
+            id, state = record.order.id, record.answer.state
+            if id in self.carried_out:
+                assert self.carried_out[id] == record.order.run
+                assert state not in (OrderState.WAITING, OrderState.EXPIRED, OrderState.REFUSED)
+            before = self.seen.get(id)
+            assert before not in ENDED or before is state
+            self.seen[id] = state
+
+
+TestBoard = BoardMachine.TestCase
+TestBoard.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
