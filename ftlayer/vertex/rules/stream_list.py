@@ -7,6 +7,7 @@ from dataclasses import asdict
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction
+from ftlayer.store.meta import get_query
 from ftlayer.vertex.calls.jobs import HistogramDetails, JobKind
 from ftlayer.vertex.calls.records import StreamDetails, StreamList
 from ftlayer.vertex.rules.owners import INGEST, owner_of
@@ -32,7 +33,7 @@ def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_si
     return StreamDetails(
         stream=stream.name,
         owner=owner,
-        title=owner,
+        title=_title(txn, owner, kind),
         source=stream.name.removeprefix(f"{owner}/"),
         pending=stream.in_flight,
         waiting=stream.waiting + stream.due_rows,
@@ -58,6 +59,12 @@ def _owner(state: ShardState, stream: Stream) -> tuple[str, JobKind | None]:
         return "", None
     owner = owner_of(stream.name)
     return owner, JobKind.TOPOLOGY if state.owners.has_claimed(owner) else None
+
+
+def _title(txn: ReadTransaction, owner: str, kind: JobKind | None) -> str:
+    """Return what people call an owner: of a query its name, if it has said it."""
+    query = get_query(txn, owner) if kind is JobKind.QUERY else None
+    return owner if query is None else query.title or owner
 
 
 def _waits_since_ms(state: ShardState, txn: ReadTransaction, stream: Stream) -> int:

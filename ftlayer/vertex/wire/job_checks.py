@@ -16,7 +16,6 @@ from ftlayer.vertex.calls import (
     AnnounceJob,
     AskJob,
     GetJob,
-    HistogramDetails,
     JobDetails,
     JobOrder,
     OrderAction,
@@ -81,16 +80,6 @@ def _check_job(job: JobDetails, where: str) -> None:
     for index, checkpoint in enumerate(job.checkpoints):
         check_least(checkpoint.number, 1, f"{where}.checkpoints[{index}].number")
         check_least(checkpoint.ended_ms, 0, f"{where}.checkpoints[{index}].ended_ms")
-    for name, histogram in job.histograms.items():
-        _check_histogram(histogram, f"{where}.histograms[{name!r}]")
-
-
-def _check_histogram(histogram: HistogramDetails, where: str) -> None:
-    counts = len(histogram.bounds) + 1
-    if len(histogram.counts) != counts:
-        raise MalformedRequestError(f"{where}.counts: expected {counts}, one more than bounds")
-    if len(histogram.exemplars) not in (0, counts):
-        raise MalformedRequestError(f"{where}.exemplars: expected {counts}, or none")
 
 
 def _check_order(order: JobOrder, where: str) -> None:

@@ -285,6 +285,7 @@ def test_an_announcement_of_a_run_that_another_has_followed_is_refused(vertex, k
     assert {found.job.run for found in vertex.call(calls.ListJobs()).jobs} == {"run-2"}
     with vertex.store.read() as txn:
         assert get_query(txn, "q").title == "clean"
+    assert [found.title for found in vertex.call(calls.ListStreams()).streams] == ["clean"]
 
 
 def announced(owner: str, run: str, kind: calls.JobKind) -> calls.JobDetails:

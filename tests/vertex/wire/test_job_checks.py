@@ -87,14 +87,6 @@ def test_what_makes_sense_comes_through(call: Call) -> None:
             r"AnnounceJob\.job\.checkpoints\[0\]\.ended_ms: expected 0",
         ),
         (
-            announce(histograms={"h": HistogramDetails((1.0,), (1,), 1.0)}),
-            r"AnnounceJob\.job\.histograms\['h'\]\.counts: expected 2",
-        ),
-        (
-            announce(histograms={"h": HistogramDetails((1.0,), (1, 2), 1.0, (None,))}),
-            r"AnnounceJob\.job\.histograms\['h'\]\.exemplars: expected 2, or none",
-        ),
-        (
             AnnounceJob(JOB, (OrderAnswer("o", OrderState.WAITING, "", 1),)),
             r"AnnounceJob\.answers\[0\]\.state: an answer to an order is never waiting",
         ),
