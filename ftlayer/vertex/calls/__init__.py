@@ -60,8 +60,10 @@ from ftlayer.vertex.calls.jobs import (
     CheckpointDetails,
     CheckpointTotals,
     EdgeDetails,
+    GetHour,
     GetJob,
     HistogramDetails,
+    Hour,
     Incident,
     JobDetails,
     JobKind,
@@ -159,8 +161,10 @@ __all__ = [
     "Failed",
     "Failure",
     "GetCursor",
+    "GetHour",
     "GetJob",
     "HistogramDetails",
+    "Hour",
     "Incident",
     "Ingest",
     "JobClaimed",
@@ -258,6 +262,7 @@ ReadingCall = (
     | ListJobs
     | GetJob
     | ListStreams
+    | GetHour
 )
 Call = MutatingCall | ReadingCall
 
@@ -283,6 +288,7 @@ Reply = (
     | Cursor
     | StatsReply
     | StreamList
+    | Hour
     | CircuitsReported
     | Announced
     | OrderRecord

@@ -40,6 +40,7 @@ from ftlayer.vertex.calls import (
     AskJob,
     CheckpointDetails,
     GetJob,
+    Hour,
     Incident,
     JobDetails,
     JobList,
@@ -48,6 +49,7 @@ from ftlayer.vertex.calls import (
     OrderRecord,
     OrderState,
 )
+from ftlayer.vertex.rules.hour import JobHours
 
 SILENT_MS = 30_000
 """A driver that was not heard for so long is called silent."""
@@ -123,6 +125,7 @@ class Board:
         """Read what the store has. Raises `StoreDamagedError`."""
         self._store = store
         self._jobs: dict[str, _Job] = {}
+        self._hours = JobHours()
         # Jobs were not heard while there was no board to hear them, and could not take orders.
         self._started_ms = self._trimmed_ms = now.wall_ms
         for owner, values in tables.all_jobs(txn):
@@ -156,6 +159,7 @@ class Board:
         job.details = replace(details, plan=plan, checkpoints=under_way)
         job.is_whole = True
         job.heard_ms = now.wall_ms
+        self._hours.note(details, now)
         job.incidents = _merged(job.incidents, details.incidents)
         self._keep_checkpoints(txn, job, ended)
         if changed or (now.wall_ms - job.written_ms >= WRITE_EVERY_MS and self._has_room()):
@@ -202,11 +206,7 @@ class Board:
 
     def job(self, txn: ReadTransaction, call: GetJob, now: Now) -> AnnouncedJob:
         """Return one job; `UnknownJobError` where none of that owner is known."""
-        job = self._jobs.get(call.owner)
-        if job is None:
-            raise UnknownJobError(
-                f"no job {call.owner!r} has announced itself: see which there are (ListJobs)"
-            )
+        job = self._of(call.owner)
         details = job.details if job.is_whole else self._stored_details(txn, call.owner)
         ended = tuple(
             _unpacked(_CHECKPOINT, values[0], f"a checkpoint of job {call.owner!r}")
@@ -215,6 +215,11 @@ class Board:
         announced = self._announced(job, replace(details, checkpoints=(*ended, *details.checkpoints)), now)
         orders = tuple(order.record for order in job.orders.values())
         return replace(announced, orders=orders[-SHOWN_ORDERS:])
+
+    def hour(self, owner: str, now: Now) -> Hour:
+        """Return a job's last hour; `UnknownJobError` where none of that owner is known."""
+        self._of(owner)
+        return self._hours.hour(owner, now)
 
     def tick(self, txn: WriteTransaction, now: Now) -> None:
         """Do what time brings: orders expire, jobs that are gone leave memory, and in the end the store."""
@@ -354,6 +359,7 @@ class Board:
         for place, job in enumerate(gone):
             if place >= KEEP_GONE or now.wall_ms - job.heard_ms >= KEEP_GONE_MS:
                 del self._jobs[job.details.owner]
+                self._hours.forget(job.details.owner)
                 tables.forget(txn, job.details.owner)
             elif job.is_whole and self._has_room():
                 self._drop_checkpoints(txn, job, KEEP_CHECKPOINTS_GONE)
@@ -377,6 +383,12 @@ class Board:
             raise StoreDamagedError(f"the store lacks job {owner!r}, which it had")
         details: JobDetails = _unpacked(_DETAILS, values[1], f"job {owner!r}")
         return details
+
+    def _of(self, owner: str) -> _Job:
+        job = self._jobs.get(owner)
+        if job is None:
+            raise UnknownJobError(f"no job {owner!r} has announced itself: see which there are (ListJobs)")
+        return job
 
     def _known_job(self, owner: str) -> _Job:
         job = self._jobs.get(owner)

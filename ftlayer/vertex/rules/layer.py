@@ -48,6 +48,7 @@ from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
+from ftlayer.vertex.rules.hour import VertexHour
 from ftlayer.vertex.rules.opening import Opening, recall
 from ftlayer.vertex.rules.operating import DeadLetters, Listing
 from ftlayer.vertex.rules.options import LayerOptions
@@ -105,6 +106,7 @@ class FTLayerCore:
         self._dead_letters = DeadLetters(state)
         self._listing = Listing(state)
         self._status = Status(state, store, self._replay)
+        self._hour = VertexHour(state, store, now)
         self._transaction: WriteTransaction | None = None
         self._broken = False
         self._flushed_ms = now.mono_ms
@@ -136,6 +138,7 @@ class FTLayerCore:
         if txn is None:
             raise ValueError(f"{type(call).__name__} needs a transaction")
         group = self._enter(txn)
+        self._hour.advance(now)
         if envelope is not None and isinstance(call, _DURABLE + _PASSING):
             if isinstance(call, (calls.Fail, calls.Recall)):
                 self._state.check_incarnation(call.incarnation)
@@ -169,6 +172,7 @@ class FTLayerCore:
     ) -> CallOutcome:
         """Run a call that no transaction has a part in: it has its effect at once."""
         self._check_usable()
+        self._hour.advance(now)
         self._state.check_incarnation(call.incarnation)
         if envelope is not None:
             seen = self._dedupe.reply_to(envelope, self._state.group.replies)
@@ -207,6 +211,8 @@ class FTLayerCore:
                 return self._explain(call.root)
             case calls.Stats():
                 return self._status.stats(now)
+            case calls.GetHour():
+                return self._board.hour(call.owner, now) if call.owner else self._hour.hour(now)
             case calls.ListStreams():
                 return list_streams(self._state, txn)
             case calls.ListJobs():
@@ -223,6 +229,7 @@ class FTLayerCore:
         """
         group = self._enter(txn)
         state = self._state
+        self._hour.advance(now)
         self._tracking.advance(now)
         self._tracking.end_attempts(txn, now)
         if now.mono_ms - self._flushed_ms >= state.options.flush_ms:

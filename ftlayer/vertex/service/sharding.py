@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import zlib
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ftlayer.errors import FTLayerError, ProtocolError, StoreDamagedError
-from ftlayer.vertex.calls import Failed, JobList, Reply, StatsReply, StreamList, Touched, Xored
+from ftlayer.vertex.calls import Failed, Hour, JobList, Reply, StatsReply, StreamList, Touched, Xored
 from ftlayer.vertex.rules.owners import INGEST
 from ftlayer.vertex.service.rules import Answer
 
@@ -78,8 +79,8 @@ class Router:
         self._pinned = pinned
 
 
-# A share of one thing is no share of another: of these the largest tells the most.
-_LARGEST = ("used_share",)
+# A share of one thing is no share of another, nor are ages added: of these the largest tells the most.
+_LARGEST = ("used_share", "oldest_seconds")
 
 
 class Gather:
@@ -139,11 +140,35 @@ def add_stats(a: StatsReply, b: StatsReply) -> StatsReply:
     """Add counters and gauges; of shares the larger."""
     values = dict(a.values)
     for name, value in b.values.items():
-        values[name] = (
-            max(values.get(name, value), value) if name in _LARGEST else values.get(name, 0) + value
-        )
+        values[name] = _add_value(name, values[name], value) if name in values else value
     circuits = {
         name: {**a.circuits.get(name, {}), **b.circuits.get(name, {})}
         for name in {**a.circuits, **b.circuits}
     }
     return StatsReply(values, circuits)
+
+
+def add_hours(a: Hour, b: Hour) -> Hour:
+    """Add the points of two shards step by step; where one has none, the other's count.
+
+    Asked around the end of a step, one of them may be a step ahead: what both have is given.
+    """
+    if a.end_ms > b.end_ms:
+        a, b = b, a
+    ahead = round((b.end_ms - a.end_ms) / a.step_ms)
+    series = dict(a.series)
+    for name, points in b.series.items():
+        shifted = (*(math.nan,) * ahead, *points[: len(points) - ahead])
+        mine = series.get(name, (math.nan,) * len(points))
+        series[name] = tuple(_add_point(name, x, y) for x, y in zip(mine, shifted, strict=True))
+    return Hour(a.step_ms, a.end_ms, series)
+
+
+def _add_point(name: str, x: float, y: float) -> float:
+    if math.isnan(x) or math.isnan(y):
+        return y if math.isnan(x) else x
+    return _add_value(name, x, y)
+
+
+def _add_value(name: str, x: float, y: float) -> float:
+    return max(x, y) if name in _LARGEST else x + y

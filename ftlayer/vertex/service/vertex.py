@@ -22,6 +22,7 @@ from ftlayer.vertex.service.sharding import (
     Gather,
     Router,
     add_failed,
+    add_hours,
     add_jobs,
     add_stats,
     add_streams,
@@ -37,6 +38,7 @@ _ADD: dict[type, Callable[[Any, Any], Any]] = {
     calls.Stats: add_stats,
     calls.ListJobs: add_jobs,
     calls.ListStreams: add_streams,
+    calls.GetHour: add_hours,
 }
 
 
@@ -131,14 +133,14 @@ class Vertex:
                 self._shards[shard].submit(call, envelope, answer)
             case calls.Requeue() | calls.Purge():
                 self._change_dead(call, envelope, answer)
-            case calls.Stats() | calls.ListJobs() | calls.ListStreams():
+            case calls.Stats() | calls.ListJobs() | calls.ListStreams() | calls.GetHour(owner=""):
                 parts: list[tuple[int, Call]] = [(shard, call) for shard in range(self.shards)]
                 self._everywhere(parts, envelope, answer, _ADD[type(call)])
             case calls.AnnounceJob():
                 self._shards[self._router.shard_of(call.job.owner)].submit(call, envelope, answer)
             case calls.AskJob():
                 self._shards[self._router.shard_of(call.order.owner)].submit(call, envelope, answer)
-            case calls.GetJob():
+            case calls.GetJob() | calls.GetHour():
                 self._shards[self._router.shard_of(call.owner)].submit(call, envelope, answer)
 
     def _everywhere(

@@ -96,7 +96,7 @@ def check_call(call: Call) -> None:
         case calls.Explain():
             if not 0 < call.root < 1 << 64:
                 raise MalformedRequestError(f"Explain.root: expected an id, 1 to 2^64-1, got {call.root}")
-        case calls.AnnounceJob() | calls.AskJob() | calls.GetJob():
+        case calls.AnnounceJob() | calls.AskJob() | calls.GetJob() | calls.GetHour():
             check_job_call(call)
         case calls.Requeue() | calls.Purge() | calls.Stats() | calls.ListJobs() | calls.ListStreams():
             pass

@@ -15,6 +15,7 @@ from ftlayer.errors import MalformedRequestError
 from ftlayer.vertex.calls import (
     AnnounceJob,
     AskJob,
+    GetHour,
     GetJob,
     JobDetails,
     JobOrder,
@@ -53,7 +54,7 @@ _MOST = {
 }
 
 
-def check_job_call(call: AnnounceJob | AskJob | GetJob) -> None:
+def check_job_call(call: AnnounceJob | AskJob | GetJob | GetHour) -> None:
     """Raise `MalformedRequestError` naming the field, if ``call`` cannot be meant."""
     match call:
         case AnnounceJob():
@@ -71,6 +72,9 @@ def check_job_call(call: AnnounceJob | AskJob | GetJob) -> None:
             _check_order(call.order, "AskJob.order")
         case GetJob():
             check_name(call.owner, "GetJob.owner")
+        case GetHour():
+            if call.owner:
+                check_name(call.owner, "GetHour.owner")
 
 
 def _check_job(job: JobDetails, where: str) -> None:
