@@ -114,6 +114,8 @@ def job_health(vertex: str, announced: AnnouncedJob, hour: Hour | None = None) -
 
 def vertex_health(view: VertexView) -> Judgement:
     """Judge a vertex by its last answers; its jobs are judged by themselves."""
+    if view.is_gone:
+        return Judgement(Health.OK)
     if not view.is_up:
         return _judged(_silent_vertex(view))
     circuits = (

@@ -18,6 +18,7 @@ class VertexView:
         path: the directory of its store, "" where that is not known.
         is_up: whether it has answered when it was asked last, at ``asked_ms``.
         as_of_ms: when it gave what stands here, 0 if it never did.
+        is_gone: its driver has ended, and it with it: there is nothing to ask any more, and nothing wrong.
         failure: why it gave no answer, "" while it is up.
         has_records: False for a driver's own board, which keeps no records.
         stats: counters and gauges by name, as `ftlayer.vertex.calls.StatsReply` has them.
@@ -32,6 +33,7 @@ class VertexView:
     is_up: bool = False
     asked_ms: int = 0
     as_of_ms: int = 0
+    is_gone: bool = False
     failure: str = ""
     has_records: bool = True
     stats: dict[str, float] = field(default_factory=dict)

@@ -89,6 +89,25 @@ class SocketDirectory:
         return made
 
 
+def socket_directories() -> tuple[Path, ...]:
+    """Return those that processes of this user have made and that no other user can enter, by name.
+
+    What a killed process has left is among them until the next one removes it.
+    """
+    parents = dict.fromkeys(Path(parent).resolve() for parent in (tempfile.gettempdir(), FALLBACK))
+    return tuple(
+        path for parent in parents for path in sorted(parent.glob(f"{_PREFIX}*")) if _is_private(path)
+    )
+
+
+def _is_private(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
+
+
 def _try_socket(path: str) -> None:
     if not is_socket_path(path):
         raise OSError(errno.ENAMETOOLONG, f"{path} is too long for a socket, or has odd characters")

@@ -1,0 +1,190 @@
+"""Asking vertices, all at once, and remembering what each of them said last.
+
+One that gives no answer keeps its last one, with when that was: a page still shows what there was.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeVar
+
+from ftlayer.clock import Now, system_now
+from ftlayer.errors import ConfigError, FTLayerError, UnsupportedError
+from ftlayer.monitor.health import LATELY_MS
+from ftlayer.monitor.sources import Source
+from ftlayer.monitor.views import VertexView
+from ftlayer.vertex.calls import (
+    AnnouncedJob,
+    Call,
+    GetJob,
+    JobList,
+    ListJobs,
+    ListStreams,
+    Reply,
+    Stats,
+    StatsReply,
+    StreamList,
+)
+
+DEADLINE_MS = 3_000
+"""So long a vertex may take to say how it is: it answers in a millisecond, or hangs."""
+
+_AT_ONCE = 16
+
+T = TypeVar("T")
+
+
+class Client(Protocol):
+    """What a vertex is asked by; `ftlayer.vertex.client.client.VertexClient` is one."""
+
+    def call(self, call: Call, *, deadline_ms: int | None = None) -> Reply:
+        """Make one call and return its reply."""
+
+    def close(self) -> None:
+        """Give the connection up."""
+
+
+@dataclass
+class _Vertex:
+    """One vertex: how to reach it, and what it said last."""
+
+    source: Source
+    client: Client
+    view: VertexView
+    dead: deque[tuple[int, int]] = field(default_factory=deque)  # (when, how many there were)
+
+
+class Gatherer:
+    """Asks the vertices that ``look`` finds. Any thread may use it; `close` it at the end.
+
+    A vertex gets a name at first sight and keeps it, also when its driver is started again and when it is gone.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Sequence[Source]],
+        *,
+        label: str = "monitor",
+        clock: Callable[[], Now] = system_now,
+        connect: Callable[[Source, str, int], Client] = Source.client,
+        deadline_ms: int = DEADLINE_MS,
+    ) -> None:
+        """``look`` is asked before each gathering; ``label`` names the clients in logs."""
+        self._look = look
+        self._label = label
+        self._clock = clock
+        self._connect = connect
+        self._deadline_ms = deadline_ms
+        self._lock = threading.Lock()  # guards what follows
+        self._vertices: dict[str, _Vertex] = {}  # by name
+        self._names: dict[str, str] = {}  # by identity
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "ftlayer-monitor")
+
+    def gather(self) -> tuple[VertexView, ...]:
+        """Ask all vertices how they are, and return that of all that were ever seen, by name."""
+        for source in self._look():
+            self._meet(source)
+        with self._lock:
+            names = list(self._vertices)
+        for done in [self._threads.submit(self._ask, name) for name in names]:
+            done.result()
+        return self.views()
+
+    def views(self) -> tuple[VertexView, ...]:
+        """Return what is remembered, by name; asks nothing."""
+        with self._lock:
+            return tuple(self._vertices[name].view for name in sorted(self._vertices))
+
+    def client(self, vertex: str) -> Client:
+        """Return the client of a vertex, which stays this gatherer's. `ConfigError` for a name that none has."""
+        with self._lock:
+            if vertex not in self._vertices:
+                there = ", ".join(sorted(self._vertices)) or "none"
+                raise ConfigError(f"no vertex is called {vertex!r}; there are: {there}")
+            return self._vertices[vertex].client
+
+    def job(self, vertex: str, owner: str, checkpoints_since_ms: int = 0) -> AnnouncedJob:
+        """Return all that a vertex knows of a job. Raises `UnknownJobError`, and what its client does."""
+        return _expect(self.client(vertex).call(GetJob(owner, checkpoints_since_ms)), AnnouncedJob)
+
+    def close(self) -> None:
+        """Give all connections up."""
+        self._threads.shutdown()
+        with self._lock:
+            for vertex in self._vertices.values():
+                vertex.client.close()
+
+    # ------------------------------------------------------------ vertices
+
+    def _meet(self, source: Source) -> None:
+        with self._lock:
+            if source.identity not in self._names:
+                name = self._free_name(source.name)
+                self._names[source.identity] = name
+                view = VertexView(name, source.address, source.path)
+                self._vertices[name] = _Vertex(source, self._connected(source), view)
+
+    def _connected(self, source: Source) -> Client:
+        return self._connect(source, self._label, self._deadline_ms)
+
+    def _free_name(self, wanted: str) -> str:
+        name, number = wanted, 1
+        while name in self._vertices:
+            number += 1
+            name = f"{wanted}-{number}"
+        return name
+
+    def _ask(self, name: str) -> None:
+        with self._lock:
+            vertex = self._vertices[name]
+        before, now_ms = vertex.view, self._clock().wall_ms
+        try:
+            source = vertex.source.refreshed()
+            if source is None:
+                view = replace(
+                    before, is_up=False, is_gone=True, asked_ms=now_ms, failure="its program has ended"
+                )
+            else:
+                self._follow(vertex, source)
+                view = self._asked(vertex.client, replace(before, address=source.address))
+        except FTLayerError as error:
+            view = replace(before, is_up=False, is_gone=False, asked_ms=now_ms, failure=str(error))
+        with self._lock:
+            vertex.view = self._with_rise(vertex, view) if view.is_up else view
+
+    def _follow(self, vertex: _Vertex, source: Source) -> None:
+        """Connect anew where the driver was started again: its vertex has another address and token."""
+        with self._lock:
+            if vertex.source != source:
+                vertex.client.close()
+                vertex.source, vertex.client = source, self._connected(source)
+
+    def _asked(self, client: Client, before: VertexView) -> VertexView:
+        jobs = _expect(client.call(ListJobs()), JobList).jobs
+        now_ms = self._clock().wall_ms
+        view = replace(
+            before, is_up=True, is_gone=False, asked_ms=now_ms, as_of_ms=now_ms, failure="", jobs=jobs
+        )
+        try:
+            stats = _expect(client.call(Stats()), StatsReply)
+        except UnsupportedError:
+            return replace(view, has_records=False)
+        streams = _expect(client.call(ListStreams()), StreamList).streams
+        return replace(view, stats=stats.values, circuits=stats.circuits, streams=streams)
+
+    def _with_rise(self, vertex: _Vertex, view: VertexView) -> VertexView:
+        """Note how many dead letters there are, and say how many came lately: those that went since are not counted."""
+        counted = [stream.died for stream in view.streams]
+        vertex.dead.append((view.as_of_ms, sum(counted)))
+        while vertex.dead[0][0] < view.as_of_ms - LATELY_MS:
+            vertex.dead.popleft()
+        return replace(view, died_lately=max(sum(counted) - min(dead for _, dead in vertex.dead), 0))
+
+
+def _expect(reply: Reply, kind: type[T]) -> T:
+    assert isinstance(reply, kind)
+    return reply

@@ -1,0 +1,155 @@
+"""Which vertices and boards there are to be looked at: those that are named, or all of this user on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ftlayer.errors import ConfigError, VertexUnavailableError
+from ftlayer.transport.address import parse_address
+from ftlayer.transport.sockets import socket_directories
+from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.service.access import ACCESS_FILE, FOUND_ACCESS_FILE, read_access
+
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A vertex, or a board that a driver serves for itself, and what it takes to be let in.
+
+    Attributes:
+        name: a short word for it, of letters, digits and ``. _ -``; two sources may have the same.
+        path: the directory of its store, "" where that is not known: then it is known by its address.
+        file: the access file that it is known by, "" for an address.
+        pid: the driver that serves it, 0 where that is not known.
+    """
+
+    name: str
+    address: str
+    token: str = field(repr=False)
+    root_certs: bytes | None = None
+    client_pem: bytes | None = field(default=None, repr=False)
+    path: str = ""
+    file: str = ""
+    pid: int = 0
+
+    @property
+    def identity(self) -> str:
+        """What stays the same when its driver is started again: the store, or else the address."""
+        return self.path or self.address
+
+    def refreshed(self) -> Source | None:
+        """Return it as its access file has it now; None where its driver has ended and has removed that.
+
+        Raises as `read_access`: where the driver was killed, say.
+        """
+        if not self.file:
+            return self
+        return _of_file(Path(self.file)) if Path(self.file).exists() else None
+
+    def client(self, label: str, deadline_ms: int) -> VertexClient:
+        """Return a client of it; connects with the first call. Raises `ConfigError` for certificates that are none."""
+        return VertexClient(
+            self.address,
+            self.token,
+            root_certs=self.root_certs,
+            client_pem=self.client_pem,
+            client_id=label,
+            deadline_ms=deadline_ms,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Sources that were found, and of each that was passed over a sentence that says why."""
+
+    sources: tuple[Source, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def sources_given(
+    places: Sequence[str],
+    *,
+    token: Callable[[], str],
+    root_certs: bytes | None = None,
+    client_pem: bytes | None = None,
+) -> tuple[Source, ...]:
+    """Return the vertices at ``places``: addresses, and paths of stores whose driver runs on this machine.
+
+    ``token`` is called for an address alone, and the certificates are those of addresses: a path has its own. Raises
+    `ConfigError`, and `VertexUnavailableError` for a path whose driver is gone.
+    """
+    return tuple(
+        _at_address(place, token(), root_certs, client_pem) if "://" in place else _at_path(Path(place))
+        for place in dict.fromkeys(places)
+    )
+
+
+def sources_here() -> Found:
+    """Return all that drivers of this user serve on this machine; those whose driver is gone are left out, and said."""
+    sources: dict[str, Source] = {}
+    left_out = []
+    for directory in socket_directories():
+        path = directory / FOUND_ACCESS_FILE
+        if not path.exists():
+            continue  # of slots, or of a driver that is about to begin or end
+        try:
+            source = _of_file(path.resolve())
+        except (ConfigError, VertexUnavailableError) as error:
+            left_out.append(str(error))
+            continue
+        sources[source.identity] = source
+    return Found(tuple(sources.values()), tuple(left_out))
+
+
+def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: bytes | None) -> Source:
+    where = parse_address(address, "--vertex")
+    name = Path(where.path).stem if where.path else f"{where.host}-{where.port}"
+    is_tls = where.tls
+    return Source(
+        _short(name), address, token, root_certs if is_tls else None, client_pem if is_tls else None
+    )
+
+
+def _at_path(path: Path) -> Source:
+    file = path / ACCESS_FILE if path.is_dir() else path
+    if not file.exists():
+        what = "has no vertex that is embedded in a running program" if path.is_dir() else "is not there"
+        raise ConfigError(
+            f"--vertex: {path} {what}: name a store's directory while its program runs (it has {ACCESS_FILE} then), or "
+            "an address like grpc://127.0.0.1:7077"
+        )
+    return _of_file(file.resolve())
+
+
+def _of_file(file: Path) -> Source:
+    access = read_access(file)
+    is_store = file.name == ACCESS_FILE
+    return Source(
+        _short(file.parent.name) if is_store else f"driver-{access.pid}",
+        access.address,
+        access.token,
+        access.root_certs,
+        access.client_pem,
+        str(file.parent) if is_store else "",
+        str(file),
+        access.pid,
+    )
+
+
+def _short(name: str) -> str:
+    return _ODD.sub("-", name).strip("-") or "vertex"
+
+
+def user_name() -> str:
+    """Return the user of this process as the system calls them: who does what this process asks for."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"user {os.geteuid()}"

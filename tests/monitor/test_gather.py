@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlayer.clock import Now
+from ftlayer.errors import ConfigError, UnsupportedError, VertexUnavailableError
+from ftlayer.monitor.gather import Gatherer
+from ftlayer.monitor.sources import Source
+from ftlayer.vertex.calls import (
+    GetJob,
+    JobList,
+    ListJobs,
+    ListStreams,
+    Stats,
+    StatsReply,
+    StreamList,
+)
+
+TOKEN = "a-token-of-some-length"
+
+
+@dataclass
+class Clock:
+    wall_ms: int = 1_000_000
+
+    def __call__(self) -> Now:
+        return Now(0, self.wall_ms)
+
+
+@dataclass
+class Answering:
+    """A vertex's client whose answers a test chooses; an error is raised."""
+
+    answers: dict[type, Any]
+    closed: bool = False
+    asked: list[Any] = field(default_factory=list)
+
+    def call(self, call: Any, *, deadline_ms: int | None = None) -> Any:
+        self.asked.append(call)
+        answer = self.answers[type(call)]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def vertex(made: Any, died: int = 0) -> Answering:
+    streams = StreamList((made.stream(died=died),))
+    return Answering(
+        {ListJobs: JobList((made.job(),)), Stats: StatsReply({"pending": 3.0}), ListStreams: streams}
+    )
+
+
+def gatherer(clients: dict[str, Answering], clock: Clock, *sources: Source) -> Gatherer:
+    return Gatherer(lambda: sources, clock=clock, connect=lambda source, label, ms: clients[source.address])
+
+
+def at(address: str, name: str = "ft", path: str = "", file: str = "") -> Source:
+    return Source(name, address, TOKEN, path=path, file=file)
+
+
+def test_what_each_said_last_is_remembered_with_its_time(made: Any) -> None:
+    clients, clock = {"a": vertex(made), "b": vertex(made)}, Clock()
+    gathering = gatherer(clients, clock, at("a", "first"), at("b", "second"))
+    assert gathering.views() == ()
+    first, second = gathering.gather()
+    assert (first.vertex, first.is_up, first.as_of_ms) == ("first", True, 1_000_000)
+    assert second.stats == {"pending": 3.0}
+    clients["b"].answers[ListJobs] = VertexUnavailableError("no answer")
+    clock.wall_ms += 5_000
+    first, second = gathering.gather()
+    assert (second.is_up, second.failure, second.as_of_ms, second.asked_ms) == (
+        False,
+        "no answer",
+        1_000_000,
+        1_005_000,
+    )
+    assert (second.jobs, second.stats) == (first.jobs, first.stats)
+    clients["b"].answers[ListJobs] = JobList(())
+    (_, second) = gathering.gather()
+    assert (second.is_up, second.failure, second.jobs) == (True, "", ())
+    gathering.close()
+    assert [client.closed for client in clients.values()] == [True, True]
+
+
+def test_a_drivers_own_board_keeps_no_records(made: Any) -> None:
+    client = Answering({ListJobs: JobList(()), Stats: UnsupportedError("no records here")})
+    (view,) = gatherer({"a": client}, Clock(), at("a")).gather()
+    assert (view.is_up, view.has_records) == (True, False)
+
+
+def test_names_are_unique_and_stay(made: Any) -> None:
+    clients = {name: vertex(made) for name in "abc"}
+    sources = [at("a"), at("b")]
+    gathering = Gatherer(
+        lambda: sources, clock=Clock(), connect=lambda source, label, ms: clients[source.address]
+    )
+    assert [(view.vertex, view.address) for view in gathering.gather()] == [("ft", "a"), ("ft-2", "b")]
+    sources[:] = [at("c"), at("b")]
+    assert [(view.vertex, view.address) for view in gathering.gather()] == [
+        ("ft", "a"),
+        ("ft-2", "b"),
+        ("ft-3", "c"),
+    ]
+    with pytest.raises(ConfigError, match="no vertex is called 'ft-4'; there are: ft, ft-2, ft-3"):
+        gathering.client("ft-4")
+
+
+def test_dead_letters_that_came_in_the_last_minutes_are_counted(made: Any) -> None:
+    client, clock = vertex(made, died=100), Clock()
+    gathering = gatherer({"a": client}, clock, at("a"))
+
+    def came(died: int, after_ms: int) -> int:
+        client.answers[ListStreams] = StreamList((made.stream(died=died),))
+        clock.wall_ms += after_ms
+        (view,) = gathering.gather()
+        return view.died_lately
+
+    assert came(100, 0) == 0
+    assert came(112, 60_000) == 12
+    assert came(112, 240_000) == 12
+    assert came(113, 1) == 1
+    assert came(5, 1_000) == 0  # the vertex was started again, and counts anew
+
+
+class Files:
+    """A source whose access file a test changes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now: Source | Exception | None = None
+        monkeypatch.setattr(Source, "refreshed", lambda source: self._refreshed())
+
+    def _refreshed(self) -> Source | None:
+        if isinstance(self.now, Exception):
+            raise self.now
+        return self.now
+
+
+def test_a_driver_that_is_started_again_is_followed(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, clients, clock = Files(monkeypatch), {"a": vertex(made), "b": vertex(made)}, Clock()
+    files.now = at("a", path="/ft", file="/ft/vertex.access")
+    gathering = gatherer(clients, clock, files.now)
+    (view,) = gathering.gather()
+    assert view.is_up
+    files.now = VertexUnavailableError("process 7 is gone")
+    (view,) = gathering.gather()
+    assert (view.is_up, view.is_gone, view.failure) == (False, False, "process 7 is gone")
+    files.now = None
+    (view,) = gathering.gather()
+    assert (view.is_up, view.is_gone, view.failure) == (False, True, "its program has ended")
+    assert view.jobs
+    files.now = at("b", path="/ft", file="/ft/vertex.access")
+    (view,) = gathering.gather()
+    assert (view.vertex, view.is_up, view.is_gone, view.address) == ("ft", True, False, "b")
+    assert clients["a"].closed
+
+
+def test_single_jobs_are_asked_for(made: Any, tmp_path: Path) -> None:
+    client = vertex(made)
+    client.answers[GetJob] = made.job()
+    gathering = gatherer({"a": client}, Clock(), at("a"))
+    gathering.gather()
+    assert gathering.job("ft", "orders").job.owner == "orders"
+    assert client.asked[-1] == GetJob("orders")
