@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from ftlayer.errors import MalformedRequestError
 from ftlayer.store import failed, texts
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import StoredBatch
+from ftlayer.store.rows import I64, StoredBatch
 from ftlayer.store.segments import Mask
 from ftlayer.store.streams import get_bounds, get_cursor, log_entries, put_cursor, put_died_ms
 from ftlayer.vertex.calls import (
@@ -47,59 +47,74 @@ class Listing:
             if stream is None:
                 return RecordList((), b"")
         found: list[RecordInfo] = []
-        for record in self._from(txn, call.state, stream, call.after):
+        for record in self._from(txn, call.state, stream, call.after, call.limit + 1):
             if len(found) == call.limit:
                 return RecordList(tuple(found), found[-1].key)
             found.append(record)
         return RecordList(tuple(found), b"")
 
     def _from(
-        self, txn: ReadTransaction, state: str, stream: Stream | None, after: bytes
+        self, txn: ReadTransaction, state: str, stream: Stream | None, after: bytes, most: int
     ) -> Iterator[RecordInfo]:
         match state:
             case "pending":
-                return self._tracked(txn, state, stream, after, b"")
+                return self._tracked(txn, state, stream, after, b"", most)
             case "waiting":
-                return self._waiting(txn, stream, after)
+                return self._waiting(txn, stream, after, most)
             case "dead":
                 return self._failed(txn, FailedTable.DEAD, stream, after, b"")
             case "delivery":
-                return self._delivery(txn, stream, after)
+                return self._delivery(txn, stream, after, most)
         raise MalformedRequestError(
             f'state: expected "pending", "waiting", "delivery" or "dead", got {state!r}'
         )
 
-    def _waiting(self, txn: ReadTransaction, stream: Stream | None, after: bytes) -> Iterator[RecordInfo]:
+    def _waiting(
+        self, txn: ReadTransaction, stream: Stream | None, after: bytes, most: int
+    ) -> Iterator[RecordInfo]:
         if not after.startswith(_IN_TABLE):
-            yield from self._tracked(txn, "waiting", stream, after[1:], _IN_SEGMENT)
+            yield from self._tracked(txn, "waiting", stream, after[1:], _IN_SEGMENT, most)
             after = b""
         yield from self._failed(txn, FailedTable.WAITING, stream, after[1:], _IN_TABLE)
 
     def _tracked(
-        self, txn: ReadTransaction, state: str, stream: Stream | None, after: bytes, prefix: bytes
+        self,
+        txn: ReadTransaction,
+        state: str,
+        stream: Stream | None,
+        after: bytes,
+        prefix: bytes,
+        most: int,
     ) -> Iterator[RecordInfo]:
-        """List rows of tracked segments: those that are due, or those that are in flight."""
+        """List rows of tracked segments: those that are due, or those that are in flight.
+
+        Of a segment it takes ``most`` rows, and it reads none that has no such rows.
+        """
         due = self._due()
         for sequence, live in self._state.live.items():
             start = sequence.to_bytes(8, "big")
             if (stream is not None and live.stream is not stream) or start < after[:8]:
                 continue
-            is_due = due.get(sequence, np.zeros(len(live.done), np.bool_))
+            if state == "waiting" and sequence not in due:
+                continue
+            is_due = _mask(due.get(sequence, ()), len(live.done))
             which = np.flatnonzero(~live.done & (is_due if state == "waiting" else ~is_due))
+            if start == after[:8]:
+                which = which[which > int.from_bytes(after[8:], "big")]
+            which = which[:most]
+            if not len(which):
+                continue
             rows = self._state.segments.rows(txn, sequence, which)
             rows = rows.with_roots(live.roots(which, rows.info.roots))
             for index, row in enumerate(which.tolist()):
-                key = start + row.to_bytes(4, "big")
-                if key > after:
-                    yield _info(prefix + key, live.stream.name, state, rows, index)
+                yield _info(prefix + start + row.to_bytes(4, "big"), live.stream.name, state, rows, index)
 
-    def _due(self) -> dict[int, Mask]:
-        due: dict[int, Mask] = {}
+    def _due(self) -> dict[int, list[I64]]:
+        """Return the rows that are due, by segment."""
+        due: dict[int, list[I64]] = {}
         for stream in self._state.streams.values():
             for sequence, rows in stream.due:
-                live = self._state.live.get(sequence)
-                if live is not None:
-                    due.setdefault(sequence, np.zeros(len(live.done), np.bool_))[rows] = True
+                due.setdefault(sequence, []).append(rows)
         return due
 
     def _failed(
@@ -129,7 +144,9 @@ class Listing:
                 payload=self._state.payloads.read(txn, record.digest, record.body),
             )
 
-    def _delivery(self, txn: ReadTransaction, stream: Stream | None, after: bytes) -> Iterator[RecordInfo]:
+    def _delivery(
+        self, txn: ReadTransaction, stream: Stream | None, after: bytes, most: int
+    ) -> Iterator[RecordInfo]:
         streams = (
             sorted(self._state.streams.values(), key=lambda each: each.number) if stream is None else [stream]
         )
@@ -142,12 +159,20 @@ class Listing:
             elif prefix < after[:4]:
                 continue
             for entry in log_entries(txn, each.number, start, bounds.next):
-                which = np.arange(max(start - entry.start, 0), entry.rows)
+                which = np.arange(max(start - entry.start, 0), entry.rows)[:most]
                 rows = self._state.segments.rows(txn, entry.segment, which)
                 for index, row in enumerate(which.tolist()):
                     yield _info(
                         prefix + (entry.start + row).to_bytes(8, "big"), each.name, "delivery", rows, index
                     )
+
+
+def _mask(parts: Iterable[I64], rows: int) -> Mask:
+    """Return which of ``rows`` are in one of ``parts``, bool[rows]."""
+    mask = np.zeros(rows, np.bool_)
+    for part in parts:
+        mask[part] = True
+    return mask
 
 
 def _info(key: bytes, stream: str, state: str, rows: StoredBatch, row: int) -> RecordInfo:
