@@ -11,8 +11,9 @@ from starlette.types import ASGIApp
 
 from ftlayer import __version__
 from ftlayer.console.forms import RefusedError
-from ftlayer.console.guard import API, Guard, error_body
-from ftlayer.console.pages import entry
+from ftlayer.console.guard import API, EVENTS, Guard, error_body
+from ftlayer.console.live import events
+from ftlayer.console.pages import entry, jobs, overview
 from ftlayer.console.rendering import STATIC_FILES, page
 from ftlayer.console.state import Console
 from ftlayer.errors import (
@@ -21,6 +22,7 @@ from ftlayer.errors import (
     MalformedRequestError,
     ProtocolError,
     UnauthorizedError,
+    UnknownJobError,
     UnsupportedError,
     VertexUnavailableError,
 )
@@ -29,10 +31,13 @@ _STATUS: tuple[tuple[type[FTLayerError], int], ...] = (
     (ConfigError, 400),
     (MalformedRequestError, 400),
     (UnsupportedError, 400),
+    (UnknownJobError, 404),
     (ProtocolError, 409),
     (UnauthorizedError, 502),
     (VertexUnavailableError, 503),
 )
+
+LIVE_PAGES = (overview.LIVE, jobs.GRAPH_PAGE, jobs.CHECKPOINT_PAGE)
 
 
 def create_app(console: Console) -> ASGIApp:
@@ -45,7 +50,10 @@ def create_app(console: Console) -> ASGIApp:
         redoc_url=None,
     )
     app.state.console = console
-    app.include_router(entry.router)
+    for pages in (entry, overview, jobs):
+        app.include_router(pages.router)
+    streams: set[object] = set()
+    app.add_route(EVENTS, lambda request: events(request, LIVE_PAGES, streams), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC_FILES), name="static")
     app.add_exception_handler(FTLayerError, _on_error)
     app.add_exception_handler(RefusedError, _on_refused)
@@ -74,7 +82,9 @@ def _on_refused(request: Request, error: Exception) -> Response:
 
 def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    text = f"there is nothing at {request.url.path}" if error.status_code == 404 else str(error.detail)
+    text = str(error.detail)
+    if text == "Not Found":
+        text = f"there is nothing at {request.url.path}"
     return _answer(request, error.status_code, "HTTP", text)
 
 

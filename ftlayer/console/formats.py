@@ -1,24 +1,25 @@
-"""Numbers and times as people read them."""
+"""Numbers and times as people read them; None and NaN are a dash."""
 
 from __future__ import annotations
 
 import math
-from datetime import UTC, datetime
+import re
 
 DASH = "–"
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}")
 _STEPS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 
 
-def count(value: float) -> str:
+def count(value: float | None) -> str:
     """Return a whole number with its thousands set off."""
-    return f"{value:,.0f}" if math.isfinite(value) else DASH
+    return DASH if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
 
-def short(value: float) -> str:
+def short(value: float | None) -> str:
     """Return a number in three or four digits: ``12``, ``1.23k``, ``45.6M``."""
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return DASH
     for step, unit in _STEPS:
         if abs(value) >= step:
@@ -26,19 +27,19 @@ def short(value: float) -> str:
     return f"{value:.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.1f}"
 
 
-def rate(per_s: float) -> str:
+def rate(per_s: float | None) -> str:
     """Return a number a second."""
-    return f"{short(per_s)}/s" if math.isfinite(per_s) else DASH
+    return DASH if per_s is None or not math.isfinite(per_s) else f"{short(per_s)}/s"
 
 
-def share(value: float) -> str:
+def share(value: float | None) -> str:
     """Return a share from 0 to 1 in percent."""
-    return f"{value * 100:.0f} %" if math.isfinite(value) else DASH
+    return DASH if value is None or not math.isfinite(value) else f"{value * 100:.0f} %"
 
 
-def size(value: float) -> str:
+def size(value: float | None) -> str:
     """Return bytes in powers of 1,024."""
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return DASH
     for step, unit in _BYTES:
         if abs(value) >= step:
@@ -46,9 +47,9 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def seconds(value: float) -> str:
+def seconds(value: float | None) -> str:
     """Return a duration in its largest two units; below a minute with what is behind the point."""
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return DASH
     if value < 0:
         return f"-{seconds(-value)}"
@@ -68,31 +69,19 @@ def seconds(value: float) -> str:
     raise AssertionError("a duration of a minute or more has minutes")
 
 
-def millis(value: float) -> str:
-    """Return a duration that is given in milliseconds."""
-    return seconds(value / 1_000)
+def moment(iso: str | None) -> str:
+    """Return a time (ISO 8601 in UTC) to the second; what is none, as it is; a dash for none."""
+    if not iso:
+        return DASH
+    return iso[:19].replace("T", " ") if _ISO.match(iso) else iso
 
 
-def moment(wall_ms: float) -> str:
-    """Return a moment (Unix ms) to the second, in UTC; a dash for 0."""
-    return _utc(wall_ms).strftime("%Y-%m-%d %H:%M:%S") if wall_ms else DASH
-
-
-def clock(wall_ms: float) -> str:
-    """Return the time of day of a moment (Unix ms), in UTC; a dash for 0."""
-    return _utc(wall_ms).strftime("%H:%M:%S") if wall_ms else DASH
-
-
-def iso(wall_ms: float) -> str:
-    """Return a moment (Unix ms) as ISO 8601 has it, in UTC, with milliseconds."""
-    return _utc(wall_ms).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def of(number: int, one: str, many: str) -> str:
+    """Return a number with its word: ``1 job``, ``2 jobs``."""
+    return f"{count(number)} {one if number == 1 else many}"
 
 
 def _three(value: float) -> str:
     """Return three digits of a number below 1,024."""
     size = abs(value)
     return f"{value:.0f}" if size >= 99.95 else f"{value:.1f}" if size >= 9.995 else f"{value:.2f}"
-
-
-def _utc(wall_ms: float) -> datetime:
-    return datetime.fromtimestamp(wall_ms / 1_000, UTC)

@@ -41,14 +41,15 @@ async def _form(request: Request) -> Form:
     return form
 
 
-def _caller(request: Request) -> Caller:
+def checked_caller(request: Request) -> Caller:
+    """Return who makes a request of somebody logged in."""
     caller = caller_of(request)
-    assert caller is not None, "the guard lets nobody through"
+    assert caller is not None, "the guard lets nobody through without one"
     return caller
 
 
 def _operator(request: Request) -> Caller:
-    caller = _caller(request)
+    caller = checked_caller(request)
     if not caller.user.is_operator:
         raise RefusedError(f"{caller.user.name} is a reader, and readers change nothing; ask an operator")
     return caller
@@ -71,6 +72,6 @@ def _check_csrf(caller: Caller | None, given: str) -> None:
 
 
 PostedForm = Annotated[Form, Depends(_form)]
-AnyCaller = Annotated[Caller, Depends(_caller)]
+AnyCaller = Annotated[Caller, Depends(checked_caller)]
 Operator = Annotated[Caller, Depends(_operator)]
 ApiOperator = Annotated[Caller, Depends(_api_operator)]

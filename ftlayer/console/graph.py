@@ -11,9 +11,13 @@ from ftlayer.console import formats
 from ftlayer.console.layout import Box, Curve, LayoutEdge, Route, lay_out
 
 _PADDING = 12.0
-_NAME_LENGTH = 24
-_LINE_LENGTH = 32
-_BAR_WIDTH = 88.0
+_NAME_LENGTH = 21
+_LINE_LENGTH = 29
+_SHRINKS_UP_TO = 1_800.0
+"""A graph of up to this width is drawn smaller where the window is; a wider one is scrolled."""
+
+_BUSY_WIDTH = 60.0
+_HELD_WIDTH = 104.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,12 @@ def draw(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], label: str) -> 
     )
     parts = [_edge(edge, route) for edge, route in zip(edges, layout.routes, strict=True)]
     parts += [_node(node, box) for node, box in zip(nodes, layout.boxes, strict=True)]
+    kind = "graph shrinks" if layout.width <= _SHRINKS_UP_TO else "graph"
     return Markup(
-        '<svg class="graph" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="img" aria-label="{2}">'
+        '<svg class="{3}" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="img" aria-label="{2}">'
         '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path class="head" d="M0 0.8 8 4 0 7.2z"/></marker></defs>{3}</svg>'
-    ).format(f"{layout.width:g}", f"{layout.height:g}", label, Markup("").join(parts))
+        '<path class="head" d="M0 0.8 8 4 0 7.2z"/></marker></defs>{4}</svg>'
+    ).format(f"{layout.width:g}", f"{layout.height:g}", label, kind, Markup("").join(parts))
 
 
 def _node(node: GraphNode, box: Box) -> Markup:
@@ -69,8 +74,8 @@ def _node(node: GraphNode, box: Box) -> Markup:
         _text(right, box.y + 22, subtasks, "dim end"),
         _text(left, box.y + 39, _cut(" → ".join(node.names), _LINE_LENGTH), "dim"),
         _text(left, box.y + 59, _rates(node), "rates"),
-        _share(left, box.y + 72, "busy", node.busy),
-        _share(left + _BAR_WIDTH + 16, box.y + 72, "held", node.back_pressured),
+        _share(left, box.y + 72, _BUSY_WIDTH, "busy", node.busy),
+        _share(right - _HELD_WIDTH, box.y + 72, _HELD_WIDTH, "held", node.back_pressured),
         Markup("</g>"),
     ]
     return Markup("").join(parts)
@@ -82,15 +87,15 @@ def _rates(node: GraphNode) -> str:
         for word, value in (("in", node.in_per_s), ("out", node.out_per_s))
         if value is not None
     ]
-    return "   ".join(sides)
+    return " · ".join(sides)
 
 
-def _share(x: float, y: float, kind: str, value: float | None) -> Markup:
+def _share(x: float, y: float, most: float, kind: str, value: float | None) -> Markup:
     if value is None:
         return Markup("")
-    words = "busy" if kind == "busy" else "held back"
+    words = "busy" if kind == "busy" else "back-pressured"
     level = " high" if value >= 0.8 else ""
-    width = _BAR_WIDTH * min(max(value, 0.0), 1.0)
+    width = most * min(max(value, 0.0), 1.0)
     return Markup(
         '<g class="{}{}"><rect class="track" x="{}" y="{}" width="{}" height="3" rx="1.5"/>'
         '<rect class="fill" x="{}" y="{}" width="{:.1f}" height="3" rx="1.5"/>{}</g>'
@@ -99,7 +104,7 @@ def _share(x: float, y: float, kind: str, value: float | None) -> Markup:
         level,
         f"{x:g}",
         f"{y:g}",
-        f"{_BAR_WIDTH:g}",
+        f"{most:g}",
         f"{x:g}",
         f"{y:g}",
         width,

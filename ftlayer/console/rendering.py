@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ftlayer.console import charts, formats
+from ftlayer.console import charts, formats, places
 from ftlayer.console.guard import Caller
 from ftlayer.console.login import Said
 from ftlayer.console.state import Console
@@ -32,7 +32,15 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"static": _static, "formats": formats, "charts": charts}
+    environment.globals |= {
+        "static": _static,
+        "formats": formats,
+        "charts": charts,
+        "navigation": NAVIGATION,
+        "href_of": places.href_of,
+        "job_href": places.job_href,
+        "record_href": places.record_href,
+    }
     return environment
 
 
@@ -51,21 +59,26 @@ def page(
     said = None
     if session is not None:
         said, session.said = session.said, None
-    html = (
-        templates()
-        .get_template(template)
-        .render(
-            caller=caller,
-            csrf=lambda: csrf_field(request),
-            navigation=NAVIGATION,
-            here=here,
-            events=events,
-            said=said,
-            masked=console_of(request).options.mask_payloads,
-            **context,
-        )
+    html = render(
+        caller,
+        template,
+        here=here,
+        events=events,
+        said=said,
+        masked=console_of(request).options.mask_payloads,
+        **context,
     )
     return HTMLResponse(html, status)
+
+
+def render(caller: Caller | None, template: str, **context: Any) -> str:
+    """Return a template as text, for one who looks at it."""
+    can_ask = caller is not None and caller.user.is_operator
+    return (
+        templates()
+        .get_template(template)
+        .render(caller=caller, csrf=lambda: csrf_field(caller), can_ask=can_ask, **context)
+    )
 
 
 def say(request: Request, text: str, kind: str = "ok") -> None:
@@ -80,9 +93,8 @@ def go_to(place: str) -> Response:
     return RedirectResponse(place, 303)
 
 
-def csrf_field(request: Request) -> Markup:
+def csrf_field(caller: Caller | None) -> Markup:
     """Return the hidden field that says that a form is from one of our pages."""
-    caller = caller_of(request)
     token = "" if caller is None or caller.session is None else caller.session.csrf
     return Markup('<input type="hidden" name="csrf" value="{}">').format(token)
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from ftlayer.clock import Now
 from ftlayer.console.login import Sessions, Throttle, Users
 from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.watch import Watch
+from ftlayer.monitor.gather import Gatherer
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Console:
         throttle: who has guessed too often.
         clock: the time now.
         cookie: name of the session's cookie.
+        watch: what is known of vertices and jobs.
     """
 
     options: ConsoleOptions
@@ -29,10 +32,14 @@ class Console:
     throttle: Throttle
     clock: Callable[[], Now]
     cookie: str
+    watch: Watch
 
     @classmethod
-    def of(cls, options: ConsoleOptions, clock: Callable[[], Now], port: int = 0) -> Console:
+    def of(
+        cls, options: ConsoleOptions, gatherer: Gatherer, clock: Callable[[], Now], port: int = 0
+    ) -> Console:
         """Return a console that listens on ``port``. Raises `ConfigError` for a login file that is none."""
         # Cookies of one host know no ports: two consoles on this machine need two names.
         cookie = "__Host-ftlayer" if options.has_tls else f"ftlayer-{port}"
-        return cls(options, options.users(), Sessions(clock), Throttle(clock), clock, cookie)
+        watch = Watch(gatherer, clock)
+        return cls(options, options.users(), Sessions(clock), Throttle(clock), clock, cookie, watch)

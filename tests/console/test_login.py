@@ -12,6 +12,7 @@ from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.pages.entry import own_path
 from ftlayer.console.state import Console
 from ftlayer.errors import ConfigError
+from ftlayer.monitor.gather import Gatherer
 from ftlayer.transport.tls import make_certificate
 
 TOKEN, OTHER = "a-token-of-a-login-file", "another-one-of-a-file"
@@ -236,7 +237,7 @@ def test_a_certificate_names_the_hosts(login_file: Path, tmp_path: Path, clock: 
     options.check_certificates()
     assert {"console.example", "10.1.2.3"} <= options.hosts()
     assert "localhost" not in options.hosts()
-    assert Console.of(options, clock).cookie.startswith("__Host-")
+    assert Console.of(options, Gatherer(list), clock).cookie.startswith("__Host-")
 
 
 def test_the_throttle_forgets_peers(clock: Any) -> None:

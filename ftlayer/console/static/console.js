@@ -14,10 +14,11 @@
     }
   }
 
-  // What somebody has opened or scrolled stays so when the part around it is swapped.
+  // What somebody has opened, checked or scrolled stays so when the part around it is swapped.
   function remember(part) {
     return {
       open: [...part.querySelectorAll("details[id][open]")].map((details) => details.id),
+      checked: [...part.querySelectorAll("input[type=checkbox]:checked")].map((box) => [box.name, box.value]),
       scrolled: [...part.querySelectorAll("[data-scroll]")].map((box) => [box.dataset.scroll, box.scrollLeft]),
     };
   }
@@ -26,6 +27,10 @@
     for (const id of state.open) {
       const details = part.querySelector(`#${CSS.escape(id)}`);
       if (details) details.open = true;
+    }
+    for (const [name, value] of state.checked) {
+      const box = part.querySelector(`input[name="${CSS.escape(name)}"][value="${CSS.escape(value)}"]`);
+      if (box) box.checked = true;
     }
     for (const [name, left] of state.scrolled) {
       const box = part.querySelector(`[data-scroll="${CSS.escape(name)}"]`);

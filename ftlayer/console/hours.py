@@ -1,0 +1,81 @@
+"""The last hour as small charts: which series are shown, and what they are called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ftlayer.console import formats
+from ftlayer.console.watch import Watch
+from ftlayer.errors import UnknownJobError, UnsupportedError, VertexUnavailableError
+from ftlayer.vertex.calls.jobs import Hour
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A series of `Hour`, what it is called, and how its values are written."""
+
+    key: str
+    name: str
+    written: Callable[[float | None], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A chart: its values, and in words the last and the largest of them."""
+
+    name: str
+    values: Sequence[float]
+    now: str
+    largest: str
+    label: str
+
+
+VERTEX_SERIES = (
+    Series("in_per_second", "Records in", formats.rate),
+    Series("done_per_second", "Done", formats.rate),
+    Series("failed_per_second", "Failed attempts", formats.rate),
+    Series("pending", "Pending", formats.short),
+    Series("waiting", "Waiting", formats.short),
+    Series("dead", "Dead letters", formats.short),
+    Series("oldest_seconds", "Oldest record", formats.seconds),
+    Series("used_share", "Store used", formats.share),
+)
+JOB_SERIES = (
+    Series("in_per_second", "Records in", formats.rate),
+    Series("out_per_second", "Records out", formats.rate),
+    Series("done_per_second", "Done", formats.rate),
+    Series("failed_per_second", "Failed attempts", formats.rate),
+    Series("busy", "Busiest subtask", formats.share),
+    Series("back_pressured", "Most back-pressured", formats.share),
+    Series("watermark_lag_seconds", "Watermark lag", formats.seconds),
+    Series("queued_bytes", "Queued", formats.size),
+    Series("checkpoint_seconds", "Checkpoint", formats.seconds),
+    Series("batch_seconds", "Batch", formats.seconds),
+)
+
+
+def known_hour(watch: Watch, vertex: str, owner: str) -> Hour | None:
+    """Return an hour; None where there is none: a vertex does not answer, keeps none, or does not know the job."""
+    try:
+        return watch.hour(vertex, owner)
+    except (UnknownJobError, UnsupportedError, VertexUnavailableError):
+        return None
+
+
+def shown_hour(watch: Watch, vertex: str, owner: str, series: Sequence[Series]) -> list[Shown]:
+    """Return the charts that there are values for: none while a vertex does not answer, which its health says."""
+    hour = known_hour(watch, vertex, owner)
+    if hour is None:
+        return []
+    found = []
+    for each in series:
+        values = hour.series.get(each.key, ())
+        known = [value for value in values if math.isfinite(value)]
+        if known:
+            last = values[-1] if math.isfinite(values[-1]) else None
+            now, largest = each.written(last), each.written(max(known))
+            label = f"{each.name}, the last hour: now {now}, at most {largest}"
+            found.append(Shown(each.name, values, now, largest, label))
+    return found

@@ -1,0 +1,146 @@
+"""Pages whose parts change: rendered once as a page, and then part by part as news (server-sent events)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+from fastapi import Request
+from fastapi.responses import HTMLResponse, StreamingResponse
+from markupsafe import Markup
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
+from starlette.exceptions import HTTPException
+from starlette.routing import compile_path
+
+from ftlayer.console.forms import checked_caller
+from ftlayer.console.guard import EVENTS, Caller, session_key
+from ftlayer.console.rendering import console_of, page, render
+from ftlayer.console.state import Console
+from ftlayer.errors import FTLayerError
+
+NEWS_EVERY_S = 1.0
+MAX_STREAMS = 100
+
+Context = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Somebody who looks at a page: ``params`` are those of its path, ``query`` of its query string."""
+
+    console: Console
+    caller: Caller
+    params: Mapping[str, str]
+    query: QueryParams
+
+    @property
+    def mask(self) -> bool:
+        """Whether payloads are hidden."""
+        return self.console.options.mask_payloads
+
+
+class LivePage:
+    """A page made of parts, each a template ``parts/<name>.html`` in an element with the id ``part-<name>``."""
+
+    def __init__(
+        self,
+        route: str,
+        template: str,
+        parts: tuple[str, ...],
+        context: Callable[[Visit], Context],
+        here: str,
+    ) -> None:
+        """Describe a page at ``route``; ``here`` is its place in the navigation."""
+        self._pattern, _, _ = compile_path(route)
+        self._template = template
+        self._parts = parts
+        self._context = context
+        self._here = here
+
+    def respond(self, request: Request) -> HTMLResponse:
+        """Return the whole page."""
+        visit = _visit(request, request.path_params, request.query_params)
+        context = self._context(visit)
+        where = f"{request.url.path}?{request.url.query}" if request.url.query else request.url.path
+
+        def part(name: str) -> Markup:
+            return Markup('<div id="part-{0}" data-part>{1}</div>').format(name, _part(visit, name, context))
+
+        events = f"{EVENTS}?{urlencode({'page': where})}"
+        return page(request, self._template, here=self._here, events=events, part=part, **context)
+
+    def match(self, path: str) -> Mapping[str, str] | None:
+        """Return the parameters of a path of this page; None for another page's."""
+        found = self._pattern.match(path)
+        return None if found is None else found.groupdict()
+
+    def render(self, visit: Visit) -> dict[str, Markup]:
+        """Return all parts as they are now."""
+        context = self._context(visit)
+        return {f"part-{name}": _part(visit, name, context) for name in self._parts}
+
+
+def _visit(request: Request, params: Mapping[str, str], query: QueryParams) -> Visit:
+    return Visit(console_of(request), checked_caller(request), params, query)
+
+
+def _part(visit: Visit, name: str, context: Context) -> Markup:
+    return Markup(render(visit.caller, f"parts/{name}.html", masked=visit.mask, **context))
+
+
+def events(request: Request, pages: tuple[LivePage, ...], streams: set[object]) -> StreamingResponse:
+    """Return the news of the page that the query names, for as long as the browser listens."""
+    where = urlsplit(request.query_params.get("page", ""))
+    for live in pages:
+        params = live.match(where.path)
+        if params is not None:
+            break
+    else:
+        raise HTTPException(404)
+    if len(streams) >= MAX_STREAMS:
+        raise HTTPException(503, f"{MAX_STREAMS} pages are open already; close one")
+    visit = _visit(request, params, QueryParams(where.query))
+    console = visit.console
+    key = session_key(request.headers, console.cookie)
+
+    def is_over() -> bool:
+        return visit.caller.session is not None and console.sessions.find(key, used=False) is None
+
+    async def counted() -> AsyncIterator[str]:
+        token = object()
+        streams.add(token)
+        try:
+            async for event in news(live, visit, is_over, lambda: asyncio.sleep(NEWS_EVERY_S)):
+                yield event
+        finally:
+            streams.discard(token)
+
+    return StreamingResponse(counted(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+async def news(
+    live: LivePage, visit: Visit, is_over: Callable[[], bool], pause: Callable[[], Awaitable[object]]
+) -> AsyncIterator[str]:
+    """Yield an event for each part that has changed, until the session is over or the page has nothing to show."""
+    sent: dict[str, Markup] = {}
+    while not is_over():
+        try:
+            parts = await run_in_threadpool(live.render, visit)
+        except FTLayerError as error:
+            yield _event("trouble", {"text": str(error)})
+        else:
+            for name, html in parts.items():
+                if sent.get(name) != html:
+                    sent[name] = html
+                    yield _event("part", {"part": name, "html": html})
+        await pause()
+    yield _event("over", {})
+
+
+def _event(kind: str, data: Mapping[str, str]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"

@@ -1,0 +1,193 @@
+"""A job: its graph or its batches, slots, incidents, checkpoints; and what is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from markupsafe import Markup
+
+from ftlayer.console import charts, formats
+from ftlayer.console.asking import Asked, actions_of, ask, drawn_id, split_job
+from ftlayer.console.forms import Operator, PostedForm
+from ftlayer.console.graph import GraphEdge, GraphNode, draw
+from ftlayer.console.hours import JOB_SERIES, known_hour, shown_hour
+from ftlayer.console.live import Context, LivePage, Visit
+from ftlayer.console.places import job_href
+from ftlayer.console.rendering import console_of, go_to, page, say
+from ftlayer.errors import ConfigError
+from ftlayer.monitor.facts import Facts, job_facts
+
+PHASES = ("run", "verdict", "seal", "sink", "commit")
+SHOWN_BATCHES = 60
+LISTED_BATCHES = 20
+SHOWN_INCIDENTS = 50
+SHOWN_CHECKPOINTS = 50
+
+router = APIRouter(include_in_schema=False)
+
+
+def _job(visit: Visit) -> Context:
+    vertex, owner = split_job(visit.params["job"])
+    watch = visit.console.watch
+    watch.views()
+    announced = watch.job(vertex, owner)
+    facts = job_facts(
+        vertex, announced, watch.names(), hour=known_hour(watch, vertex, owner), mask=visit.mask
+    )
+    offered = actions_of(announced.job) if visit.caller.user.is_operator and not announced.is_silent else ()
+    return {"job": facts, "actions": offered, "tab": "job"}
+
+
+def _graph_page(visit: Visit) -> Context:
+    context = _job(visit)
+    facts = context["job"]
+    vertex, owner = split_job(visit.params["job"])
+    hours = [(facts["name"], shown_hour(visit.console.watch, vertex, owner, JOB_SERIES))]
+    return context | {
+        "drawing": drawing_of(facts),
+        "hours": hours,
+        "orders": facts["orders"][::-1],
+        "incidents": facts["incidents"][::-1][:SHOWN_INCIDENTS],
+        "phases": PHASES,
+        "batch_chart": batch_chart(facts["batches"][-SHOWN_BATCHES:]),
+        "latest_batches": facts["batches"][::-1][:LISTED_BATCHES],
+    }
+
+
+def _checkpoint_page(visit: Visit) -> Context:
+    context = _job(visit) | {"tab": "checkpoints"}
+    checkpoints = context["job"]["checkpoints"]
+    items = [] if checkpoints is None else checkpoints["items"][:SHOWN_CHECKPOINTS]
+    bars = [
+        charts.Bar(
+            (item["duration_seconds"],),
+            f"{item['kind']} {item['checkpoint']}: {formats.seconds(item['duration_seconds'])}",
+        )
+        for item in items[::-1]
+        if item["ended"]
+    ]
+    chart = charts.stack(bars, "How long the last checkpoints took") if bars else ""
+    located = [item["location"] for item in items if item["location"] and item["state"] == "completed"]
+    restore = f"env.execute(restore_from={located[0]!r})" if located else ""
+    return context | {"checkpoints": checkpoints, "items": items, "chart": chart, "restore": restore}
+
+
+GRAPH_PAGE = LivePage(
+    "/jobs/{job}",
+    "job.html",
+    (
+        *("job_title", "job_verdict", "graph", "operators", "slots", "batches"),
+        *("hours", "orders", "incidents"),
+    ),
+    _graph_page,
+    "/",
+)
+CHECKPOINT_PAGE = LivePage(
+    "/jobs/{job}/checkpoints",
+    "job_checkpoints.html",
+    ("job_title", "checkpoint_totals", "checkpoints"),
+    _checkpoint_page,
+    "/",
+)
+
+
+@router.get("/jobs/{job}")
+def job_page(request: Request, job: str) -> Response:
+    """Show a job."""
+    return GRAPH_PAGE.respond(request)
+
+
+@router.get("/jobs/{job}/checkpoints")
+def checkpoint_page(request: Request, job: str) -> Response:
+    """Show a job's checkpoints."""
+    return CHECKPOINT_PAGE.respond(request)
+
+
+@router.get("/jobs/{job}/ask/{action}")
+def ask_page(request: Request, job: str, action: str, caller: Operator) -> Response:
+    """Say what an action does, and ask whether it is meant."""
+    vertex, owner = split_job(job)
+    watch = console_of(request).watch
+    announced = watch.job(vertex, owner)
+    wanted = next((offered for offered in actions_of(announced.job) if offered.name == action), None)
+    if wanted is None:
+        raise ConfigError(
+            f"{action}: this cannot be asked of {announced.job.name}, which is {announced.job.state}"
+        )
+    facts = job_facts(vertex, announced, watch.names(), mask=console_of(request).options.mask_payloads)
+    # The form has the id of its order: sent twice, it is one order.
+    return page(request, "ask.html", here="/", job=facts, action=wanted, order_id=drawn_id())
+
+
+@router.post("/jobs/{job}/orders")
+def order(request: Request, job: str, caller: Operator, form: PostedForm) -> Response:
+    """Put an order on the board."""
+    console = console_of(request)
+    slot = form.text("slot")
+    if slot and not slot.isdecimal():
+        raise ConfigError(f"slot: expected a number, got {slot!r}")
+    asked = Asked(
+        action=form.text("action"),
+        run=form.text("run"),
+        id=form.text("id"),
+        timeout=form.text("timeout"),
+        slot=int(slot) if slot else -1,
+    )
+    record = ask(console.watch, job, asked, caller, console.clock().wall_ms)
+    if record.order.action != "stack":
+        say(request, f"Asked for: {record.order.action}. What becomes of it stands under “Asked of it”.")
+    return go_to(job_href(job))
+
+
+def drawing_of(job: Facts) -> Markup | None:
+    """Draw the graph of a job as its facts have it; None where its plan is not known."""
+    plan = job["plan"]
+    if plan is None:
+        return None
+    fares = {operator["uid"]: operator for operator in job["operators"] if operator["subtasks"]}
+    limits = job["bottleneck"]["operator"] if job["bottleneck"] else None
+    queued = {(edge["source"], edge["target"]): edge for edge in job["edges"]}
+    nodes = [
+        _node(node, fares.get(node["uid"]), is_bottleneck=node["uid"] == limits) for node in plan["nodes"]
+    ]
+    edges = [_edge(edge, queued.get((edge["source"], edge["target"]))) for edge in plan["edges"]]
+    return draw(nodes, edges, f"The graph of {job['name']}: {len(nodes)} chains, {len(edges)} edges")
+
+
+def _node(node: Mapping[str, Any], fares: Mapping[str, Any] | None, *, is_bottleneck: bool) -> GraphNode:
+    drawn = GraphNode(node["uid"], tuple(node["names"]), node["parallelism"], is_bottleneck=is_bottleneck)
+    if fares is None:
+        return drawn
+    return replace(
+        drawn,
+        in_per_s=fares["in_per_second"],
+        out_per_s=fares["out_per_second"],
+        busy=fares["busy_ratio"],
+        back_pressured=fares["back_pressured_ratio"],
+    )
+
+
+def _edge(edge: Mapping[str, Any], queued: Mapping[str, Any] | None) -> GraphEdge:
+    how = ", ".join(filter(None, (edge["partitioner"], edge["tag"] and f"side output {edge['tag']}")))
+    note = f"{edge['source']} → {edge['target']}" + (f" ({how})" if how else "")
+    if queued is not None:
+        note += f": {formats.count(queued['queued_rows'])} rows wait, {formats.size(queued['queued_bytes'])}"
+    size = 0 if queued is None else queued["queued_bytes"]
+    return GraphEdge(edge["source"], edge["target"], size, edge["feedback"], note)
+
+
+def batch_chart(batches: Sequence[Facts]) -> Markup:
+    """Draw batches as bars, each with its phases on top of each other."""
+    bars = [
+        charts.Bar(
+            tuple(batch["phases_seconds"].get(phase, 0.0) for phase in PHASES),
+            f"batch {batch['batch']}: {formats.count(batch['rows'])} rows in "
+            f"{formats.seconds(batch['duration_seconds'])}, {batch['failed']} failed",
+        )
+        for batch in batches
+    ]
+    return charts.stack(bars, f"How long the last {len(bars)} batches took, by phase")

@@ -1,0 +1,41 @@
+"""The overview: how all is, jobs, vertices, the last hour."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from ftlayer.console.hours import VERTEX_SERIES, shown_hour
+from ftlayer.console.live import Context, LivePage, Visit
+from ftlayer.monitor.facts import overview_facts
+
+router = APIRouter(include_in_schema=False)
+
+
+def _context(visit: Visit) -> Context:
+    watch = visit.console.watch
+    views = watch.views()
+    overview = overview_facts(views, watch.names(), mask=visit.mask)
+    jobs = overview["jobs"]
+    running = [job for job in jobs if not job["final"]]
+    hours = [
+        (view.vertex, shown_hour(watch, view.vertex, "", VERTEX_SERIES))
+        for view in views
+        if view.is_up and view.has_records
+    ]
+    return {
+        "overview": overview,
+        "running": running,
+        "gone": [job for job in jobs if job["final"]],
+        "alive": sum(not job["silent"] for job in running),
+        "hours": hours,
+    }
+
+
+LIVE = LivePage("/", "overview.html", ("verdict", "jobs", "vertices", "hours"), _context, "/")
+
+
+@router.get("/")
+def overview(request: Request) -> Response:
+    """Show it."""
+    return LIVE.respond(request)
