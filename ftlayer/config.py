@@ -61,6 +61,8 @@ class VertexOptions:
         max_message_bytes: largest message the vertex takes. Longer calls come in parts, up to 16 messages.
         tracker: ``"table"``, or ``"exact"`` for the diagnostic one (some hundred times slower).
         timeout_buckets: a root expires between its timeout and timeout × (1 + 1 / (buckets − 1)).
+        metrics_port: port of the Prometheus endpoint (on the host that the vertex listens on, 127.0.0.1 behind a Unix
+            socket), None for none. Whoever reaches it reads it: there is no token, and no record in what it says.
     """
 
     path: str | Path
@@ -71,6 +73,7 @@ class VertexOptions:
     max_message_bytes: int = 64 * MIB
     tracker: Literal["table", "exact"] = "table"
     timeout_buckets: int = 3
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         path = str(self.path) if isinstance(self.path, Path) else self.path
@@ -93,6 +96,8 @@ class VertexOptions:
         check_int(self.max_message_bytes, "max_message_bytes", least=2 * MIB, most=GIB)
         check_choice(self.tracker, "tracker", ("table", "exact"))
         check_int(self.timeout_buckets, "timeout_buckets", least=2, most=1_000)
+        if self.metrics_port is not None:
+            check_int(self.metrics_port, "metrics_port", least=0, most=MAX_PORT)
 
 
 @known_options
@@ -107,7 +112,6 @@ class ServeOptions:
             in a directory of yours that other users cannot enter.
         tls_cert, tls_key: PEM text of certificate chain and private key; required off loopback.
         tls_client_ca: PEM of what clients' certificates are signed by; None: clients need none.
-        metrics_port: port of the Prometheus endpoint (on the same host), None for none.
     """
 
     vertex: VertexOptions
@@ -116,7 +120,6 @@ class ServeOptions:
     tls_cert: bytes | None = None
     tls_key: bytes | None = field(default=None, repr=False)
     tls_client_ca: bytes | None = None
-    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         check_instance(self.vertex, "vertex", VertexOptions)
@@ -137,8 +140,6 @@ class ServeOptions:
                 f"listen: {self.listen!r} can be reached from other machines, and without TLS anyone "
                 "on the way could read the token: give tls_cert and tls_key, or listen on 127.0.0.1"
             )
-        if self.metrics_port is not None:
-            check_int(self.metrics_port, "metrics_port", least=0, most=MAX_PORT)
 
 
 @known_options

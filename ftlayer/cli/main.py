@@ -210,6 +210,7 @@ def serve(
         max_store_bytes=parse_size(max_store, "--max-store"),
         persist_timeout_ms=duration_ms(persist_timeout, "--persist-timeout"),
         tracker="exact" if exact else "table",
+        metrics_port=metrics_port,
     )
     options = ServeOptions(
         vertex,
@@ -218,7 +219,6 @@ def serve(
         None if tls_cert is None else read_file(tls_cert, "--tls-cert"),
         None if tls_key is None else read_secret(tls_key, "--tls-key"),
         None if tls_client_ca is None else read_file(tls_client_ca, "--tls-client-ca"),
-        metrics_port,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     code = run(options, on_ready=lambda address: typer.echo(f"ftlayer vertex at {address}, store {path}"))

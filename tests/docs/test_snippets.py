@@ -65,8 +65,9 @@ OTHERS_OPTIONS = {
     "--hypothesis-profile",
     "--pdb",
     "--durations",
+    "--enable-feature",
 }
-"""Of the benchmarks, of spark-submit and of pytest."""
+"""Of the benchmarks, of spark-submit, of pytest and of Prometheus."""
 
 
 def page(name: str) -> str:

@@ -91,7 +91,7 @@ def serving(
         running.close()
 
 
-@pytest.fixture(name="serving")
+@pytest.fixture(name="serving", scope="session")
 def serving_fixture() -> Callable[..., Any]:
     return serving
 

@@ -1,67 +1,57 @@
-"""A vertex's counters and gauges for Prometheus."""
+"""The Prometheus endpoint of a vertex: what it and the jobs announced to it are doing."""
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+from prometheus_client.core import Exemplar, Metric
 
-from ftlayer.circuit import CircuitState
-from ftlayer.errors import ConfigError, FTLayerError
-from ftlayer.vertex.calls import Reply, Stats, StatsReply
-from ftlayer.vertex.service.vertex import Vertex
+from ftlayer.errors import ConfigError, FTLayerError, UnknownJobError
+from ftlayer.histogram import Histogram
+from ftlayer.vertex.calls import (
+    AnnouncedJob,
+    Call,
+    GetJob,
+    JobList,
+    ListJobs,
+    ListStreams,
+    Reply,
+    Stats,
+    StatsReply,
+    StreamList,
+)
+from ftlayer.vertex.metrics import families as plain
+from ftlayer.vertex.metrics.families import Families, MetricKind
+from ftlayer.vertex.metrics.of_jobs import add_jobs, is_shown
+from ftlayer.vertex.metrics.of_vertex import add_vertex
+from ftlayer.vertex.service.rules import Answer
 
-_SINCE = "since the start of the vertex"
+T = TypeVar("T")
 
-TEXTS = {
-    "cancelled_replays": f"Records that timed out and came to be done before their replay went out, {_SINCE}.",
-    "completed": f"Records in flight that came to be done, {_SINCE}.",
-    "dead": f"Records that became dead letters, {_SINCE}.",
-    "dead_letters": "Dead letters held now, in records.",
-    "deduplicated_calls": f"Calls of clients that came again and had their effect once, {_SINCE}.",
-    "delivered_done": f"Records delivered to micro-batches that a commit finished, {_SINCE}.",
-    "duplicate_roots": f"Records registered under an id that another record had, {_SINCE}.",
-    "failed_explicit": f"Attempts that ended because a task or query reported a failure, {_SINCE}.",
-    "failed_sealed": f"Attempts that ended because a micro-batch sealed its failures, {_SINCE}.",
-    "in_delivery": "Accepted or due records that no micro-batch has committed, now.",
-    "incarnation": "How often the store was opened, the sum over its shards.",
-    "ingested": f"Records that ingests accepted, {_SINCE}.",
-    "late_ignored": f"Events about records that were not followed any more, {_SINCE}.",
-    "live_segments": "Segments of the store that hold records in flight, now.",
-    "orphans": "Records of which events came, and which are not registered yet, now.",
-    "orphans_dropped": f"Records of which events came, and which were never registered, {_SINCE}.",
-    "pending": "Records in flight, now.",
-    "persisted": f"Records in flight that were stored, {_SINCE}.",
-    "purged": f"Dead letters that were removed, {_SINCE}.",
-    "recalled": f"Records in flight that became due at once because their task was lost, {_SINCE}.",
-    "recovered": "Records that were in flight when the vertex started.",
-    "registered": f"Records that other queries or tasks registered to be followed, {_SINCE}.",
-    "replayed": f"Records given out again for another attempt, {_SINCE}.",
-    "requeued": f"Dead letters that were given another round of attempts, {_SINCE}.",
-    "streams": "Streams of records that the vertex knows, now.",
-    "timed_out": f"Attempts that ended because they took longer than the timeout, {_SINCE}.",
-    "tracked_roots": "Records in flight that the acker follows, now.",
-    "used_bytes": "Bytes of the store's map that are in use, of all shards, now.",
-    "used_share": "Share of the store's map that is in use, from 0 to 1, of the fullest shard, now.",
-    "waiting": "Failed records that wait for their pause or are due, now.",
-}
-"""By the name in `StatsReply.values`."""
+
+class Asked(Protocol):
+    """What answers calls: a vertex."""
+
+    def submit(self, call: Call, envelope: None, answer: Answer) -> None:
+        """Run ``call``; ``answer`` gets the reply or the error."""
 
 
 class Metrics:
     """An HTTP endpoint ``/metrics`` for as long as the ``with`` block runs; nothing if ``port`` is None.
 
-    Each value of `StatsReply` is ``ftlayer_<name>``. They are all gauges: counters begin anew with an
-    incarnation, and `rate()` understands that of gauges named so as well.
+    Text or OpenMetrics (with exemplars), as is asked for. A scrape while the vertex stops fails.
     """
 
-    def __init__(self, vertex: Vertex, host: str, port: int | None) -> None:
+    def __init__(self, vertex: Asked, version: str, host: str, port: int | None) -> None:
         self._vertex = vertex
+        self._version = version
         self._host = host
         self._port = port
         self._server: tuple[Any, threading.Thread] | None = None
@@ -72,6 +62,7 @@ class Metrics:
             return self
         registry = CollectorRegistry()
         registry.register(self)
+        ProcessCollector(registry=registry)
         try:
             self._server = start_http_server(self._port, self._host, registry)
         except OSError as error:
@@ -92,34 +83,64 @@ class Metrics:
         """The port listened on; None without an endpoint."""
         return None if self._server is None else int(self._server[0].server_port)
 
+    def describe(self) -> list[Metric]:
+        """Name no metric: a registry that asks for their names would ask the vertex before it serves."""
+        return []
+
     def collect(self) -> Iterator[Metric]:
-        """Give the values of now (what prometheus_client asks a collector for)."""
+        """Give the values of now (what prometheus_client asks a collector for). Raises what the vertex does."""
+        families = Families()
+        stats = self._ask(Stats(), StatsReply)
+        streams = self._ask(ListStreams(), StreamList)
+        add_vertex(families, stats, streams, self._version, time.time_ns() // 1_000_000)
+        add_jobs(families, self._jobs())
+        return prometheus_metrics(families)
+
+    def _jobs(self) -> Iterator[AnnouncedJob]:
+        now_ms = time.time_ns() // 1_000_000
+        for listed in self._ask(ListJobs(), JobList).jobs:
+            if is_shown(listed):
+                try:
+                    # No checkpoint that has ended: each has its parts by subtask.
+                    yield self._ask(GetJob(listed.job.owner, checkpoints_since_ms=now_ms), AnnouncedJob)
+                except UnknownJobError:
+                    continue  # it was trimmed in between
+
+    def _ask(self, call: Call, kind: type[T]) -> T:
         answers: queue.SimpleQueue[Reply | FTLayerError] = queue.SimpleQueue()
-        self._vertex.submit(Stats(), None, answers.put)
+        self._vertex.submit(call, None, answers.put)
         answer = answers.get()
-        if not isinstance(answer, StatsReply):
-            return
-        for name, value in sorted(answer.values.items()):
-            yield GaugeMetricFamily(f"ftlayer_{name}", TEXTS[name], value)
-        yield from _circuits(answer)
+        if isinstance(answer, FTLayerError):
+            raise answer
+        assert isinstance(answer, kind)
+        return answer
 
 
-def _circuits(answer: StatsReply) -> Iterator[Metric]:
-    """Give the circuit breakers, by topology or query ("owner") and by name (of an operator, "" for all others)."""
-    state = GaugeMetricFamily(
-        "ftlayer_circuit_state",
-        "1 for the state that a circuit breaker is in, 0 for the others.",
-        labels=("owner", "circuit", "state"),
-    )
-    opened = GaugeMetricFamily(
-        "ftlayer_circuit_opened",
-        "How often a circuit breaker has opened, trials that failed included.",
-        labels=("owner", "circuit"),
-    )
-    for owner, circuits in sorted(answer.circuits.items()):
-        for name, status in sorted(circuits.items()):
-            opened.add_metric((owner, name), status.opened)
-            for each in CircuitState:
-                state.add_metric((owner, name, each), float(status.state is each))
-    yield state
-    yield opened
+def prometheus_metrics(families: Families) -> Iterator[Metric]:
+    """Give families as prometheus_client writes them."""
+    for metric, values in families.values():
+        family = Metric(metric.name, metric.text, metric.kind)
+        name = f"{metric.name}_total" if metric.kind is MetricKind.COUNTER else metric.name
+        for labels, value in values:
+            family.add_sample(name, labels, value)
+        yield family
+    for metric, histograms in families.histograms():
+        yield _histogram_family(metric, histograms)
+
+
+def _histogram_family(metric: plain.Metric, samples: list[tuple[dict[str, str], Histogram]]) -> Metric:
+    family = Metric(metric.name, metric.text, metric.kind)
+    for labels, histogram in samples:
+        count = 0
+        for bound, each, exemplar in zip(
+            (*histogram.bounds, math.inf), histogram.counts, histogram.exemplars, strict=True
+        ):
+            count += each
+            shown = None
+            if exemplar is not None:
+                shown = Exemplar({"root": f"{exemplar.root:016x}"}, exemplar.value, exemplar.at_ms / 1_000)
+            bucket = {**labels, "le": "+Inf" if math.isinf(bound) else str(bound)}
+            family.add_sample(f"{metric.name}_bucket", bucket, count, exemplar=shown)
+        family.add_sample(f"{metric.name}_count", labels, count)
+        family.add_sample(f"{metric.name}_sum", labels, histogram.total)
+    return family

@@ -16,6 +16,7 @@ from types import FrameType
 
 import pyarrow as pa
 
+from ftlayer import __version__
 from ftlayer.acker import warm_up
 from ftlayer.checks import duration_ms
 from ftlayer.config import ServeOptions, VertexOptions
@@ -82,7 +83,7 @@ def serve(
         server = _listen(options, vertex)
         # Behind a Unix socket there is no host.
         host = parse_listen(options.listen, "listen").host or "127.0.0.1"
-        with _signals() as signals, Metrics(vertex, host, options.metrics_port):
+        with _signals() as signals, Metrics(vertex, __version__, host, options.vertex.metrics_port):
             if on_ready is not None:
                 on_ready(str(server.address))
             _wait(signals, stop)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from ftlayer import __version__
 from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError, StoreLockedError, StorePathError, VertexError, VertexUnavailableError
 from ftlayer.store.lmdb_store import LmdbStore
@@ -221,6 +222,18 @@ def opens(path: Path) -> bool:
     return True
 
 
+def test_an_embedded_vertex_has_a_metrics_endpoint_where_it_is_asked_for(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with (
+        EmbeddedVertex(VertexOptions(tmp_path / "vertex", metrics_port=port)),
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=600) as page,
+    ):
+        assert f'ftlayer_build_info{{version="{__version__}"}} 1.0' in page.read().decode()
+
+
 # ---------------------------------------------------------------- serve
 
 SERVE = """
@@ -228,7 +241,7 @@ SERVE = """
     from ftlayer.config import ServeOptions, VertexOptions
     from ftlayer.vertex.service.serve import EXIT_FAULT, serve
     options = ServeOptions(
-        VertexOptions(sys.argv[1]), token=sys.argv[2], listen="127.0.0.1:0", metrics_port=int(sys.argv[3])
+        VertexOptions(sys.argv[1], metrics_port=int(sys.argv[3])), token=sys.argv[2], listen="127.0.0.1:0"
     )
     os._exit(serve(options, on_ready=lambda address: print(address, flush=True)))
 """
@@ -253,8 +266,9 @@ def test_serve_ends_well_at_a_signal_with_streams_open(
         pipeline.submit(batches.xor(call, opened.incarnation)).result()
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=600) as page:
             text = page.read().decode()
-        assert "ftlayer_persisted 4.0" in text
-        assert "ftlayer_completed 4.0" in text
+        labels = '{source="source",topology="job"}'
+        assert f"ftlayer_records_persisted_total{labels} 4.0" in text
+        assert f"ftlayer_records_completed_total{labels} 4.0" in text
         server.send_signal(number)
         assert server.wait(600) == 0
     assert opens(tmp_path / "vertex")

@@ -1,50 +1,51 @@
-"""What Prometheus is told."""
+"""The endpoint: what it asks of a vertex, and what it does when that does not answer."""
 
 from __future__ import annotations
 
+import socket
+import urllib.error
+import urllib.request
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+import pytest
 
-from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.vertex.calls import Stats, StatsReply
-from ftlayer.vertex.service.metrics import TEXTS, Metrics
-from ftlayer.vertex.service.sharding import add_stats
-
-OPEN = CircuitStatus(CircuitState.OPEN, 3, 100, 40, 700)
+from ftlayer.errors import ConfigError, UnknownJobError, VertexUnavailableError
+from ftlayer.vertex.calls import GetJob, ListJobs, Stats
+from ftlayer.vertex.service.metrics import Metrics
 
 
 class Vertex:
-    """Answers `Stats` alone."""
+    """A vertex of which some answers are replaced."""
 
-    def __init__(self, answer: StatsReply) -> None:
-        self._answer = answer
+    def __init__(self, vertex: Any, answers: dict[type, Any]) -> None:
+        self._vertex = vertex
+        self._answers = answers
 
     def submit(self, call: Any, envelope: Any, answer: Any) -> None:
-        answer(self._answer)
+        if type(call) in self._answers:
+            answer(self._answers[type(call)])
+        else:
+            self._vertex.submit(call, envelope, answer)
 
 
-def test_the_breakers_of_topologies_and_queries_are_metrics() -> None:
-    stats = add_stats(
-        StatsReply({"pending": 1.0}, {"shop": {"": CircuitStatus(), "enrich": OPEN}}),
-        StatsReply({"pending": 2.0}, {"query": {"": OPEN}}),
-    )
-    registry = CollectorRegistry()
-    registry.register(Metrics(Vertex(stats), "", None))  # type: ignore[arg-type]
-    lines = generate_latest(registry).decode().splitlines()
-    for line in (
-        "# HELP ftlayer_pending Records in flight, now.",
-        "ftlayer_pending 3.0",
-        'ftlayer_circuit_state{circuit="",owner="shop",state="closed"} 1.0',
-        'ftlayer_circuit_state{circuit="enrich",owner="shop",state="open"} 1.0',
-        'ftlayer_circuit_state{circuit="enrich",owner="shop",state="half-open"} 0.0',
-        'ftlayer_circuit_opened{circuit="enrich",owner="shop"} 3.0',
-        'ftlayer_circuit_opened{circuit="",owner="query"} 3.0',
-    ):
-        assert line in lines
+def test_a_job_that_is_forgotten_between_two_calls_is_left_out(running: Any) -> None:
+    vertex = Vertex(running.vertex, {GetJob: UnknownJobError("it was trimmed")})
+    assert list(Metrics(vertex, "1", "127.0.0.1", None).collect())
 
 
-def test_each_value_of_a_vertex_says_what_it_is(running: Any) -> None:
-    reply = running.client().call(Stats())
-    assert isinstance(reply, StatsReply)
-    assert set(reply.values) == set(TEXTS)
+def test_a_scrape_of_a_vertex_that_stops_fails(running: Any, capsys: Any) -> None:
+    for call in (Stats, ListJobs):
+        vertex = Vertex(running.vertex, {call: VertexUnavailableError("the vertex is stopping")})
+        with (
+            Metrics(vertex, "1", "127.0.0.1", 0) as metrics,
+            pytest.raises(urllib.error.HTTPError, match="500"),
+        ):
+            urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=60)
+    assert "the vertex is stopping" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(running: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on {port}"):
+            Metrics(running.vertex, "1", "127.0.0.1", port).__enter__()
