@@ -6,6 +6,7 @@ cursor, rewrite what was printed before, or fill the clipboard.
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,14 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(_escaped(char) if _is_obeyed(char) else char for char in text)
+
+
+def printable_json(value: object) -> str:
+    r"""Return ``value`` as JSON on several lines; what a terminal would obey is escaped as JSON has it (``\u001b``)."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    if text.isascii() and "\x7f" not in text:
+        return text
+    return "".join(_escaped_for_json(char) if _is_obeyed(char) else char for char in text)
 
 
 def shortened(text: str, most_bytes: int = LONGEST_ANSWER_BYTES) -> str:
@@ -55,6 +64,10 @@ def printing_console() -> Console:
 
 def _is_obeyed(char: str) -> bool:
     return char not in _KEPT and (char in _TURNS or unicodedata.category(char) in _ESCAPED)
+
+
+def _escaped_for_json(char: str) -> str:
+    return json.dumps(char)[1:-1]
 
 
 def _escaped(char: str) -> str:

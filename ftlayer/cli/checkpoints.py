@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from ftlayer.cli.printing import print_json, print_long, size_text, time_text
 from ftlayer.errors import CheckpointError, ConfigError
 from ftlayer.printable import printable, printing_console
 from ftlayer.secret_files import read_secret
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ftlayer.checkpoint.storage.report import Facts
 
 EXIT_DAMAGED = 1
-WIDEST = 100_000
-"""Columns of a terminal that no row fills."""
 
 
 class _ListsByDefault(TyperGroup):
@@ -69,7 +67,7 @@ def list_checkpoints(path: Place, as_json: Json = False, key_file: KeyFile = Non
         except CheckpointError as error:
             rows.append({"location": location, "error": str(error)})
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
         _print_list(path, rows)
 
@@ -82,7 +80,7 @@ def show(path: One, as_json: Json = False, key_file: KeyFile = None) -> None:
 
     facts = details(load_checkpoint(path, _key(key_file)))
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
         _print_details(facts)
 
@@ -114,7 +112,7 @@ def verify(path: Place, as_json: Json = False, key_file: KeyFile = None) -> None
             results.append({"location": location, "error": str(error)})
     crew.close()
     if as_json:
-        _print_json(results)
+        print_json(results)
     else:
         for result in results:
             typer.echo(printable(_verdict(result)))
@@ -158,10 +156,6 @@ def _key(key_file: Path | None) -> bytes | None:
 # ---------------------------------------------------------------- tables
 
 
-def _print_json(facts: Any) -> None:
-    typer.echo(printable(json.dumps(facts, indent=2, ensure_ascii=False)))
-
-
 def _verdict(result: Facts) -> str:
     location, error = str(result["location"]), str(result["error"] or "good")
     # Most errors name the checkpoint by themselves.
@@ -182,13 +176,13 @@ def _print_list(path: str, rows: list[Facts]) -> None:
             str(row["checkpoint"]),
             row["kind"] + (", unaligned" if row["unaligned"] else ""),
             row["job"],
-            _time(row["completed_ms"]),
+            time_text(row["completed_ms"]),
             f"{row['duration_ms']:,} ms",
-            _bytes(row["state_bytes"]),
-            _bytes(row["written_bytes"]),
+            size_text(row["state_bytes"]),
+            size_text(row["written_bytes"]),
             row["location"],
         )
-    _print_table(console, table)
+    print_long(console, table)
     for row in rows:
         if "error" in row:
             console.print(row["error"], style="red", soft_wrap=True)
@@ -200,8 +194,8 @@ def _print_details(facts: Facts) -> None:
     lines = {
         "location": facts["location"],
         "run": facts["run"],
-        "completed": f"{_time(facts['completed_ms'])}, after {facts['duration_ms']:,} ms",
-        "state": f"{_bytes(facts['state_bytes'])}, {_bytes(facts['written_bytes'])} of it written anew",
+        "completed": f"{time_text(facts['completed_ms'])}, after {facts['duration_ms']:,} ms",
+        "state": f"{size_text(facts['state_bytes'])}, {size_text(facts['written_bytes'])} of it written anew",
         "key groups": str(facts["max_parallelism"]),
     }
     for name, value in lines.items():
@@ -211,12 +205,12 @@ def _print_details(facts: Facts) -> None:
         {
             "chain": size["chain"],
             "keyed operators": ", ".join(size["keyed_operators"]),
-            "keyed state": _bytes(size["keyed_bytes"]),
+            "keyed state": size_text(size["keyed_bytes"]),
             "entries": f"{size['keyed_entries']:,}",
             "operator state": ", ".join(
-                f"{uid} {_bytes(n)}" for uid, n in size["operator_state_bytes"].items()
+                f"{uid} {size_text(n)}" for uid, n in size["operator_state_bytes"].items()
             ),
-            "in flight": f"{size['in_flight_records']:,} ({_bytes(size['in_flight_bytes'])})",
+            "in flight": f"{size['in_flight_records']:,} ({size_text(size['in_flight_bytes'])})",
         }
         for size in facts["sizes"]
     ]
@@ -228,7 +222,7 @@ def _print_details(facts: Facts) -> None:
             "alignment": f"{row['alignment_ms']:,} ms",
             "sync": f"{row['sync_ms']:,.1f} ms",
             "async": f"{row['async_ms']:,.1f} ms",
-            "in flight": _bytes(row["in_flight_bytes"]),
+            "in flight": size_text(row["in_flight_bytes"]),
             "unaligned": "yes" if row["unaligned"] else "",
         }
         for row in facts["subtasks"]
@@ -245,14 +239,7 @@ def _print_rows(console: Console, title: str, rows: list[Facts]) -> None:
     table = _table(*rows[0])
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
-    _print_table(console, table)
-
-
-def _print_table(console: Console, table: Table) -> None:
-    """Print a row a line, however long: broken by us, a path could not be copied."""
-    width, console.width = console.width, WIDEST
-    console.print(table)
-    console.width = width
+    print_long(console, table)
 
 
 def _cell(value: Any) -> str:
@@ -266,16 +253,3 @@ def _table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column, no_wrap=True)
     return table
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"
-
-
-def _time(wall_ms: int) -> str:
-    return datetime.fromtimestamp(wall_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")

@@ -1,23 +1,42 @@
-"""The options of commands that ask a running vertex: where it is, and what it wants to see."""
+"""The options of commands that ask running vertices: which ones, and what they want to see."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ftlayer.errors import ConfigError
+from ftlayer.printable import printable
 from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
-    from ftlayer.vertex.client.client import VertexClient
+    from ftlayer.monitor.gather import Gatherer
+    from ftlayer.monitor.sources import Source
 
 EXIT_ERROR = 1
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7077"
+DEADLINE_MS = 3_000
+"""So long a vertex may take to say how it is: it answers in a millisecond, or hangs."""
 
-Address = Annotated[str, typer.Option(help="Where the vertex is.", envvar="FTLAYER_ADDRESS")]
+Vertices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vertex",
+        "--address",
+        metavar="PATH|ADDRESS",
+        help="A vertex: its address, or the store of a program of yours that runs; repeatable. Without it, all that "
+        "programs of yours serve on this machine.",
+        envvar="FTLAYER_ADDRESS",
+    ),
+]
 TokenFile = Annotated[
     Path | None, typer.Option(help="File with the vertex's token; without it, FTLAYER_TOKEN is used.")
 ]
@@ -25,6 +44,7 @@ RootCerts = Annotated[Path | None, typer.Option(help="PEM of the certificate to 
 ClientPem = Annotated[
     Path | None, typer.Option(help="PEM of a certificate and its key, for a vertex with --tls-client-ca.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON: times in UTC, durations in seconds.")]
 
 
 def read_file(path: Path, option: str) -> bytes:
@@ -48,20 +68,92 @@ def token_of(token_file: Path | None) -> str:
     return token
 
 
-def connect(
-    address: str, token_file: Path | None, root_certs: Path | None, client_pem: Path | None
-) -> VertexClient:
-    """Return a connection to the vertex that the options name. Raises `ConfigError`."""
-    # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from ftlayer.vertex.client.client import VertexClient
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Which vertices a command asks, and whether it prints JSON; `asking` makes its fields options of the command."""
 
-    certificates = None if root_certs is None else read_file(root_certs, "--root-certs")
-    return VertexClient(
-        address,
-        token_of(token_file),
-        root_certs=certificates,
-        client_pem=None if client_pem is None else read_secret(client_pem, "--client-pem"),
-        client_id="cli",
-        deadline_ms=10_000,
-    )
+    vertex: list[str] | None
+    token_file: Path | None
+    root_certs: Path | None
+    client_pem: Path | None
+    as_json: bool
+
+    @contextmanager
+    def gatherer(self) -> Iterator[Gatherer]:
+        """Give what asks the vertices, after it has asked them all once.
+
+        Says of each that gives no answer why. Raises `ConfigError`, and where none answers what the first one raised.
+        """
+        # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        from ftlayer.monitor.gather import Gatherer
+
+        sources = self._sources()
+        gatherer = Gatherer(lambda: sources, label="cli", deadline_ms=DEADLINE_MS)
+        try:
+            views = gatherer.gather()
+            errors = [error for view in views if (error := gatherer.error(view.vertex)) is not None]
+            if errors and not any(view.is_up for view in views):
+                raise errors[0]
+            for view in views:
+                if not view.is_up:
+                    warn(f"vertex {view.vertex} gives no answer: {view.failure}")
+            yield gatherer
+        finally:
+            gatherer.close()
+
+    def _sources(self) -> tuple[Source, ...]:
+        from ftlayer.monitor.sources import sources_given, sources_here
+
+        places = list(self.vertex or ())
+        if not places and self.token_file is None:
+            found = sources_here()
+            for sentence in found.left_out:
+                warn(sentence)
+            if found.sources:
+                return found.sources
+            if not os.environ.get("FTLAYER_TOKEN"):
+                raise ConfigError(
+                    "no program of yours serves a vertex on this machine now: name one with --vertex, a store's path "
+                    "or an address, and the file with its token by --token-file, or set FTLAYER_TOKEN"
+                )
+        return sources_given(
+            places or [DEFAULT_ADDRESS],
+            token=lambda: token_of(self.token_file),
+            root_certs=None if self.root_certs is None else read_file(self.root_certs, "--root-certs"),
+            client_pem=None if self.client_pem is None else read_secret(self.client_pem, "--client-pem"),
+        )
+
+
+def _options(
+    vertex: Vertices = None,
+    token_file: TokenFile = None,
+    root_certs: RootCerts = None,
+    client_pem: ClientPem = None,
+    as_json: Json = False,
+) -> None:
+    """Name what `asking` adds to a command."""
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Asking` in place of its parameter ``asking``."""
+    signature = inspect.signature(command, eval_str=True)
+    options = inspect.signature(_options, eval_str=True).parameters
+    own = [parameter for name, parameter in signature.parameters.items() if name != "asking"]
+    own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    added = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options.values()]
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        asked = Asking(**{name: given.pop(name) for name in options})
+        command(**given, asking=asked)
+
+    shown = signature.replace(parameters=[*own, *added])
+    wrapped.__signature__ = shown  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {name: parameter.annotation for name, parameter in shown.parameters.items()}
+    return wrapped
+
+
+def warn(sentence: str) -> None:
+    """Print a sentence to standard error."""
+    typer.echo(printable(f"ftlayer: {sentence}"), err=True)

@@ -7,21 +7,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftlayer.cli.connection import (
-    DEFAULT_ADDRESS,
-    EXIT_ERROR,
-    Address,
-    ClientPem,
-    RootCerts,
-    TokenFile,
-    connect,
-)
+from ftlayer.cli.connection import EXIT_ERROR, Asking, asking
 from ftlayer.errors import ConfigError
 from ftlayer.printable import printing_console
 
 if TYPE_CHECKING:
+    from ftlayer.monitor.gather import Client, Gatherer
     from ftlayer.vertex.calls import RecordInfo
-    from ftlayer.vertex.client.client import VertexClient
+
+PAGE = 1_000
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters of a running vertex: list, show, requeue, purge.")
 
@@ -30,41 +24,41 @@ Everything = Annotated[bool, typer.Option("--all", help="All dead letters there 
 
 
 @app.command("list")
+@asking
 def list_dead(
-    address: Address = DEFAULT_ADDRESS,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
     limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
+    *,
+    asking: Asking,
 ) -> None:
     """List dead letters: key, record, reason."""
     from ftlayer.cli.tables import print_records
     from ftlayer.vertex.calls import Stats, StatsReply
 
-    with connect(address, token_file, root_certs, client_pem) as client:
+    with asking.gatherer() as gatherer:
+        client = _client(gatherer)
 
         def total() -> int:
             stats = client.call(Stats())
             assert isinstance(stats, StatsReply)
             return int(stats.values["dead_letters"])
 
-        print_records(printing_console(), _dead_letters(client), f"dead letters of {address}", limit, total)
+        print_records(printing_console(), _dead_letters(client), "dead letters", limit, total)
 
 
 @app.command()
+@asking
 def show(
     keys: Keys,
-    address: Address = DEFAULT_ADDRESS,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
+    *,
+    asking: Asking,
 ) -> None:
     """Show everything that is known of dead letters: record, attempts, traceback."""
     from ftlayer.cli.tables import print_record
 
     wanted = dict.fromkeys(_parsed(keys))
     console = printing_console()
-    with connect(address, token_file, root_certs, client_pem) as client:
+    with asking.gatherer() as gatherer:
+        client = _client(gatherer)
         for record in _dead_letters(client):
             if record.key in wanted:
                 del wanted[record.key]
@@ -76,37 +70,37 @@ def show(
 
 
 @app.command()
+@asking
 def requeue(
     keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
     everything: Everything = False,
-    address: Address = DEFAULT_ADDRESS,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
+    *,
+    asking: Asking,
 ) -> None:
     """Give dead letters their attempts back; their query gets them again at once."""
     from ftlayer.vertex.calls import Requeue
 
-    with connect(address, token_file, root_certs, client_pem) as client:
+    with asking.gatherer() as gatherer:
+        client = _client(gatherer)
         chosen = _chosen(client, keys, everything)
         count = _change(client, Requeue(chosen))
     _print_changed("requeued", count, len(chosen), everything)
 
 
 @app.command()
+@asking
 def purge(
     keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
     everything: Everything = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    address: Address = DEFAULT_ADDRESS,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
+    *,
+    asking: Asking,
 ) -> None:
     """Delete dead letters permanently."""
     from ftlayer.vertex.calls import Purge
 
-    with connect(address, token_file, root_certs, client_pem) as client:
+    with asking.gatherer() as gatherer:
+        client = _client(gatherer)
         chosen = _chosen(client, keys, everything)
         if chosen and not yes:
             typer.confirm(f"Delete {len(chosen)} dead letters permanently?", abort=True)
@@ -114,10 +108,27 @@ def purge(
     _print_changed("purged", count, len(chosen), everything)
 
 
-def _dead_letters(client: VertexClient) -> Iterator[RecordInfo]:
-    from ftlayer.spark.frames import list_records
+def _client(gatherer: Gatherer) -> Client:
+    """Return the client of the one vertex that is asked; `ConfigError` where there are several."""
+    there = [view.vertex for view in gatherer.views() if view.is_up and view.has_records]
+    if len(there) != 1:
+        raise ConfigError(
+            f"--vertex: name one of the vertices that keep records: {', '.join(there) or 'there are none'}"
+        )
+    return gatherer.client(there[0])
 
-    return list_records(client, "dead")
+
+def _dead_letters(client: Client) -> Iterator[RecordInfo]:
+    from ftlayer.vertex.calls import ListRecords, RecordList
+
+    after = b""
+    while True:
+        reply = client.call(ListRecords("dead", "", PAGE, after))
+        assert isinstance(reply, RecordList)
+        yield from reply.records
+        after = reply.more
+        if not after:
+            return
 
 
 def _parsed(keys: list[str]) -> tuple[bytes, ...]:
@@ -127,7 +138,7 @@ def _parsed(keys: list[str]) -> tuple[bytes, ...]:
         raise ConfigError(f"keys are hexadecimal, as `ftlayer dead list` shows them ({error})") from error
 
 
-def _chosen(client: VertexClient, keys: list[str] | None, everything: bool) -> tuple[bytes, ...]:
+def _chosen(client: Client, keys: list[str] | None, everything: bool) -> tuple[bytes, ...]:
     if bool(keys) == everything:
         raise ConfigError("name the dead letters by their keys, or say --all")
     if keys:
@@ -135,7 +146,7 @@ def _chosen(client: VertexClient, keys: list[str] | None, everything: bool) -> t
     return tuple(record.key for record in _dead_letters(client))
 
 
-def _change(client: VertexClient, call: Any) -> int:
+def _change(client: Client, call: Any) -> int:
     from ftlayer.vertex.calls import Changed
 
     reply = client.call(call)

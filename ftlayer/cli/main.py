@@ -7,7 +7,7 @@ import re
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -15,21 +15,17 @@ from typer.core import TyperGroup
 from ftlayer import __version__
 from ftlayer.cli import checkpoints as cli_checkpoints
 from ftlayer.cli import dead as cli_dead
-from ftlayer.cli.connection import (
-    DEFAULT_ADDRESS,
-    EXIT_ERROR,
-    Address,
-    ClientPem,
-    RootCerts,
-    TokenFile,
-    connect,
-    read_file,
-    token_of,
-)
+from ftlayer.cli import jobs as cli_jobs
+from ftlayer.cli import orders as cli_orders
+from ftlayer.cli.connection import EXIT_ERROR, Asking, TokenFile, asking, read_file, token_of
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError, VertexUnavailableError
 from ftlayer.printable import printable, printing_console
 from ftlayer.secret_files import read_secret
+
+if TYPE_CHECKING:
+    from ftlayer.monitor.gather import Gatherer
+    from ftlayer.vertex.calls import Explained
 
 EXIT_USAGE = 2
 
@@ -51,7 +47,7 @@ _IN_FRONT = {
     "listen": "--listen",
     "shards": "--shards",
     "durability": "--durability",
-    "address": "--address",
+    "address": "--vertex",
     "token": "--token-file (or FTLAYER_TOKEN)",
 }
 """How options of Python are called here; those in front are words of other meanings too."""
@@ -89,6 +85,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Record-level fault tolerance for PySpark streams.",
 )
+app.command()(cli_jobs.jobs)
+for order in (
+    cli_orders.savepoint,
+    cli_orders.stop,
+    cli_orders.drain,
+    cli_orders.cancel,
+    cli_orders.stack,
+):
+    app.command()(order)
 app.add_typer(cli_dead.app, name="dead")
 app.add_typer(cli_checkpoints.app, name="checkpoints")
 
@@ -250,24 +255,40 @@ def inspect(
 
 
 @app.command()
+@asking
 def explain(
     root: Annotated[str, typer.Argument(help="The root: 16 hexadecimal digits, 0x…, or a decimal number.")],
-    address: Address = DEFAULT_ADDRESS,
-    token_file: TokenFile = None,
-    root_certs: RootCerts = None,
-    client_pem: ClientPem = None,
+    *,
+    asking: Asking,
 ) -> None:
     """Show which ids a pending root waits for, and which operator owes them (vertices with --exact)."""
+    from ftlayer.cli.printing import print_json
     from ftlayer.cli.tables import print_explained
-    from ftlayer.vertex.calls import Explain, Explained
+    from ftlayer.monitor.facts import explained_facts
+    from ftlayer.vertex.calls import Explained
 
     wanted = parse_root(root)
-    with connect(address, token_file, root_certs, client_pem) as client:
-        explained = client.call(Explain(wanted))
-    assert isinstance(explained, Explained)
-    print_explained(printing_console(), wanted, explained)
+    with asking.gatherer() as gatherer:
+        answers = [
+            _explained(gatherer, view.vertex, wanted)
+            for view in gatherer.views()
+            if view.is_up and view.has_records
+        ]
+    explained = next((answer for answer in answers if answer.known), Explained(known=False))
+    if asking.as_json:
+        print_json(explained_facts(wanted, explained))
+    else:
+        print_explained(printing_console(), wanted, explained)
     if not explained.known:
         raise typer.Exit(EXIT_ERROR)
+
+
+def _explained(gatherer: Gatherer, vertex: str, root: int) -> Explained:
+    from ftlayer.vertex.calls import Explain, Explained
+
+    answer = gatherer.client(vertex).call(Explain(root))
+    assert isinstance(answer, Explained)
+    return answer
 
 
 def main() -> None:

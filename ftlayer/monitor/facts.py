@@ -21,7 +21,7 @@ from ftlayer.monitor.health import Judgement, job_health, together, vertex_healt
 from ftlayer.monitor.masking import masked_failure, masked_reason, masked_traceback, masked_value
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.views import VertexView
-from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.calls import Explained, RecordInfo
 from ftlayer.vertex.calls.jobs import (
     AnnouncedJob,
     AuditEntry,
@@ -536,6 +536,25 @@ def _attempts(info: RecordInfo, *, mask: bool) -> list[Facts]:
     if attempts:
         attempts[-1]["traceback"] = masked_traceback(info.traceback) if mask else info.traceback
     return attempts
+
+
+def explained_facts(root: int, explained: Explained) -> Facts:
+    """Return what a root waits for."""
+    return {
+        "root": root_text(root),
+        "known": explained.known,
+        "registered": explained.registered,
+        "value": root_text(explained.value),
+        "ids_known": explained.ids_known,
+        "owed": [
+            {
+                "id": root_text(owed.record_id),
+                "operator": owed.operator,
+                "missing": "acknowledgement" if owed.emitted else "emission",
+            }
+            for owed in explained.owed
+        ],
+    }
 
 
 def payload_facts(payload: pa.RecordBatch, *, mask: bool = False) -> Facts:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol, TypeVar
 
 from ftlayer.clock import Now, system_now
@@ -20,7 +21,9 @@ from ftlayer.monitor.views import VertexView
 from ftlayer.vertex.calls import (
     AnnouncedJob,
     Call,
+    GetHour,
     GetJob,
+    Hour,
     JobList,
     ListJobs,
     ListStreams,
@@ -31,7 +34,7 @@ from ftlayer.vertex.calls import (
 )
 
 DEADLINE_MS = 3_000
-"""So long a vertex may take to say how it is: it answers in a millisecond, or hangs."""
+"""So long a vertex may take to say how it is; it answers in a millisecond, or hangs."""
 
 _AT_ONCE = 16
 
@@ -55,6 +58,7 @@ class _Vertex:
     source: Source
     client: Client
     view: VertexView
+    error: FTLayerError | None = None
     dead: deque[tuple[int, int]] = field(default_factory=deque)  # (when, how many there were)
 
 
@@ -70,10 +74,16 @@ class Gatherer:
         *,
         label: str = "monitor",
         clock: Callable[[], Now] = system_now,
-        connect: Callable[[Source, str, int], Client] = Source.client,
+        connect: Callable[[Source, str], Client] = Source.client,
         deadline_ms: int = DEADLINE_MS,
     ) -> None:
-        """``look`` is asked before each gathering; ``label`` names the clients in logs."""
+        """Ask nothing yet.
+
+        Args:
+            look: asked before each gathering for the vertices that there are.
+            label: names the clients in logs.
+            deadline_ms: how long a vertex may take to say how it is.
+        """
         self._look = look
         self._label = label
         self._clock = clock
@@ -101,15 +111,19 @@ class Gatherer:
 
     def client(self, vertex: str) -> Client:
         """Return the client of a vertex, which stays this gatherer's. `ConfigError` for a name that none has."""
-        with self._lock:
-            if vertex not in self._vertices:
-                there = ", ".join(sorted(self._vertices)) or "none"
-                raise ConfigError(f"no vertex is called {vertex!r}; there are: {there}")
-            return self._vertices[vertex].client
+        return self._named(vertex).client
+
+    def error(self, vertex: str) -> FTLayerError | None:
+        """Return why a vertex gave no answer when it was asked last, None if it did or has ended in order."""
+        return self._named(vertex).error
 
     def job(self, vertex: str, owner: str, checkpoints_since_ms: int = 0) -> AnnouncedJob:
         """Return all that a vertex knows of a job. Raises `UnknownJobError`, and what its client does."""
         return _expect(self.client(vertex).call(GetJob(owner, checkpoints_since_ms)), AnnouncedJob)
+
+    def hour(self, vertex: str, owner: str = "") -> Hour:
+        """Return the last hour of a job, or of the vertex. Raises `UnknownJobError`, and what its client does."""
+        return _expect(self.client(vertex).call(GetHour(owner)), Hour)
 
     def close(self) -> None:
         """Give all connections up."""
@@ -120,6 +134,13 @@ class Gatherer:
 
     # ------------------------------------------------------------ vertices
 
+    def _named(self, vertex: str) -> _Vertex:
+        with self._lock:
+            if vertex not in self._vertices:
+                there = ", ".join(sorted(self._vertices)) or "none"
+                raise ConfigError(f"no vertex is called {vertex!r}; there are: {there}")
+            return self._vertices[vertex]
+
     def _meet(self, source: Source) -> None:
         with self._lock:
             if source.identity not in self._names:
@@ -129,7 +150,7 @@ class Gatherer:
                 self._vertices[name] = _Vertex(source, self._connected(source), view)
 
     def _connected(self, source: Source) -> Client:
-        return self._connect(source, self._label, self._deadline_ms)
+        return self._connect(source, self._label)
 
     def _free_name(self, wanted: str) -> str:
         name, number = wanted, 1
@@ -142,6 +163,7 @@ class Gatherer:
         with self._lock:
             vertex = self._vertices[name]
         before, now_ms = vertex.view, self._clock().wall_ms
+        failure: FTLayerError | None = None
         try:
             source = vertex.source.refreshed()
             if source is None:
@@ -150,10 +172,15 @@ class Gatherer:
                 )
             else:
                 self._follow(vertex, source)
-                view = self._asked(vertex.client, replace(before, address=source.address))
+                view = self._asked(
+                    partial(vertex.client.call, deadline_ms=self._deadline_ms),
+                    replace(before, address=source.address),
+                )
         except FTLayerError as error:
+            failure = error
             view = replace(before, is_up=False, is_gone=False, asked_ms=now_ms, failure=str(error))
         with self._lock:
+            vertex.error = failure
             vertex.view = self._with_rise(vertex, view) if view.is_up else view
 
     def _follow(self, vertex: _Vertex, source: Source) -> None:
@@ -163,17 +190,17 @@ class Gatherer:
                 vertex.client.close()
                 vertex.source, vertex.client = source, self._connected(source)
 
-    def _asked(self, client: Client, before: VertexView) -> VertexView:
-        jobs = _expect(client.call(ListJobs()), JobList).jobs
+    def _asked(self, call: Callable[[Call], Reply], before: VertexView) -> VertexView:
+        jobs = _expect(call(ListJobs()), JobList).jobs
         now_ms = self._clock().wall_ms
         view = replace(
             before, is_up=True, is_gone=False, asked_ms=now_ms, as_of_ms=now_ms, failure="", jobs=jobs
         )
         try:
-            stats = _expect(client.call(Stats()), StatsReply)
+            stats = _expect(call(Stats()), StatsReply)
         except UnsupportedError:
             return replace(view, has_records=False)
-        streams = _expect(client.call(ListStreams()), StreamList).streams
+        streams = _expect(call(ListStreams()), StreamList).streams
         return replace(view, stats=stats.values, circuits=stats.circuits, streams=streams)
 
     def _with_rise(self, vertex: _Vertex, view: VertexView) -> VertexView:

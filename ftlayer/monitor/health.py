@@ -25,6 +25,7 @@ from ftlayer.vertex.calls.jobs import (
 LATELY_MS = 300_000
 """What happened in this time counts as now."""
 
+MINUTE_MS = 60_000
 SILENT_MS = 30_000
 RESTARTS = 3
 FULL_STORE = 0.9
@@ -212,13 +213,15 @@ def _checkpoints_in_a_row(totals: CheckpointTotals) -> str:
 
 
 def _watermark(vertex: str, job: JobDetails, hour: Hour | None) -> Iterator[Finding]:
+    """Tell of a watermark that falls behind: each of the last minutes has a least lag above the one before."""
     if hour is None or job.kind is not JobKind.TOPOLOGY:
         return
-    points = LATELY_MS // hour.step_ms
-    lags = [lag for lag in hour.series.get(WATERMARK_LAG, ())[-points:] if not math.isnan(lag)]
-    if len(lags) < points or lags[-1] < _LEAST_LAG_S:
-        return
-    if all(later >= earlier for earlier, later in pairwise(lags)) and lags[-1] > lags[0]:
+    a_minute = max(MINUTE_MS // hour.step_ms, 1)
+    points = hour.series.get(WATERMARK_LAG, ())[-a_minute * LATELY_MS // MINUTE_MS :]
+    minutes = [points[start : start + a_minute] for start in range(0, len(points), a_minute)]
+    lags = [min(minute, key=lambda lag: math.inf if math.isnan(lag) else lag) for minute in minutes]
+    is_known = len(points) * hour.step_ms >= LATELY_MS and not any(map(math.isnan, lags))
+    if is_known and lags[-1] >= _LEAST_LAG_S and all(later > earlier for earlier, later in pairwise(lags)):
         text = (
             f"the watermark of {job.name} falls behind: {spoken(round(lags[-1] * 1_000))} now, "
             f"{spoken(round(lags[0] * 1_000))} {spoken(LATELY_MS)} ago"

@@ -14,6 +14,9 @@ from ftlayer.transport.sockets import socket_directories
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.access import ACCESS_FILE, FOUND_ACCESS_FILE, read_access
 
+DEADLINE_MS = 30_000
+"""So long a call may take that changes something."""
+
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -51,7 +54,7 @@ class Source:
             return self
         return _of_file(Path(self.file)) if Path(self.file).exists() else None
 
-    def client(self, label: str, deadline_ms: int) -> VertexClient:
+    def client(self, label: str) -> VertexClient:
         """Return a client of it; connects with the first call. Raises `ConfigError` for certificates that are none."""
         return VertexClient(
             self.address,
@@ -59,7 +62,7 @@ class Source:
             root_certs=self.root_certs,
             client_pem=self.client_pem,
             client_id=label,
-            deadline_ms=deadline_ms,
+            deadline_ms=DEADLINE_MS,
         )
 
 

@@ -37,6 +37,8 @@ def no_token_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")
     # Wide, so that no word is cut off in the frames of usage errors.
     monkeypatch.setenv("COLUMNS", "200")
+    # No driver of another test is found.
+    monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", tuple)
 
 
 @dataclass
@@ -279,17 +281,10 @@ def test_an_error_of_the_transport_names_options_of_the_command_line(monkeypatch
 def test_grpc_writes_nothing_of_its_own_about_a_certificate(tmp_path: Path) -> None:
     mine, other = make_certificate(["127.0.0.1"]), make_certificate(["127.0.0.1"])
     code = """
-from ftlayer.cli.connection import connect
-from ftlayer.errors import VertexUnavailableError
-from pathlib import Path
-import sys
-with connect(sys.argv[1], None, Path(sys.argv[2]), None) as client:
-    try:
-        client.health(deadline_ms=1_000)
-    except VertexUnavailableError:
-        pass
-    else:
-        sys.exit("the certificate was accepted")
+from ftlayer.cli import connection
+from ftlayer.cli.main import main
+connection.DEADLINE_MS = 1_000
+main()
 """
     (tmp_path / "ca").write_bytes(other.cert)
     tls = {"tls_certificates": [(mine.cert, mine.key)]}
@@ -297,13 +292,17 @@ with connect(sys.argv[1], None, Path(sys.argv[2]), None) as client:
         address = f"grpc+tls://127.0.0.1:{server.port}"
         known = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
         done = subprocess.run(
-            [sys.executable, "-c", code, address, str(tmp_path / "ca")],
+            [sys.executable, "-c", code, "jobs", "--vertex", address, "--root-certs", str(tmp_path / "ca")],
             env=known | {"FTLAYER_TOKEN": TOKEN},
             capture_output=True,
             text=True,
             timeout=900,
         )
-    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, "the vertex's certificate was not accepted: --root-certs" in line) == (
+        1,
+        True,
+    ), line
 
 
 def test_inspect_works_beside_a_live_vertex_and_after_it(served: Served) -> None:

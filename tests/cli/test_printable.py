@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pyarrow as pa
@@ -12,7 +13,13 @@ from rich.table import Table
 
 from ftlayer.cli.tables import print_record, print_records
 from ftlayer.errors import MalformedRequestError
-from ftlayer.printable import LONGEST_ANSWER_BYTES, printable, printing_console, shortened
+from ftlayer.printable import (
+    LONGEST_ANSWER_BYTES,
+    printable,
+    printable_json,
+    printing_console,
+    shortened,
+)
 from ftlayer.transport.failures import flight_error
 from ftlayer.vertex.calls import RecordInfo
 
@@ -86,3 +93,12 @@ def test_an_error_fits_into_the_headers_of_an_answer(quoted: str) -> None:
     assert text.endswith("do something else")
     # Percent-encoded, and in base64.
     assert 3 * len(text.encode()) + len(frame) * 4 // 3 < 8 << 10
+
+
+@given(st.text())
+def test_json_stays_json_and_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
+    shown = printable_json({"text": text})
+    assert not OBEYED.search(shown)
+    shown.encode()
+    assert json.loads(shown) == {"text": text}
+    assert "é" in printable_json("é\x9b")

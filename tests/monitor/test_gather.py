@@ -58,7 +58,7 @@ def vertex(made: Any, died: int = 0) -> Answering:
 
 
 def gatherer(clients: dict[str, Answering], clock: Clock, *sources: Source) -> Gatherer:
-    return Gatherer(lambda: sources, clock=clock, connect=lambda source, label, ms: clients[source.address])
+    return Gatherer(lambda: sources, clock=clock, connect=lambda source, label: clients[source.address])
 
 
 def at(address: str, name: str = "ft", path: str = "", file: str = "") -> Source:
@@ -99,7 +99,7 @@ def test_names_are_unique_and_stay(made: Any) -> None:
     clients = {name: vertex(made) for name in "abc"}
     sources = [at("a"), at("b")]
     gathering = Gatherer(
-        lambda: sources, clock=Clock(), connect=lambda source, label, ms: clients[source.address]
+        lambda: sources, clock=Clock(), connect=lambda source, label: clients[source.address]
     )
     assert [(view.vertex, view.address) for view in gathering.gather()] == [("ft", "a"), ("ft-2", "b")]
     sources[:] = [at("c"), at("b")]

@@ -103,6 +103,9 @@ def test_a_watermark_that_falls_behind_for_five_minutes(made: Any) -> None:
     assert judged(61, 100, 300) == []
     assert judged(math.nan, 60, 61, 100, 300) == []
     assert judged(1, 2, 3, 4, 5) == []
+    teeth = [base + tooth for base in (60, 61, 100, 200, 300) for tooth in (5, 0, 9)]
+    hour = Hour(20_000, made.now_ms, {"watermark_lag_seconds": tuple(teeth)})
+    assert [finding.text for finding in job_health("local", made.job(), hour).findings] == said
 
 
 def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:

@@ -322,6 +322,11 @@ class OrderState(StrEnum):
     REFUSED = "refused"
     EXPIRED = "expired"
 
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing comes after it."""
+        return self not in (OrderState.WAITING, OrderState.TAKEN)
+
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:

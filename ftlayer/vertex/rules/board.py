@@ -89,7 +89,7 @@ class _Order:
 
     @property
     def ended(self) -> bool:
-        return self.answer.state not in (OrderState.WAITING, OrderState.TAKEN)
+        return self.answer.state.is_final
 
     def end(self, state: OrderState, text: str, now_ms: int) -> None:
         self.answer = OrderAnswer(self.order.id, state, text, now_ms)

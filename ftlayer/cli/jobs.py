@@ -1,0 +1,267 @@
+"""The command ``ftlayer jobs``: what runs, how it is, and one of them in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftlayer.cli.connection import Asking, asking
+from ftlayer.cli.printing import new_table, print_json, print_table, rate_text, size_text, time_text
+from ftlayer.printable import printing_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ftlayer.monitor.health import Judgement
+    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.views import VertexView
+    from ftlayer.vertex.calls import AnnouncedJob, JobDetails
+
+SHOWN = 10
+"""So many of the last incidents, checkpoints and batches are printed; ``--json`` has all that are known."""
+
+_COLOURS = {"ok": "green", "look here": "yellow", "broken": "red"}
+
+JobName = Annotated[str, typer.Argument(metavar="NAME", help="A topology's or query's name.")]
+
+
+@asking
+def jobs(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show this topology or query in full.")
+    ] = None,
+    *,
+    asking: Asking,
+) -> None:
+    """List topologies and wrapped queries: what runs, what has ended, and what is wrong."""
+    from ftlayer.monitor.facts import job_facts, overview_facts
+    from ftlayer.monitor.names import JobNames
+
+    with asking.gatherer() as gatherer:
+        views = gatherer.views()
+        names = JobNames(views)
+        if name is None:
+            if asking.as_json:
+                print_json(overview_facts(views, names))
+            else:
+                print_overview(printing_console(), views, names)
+            return
+        key = names.find(name)
+        job, hour = gatherer.job(key.vertex, key.owner), gatherer.hour(key.vertex, key.owner)
+    if asking.as_json:
+        print_json(job_facts(key.vertex, job, names, hour=hour))
+    else:
+        from ftlayer.monitor.health import job_health
+
+        _print_job(
+            printing_console(), names.label(key.vertex, key.owner), job, job_health(key.vertex, job, hour)
+        )
+
+
+# ---------------------------------------------------------------- all
+
+
+def print_overview(console: Console, views: Iterable[VertexView], names: JobNames) -> None:
+    """Print how all is, the vertices and the jobs."""
+    from ftlayer.monitor.health import job_health, together, vertex_health
+
+    views = tuple(views)
+    judged = together(
+        [*map(vertex_health, views), *(job_health(view.vertex, job) for view in views for job in view.jobs)]
+    )
+    print_judgement(console, judged)
+    print_table(console, _table_of_vertices(views))
+    print_table(console, _table_of_jobs(views, names))
+
+
+def print_judgement(console: Console, judged: Judgement) -> None:
+    """Print how something is, a line a reason; "ok" alone where all is well."""
+    for finding in judged.findings:
+        console.print(f"{finding.health}: {finding.text}", style=_COLOURS[finding.health], soft_wrap=True)
+    if not judged.findings:
+        console.print("ok", style=_COLOURS["ok"])
+
+
+def _table_of_vertices(views: tuple[VertexView, ...]) -> Any:
+    numbers = ("pending", "waiting", "dead", "store")
+    table = new_table("vertex", "state", *numbers, numbers=numbers)
+    for view in views:
+        state = "gone" if view.is_gone else "up" if view.is_up else "no answer"
+        counts = ("pending", "waiting", "dead_letters")
+        known = view.has_records and view.as_of_ms
+        figures = [f"{int(view.stats.get(name, 0)):,}" if known else "" for name in counts]
+        table.add_row(
+            view.vertex, state, *figures, f"{view.stats.get('used_share', 0.0):.1%}" if known else ""
+        )
+    return table
+
+
+def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames) -> Any:
+    from ftlayer.monitor.health import job_health, spoken
+
+    several = len(views) > 1
+    numbers = ("in/s", "up", "restarts")
+    table = new_table(
+        "job", "kind", "state", "health", *numbers, *(("vertex",) if several else ()), numbers=numbers
+    )
+    for view in views:
+        for announced in view.jobs:
+            job = announced.job
+            health = job_health(view.vertex, announced).health
+            table.add_row(
+                names.label(view.vertex, job.owner),
+                str(job.kind),
+                "silent" if announced.is_silent else job.state,
+                str(health),
+                rate_text(None if job.final else job.rates.get("records_in")),
+                spoken((job.ended_ms or job.at_ms) - job.since_ms),
+                f"{job.restarts:,}",
+                *((view.vertex,) if several else ()),
+                style=None if health == "ok" else _COLOURS[health],
+            )
+    return table if table.row_count else "no topology or query has announced itself"
+
+
+# ---------------------------------------------------------------- one
+
+
+def _print_job(console: Console, label: str, announced: AnnouncedJob, judged: Judgement) -> None:
+    from ftlayer.monitor.bottleneck import bottleneck
+    from ftlayer.monitor.health import spoken
+
+    job = announced.job
+    console.print(f"{job.kind} {label}: {job.state}", style="bold")
+    print_judgement(console, judged)
+    found = bottleneck(job)
+    lines = {
+        "heard": f"{spoken(announced.heard_ago_ms)} ago",
+        "since": f"{time_text(job.since_ms)}, for {spoken((job.ended_ms or job.at_ms) - job.since_ms)}",
+        "mode": job.mode,
+        "driver": f"process {job.pid} on {job.host}" if job.pid else "",
+        "restarts": f"{job.restarts:,}" + (f", the last one: {job.last_failure}" if job.last_failure else ""),
+        "limited": found.text if found else "",
+        "now": job.line,
+        "checkpoint": job.checkpoint_location,
+        **job.links,
+    }
+    for name, value in lines.items():
+        if value:
+            console.print(f"  {name:11}{value}", soft_wrap=True)
+    _print_operators(console, job)
+    _print_slots(console, job)
+    _print_checkpoints(console, job)
+    _print_batches(console, job)
+    _print_circuits(console, job)
+    _print_incidents(console, announced)
+
+
+def _print_operators(console: Console, job: JobDetails) -> None:
+    from ftlayer.monitor.facts import operator_facts
+    from ftlayer.monitor.health import spoken
+
+    numbers = ("in/s", "out/s", "in", "out", "busy", "waits", "lag")
+    table = new_table("operator", *numbers, numbers=numbers, title="operators")
+    for operator in operator_facts(job):
+        lag = operator["watermark_lag_seconds"]
+        table.add_row(
+            operator["uid"],
+            rate_text(operator["in_per_second"]),
+            rate_text(operator["out_per_second"]),
+            f"{operator['records_in']:,}",
+            f"{operator['records_out']:,}",
+            f"{operator['busy_ratio']:.0%}",
+            f"{operator['back_pressured_ratio']:.0%}",
+            "" if lag is None else spoken(round(lag * 1_000)),
+        )
+    if table.row_count:
+        print_table(console, table)
+
+
+def _print_slots(console: Console, job: JobDetails) -> None:
+    from ftlayer.monitor.health import spoken
+
+    numbers = ("slot", "pid", "heard", "restarts")
+    table = new_table(
+        "slot", "state", "host", "pid", "heard", "restarts", "busy in", numbers=numbers, title="slots"
+    )
+    for slot in job.slots:
+        busy = slot.function or slot.busy
+        table.add_row(
+            str(slot.slot),
+            slot.state,
+            slot.host,
+            str(slot.pid or ""),
+            "" if slot.heartbeat_age_ms < 0 else f"{spoken(slot.heartbeat_age_ms)} ago",
+            f"{slot.restarts:,}",
+            f"{busy} for {spoken(slot.busy_ms)}" if busy and slot.busy_ms >= 1_000 else busy,
+        )
+    if table.row_count:
+        print_table(console, table)
+
+
+def _print_checkpoints(console: Console, job: JobDetails) -> None:
+    from ftlayer.monitor.health import spoken
+
+    totals = job.checkpoint_totals
+    if totals is None:
+        return
+    console.print(
+        f"checkpoints: {totals.completed:,} completed, {totals.failed:,} failed, {totals.in_progress:,} under way",
+        style="bold",
+    )
+    latest = sorted(job.checkpoints, key=lambda checkpoint: -checkpoint.number)[:SHOWN]
+    table = new_table(
+        "checkpoint", "kind", "state", "triggered", "took", "written", "what", numbers=("took", "written")
+    )
+    for checkpoint in latest:
+        table.add_row(
+            str(checkpoint.number),
+            checkpoint.kind,
+            checkpoint.state,
+            time_text(checkpoint.triggered_ms),
+            spoken(checkpoint.duration_ms),
+            size_text(sum(part.written_bytes for part in checkpoint.subtasks)),
+            checkpoint.failure or checkpoint.location,
+        )
+    if table.row_count:
+        print_table(console, table)
+
+
+def _print_batches(console: Console, job: JobDetails) -> None:
+    from ftlayer.monitor.health import spoken
+
+    numbers = ("batch", "rows", "delivered", "failed", "dead", "took")
+    table = new_table(*numbers, "phases", numbers=numbers, title="batches")
+    for batch in job.batches[-SHOWN:]:
+        phases = ", ".join(f"{name} {spoken(round(phase))}" for name, phase in batch.phases_ms.items())
+        counts = (batch.rows, batch.delivered, batch.failed, batch.dead)
+        table.add_row(
+            str(batch.batch), *(f"{count:,}" for count in counts), spoken(round(batch.duration_ms)), phases
+        )
+    if table.row_count:
+        print_table(console, table)
+
+
+def _print_circuits(console: Console, job: JobDetails) -> None:
+    table = new_table("circuit", "state", "opened", "failed", numbers=("opened", "failed"))
+    for name, status in sorted(job.circuits.items()):
+        table.add_row(
+            name or job.name,
+            str(status.state),
+            f"{status.opened:,}",
+            f"{status.failed:,} of {status.records:,}",
+        )
+    if table.row_count:
+        print_table(console, table)
+
+
+def _print_incidents(console: Console, announced: AnnouncedJob) -> None:
+    if announced.incidents:
+        console.print("what happened", style="bold")
+    for incident in announced.incidents[-SHOWN:]:
+        where = f"slot {incident.slot}: " if incident.slot >= 0 else ""
+        console.print(
+            f"  {time_text(incident.at_ms)}  {incident.kind}  {where}{incident.text}", soft_wrap=True
+        )

@@ -1,0 +1,70 @@
+"""What commands print: tables, JSON, sizes and times. Fit for 80 columns and for pipes."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ftlayer.printable import printable_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+WIDEST = 100_000
+"""Columns of a terminal that no row fills."""
+
+
+def print_json(facts: Any) -> None:
+    """Print ``facts`` as JSON, with nothing in it that a terminal would obey."""
+    typer.echo(printable_json(facts))
+
+
+def new_table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
+    """Return a table without lines; columns of ``numbers`` are to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = None if title is None else Text(title, style="bold")
+    table = Table(box=None, padding=(0, 2, 0, 0), title=shown, title_justify="left")
+    for column in columns:
+        is_number = column in numbers
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+    return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table: on a terminal as wide as that is, else a row a line however long, for what reads it."""
+    if console.is_terminal:
+        console.print(table)
+    else:
+        print_long(console, table)
+
+
+def print_long(console: Console, table: Table) -> None:
+    """Print a row a line, however long: broken by us, a path could not be copied."""
+    width, console.width = console.width, WIDEST
+    console.print(table)
+    console.width = width
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes as people say it."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.0f} B" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def time_text(wall_ms: int) -> str:
+    """Return a time as this machine's clock shows it."""
+    return datetime.fromtimestamp(wall_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def rate_text(per_second: float | None) -> str:
+    """Return a rate; "" where it is not known."""
+    return "" if per_second is None else f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:,.1f}"

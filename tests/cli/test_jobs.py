@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ftlayer.cli.main import app
+from ftlayer.config import VertexOptions
+from ftlayer.vertex import calls
+from ftlayer.vertex.service.embedded import EmbeddedVertex
+
+HOUR_MS = 3_600_000
+NOW_MS = 1_800_000_000_000
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FTLAYER_TOKEN", "FTLAYER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("jobs") / "ft"
+
+
+@pytest.fixture(scope="module")
+def vertex(store: Path) -> Iterator[EmbeddedVertex]:
+    with EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)) as started:
+        with started.client() as client:
+            for job in (topology(), query()):
+                client.call(calls.AnnounceJob(job))
+        yield started
+
+
+def topology(name: str = "orders") -> calls.JobDetails:
+    return calls.JobDetails(
+        owner=name,
+        name=name,
+        kind=calls.JobKind.TOPOLOGY,
+        run="run-1",
+        mode="barrier",
+        state="running",
+        final=False,
+        since_ms=NOW_MS - HOUR_MS,
+        at_ms=NOW_MS,
+        host="w1",
+        pid=4711,
+        line="orders: running",
+        restarts=1,
+        last_failure="slot 1 was lost",
+        plan=calls.JobPlan(
+            (calls.PlanNode("lines", ("lines",), 1), calls.PlanNode("parse", ("parse",), 1)),
+            (calls.PlanEdge("lines", "parse"),),
+        ),
+        slots=(calls.SlotDetails(0, "running", "w1", 4712, 200, "parse", 1_500, "parse (job.py:3)"),),
+        subtasks=(
+            calls.SubtaskDetails("lines", 0, 10, 10, 1_234.5, 1_234.5, 0.1, 0.88),
+            calls.SubtaskDetails("parse", 0, 10, 9, 1_234.5, 1_000.0, 0.97, 0.0, NOW_MS - 5_000),
+        ),
+        rates={"records_in": 1_234.5},
+        incidents=(calls.Incident(NOW_MS - HOUR_MS // 2, "restart", "slot 1 was lost", 1),),
+        checkpoint_totals=calls.CheckpointTotals(3, 0, 3, 0, 0, 0, -1, 0),
+    )
+
+
+def query() -> calls.JobDetails:
+    job = replace(
+        topology(), owner="3f2a" + "0" * 28, name="clean-orders", kind=calls.JobKind.QUERY, mode="acker"
+    )
+    batch = calls.BatchDetails(7, NOW_MS, 100, 98, 2, 0, 1_500.0, {"run": 1_000.0, "commit": 20.0})
+    return replace(
+        job,
+        plan=None,
+        slots=(),
+        subtasks=(),
+        checkpoint_totals=None,
+        batches=(batch,),
+        links={"Spark UI": "http://w1:4040"},
+    )
+
+
+def ftlayer(*arguments: object, columns: int = 80) -> tuple[int, str, str]:
+    result = CliRunner(env={"COLUMNS": str(columns)}).invoke(app, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_jobs_are_listed_by_the_names_that_people_gave(vertex: EmbeddedVertex, store: Path) -> None:
+    code, output, _ = ftlayer("jobs", "--vertex", store)
+    assert code == 0
+    rows = {line.split()[0]: line.split() for line in output.splitlines()}
+    assert rows["orders"][:4] == ["orders", "topology", "running", "ok"]
+    assert "1,234" in rows["orders"]
+    assert rows["clean-orders"][1] == "query"
+    assert rows["ft"][:2] == ["ft", "up"]
+    assert "3f2a" not in output
+    assert max(map(len, output.splitlines())) <= 80
+
+
+def test_a_job_is_shown_in_full(vertex: EmbeddedVertex, store: Path) -> None:
+    code, output, _ = ftlayer("jobs", "orders", "--vertex", store)
+    assert code == 0
+    for said in (
+        "topology orders: running",
+        "parse is what limits orders: busy 97% in slot 0; lines before it waits 88% of its time",
+        "process 4711 on w1",
+        "1, the last one: slot 1 was lost",
+        "parse (job.py:3) for 1 s",
+        "checkpoints: 3 completed, 0 failed, 0 under way",
+        "restart  slot 1: slot 1 was lost",
+    ):
+        assert said in output, said
+    code, output, _ = ftlayer("jobs", "clean-orders", "--vertex", store)
+    assert code == 0
+    assert "run 1 s, commit 20 ms" in output
+    assert "Spark UI   http://w1:4040" in output
+
+
+def test_json_has_the_same(vertex: EmbeddedVertex, store: Path) -> None:
+    overview = json.loads(ftlayer("jobs", "--json", "--vertex", store)[1])
+    assert {job["name"] for job in overview["jobs"]} >= {"orders", "clean-orders"}
+    assert overview["vertices"][0]["state"] == "up"
+    job = json.loads(ftlayer("jobs", "orders", "--json", "--vertex", store)[1])
+    assert job["bottleneck"]["operator"] == "parse"
+    assert [operator["uid"] for operator in job["operators"]] == ["lines", "parse"]
+
+
+def test_a_job_that_is_not_there_is_said_with_those_that_are(vertex: EmbeddedVertex, store: Path) -> None:
+    code, _, errors = ftlayer("jobs", "order", "--vertex", store)
+    assert code == 2
+    assert "no job is called 'order'; there are: clean-orders, orders" in errors
+
+
+def test_without_a_place_all_of_this_user_are_found(
+    vertex: EmbeddedVertex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Programs of other tests are left out.
+    directory = Path(vertex.address.removeprefix("grpc+unix://")).parent
+    monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", lambda: (directory,))
+    code, output, _ = ftlayer("jobs")
+    assert code == 0
+    assert "clean-orders" in output
+
+
+def test_without_any_vertex_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", tuple)
+    code, _, errors = ftlayer("jobs")
+    assert code == 2
+    assert "no program of yours serves a vertex on this machine now: name one with --vertex" in errors
+
+
+def test_one_of_two_vertices_that_gives_no_answer_is_said(
+    vertex: EmbeddedVertex, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ftlayer.cli.connection.DEADLINE_MS", 500)
+    token = tmp_path / "token"
+    token.write_text("a-token-of-some-length")
+    token.chmod(0o600)
+    gone = "grpc+unix:///tmp/ftlayer-no-socket-is-here"
+    code, output, errors = ftlayer("jobs", "--vertex", store, "--vertex", gone, "--token-file", token)
+    assert code == 0
+    assert "gives no answer" in errors
+    assert "clean-orders" in output
+
+
+# ---------------------------------------------------------------- orders
+
+
+@contextmanager
+def driver(
+    vertex: EmbeddedVertex, job: calls.JobDetails, answer: Callable[[calls.JobOrder], calls.OrderAnswer]
+) -> Iterator[list[calls.JobOrder]]:
+    """Announce ``job`` as its driver does, and answer each new order once it is known to be taken."""
+    over, done = threading.Event(), []
+
+    def announce() -> None:
+        answers: dict[str, calls.OrderAnswer] = {}
+        with vertex.client() as client:
+            while not over.wait(0.02):
+                announced = client.call(calls.AnnounceJob(job, tuple(answers.values())))
+                assert isinstance(announced, calls.Announced)
+                listed = {order.id: order for order in announced.orders}
+                answers = {name: answers[name] for name in answers if name in listed}
+                for name, order in listed.items():
+                    if name not in answers:
+                        answers[name] = calls.OrderAnswer(name, calls.OrderState.TAKEN, "", job.at_ms)
+                    elif answers[name].state is calls.OrderState.TAKEN:
+                        done.append(order)
+                        answers[name] = answer(order)
+
+    with vertex.client() as first:
+        first.call(calls.AnnounceJob(job))
+    thread = threading.Thread(target=announce)
+    thread.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        thread.join()
+
+
+def ends(state: calls.OrderState, text: str) -> Callable[[calls.JobOrder], calls.OrderAnswer]:
+    return lambda order: calls.OrderAnswer(order.id, state, text, order.asked_ms)
+
+
+def test_a_savepoint_is_taken_from_outside_and_its_place_printed(vertex: EmbeddedVertex, store: Path) -> None:
+    with driver(vertex, topology("saved"), ends(calls.OrderState.DONE, "/sp/savepoint-7")) as orders:
+        code, output, _ = ftlayer("savepoint", "saved", "--directory", "/sp", "--vertex", store)
+        assert (code, output) == (0, "/sp/savepoint-7\n")
+        shown = json.loads(ftlayer("stack", "saved", "--slot", 2, "--json", "--vertex", store)[1])
+        assert (shown["state"], shown["slot"], shown["action"]) == ("done", 2, "stack")
+    saved, stack = orders
+    assert (saved.action, saved.directory, saved.run) == (calls.OrderAction.SAVEPOINT, "/sp", "run-1")
+    assert stack.by
+
+
+def test_an_order_that_is_refused_has_exit_code_1(vertex: EmbeddedVertex, store: Path) -> None:
+    with driver(
+        vertex, topology("acker"), ends(calls.OrderState.REFUSED, "acker mode has no savepoints")
+    ) as orders:
+        code, output, errors = ftlayer("stop", "acker", "--vertex", store)
+        assert (code, output) == (1, "")
+        assert errors == "ftlayer: stop of acker was refused: acker mode has no savepoints\n"
+        code, _, errors = ftlayer("drain", "acker", "--timeout", "5m", "--vertex", store)
+    assert [order.timeout_ms for order in orders] == [0, 300_000]
+
+
+def test_an_order_whose_driver_does_not_take_it_goes_on(vertex: EmbeddedVertex, store: Path) -> None:
+    with vertex.client() as client:
+        client.call(calls.AnnounceJob(topology("slow")))
+    code, _, errors = ftlayer("savepoint", "slow", "--wait", "0s", "--vertex", store)
+    assert code == 1
+    assert "is still under way after 0s; it goes on: see ftlayer jobs slow" in errors
+
+
+def test_cancel_asks_first(vertex: EmbeddedVertex, store: Path) -> None:
+    with driver(vertex, topology("ended"), ends(calls.OrderState.DONE, "")) as orders:
+        assert ftlayer("cancel", "ended", "--vertex", store)[0] == 1
+        assert orders == []
+        code, output, _ = ftlayer("cancel", "ended", "--yes", "--vertex", store)
+        assert (code, output) == (0, "cancel of ended: done\n")
