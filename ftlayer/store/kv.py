@@ -20,7 +20,7 @@ TABLES = (
     "dead",
     "groups",
     "by_group",
-    "by_origin",
+    "by_root",
     "board",
     "audit",
 )

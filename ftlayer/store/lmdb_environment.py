@@ -26,7 +26,7 @@ from ftlayer.store.lmdb_transaction import PARTS
 FORMAT_VERSION = 2
 
 # Stores of format 1 lack them: a writer makes them, and a reader takes them for empty.
-_SINCE_FORMAT_2 = frozenset({"groups", "by_group", "by_origin", "board", "audit"})
+_SINCE_FORMAT_2 = frozenset({"groups", "by_group", "by_root", "board", "audit"})
 
 # The last 10 % of a smaller store would be too few pages for deletes to work in.
 MIN_STORE_BYTES = 8 << 20

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
@@ -77,15 +78,22 @@ class Segments:
     def rows(self, txn: ReadTransaction, sequence: int, which: I64 | None = None) -> StoredBatch:
         """Return a segment's rows, or ``which`` (int64[m]) of them."""
         head = self.head(txn, sequence)
+        if which is None:
+            return StoredBatch(head.info, self._whole_payload(txn, sequence, head))
+        return StoredBatch(head.info.take(which), self.payload(txn, sequence, head, which))
+
+    def payload(self, txn: ReadTransaction, sequence: int, head: Head, which: I64) -> pa.RecordBatch:
+        """Return the payload of ``which`` rows (int64[m]) of the segment that has this head."""
+        return take_rows(self._whole_payload(txn, sequence, head), which)
+
+    def _whole_payload(self, txn: ReadTransaction, sequence: int, head: Head) -> pa.RecordBatch:
         body = txn.get("segments", _key(sequence) + _BODY)
         if body is None:
             raise StoreDamagedError(f"the payload of segment {sequence} is missing from the store")
         payload = self._payloads.read(txn, head.digest, body)
         if payload.num_rows != len(head):
             raise StoreDamagedError(f"segment {sequence} has {len(head)} ids for {payload.num_rows} rows")
-        if which is None:
-            return StoredBatch(head.info, payload)
-        return StoredBatch(head.info.take(which), take_rows(payload, which))
+        return payload
 
     def delete(self, txn: WriteTransaction, sequence: int) -> None:
         """Remove a segment and its bitmap."""

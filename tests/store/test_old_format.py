@@ -17,7 +17,7 @@ from ftlayer.vertex import calls
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
 
-NEW = ("groups", "by_group", "by_origin", "board", "audit")
+NEW = ("groups", "by_group", "by_root", "board", "audit")
 
 
 @pytest.fixture
@@ -52,6 +52,18 @@ def test_a_vertex_goes_on_with_it_in_format_2(path: Path) -> None:
     assert len(listed.records) == 14
     assert record is not None
     assert record.title == ""
+    now = Now(1_000, 1_700_000_101_000)
+    with store.write(intake=False) as txn:
+        layer.tick(txn, now)
+    with store.read() as txn:
+        groups = layer.read(txn, calls.DeadGroups(), now)
+    assert isinstance(groups, calls.GroupList)
+    assert groups.indexed == 1.0
+    assert [(group.stream, group.operator, group.kind, group.count) for group in groups.groups] == [
+        ("orders/lines", "parse", "ValueError: could not convert …", 8),
+        ("orders/lines", "enrich", "TimeoutError: no answer after … s", 4),
+        ("q/files", "clean", "KeyError: …", 2),
+    ]
     store.close()
     assert inspect_store(path).format_version == 2
 

@@ -133,7 +133,7 @@ class Run:
         lineage = self.rows.lineage
         if lineage is None or not len(lineage.roots):
             return _NO_ROWS
-        order, ordered = self._by_origin
+        order, ordered = self._by_root
         starts = np.searchsorted(ordered, origins, "left")
         counts = np.searchsorted(ordered, origins, "right") - starts
         places = order[spread_ranges(starts, counts)]
@@ -165,7 +165,7 @@ class Run:
         return lineage.roots[ids_mask(lineage, self.alive.copy())]
 
     @cached_property
-    def _by_origin(self) -> tuple[I64, U64Array]:
+    def _by_root(self) -> tuple[I64, U64Array]:
         lineage = self.rows.lineage
         origins = np.zeros(0, np.uint64) if lineage is None else origins_of(lineage)
         order: I64 = np.argsort(origins, kind="stable")

@@ -100,7 +100,20 @@ from ftlayer.vertex.calls.operating import (
     Stats,
     StatsReply,
 )
-from ftlayer.vertex.calls.records import ListStreams, StreamDetails, StreamList
+from ftlayer.vertex.calls.records import (
+    MAX_EXAMINED,
+    MAX_KEYS,
+    MAX_PAGE_BYTES,
+    MAX_SELECTED,
+    DeadGroup,
+    DeadGroups,
+    GroupList,
+    ListStreams,
+    RecordPage,
+    SelectRecords,
+    StreamDetails,
+    StreamList,
+)
 from ftlayer.vertex.calls.streams import (
     ClaimJob,
     JobClaimed,
@@ -127,8 +140,12 @@ from ftlayer.vertex.calls.tracking import (
 
 __all__ = [
     "I32",
+    "MAX_EXAMINED",
+    "MAX_KEYS",
     "MAX_PAGE",
+    "MAX_PAGE_BYTES",
     "MAX_ROWS",
+    "MAX_SELECTED",
     "ORDER_EXPIRES_MS",
     "U64",
     "Accepted",
@@ -149,6 +166,8 @@ __all__ = [
     "Commit",
     "Committed",
     "Cursor",
+    "DeadGroup",
+    "DeadGroups",
     "Deliverable",
     "DeliverableUpTo",
     "EdgeDetails",
@@ -163,6 +182,7 @@ __all__ = [
     "GetCursor",
     "GetHour",
     "GetJob",
+    "GroupList",
     "HistogramDetails",
     "Hour",
     "Incident",
@@ -199,6 +219,7 @@ __all__ = [
     "RecordBatches",
     "RecordInfo",
     "RecordList",
+    "RecordPage",
     "Records",
     "Reply",
     "Report",
@@ -208,6 +229,7 @@ __all__ = [
     "Seal",
     "Sealed",
     "SealedRows",
+    "SelectRecords",
     "SlotDetails",
     "SourcePosition",
     "Stats",
@@ -262,6 +284,8 @@ ReadingCall = (
     | ListJobs
     | GetJob
     | ListStreams
+    | SelectRecords
+    | DeadGroups
     | GetHour
 )
 Call = MutatingCall | ReadingCall
@@ -288,6 +312,8 @@ Reply = (
     | Cursor
     | StatsReply
     | StreamList
+    | RecordPage
+    | GroupList
     | Hour
     | CircuitsReported
     | Announced

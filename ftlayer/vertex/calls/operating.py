@@ -27,8 +27,13 @@ class ListRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordInfo:
-    """One record as `ListRecords` shows it; ``history`` has one (wall_ms, reason, operator) a failed
-    attempt.
+    """One record as `ListRecords` and `SelectRecords` show it.
+
+    Attributes:
+        history: one (wall_ms, reason, operator) a failed attempt.
+        payload: one row.
+        title, source: the query or topology, as people call it, and its source.
+        registered_ms: of a pending record when its attempt began; 0 where that is not known.
     """
 
     key: bytes
@@ -42,7 +47,10 @@ class RecordInfo:
     operator: str
     traceback: str
     history: tuple[tuple[int, str, str], ...]
-    payload: pa.RecordBatch  # one row
+    payload: pa.RecordBatch
+    title: str = ""
+    source: str = ""
+    registered_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

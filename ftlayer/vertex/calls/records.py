@@ -1,7 +1,7 @@
 """Calls about single records: select them by what they are, count the dead by group, change one and send it again.
 
 Every answer is bounded: a call examines `MAX_EXAMINED` records at most, and says how many it did and where to go on.
-The vertex looks into no payload but for the bytes of a text; conditions on fields are their asker's to check.
+The vertex looks into payloads for a text alone; conditions on fields are their asker's to check.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ MAX_EXAMINED = 2_000
 """So many records a call looks at, whatever it finds."""
 
 MAX_SELECTED = 500
-"""At most so many records, or four times as many keys, are in one answer."""
+"""At most so many records are in one answer."""
+
+MAX_KEYS = 2_000
+"""At most so many keys are in one answer, or in one question."""
+
+MAX_PAGE_BYTES = 8 << 20
+"""An answer ends with the record with which its payloads come to so many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +33,17 @@ class SelectRecords:
     Attributes:
         stream: their stream, or the owner of their stream; "" for all.
         operator: where the last attempt failed; "" for all.
-        group: of dead letters, `DeadGroup.number`, with ``stream``; -1 for all.
-        since_ms, until_ms: when they failed last (dead), are due (waiting), or were registered (pending; unknown after
-            a restart of the vertex, and taken for 0): from, and before; 0 for any time.
-        text: in the reason, the operator, or the bytes of the payload (UTF-8), case-sensitive; "" for all.
+        group: of dead letters, `DeadGroup.number`, with ``stream``, that of the group; -1 for all.
+        since_ms, until_ms: when they failed last (dead), are due (waiting; 0: due since before a restart), or were
+            registered (pending; unknown after a restart of the vertex, and taken for 0, as in delivery): from, and
+            before; 0 for any time.
+        text: in the reason, the operator, or a text or binary value of the record (UTF-8), however deep,
+            case-sensitive; "" for all.
         root: the record that has this root or origin; 0 for all.
         keys: these records alone; () for all.
         keys_only: answer with keys in place of records.
-        newest: from the latest on; for the dead alone.
-        limit: so many at most, `MAX_SELECTED`.
+        newest: from the latest on; for the dead alone. Of several shards one follows the other.
+        limit: so many at most: `MAX_SELECTED`, with ``keys_only`` `MAX_KEYS`.
         after: where the page before ended, b"" for the first.
     """
 
@@ -94,10 +102,14 @@ class DeadGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupList:
-    """Reply to `DeadGroups`, the largest first. ``indexed`` is the share of the dead that is counted already."""
+    """Reply to `DeadGroups`, the largest first; the smallest of more than 2,000 are ``left_out``.
+
+    ``indexed`` is the share of the dead that is counted already: below 1 for a while after an older store was opened.
+    """
 
     groups: tuple[DeadGroup, ...]
     indexed: float
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ class Failing:
         key = failed.key_of(stream.number, time_ms, self._state.new_serial())
         if retry is None:
             failed.put(txn, FailedTable.DEAD, key, record)
+            self._state.dead_index.add(txn, key, record)
             stream.dead += 1
             stream.counters.dead += 1
             return None

@@ -49,10 +49,12 @@ from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
 from ftlayer.vertex.rules.hour import VertexHour
+from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.opening import Opening, recall
 from ftlayer.vertex.rules.operating import DeadLetters, Listing
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.replay import Replays
+from ftlayer.vertex.rules.selecting import select
 from ftlayer.vertex.rules.state import Group, ShardState, recover
 from ftlayer.vertex.rules.status import Status
 from ftlayer.vertex.rules.stream_list import list_streams
@@ -149,6 +151,7 @@ class FTLayerCore:
         self._tracking.advance(now)
         reply, register = self._execute(txn, call, now)
         group.texts.write(txn)
+        self._state.dead_index.write(txn)
         if not isinstance(call, INTAKE):
             group.irrevocable = True
         if envelope is not None and isinstance(call, _DURABLE):
@@ -213,6 +216,10 @@ class FTLayerCore:
                 return self._status.stats(now)
             case calls.GetHour():
                 return self._board.hour(call.owner, now) if call.owner else self._hour.hour(now)
+            case calls.SelectRecords():
+                return select(self._state, txn, call)
+            case calls.DeadGroups():
+                return self._dead_groups(txn, call)
             case calls.ListStreams():
                 return list_streams(self._state, txn)
             case calls.ListJobs():
@@ -237,7 +244,10 @@ class FTLayerCore:
             state.live.flush(txn)
             self._replay.delete_cancelled(txn)
         self._board.tick(txn, now)
+        if self._store.used_share < INTAKE_SHARE:
+            state.dead_index.tick(txn, now)
         group.texts.write(txn)
+        state.dead_index.write(txn)
         if now.mono_ms - self._clients_checked_ms >= _FORGET_CLIENTS_EVERY_MS:
             self._clients_checked_ms = now.mono_ms
             self._dedupe.forget_idle(txn, now.mono_ms)
@@ -250,7 +260,12 @@ class FTLayerCore:
         state = self._state
         if self._tracking.ends_attempts:
             return now.mono_ms
-        times = [state.rotations.next_ms(), state.orphan_rotations.next_ms(), self._board.next_tick_ms(now)]
+        times = [
+            state.rotations.next_ms(),
+            state.orphan_rotations.next_ms(),
+            self._board.next_tick_ms(now),
+            state.dead_index.next_tick_ms(now),
+        ]
         if state.live.unwritten or state.cancelled:
             times.append(self._flushed_ms + state.options.flush_ms)
         if len(self._dedupe):
@@ -352,6 +367,15 @@ class FTLayerCore:
             case calls.AskJob():
                 return self._board.ask(txn, call, now), None
         raise MalformedRequestError(f"{type(call).__name__} is no changing call")
+
+    def _dead_groups(self, txn: ReadTransaction, call: calls.DeadGroups) -> calls.GroupList:
+        streams = self._state.numbers.items()
+        wanted = {
+            number: stream.name
+            for number, stream in streams
+            if not call.stream or belongs_to(stream, call.stream)
+        }
+        return self._state.dead_index.groups(txn, wanted)
 
     def _run_of(self, txn: ReadTransaction, job: calls.JobDetails) -> str:
         """Return the run that a job belongs to, "" where this shard keeps no records of it."""

@@ -23,6 +23,7 @@ from ftlayer.store.texts import TextChanges
 from ftlayer.vertex.calls import Envelope, Reply
 from ftlayer.vertex.rules.circuits import Circuits
 from ftlayer.vertex.rules.counters import ShardCounters
+from ftlayer.vertex.rules.grouping import DeadIndex
 from ftlayer.vertex.rules.live import LiveSegments, by_segment
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.owners import Owners
@@ -109,6 +110,7 @@ class ShardState:
         self.early = EarlyFailures()  # in buckets of `orphan_rotations`
         self.owners = Owners()
         self.circuits = Circuits()
+        self.dead_index = DeadIndex()
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
         self.timed_out: dict[int, bytes] = {}  # root → key of its record in the table of waiting ones
@@ -207,6 +209,7 @@ def recover(state: ShardState, txn: ReadTransaction) -> None:
     Whatever was pending is due for replay at once, in the attempt it was in: the loss of the vertex uses up none.
     """
     state.owners.recover(txn)
+    state.dead_index.recover(txn)
     for name, record in all_streams(txn):
         stream = stream_of_record(name, record)
         bounds = get_bounds(txn, stream.number)

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction
-from ftlayer.store.meta import get_query
-from ftlayer.vertex.calls.jobs import HistogramDetails, JobKind
+from ftlayer.vertex.calls.jobs import HistogramDetails
 from ftlayer.vertex.calls.records import StreamDetails, StreamList
-from ftlayer.vertex.rules.owners import INGEST, owner_of
+from ftlayer.vertex.rules.names import names_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 
@@ -27,14 +26,14 @@ def list_streams(state: ShardState, txn: ReadTransaction) -> StreamList:
 
 
 def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_since_ms: int) -> StreamDetails:
-    owner, kind = _owner(state, stream)
+    names = names_of(state, txn, stream)
     since = [each for each in (pending_since_ms, _waits_since_ms(state, txn, stream)) if each]
     counters = stream.counters
     return StreamDetails(
         stream=stream.name,
-        owner=owner,
-        title=_title(txn, owner, kind),
-        source=stream.name.removeprefix(f"{owner}/"),
+        owner=names.owner,
+        title=names.title,
+        source=names.source,
         pending=stream.in_flight,
         waiting=stream.waiting + stream.due_rows,
         in_delivery=stream.logged,
@@ -45,26 +44,10 @@ def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_si
         died=counters.dead,
         oldest_ms=min(since, default=0),
         max_pending=stream.options.max_pending,
-        kind=kind,
+        kind=names.kind,
         counters=asdict(counters),
         completion=HistogramDetails.of(stream.completion),
     )
-
-
-def _owner(state: ShardState, stream: Stream) -> tuple[str, JobKind | None]:
-    """Return what a stream is read by; ("", None) for an ingest that no query reads."""
-    if stream.query:
-        return stream.query, JobKind.QUERY
-    if stream.name.startswith(INGEST):
-        return "", None
-    owner = owner_of(stream.name)
-    return owner, JobKind.TOPOLOGY if state.owners.has_claimed(owner) else None
-
-
-def _title(txn: ReadTransaction, owner: str, kind: JobKind | None) -> str:
-    """Return what people call an owner: of a query its name, if it has said it."""
-    query = get_query(txn, owner) if kind is JobKind.QUERY else None
-    return owner if query is None else query.title or owner
 
 
 def _waits_since_ms(state: ShardState, txn: ReadTransaction, stream: Stream) -> int:

@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ftlayer.errors import FTLayerError, ProtocolError, StoreDamagedError
-from ftlayer.vertex.calls import Failed, Hour, JobList, Reply, StatsReply, StreamList, Touched, Xored
+from ftlayer.vertex.calls import (
+    Failed,
+    GroupList,
+    Hour,
+    JobList,
+    Reply,
+    StatsReply,
+    StreamList,
+    Touched,
+    Xored,
+)
 from ftlayer.vertex.rules.owners import INGEST
 from ftlayer.vertex.service.rules import Answer
 
@@ -134,6 +144,12 @@ def add_jobs(a: JobList, b: JobList) -> JobList:
     """List the jobs of two shards together, the latest first."""
     jobs = sorted((*a.jobs, *b.jobs), key=lambda announced: announced.job.since_ms, reverse=True)
     return JobList(tuple(jobs))
+
+
+def add_groups(a: GroupList, b: GroupList) -> GroupList:
+    """Put the groups of two shards in one order; of the shares that are counted the smaller."""
+    groups = sorted((*a.groups, *b.groups), key=lambda group: -group.count)
+    return GroupList(tuple(groups), min(a.indexed, b.indexed), a.left_out + b.left_out)
 
 
 def add_stats(a: StatsReply, b: StatsReply) -> StatsReply:

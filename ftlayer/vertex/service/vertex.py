@@ -22,6 +22,7 @@ from ftlayer.vertex.service.sharding import (
     Gather,
     Router,
     add_failed,
+    add_groups,
     add_hours,
     add_jobs,
     add_stats,
@@ -37,6 +38,7 @@ _ADD: dict[type, Callable[[Any, Any], Any]] = {
     calls.Fail: add_failed,
     calls.Stats: add_stats,
     calls.ListJobs: add_jobs,
+    calls.DeadGroups: add_groups,
     calls.ListStreams: add_streams,
     calls.GetHour: add_hours,
 }
@@ -128,12 +130,22 @@ class Vertex:
                 self._shards[self._router.shard_of(call.query)].submit(call, envelope, answer)
             case calls.ListRecords():
                 self._list(call, answer)
+            case calls.SelectRecords():
+                self._select(call, answer)
+            case calls.DeadGroups() if call.stream:
+                self._shards[self.shard_of_stream(call.stream)].submit(call, envelope, answer)
             case calls.Explain():
                 (shard,) = shard_of(np.array([call.root], np.uint64), self.shards).tolist()
                 self._shards[shard].submit(call, envelope, answer)
             case calls.Requeue() | calls.Purge():
                 self._change_dead(call, envelope, answer)
-            case calls.Stats() | calls.ListJobs() | calls.ListStreams() | calls.GetHour(owner=""):
+            case (
+                calls.Stats()
+                | calls.ListJobs()
+                | calls.ListStreams()
+                | calls.DeadGroups()
+                | calls.GetHour(owner="")
+            ):
                 parts: list[tuple[int, Call]] = [(shard, call) for shard in range(self.shards)]
                 self._everywhere(parts, envelope, answer, _ADD[type(call)])
             case calls.AnnounceJob():
@@ -262,14 +274,40 @@ class Vertex:
 
         def with_shard(reply: Reply | FTLayerError) -> None:
             if isinstance(reply, calls.RecordList):
-                more = _key(index, reply.more) if reply.more else b""
-                if not more and not call.stream and index + 1 < self.shards:
-                    more = _key(index + 1, b"")
-                records = tuple(dataclasses.replace(r, key=_key(index, r.key)) for r in reply.records)
-                reply = calls.RecordList(records, more)
+                more = self._more(index, reply.more, call.stream)
+                reply = calls.RecordList(_with_shard(index, reply.records), more)
             answer(reply)
 
         self._shards[index].submit(dataclasses.replace(call, after=after), None, with_shard)
+
+    def _select(self, call: calls.SelectRecords, answer: Answer) -> None:
+        """As `_list`."""
+        index, after = self._split_key(call.after, "SelectRecords.after") if call.after else (0, b"")
+        if call.stream:
+            index = self.shard_of_stream(call.stream)
+        keys = [self._split_key(key, f"SelectRecords.keys[{at}]") for at, key in enumerate(call.keys)]
+        mine = tuple(key for shard, key in keys if shard == index)
+
+        def with_shard(reply: Reply | FTLayerError) -> None:
+            if isinstance(reply, calls.RecordPage):
+                reply = calls.RecordPage(
+                    _with_shard(index, reply.records),
+                    tuple(_key(index, key) for key in reply.keys),
+                    reply.examined,
+                    self._more(index, reply.more, call.stream),
+                )
+            answer(reply)
+
+        if keys and not mine:
+            with_shard(calls.RecordPage((), (), 0, b""))
+            return
+        self._shards[index].submit(dataclasses.replace(call, after=after, keys=mine), None, with_shard)
+
+    def _more(self, index: int, more: bytes, stream: str) -> bytes:
+        """Return where the next page begins, if shard ``index`` goes on at ``more``; b"" for the end of it."""
+        if more:
+            return _key(index, more)
+        return b"" if stream or index + 1 == self.shards else _key(index + 1, b"")
 
     def _change_dead(
         self, call: calls.Requeue | calls.Purge, envelope: Envelope | None, answer: Answer
@@ -288,6 +326,10 @@ class Vertex:
         if len(key) < _KEY_PREFIX_BYTES or index >= self.shards:
             raise MalformedRequestError(f"{where}: not a key that this vertex has given out")
         return index, key[_KEY_PREFIX_BYTES:]
+
+
+def _with_shard(index: int, records: Sequence[calls.RecordInfo]) -> tuple[calls.RecordInfo, ...]:
+    return tuple(dataclasses.replace(record, key=_key(index, record.key)) for record in records)
 
 
 def _key(shard: int, key: bytes) -> bytes:

@@ -14,11 +14,12 @@ import numpy as np
 from ftlayer.errors import MalformedRequestError
 from ftlayer.failures import MAX_RETRY_LATER_MS
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import I32, MAX_PAGE, MAX_ROWS, U64, Call, Envelope
+from ftlayer.vertex.calls import I32, MAX_KEYS, MAX_PAGE, MAX_ROWS, MAX_SELECTED, U64, Call, Envelope
 from ftlayer.vertex.calls.event_ids import check_event_ids
 from ftlayer.vertex.wire.bounds import MAX_NAME_BYTES, MAX_RUN_BYTES, check_least, check_name
 from ftlayer.vertex.wire.job_checks import check_job_call
 
+MAX_SOUGHT = 1_024
 LIST_STATES = ("pending", "waiting", "delivery", "dead")
 
 
@@ -93,6 +94,11 @@ def check_call(call: Call) -> None:
                 )
             if not 1 <= call.limit <= MAX_PAGE:
                 raise MalformedRequestError(f"ListRecords.limit: expected 1 to {MAX_PAGE}, got {call.limit}")
+        case calls.SelectRecords():
+            _check_selection(call)
+        case calls.DeadGroups():
+            if call.stream:
+                check_name(call.stream, "DeadGroups.stream")
         case calls.Explain():
             if not 0 < call.root < 1 << 64:
                 raise MalformedRequestError(f"Explain.root: expected an id, 1 to 2^64-1, got {call.root}")
@@ -106,6 +112,39 @@ def check_envelope(envelope: Envelope) -> None:
     """Raise `MalformedRequestError` unless the envelope names a client and a sequence from 1."""
     check_name(envelope.client, "client")
     check_least(envelope.sequence, 1, "sequence")
+
+
+def _check_selection(call: calls.SelectRecords) -> None:
+    where = type(call).__name__
+    if call.state not in LIST_STATES:
+        raise MalformedRequestError(
+            f"{where}.state: expected one of {', '.join(LIST_STATES)}, got {call.state!r}"
+        )
+    if call.stream:
+        check_name(call.stream, f"{where}.stream")
+    if call.group != -1:
+        if not 0 <= call.group < 1 << 32:
+            raise MalformedRequestError(
+                f"{where}.group: expected 0 to 2^32-1, or -1 for any, got {call.group}"
+            )
+        if call.state != "dead" or not call.stream or call.keys:
+            raise MalformedRequestError(f"{where}.group: it needs state 'dead' and a stream, and no keys")
+    if call.newest and (call.state != "dead" or call.root or call.keys):
+        raise MalformedRequestError(f"{where}.newest: it needs state 'dead', and neither root nor keys")
+    check_least(call.since_ms, 0, f"{where}.since_ms")
+    check_least(call.until_ms, 0, f"{where}.until_ms")
+    for name, text in (("operator", call.operator), ("text", call.text)):
+        if len(text) > MAX_SOUGHT:
+            raise MalformedRequestError(
+                f"{where}.{name}: expected {MAX_SOUGHT} characters at most, got {len(text)}"
+            )
+    if not 0 <= call.root < 1 << 64:
+        raise MalformedRequestError(f"{where}.root: expected an id, or 0 for any, got {call.root}")
+    most = MAX_KEYS if call.keys_only else MAX_SELECTED
+    if not 1 <= call.limit <= most:
+        raise MalformedRequestError(f"{where}.limit: expected 1 to {most}, got {call.limit}")
+    if len(call.keys) > MAX_KEYS:
+        raise MalformedRequestError(f"{where}.keys: expected {MAX_KEYS} at most, got {len(call.keys)}")
 
 
 def _check_rows(rows: int, where: str) -> None:

@@ -31,6 +31,7 @@ from ftlayer.vertex.calls import (
     BeginBatch,
     Changed,
     Commit,
+    DeadGroups,
     EmittedRows,
     Fail,
     Failed,
@@ -53,8 +54,10 @@ from ftlayer.vertex.calls import (
     QueryStatusCall,
     Seal,
     SealedRows,
+    SelectRecords,
     Stats,
     StreamOpened,
+    StreamOptions,
     Touch,
     Touched,
     Xor,
@@ -121,6 +124,45 @@ def test_one_xor_completes_roots_of_all_shards(client: VertexClient, pending: li
     with client.pipeline() as pipeline:
         assert pipeline.submit(Xor(roots, values, incarnation)).result() == Xored(12, 0)
     assert client.call(Xor(roots[:0], values[:0], incarnation)) == Xored(0, 0)
+
+
+def test_records_of_all_shards_are_selected_and_grouped(client: VertexClient) -> None:
+    roots = []
+    for stream in streams_of_all_shards(client):
+        client.call(OpenStream(stream, StreamOptions(max_attempts=1)))
+        call = persist(client, stream)
+        client.call(call)
+        roots += call.roots.tolist()
+    incarnation = client.health().incarnation
+    client.call(Fail(tuple(Failure(root, "broken", "op") for root in roots), incarnation))
+    groups: Any = client.call(DeadGroups())
+    assert (len(groups.groups), groups.indexed) == (SHARDS, 1.0)
+    owner = owner_of(groups.groups[0].stream)
+    of_one: Any = client.call(DeadGroups(owner))
+    assert [group.stream for group in of_one.groups] == [groups.groups[0].stream]
+    assert sorted(root for page in pages(client, SelectRecords("dead", limit=2)) for root in page) == sorted(
+        roots
+    )
+    (of_owner,) = pages(client, SelectRecords("dead", owner))
+    assert len(of_owner) == 3
+    everything: Any = client.call(SelectRecords("dead", owner, keys_only=True))
+    other: Any = client.call(SelectRecords("dead", owner_of(groups.groups[1].stream), keys_only=True))
+    keys = (everything.keys[0], other.keys[1])
+    found = [root for page in pages(client, SelectRecords("dead", keys=keys)) for root in page]
+    assert len(found) == 2
+    with pytest.raises(MalformedRequestError, match=r"SelectRecords\.keys\[0\]: not a key"):
+        client.call(SelectRecords("dead", keys=(b"\xff\xff",)))
+
+
+def pages(client: VertexClient, call: SelectRecords) -> list[list[int]]:
+    """Return the roots of all pages."""
+    found = []
+    while True:
+        page: Any = client.call(call)
+        found.append([record.root for record in page.records])
+        if not page.more:
+            return found
+        call = dataclasses.replace(call, after=page.more)
 
 
 def test_jobs_of_all_shards_are_listed_and_asked(client: VertexClient) -> None:
