@@ -170,15 +170,15 @@ class ShardState:
         for segment, rows, positions in by_segment(complete.locations):
             live = self.live.get(segment)
             new = self.live.finish(segment, rows)
-            finished = int(np.count_nonzero(new))
+            done = complete.roots[positions[new]]
+            finished = len(done)
             if live is not None:
                 live.stream.in_flight -= finished
                 live.stream.counters.completed += finished
                 if finished and live.registered is not None:
                     seconds = (now.mono_ms - live.registered.mono_ms) / 1_000
-                    last = int(complete.roots[positions[new][-1]])
-                    live.stream.completion.observe(seconds, finished, root=last, at_ms=now.wall_ms)
-                self.circuits.done(live.stream, complete.roots[positions[new]], now.mono_ms)
+                    live.stream.completion.observe(seconds, finished, root=int(done[-1]), at_ms=now.wall_ms)
+                self.circuits.done(live.stream, done, now.mono_ms)
             if finished < len(rows):
                 for root in complete.roots[positions[~new]].tolist():
                     self._cancel_replay(root)
