@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ftlayer.runtime.driver.job import Job
     from ftlayer.runtime.environment import StreamEnvironment
     from ftlayer.spark.facade import FTLayer
+    from ftlayer.spark.query.listener import TrackedQueryListener
     from ftlayer.topology.connectors import partitions
     from ftlayer.topology.operators import PushSource
     from ftlayer.topology.streams.windowed_stream import session, sliding, tumbling
@@ -57,6 +58,7 @@ __all__ = [
     "StreamEnvironment",
     "StreamOptions",
     "TopologyOptions",
+    "TrackedQueryListener",
     "current_record",
     "partitions",
     "session",
@@ -78,6 +80,7 @@ _MODULES = {
     "StateTtl": "ftlayer.functions.ttl",
     "StreamEnvironment": "ftlayer.runtime.environment",
     "StreamOptions": "ftlayer.vertex.calls",
+    "TrackedQueryListener": "ftlayer.spark.query.listener",
     "current_record": "ftlayer.functions.current",
     "partitions": "ftlayer.topology.connectors",
     "session": "ftlayer.topology.streams.windowed_stream",

@@ -70,7 +70,7 @@ class BatchReport:
 
     ``differs``: a record that had passed when the batch was sealed failed in the run again; it is replayed,
     and a sink that skips known batch ids may see it twice. ``held``: runs, and calls of the sink, that were given up
-    because more records failed than `max_failing` allows.
+    because more records failed than `max_failing` allows. ``query`` is the query's name.
     """
 
     batch: int
@@ -83,6 +83,7 @@ class BatchReport:
     delivered: int = 0
     differs: bool = False
     held: int = 0
+    query: str = ""
 
 
 R = TypeVar("R")

@@ -48,18 +48,18 @@ POLL_S = 0.2
 class DeliveryOptions:
     """What the source needs to know; travels in the plan, with Spark's redaction for ``token``.
 
-    ``drain_query`` names a query that is being drained: its run goes on until nothing is pending or waits, or
-    until ``drain_until_ms`` (Unix). ``required`` are the source's columns that may not be null. The delivered ones may
-    all be: a record that does not fit the source any more has nothing else.
+    ``query`` reads it. A run that is drained goes on until nothing of the query is pending or waits, or until
+    ``drain_until_ms`` (Unix; 0: none is). ``required`` are the source's columns that may not be null. The delivered
+    ones may all be: a record that does not fit the source any more has nothing else.
     """
 
     address: str
     token: str
     stream: str
+    query: str
     root_certs: str = ""
     max_rows: int = 100_000
     partitions: int = 2
-    drain_query: str = ""
     drain_until_ms: int = 0
     required: tuple[str, ...] = ()
     client_pem: str = ""
@@ -72,7 +72,7 @@ class DeliveryOptions:
     @classmethod
     def from_spark(cls, options: Any) -> DeliveryOptions:
         """Read them from a reader's options; `ConfigError` names what is missing or wrong."""
-        for name in ("address", "token", "stream"):
+        for name in ("address", "token", "stream", "query"):
             if not options.get(name):
                 raise ConfigError(f'format("{FORMAT}"): option {name!r} is missing')
         numbers = {}
@@ -91,8 +91,8 @@ class DeliveryOptions:
             options["address"],
             options["token"],
             options["stream"],
+            options["query"],
             options.get("root_certs", ""),
-            drain_query=options.get("drain_query", ""),
             client_pem=options.get("client_pem", ""),
             required=tuple(json.loads(options.get("required", "[]"))),
             **numbers,
@@ -144,6 +144,7 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._client = options.client()
         self._until: int | None = None
+        self._told: int | None = None
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Begin before the first delivery."""
@@ -155,18 +156,31 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix how far this run reads; what becomes due later is the next run's, save when draining."""
-        if not self._options.drain_query:
+        if not self._options.drain_until_ms:
             self._until = self._deliverable(0, ALL)
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
         """Ask the vertex how far the next batch may read."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else ALL
         end = self._deliverable(start["next"], rows)
-        while self._options.drain_query and end == start["next"] and self._wait_for_due():
+        while self._options.drain_until_ms and end == start["next"] and self._wait_for_due():
             end = self._deliverable(start["next"], rows)
         if self._until is not None:
             end = min(end, max(self._until, start["next"]))
+        self._told = end
         return {"next": end}
+
+    def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
+        """Return how far deliveries go beyond what Spark was told of, for its progress. None before it asked.
+
+        Replays that are due have no offset until they are read, and are not in it.
+        """
+        return None if self._told is None else {"next": self._told + self._status().deliverable}
+
+    def _status(self) -> QueryStatus:
+        status = self._client.call(QueryStatusCall(self._options.query))
+        assert isinstance(status, QueryStatus)
+        return status
 
     def _wait_for_due(self) -> bool:
         """Wait a moment while something is pending or waits for replay; False if nothing does, or time is up.
@@ -175,8 +189,7 @@ class DeliveryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         the source, which a drain must not.
         """
         left = self._options.drain_until_ms / 1000 - time.time()
-        status = self._client.call(QueryStatusCall(self._options.drain_query))
-        assert isinstance(status, QueryStatus)
+        status = self._status()
         if status.drained or left <= 0:
             return False
         due = status.next_due_in_ms / 1000 if status.next_due_in_ms >= 0 else POLL_S

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ftlayer.checks import check_known, check_text, known_options, shown
+from ftlayer.checks import check_instance, check_known, check_text, known_options, shown
 from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import CheckpointMismatchError, ConfigError
 from ftlayer.functions.pickling import missing_in, needing
@@ -24,10 +25,12 @@ from ftlayer.spark.protocol import BatchProtocol
 from ftlayer.spark.query.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
+from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor
 from ftlayer.spark.sessions import tells_of_its_end
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
+from ftlayer.spark.stages.task import FT
 from ftlayer.vertex.calls import OpenQuery, QueryOpened, QueryStatus, QueryStatusCall, ReportCircuits
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ class TrackedWriter:
         self._options: dict[str, str] = {}
         self._restart: RestartStrategy | None = None
         self._ending = end()
+        self._listeners: list[TrackedQueryListener] = []
         self._watch: Callable[[str, int], None] = lambda step, batch: None
 
     # ------------------------------------------------------------ how it runs
@@ -94,6 +98,16 @@ class TrackedWriter:
         """Set what happens when the query fails (default: `ExponentialDelay`)."""
         check_strategy(strategy, "restart")
         self._restart = strategy
+        return self
+
+    @known_options
+    def listener(self, listener: TrackedQueryListener) -> TrackedWriter:
+        """Tell ``listener`` of each batch; one may be given to many queries, and a query may have several.
+
+        With `FTStatus.OFF` there are no batches to be told of.
+        """
+        check_instance(listener, "listener", TrackedQueryListener)
+        self._listeners.append(listener)
         return self
 
     @known_options
@@ -237,14 +251,21 @@ class TrackedWriter:
                     # From None: Spark's regular expression for a stop overflows the stack over a long text.
                     raise StoppedError(self._name) from None
                 raise
+            report = replace(report, query=self._name)
             supervisor.report(report)
+            tell_batch(self._listeners, report)
 
         hide_stops()
         rows = self._frame(stream, mark.query, supervisor.drain_until)
         return self._spark_start(rows.writeStream.foreachBatch(process), supervisor)
 
     def _frame(self, stream: str, query: str, drain_until: float | None) -> DataFrame:
-        """Return the source's rows with the vertex's deliveries among them."""
+        """Return the source's rows with the vertex's deliveries among them, both counted for Spark's progress.
+
+        Counted here: what `foreachBatch` does is no part of the streaming plan, and invisible to Spark's listeners.
+        """
+        from pyspark.sql import functions
+
         source, layer = self._plan.source, self._plan.layer
         spark, client = source.frame.sparkSession, layer.client
         own = with_source_ft(source.frame)
@@ -253,17 +274,23 @@ class TrackedWriter:
             client.address,
             client.token,
             stream,
+            query,
             (client.root_certs or b"").decode(),
             layer.max_rows,
             spark.sparkContext.defaultParallelism,
-            drain_query=query if drain_until is not None else "",
             drain_until_ms=round((drain_until or 0) * 1000),
             client_pem=(client.client_pem or b"").decode(),
             required=tuple(field.name for field in own.schema if not field.nullable),
         )
         schema = all_nullable(own.schema)
         delivered = spark.readStream.format(FORMAT).schema(schema).options(**options.to_spark()).load()
-        return delivered if source.ingest else own.union(delivered)
+        rows = delivered if source.ingest else own.union(delivered)
+        # Each row once, though a batch be read again; Spark's numInputRows counts every reading.
+        return rows.observe(
+            OBSERVATION,
+            functions.count(functions.lit(1)).alias("rows"),
+            functions.count(FT).alias("delivered"),
+        )
 
     def _query_plan(self, exact: bool) -> QueryPlan:
         made = self._plan

@@ -27,7 +27,15 @@ from ftlayer.spark.deliveries.source import (
 )
 from ftlayer.spark.stages.delivery_marks import SOURCE_FT, make_marks, read_marks
 from ftlayer.spark.stages.task import FT, Skip, StageTask
-from ftlayer.vertex.calls import Deliverable, DeliverableUpTo, ReadDeliveries, RecordBatches, Records
+from ftlayer.vertex.calls import (
+    Deliverable,
+    DeliverableUpTo,
+    QueryStatus,
+    QueryStatusCall,
+    ReadDeliveries,
+    RecordBatches,
+    Records,
+)
 
 SCHEMA = StructType().add("a", LongType()).add("s", StringType()).add(FT, BinaryType())
 ARROW = arrow_schema(SCHEMA)
@@ -133,12 +141,12 @@ def test_marks_are_those_of_the_rows_that_have_one(kind: pa.DataType) -> None:
 
 # ---------------------------------------------------------------- options
 
-OPTIONS = DeliveryOptions("grpc://127.0.0.1:1", "secret", "q/files", "certs", 7, 3)
+OPTIONS = DeliveryOptions("grpc://127.0.0.1:1", "secret", "q/files", "q", "certs", 7, 3)
 
 
 def test_options_come_back_as_they_went() -> None:
     assert DeliveryOptions.from_spark(OPTIONS.to_spark()) == OPTIONS
-    plain = DeliveryOptions("a", "t", "s")
+    plain = DeliveryOptions("a", "t", "s", "q")
     assert "root_certs" not in plain.to_spark()
     assert DeliveryOptions.from_spark(plain.to_spark()) == plain
 
@@ -149,6 +157,7 @@ def test_options_come_back_as_they_went() -> None:
         ({"address": ""}, "address"),
         ({"token": ""}, "token"),
         ({"stream": ""}, "stream"),
+        ({"query": ""}, "query"),
         ({"max_rows": "0"}, "max_rows"),
         ({"max_rows": "many"}, "max_rows"),
         ({"partitions": "-1"}, "partitions"),
@@ -175,12 +184,18 @@ class FakeClient:
 
     def __init__(self, end: int) -> None:
         self.end = end
+        self.offered = 0
         self.asked: list[Any] = []
 
     def call(self, call: Any) -> Any:
         self.asked.append(call)
         if isinstance(call, Deliverable):
-            return DeliverableUpTo(min(self.end, call.start + call.max_rows))
+            end = min(self.end, call.start + call.max_rows)
+            self.offered = max(self.offered, end)
+            return DeliverableUpTo(end)
+        if isinstance(call, QueryStatusCall):
+            assert call.query == "q"
+            return QueryStatus(0, self.end - self.offered, 0, 0, 0, -1)
         assert isinstance(call, ReadDeliveries)
         values = list(range(call.start, call.end))
         payload = pa.record_batch(
@@ -203,7 +218,7 @@ def reader_of(client: FakeClient, partitions: int = 2) -> DeliveryReader:
         def client(self) -> Any:
             return client
 
-    return DeliveryReader(Options("a", "t", "s", max_rows=5, partitions=partitions), SCHEMA)
+    return DeliveryReader(Options("a", "t", "s", "q", max_rows=5, partitions=partitions), SCHEMA)
 
 
 def test_offsets_follow_the_vertex_and_the_limit() -> None:
@@ -215,6 +230,18 @@ def test_offsets_follow_the_vertex_and_the_limit() -> None:
     assert reader.latestOffset({"next": 12}, ReadMaxRows(5)) == {"next": 12}
     assert reader.latestOffset({"next": 3}, ReadAllAvailable()) == {"next": 12}
     assert client.asked[-1] == Deliverable("s", 3, ALL)
+
+
+def test_progress_says_how_far_deliveries_go_beyond_what_spark_was_told_of() -> None:
+    client = FakeClient(12)
+    reader = reader_of(client)
+    assert reader.reportLatestOffset() is None
+    reader.latestOffset({"next": 3}, ReadMaxRows(5))
+    assert reader.reportLatestOffset() == {"next": 12}
+    reader.latestOffset({"next": 8}, ReadMaxRows(5))
+    assert reader.reportLatestOffset() == {"next": 12}
+    client.end = 30
+    assert reader.reportLatestOffset() == {"next": 30}
 
 
 def test_available_now_reads_up_to_what_there_was_at_its_start() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import uuid
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ftlayer import TrackedQueryListener
 from ftlayer.config import FTStatus
 from ftlayer.errors import FunctionLoadError, InvalidTopologyError, QueryError
 from ftlayer.restart import FixedDelay
@@ -81,18 +83,37 @@ def test_errors_that_a_restart_cannot_mend_end_the_query(layer: Any, numbers: An
     assert query.restarts == 0
 
 
+class Batches(TrackedQueryListener):
+    """Keeps what it is told, and fails then: that is no business of the query's."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def on_batch(self, report: Any) -> None:
+        self.told.append(report)
+        raise ValueError("a listener that does not work")
+
+
 def test_progress_stop_and_going_on(layer: Any, rows: Any, kept: Any, tools: Any) -> None:
     stream = layer.source(rows.add([{"n": n} for n in range(10)]).stream("n bigint"), name="numbers")
+    batches = Batches()
     writer = stream.sink(kept, checkpoint=tools.checkpoint, name="progressing").trigger(
         processingTime="0 seconds"
     )
+    writer = writer.listener(batches)
     query = writer.start()
     query.processAllAvailable()
     assert sorted(kept.column("n")) == list(range(10))
     assert query.isActive
     assert not query.awaitTermination(0.01)
     assert query.lastProgress is not None
-    assert query.recentProgress
+    first = query.recentProgress[0]
+    assert first.observedMetrics["ftlayer"].asDict() == {"rows": 10, "delivered": 0}
+    assert [json.loads(source.latestOffset) for source in first.sources][1] == {"next": 0}
+    assert [(report.query, report.batch, report.rows_in) for report in batches.told] == [
+        ("progressing", 0, 10)
+    ]
+    assert query.recent_batches == batches.told
     assert query.status["isTriggerActive"] in (True, False)
     first_id, first_run = query.id, query.runId
     assert query.ft_status().drained
