@@ -19,6 +19,7 @@ from ftlayer.checks import check_bool, check_instance, check_text, known_options
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
+from ftlayer.jobs.local_board import local_announcer
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
@@ -42,13 +43,14 @@ from ftlayer.runtime.driver.spark_checks import (
     taken_task_slots,
 )
 from ftlayer.runtime.driver.submit import SlotRunner, SlotSubmitter
+from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.driver.untracked import UntrackedDriver, open_untracked
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.protocol.sealed import KEY_BYTES
 from ftlayer.runtime.slot.main import run_slot
 from ftlayer.runtime.slot.shell import Order, SlotModeFactory
 from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
-from ftlayer.spark.sessions import check_is_session, tells_of_its_end
+from ftlayer.spark.sessions import check_is_session, links_of, tells_of_its_end
 from ftlayer.spark.workers import prepare_workers
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import Schema
@@ -91,6 +93,7 @@ class StreamEnvironment:
         restart: RestartStrategy | None = None,
         options: TopologyOptions | None = None,
         checkpointing: CheckpointConfig | None = None,
+        board: FTLayer | None = None,
     ) -> None:
         """Begin an empty topology; starts nothing.
 
@@ -105,6 +108,10 @@ class StreamEnvironment:
                 and each source counts by itself.
             options: batching, credits, heartbeats.
             checkpointing: barrier mode: its options. Either this or ``layer``.
+            board: barrier mode: ``FTLayer.connect(…)`` of a vertex that shows the topology beside others, takes orders
+                to it (`ftlayer savepoint` and so on), and keeps what it said last. It tracks nothing of it, and the
+                topology does not depend on it. Without it this process answers tools of its user itself, while it
+                runs.
 
         Raises `ConfigError`.
         """
@@ -120,11 +127,17 @@ class StreamEnvironment:
             )
         if checkpointing is not None:
             check_instance(checkpointing, "checkpointing", CheckpointConfig)
+        if board is not None and (layer is not None or not hasattr(board, "client_for")):
+            raise ConfigError(
+                "board: expected FTLayer.connect(…), beside checkpointing=… (with layer=… it announces itself "
+                f"to that one's vertex), got {shown(board)}"
+            )
         if options is not None:
             check_instance(options, "options", TopologyOptions)
         check_strategy(restart, "restart")
         self._spark = spark
         self._layer = None if layer is None else layer._layer
+        self._board = None if board is None else board._layer
         self._checkpointing = checkpointing
         self._restart = restart
         self._options = TopologyOptions() if options is None else options
@@ -241,8 +254,9 @@ class StreamEnvironment:
             raise ConfigError(
                 "restore_from: there are checkpoints in barrier mode alone; give checkpointing=…"
             )
-        if self._layer is not None:
-            self._layer.check_open()
+        for layer in (self._layer, self._board):
+            if layer is not None:
+                layer.check_open()
         graph = self.job_graph()
         ended = ended_before(graph.name, self._checkpointing, restore_from)
         if ended is not None:
@@ -266,6 +280,8 @@ class StreamEnvironment:
         prepare_workers(self._spark)
         tracked = self._layer is not None and self._layer.status is FTStatus.ON
         client = self._layer.client_for(self._spark) if self._layer is not None and tracked else None
+        board = self._layer if tracked else self._board
+        announcer, links = local_announcer() if board is None else board.job_announcer, links_of(self._spark)
         job = JobThread(f"{graph.name}-{uuid.uuid4().hex[:12]}")
         vertex = None if client is None else JobVertexCalls(client, graph.name, job.job, dict(graph.options))
         checkpoints = plan = None
@@ -295,6 +311,7 @@ class StreamEnvironment:
             mode, keeper = partial(BarrierDriver, checkpoints), checkpoints.readers.open
         elif vertex is not None:
             mode, keeper = partial(AckerDriver, vertex), vertex_keepers(vertex, graph)
+        mode_word = "acker" if tracked else "off" if checkpoints is None else "barrier"
         restart = default_restart() if self._restart is None else copy.deepcopy(self._restart)
         planners = Planners(
             graph,
@@ -319,6 +336,7 @@ class StreamEnvironment:
                 on_over=lambda: taken_task_slots().give_back(graph.name),
             )
         )
+        announcer.add(TopologyTelling(job, graph, mode_word, self._checkpointing, links))
         return Job(job)
 
     def _watch_dead(self, vertex: JobVertexCalls) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from ftlayer.dead_letters.announcer import Announcer
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import RetryRules
+from ftlayer.jobs.announcer import JobAnnouncer
 from ftlayer.notebook import tell
 from ftlayer.spark.sessions import is_connect
 from ftlayer.vertex.calls import StreamOptions
@@ -128,7 +130,9 @@ class FTLayerEngine:
             check_function(on_dead, "on_dead", takes=1)
         self._on_dead = on_dead
         self._announcer: Announcer | None = None
+        self._job_announcer: JobAnnouncer | None = None
         self._others: list[VertexClient] = []
+        self._lock = threading.Lock()  # of what is made when it is first needed
         self._closed = False
         self.status = member(status, "status", FTStatus)
         check_bool(strict, "strict")
@@ -226,6 +230,17 @@ class FTLayerEngine:
             options["client_pem"] = client.client_pem.decode()
         return spark.readStream.format(FORMAT).options(**options).load()
 
+    # ------------------------------------------------------------ jobs
+
+    @property
+    def job_announcer(self) -> JobAnnouncer:
+        """What announces jobs to the vertex, which has to be there by now."""
+        self.check_open()
+        with self._lock:
+            if self._job_announcer is None:
+                self._job_announcer = JobAnnouncer(self.another_client(self.client, "announce"))
+            return self._job_announcer
+
     # ------------------------------------------------------------ its end
 
     def check_open(self) -> None:
@@ -238,6 +253,9 @@ class FTLayerEngine:
         if self._announcer is not None:
             # First: the callback may use the layer.
             self._announcer.close()
+        if self._job_announcer is not None:
+            # While the vertex is there to hear of the end of jobs.
+            self._job_announcer.close()
         self._closed = True
         for client in (self._client, *self._others):
             if client is not None:

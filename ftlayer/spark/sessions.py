@@ -48,6 +48,12 @@ def is_local(spark: Any) -> bool:
     return _LOCAL.fullmatch(master) is not None or master.startswith("local-cluster")
 
 
+def links_of(spark: Any) -> dict[str, str]:
+    """Return where a person can look at a session, by name: Spark's UI, where it has one and says where."""
+    url = None if is_connect(spark) else spark.sparkContext.uiWebUrl
+    return {"Spark UI": url} if url else {}
+
+
 def how_it_ended(spark: Any, failure: BaseException | None = None) -> SessionLostError | None:
     """Return how a session has ended; None if it lives, or that is unknown. May wait for seconds.
 

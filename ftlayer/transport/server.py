@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 
 from pyarrow import flight
 
@@ -36,6 +38,7 @@ class TokenServer(flight.FlightServerBase):  # type: ignore[misc]
             root_certificates=client_ca,
             middleware={"token": TokenCheck(token)},
         )
+        _live.add(self)
         self.address = listen.of_server(self.port, tls=tls)
 
     def stop(self, timeout_s: float) -> None:
@@ -43,3 +46,21 @@ class TokenServer(flight.FlightServerBase):  # type: ignore[misc]
         stopping = threading.Thread(target=self.shutdown, name="ftlayer-shutdown", daemon=True)
         stopping.start()
         stopping.join(timeout_s)
+
+
+_live: weakref.WeakSet[TokenServer] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """Let a forked process end without its parent's servers: Flight would shut them down, and wait without end.
+
+    The threads that serve them are the parent's. Flight registers what it does at the end as a `weakref.finalize`.
+    """
+    servers = list(_live)
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        alive = finalizer.peek()
+        if alive is not None and any(alive[0] is server for server in servers):
+            finalizer.detach()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)

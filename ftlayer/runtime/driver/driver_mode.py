@@ -51,6 +51,9 @@ class CheckpointCalls(Protocol):
     def history(self) -> tuple[CheckpointStats, ...]:
         """Checkpoints under way, and the last 100 others; the latest first."""
 
+    def retained(self) -> tuple[str, ...]:
+        """Where the checkpoints lie that the job may go back to, the oldest first; none in the driver's memory."""
+
     def savepoint_location(self, directory: str) -> str:
         """Return the URL of a new savepoint in ``directory`` ("": the configured one); any thread."""
 

@@ -181,7 +181,13 @@ def test_a_savepoint_of_a_job_that_goes_on_disturbs_nothing(
     kit.build(env, tmp_path, count=4_000, pace_s=0.04)
     job = env.execute_async()
     until(job, lambda: completed(job) >= 1)
-    location = job.savepoint(str(tmp_path / "savepoints"))
+    # From another process: it finds the job by what this one leaves for tools of its user.
+    command = [sys.executable, "-c", "from ftlayer.cli.main import main; main()", "savepoint", job.name]
+    asked = subprocess.run(
+        [*command, "--directory", str(tmp_path / "savepoints")], capture_output=True, text=True, timeout=600
+    )
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    location = asked.stdout.strip()
     assert load_checkpoint(location).kind == "savepoint"
     job.checkpoint()
     assert job.wait(600)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ftlayer import JobState
+from ftlayer.vertex.calls import GetJob, ListJobs
 
 pytestmark = pytest.mark.spark
 
@@ -59,6 +60,17 @@ def test_what_was_pending_is_replayed_and_nothing_is_read_twice(
         return bool(it) and it.waiting + it.due == len(fails) and not it.pending
 
     logs_kit.until(job, is_settled)
+
+    def announced() -> Any:
+        return next((each for each in layer.client.call(ListJobs()).jobs if each.job.run == job.job), None)
+
+    # Tools see it, with what each subtask does.
+    logs_kit.until(job, lambda: (found := announced()) and found.job.subtasks)
+    told = layer.client.call(GetJob(job.name)).job
+    assert {node.uid for node in told.plan.nodes} >= {"lines", "gate"}
+    assert (told.state, told.mode, told.counters["records_in"] >= 300) == ("running", "acker", True)
+    assert {(load.uid, load.slot) for load in told.subtasks} >= {("lines", 0), ("lines", 1), ("gate", 0)}
+    assert all(0 <= load.busy <= 1 and 0 <= load.back_pressured <= 1 for load in told.subtasks)
     assert job.cancel()
     assert job.state is JobState.CANCELLED
     assert {tuple(row) for row in out.rows()} == passes

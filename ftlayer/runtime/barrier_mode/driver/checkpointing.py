@@ -122,6 +122,10 @@ class JobCheckpoints:
         """Checkpoints under way, and the last 100 others; the latest first."""
         return self._rules.history(system_now())
 
+    def retained(self) -> tuple[str, ...]:
+        """Where the checkpoints lie that the job may go back to, the oldest first; none in the driver's memory."""
+        return tuple(checkpoint.location for checkpoint in self._rules.completed if checkpoint.location)
+
     # ------------------------------------------------------------ the job's events
 
     def tick(self) -> None:

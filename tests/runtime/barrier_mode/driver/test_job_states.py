@@ -29,6 +29,7 @@ from ftlayer.errors import (
     StaleOwnerError,
     StateSerializationError,
     UncommittableError,
+    UnsupportedError,
 )
 from ftlayer.restart import FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.barrier_mode.driver import checkpoint_io
@@ -37,6 +38,7 @@ from ftlayer.runtime.barrier_mode.driver.opening import LATEST, open_checkpoints
 from ftlayer.runtime.driver.events import JobState
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_thread import JobParts, JobThread
+from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.protocol.messages import (
     Cancel,
@@ -55,6 +57,8 @@ from ftlayer.runtime.protocol.messages import (
 from ftlayer.runtime.protocol.sealed import seal
 from ftlayer.topology.job_graph import JobGraph, JobVertex
 from ftlayer.topology.operators import IterableSource, Sink, Source, WriterSink
+from ftlayer.vertex.calls import AnnounceJob, JobOrder, JobPlan, OrderAction, PlanNode
+from ftlayer.vertex.wire.job_checks import check_job_call
 
 WAIT_S = 600
 ID = pa.schema([("id", pa.int64())])
@@ -109,6 +113,7 @@ class Played:
         self.thread = JobThread(run)
         self.job = Job(self.thread)
         checkpoints, plan = open_checkpoints(graph, config, run, restore_from)
+        self.telling = TopologyTelling(self.thread, graph, "barrier", config)
         self._key, self._starts, self._bounded = plan.key, starts, bounded
         self.triggered: list[int] = []
         self._declined = declined
@@ -576,3 +581,101 @@ def test_the_first_start_warns_of_nothing(tmp_path: Path, caplog: pytest.LogCapt
     assert played.job.cancel(WAIT_S)
     assert "started before" not in caplog.text
     assert "removed" not in caplog.text
+
+
+# ---------------------------------------------------------------- what is announced of it
+
+
+def order_to(action: OrderAction, directory: str = "") -> JobOrder:
+    return JobOrder("o1", "played", "played-1", action, "me", 1, directory)
+
+
+def test_a_job_is_told_with_its_graph_its_slots_and_its_checkpoints(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    played = Played(tmp_path / "c")
+    assert played.job.wait_until_running(WAIT_S)
+    where = played.telling.carry_out(order_to(OrderAction.SAVEPOINT, str(tmp_path / "s")))
+    assert Path(where, "_metadata").exists()
+
+    def told() -> bool:
+        return any(
+            each.kind == "savepoint" for each in played.telling.details(0, with_plan=False).checkpoints
+        )
+
+    until(told)
+    details = played.telling.details(0, with_plan=True)
+    assert (details.owner, details.run, details.kind, details.mode) == (
+        "played",
+        "played-1",
+        "topology",
+        "barrier",
+    )
+    assert (details.state, details.final, details.ended_ms) == ("running", False, 0)
+    assert details.plan == JobPlan((PlanNode("numbers", ("numbers", "out"), 1),), ())
+    assert [(slot.slot, slot.state, slot.host) for slot in details.slots] == [(0, "running", "host")]
+    (savepoint,) = [each for each in details.checkpoints if each.kind == "savepoint"]
+    assert (savepoint.location, savepoint.state, savepoint.expected) == (where, "completed", 1)
+    assert [(part.uid, part.subtask) for part in savepoint.subtasks] == [("numbers", 0)]
+    totals = details.checkpoint_totals
+    assert totals is not None
+    assert totals.completed >= 1
+    assert totals.last_completed_ms >= savepoint.ended_ms
+    assert (totals.interval_ms, totals.directory) == (1, str(tmp_path / "c"))
+    later = played.telling.details(savepoint.number, with_plan=False)
+    assert later.plan is None
+    assert all(each.number > savepoint.number or not each.ended_ms for each in later.checkpoints)
+    check_job_call(AnnounceJob(details))
+
+
+def test_an_order_to_stop_ends_the_job_with_a_savepoint_and_the_last_word_says_so(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    played = Played(tmp_path / "c")
+    where = played.telling.carry_out(order_to(OrderAction.STOP, str(tmp_path / "s")))
+    assert Path(where, "_metadata").exists()
+    details = played.telling.details(0, with_plan=False)
+    assert (details.state, details.final) == ("ended", True)
+    assert details.ended_ms >= details.since_ms
+    assert details.incidents[-1].text.endswith("→ ended")
+    assert where in {each.location for each in details.checkpoints}
+    with pytest.raises(UnsupportedError, match="is ended"):
+        played.telling.carry_out(order_to(OrderAction.CANCEL))
+
+
+def test_orders_that_end_a_job_say_what_has_become_of_it(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    assert Played(tmp_path / "a").telling.carry_out(order_to(OrderAction.CANCEL)) == "it is cancelled"
+    played = Played(tmp_path / "b", bounded=True)
+    assert "is done" in played.telling.carry_out(order_to(OrderAction.DRAIN))
+
+
+def test_a_failed_checkpoint_is_an_incident(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    declined = SubtaskDeclined(1, "numbers", 0, "the disk is full")
+    played = Played(tmp_path, declined=declined)
+    assert played.job.over(WAIT_S)
+    texts = [each.text for each in played.telling.details(0, with_plan=False).incidents]
+    assert any("checkpoint 1 failed: " in text and "the disk is full" in text for text in texts)
+
+
+def test_what_cannot_be_asked_of_a_job_without_checkpoints_is_refused_with_the_ways_out() -> None:
+    execution = Mock()
+    execution.wait_until_over.return_value = False
+    execution.name = "tracked"
+    telling = TopologyTelling(execution, Mock(), "acker")
+    with pytest.raises(UnsupportedError, match=r"drain it.*or cancel it"):
+        telling.carry_out(order_to(OrderAction.STOP))
+
+
+def test_a_job_whose_thread_is_busy_is_told_without_news_of_its_checkpoints(tmp_path: Path) -> None:
+    played = Played(tmp_path, starts=False)
+    let_go = threading.Event()
+    played.thread.later(lambda: _wait(let_go))
+    details = played.telling.details(0, with_plan=False)
+    assert details.checkpoints == ()
+    assert details.state in ("starting", "initializing")
+    let_go.set()
+    MAY_COMMIT.set()
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(WAIT_S)

@@ -1,0 +1,214 @@
+"""The board of a program whose jobs no vertex tracks: the vertex's rules over memory, behind a small server.
+
+It is found as an embedded vertex is: by an access file in a directory that no other user can enter. It ends with the
+program, and what it knows with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+from pyarrow import flight
+
+from ftlayer.clock import Now, system_now
+from ftlayer.errors import (
+    FTLayerError,
+    MalformedRequestError,
+    ProtocolError,
+    StaleOwnerError,
+    StorePathError,
+    UnknownJobError,
+    UnsupportedError,
+)
+from ftlayer.jobs.announcer import JobAnnouncer
+from ftlayer.store.kv import WriteTransaction
+from ftlayer.store.memory import MemoryStore
+from ftlayer.transport.failures import flight_error
+from ftlayer.transport.frames import pack
+from ftlayer.transport.server import TokenServer
+from ftlayer.transport.sockets import SocketDirectory
+from ftlayer.vertex.calls import AnnounceJob, AskJob, Call, GetJob, ListJobs, Reply
+from ftlayer.vertex.rules.board import Board
+from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
+from ftlayer.vertex.wire.frames import decode_call, encode_reply
+
+PROTOCOL = 2
+MAX_MESSAGE_BYTES = 1 << 20
+MAX_STORE_BYTES = 64 << 20
+CLOSE_TIMEOUT_S = 2.0
+
+# What the rules raise before they change anything.
+_REFUSALS = (MalformedRequestError, ProtocolError, StaleOwnerError, UnknownJobError)
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class LocalBoard:
+    """A board in this process; any thread may call it. It reads the clock that it is given."""
+
+    def __init__(self, now: Callable[[], Now] = system_now) -> None:
+        """Begin with an empty one."""
+        self._now = now
+        self._store = MemoryStore(MAX_STORE_BYTES)
+        self._lock = threading.Lock()
+        self._board = self._recovered()
+
+    def call(self, call: Call, *, deadline_ms: int = 0) -> Reply:
+        """Answer one call, at once.
+
+        Raises what the board raises, and `UnsupportedError` for what only a vertex can do.
+        """
+        with self._lock:
+            now = self._now()
+            due_ms = self._board.next_tick_ms(now)
+            if due_ms is not None and due_ms <= now.mono_ms:
+                self._change(lambda txn: self._board.tick(txn, now))
+            match call:
+                case AnnounceJob():
+                    return self._change(lambda txn: self._board.announce(txn, call, "", now))
+                case AskJob():
+                    return self._change(lambda txn: self._board.ask(txn, call, now))
+                case ListJobs():
+                    return self._board.jobs(now)
+                case GetJob():
+                    with self._store.read() as txn:
+                        return self._board.job(txn, call, now)
+                case _:
+                    raise UnsupportedError(
+                        f"{type(call).__name__}: this is the board of a program without a vertex; it knows of jobs and "
+                        "keeps no records"
+                    )
+
+    def _change(self, change: Callable[[WriteTransaction], T]) -> T:
+        """Let the rules change something. A refusal has changed nothing; after anything else memory is read anew."""
+        refused: FTLayerError
+        try:
+            with self._store.write(intake=False) as txn:
+                try:
+                    return change(txn)
+                except _REFUSALS as error:
+                    refused = error
+        except BaseException:
+            self._board = self._recovered()
+            raise
+        raise refused
+
+    def _recovered(self) -> Board:
+        with self._store.read() as txn:
+            return Board(self._store, txn, self._now())
+
+
+class BoardServer(TokenServer):
+    """Serves a `LocalBoard`, as a vertex serves calls (`ftlayer.vertex.service.server`), by ``DoAction`` alone."""
+
+    def __init__(self, board: LocalBoard, sockets: SocketDirectory) -> None:
+        """Listen in a directory, with a token made for it, and let tools find it.
+
+        Raises `StorePathError`, and what `TokenServer` raises.
+        """
+        self._board = board
+        self._sockets = sockets
+        self._pid = os.getpid()
+        token = secrets.token_urlsafe(32)
+        super().__init__(sockets.socket("board"), token=token, certificate=None, client_ca=None)
+        # Behind Flight's own, so that it is called before that.
+        atexit.register(self.close)
+        access = AccessFile(str(self.address), token, None, None, os.getpid())
+        write_access(Path(sockets.path) / FOUND_ACCESS_FILE, access)
+
+    def close(self) -> None:
+        """Answer no more, and leave nothing behind. In a forked process: do nothing."""
+        if self._pid != os.getpid():
+            return
+        atexit.unregister(self.close)
+        self.stop(CLOSE_TIMEOUT_S)
+        self._sockets.remove()
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        """Name the actions."""
+        return [("call", "one call about jobs, as a msgpack frame"), ("health", "whether the board is up")]
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
+        """Run one action to its end."""
+        try:
+            if action.type == "call":
+                yield self._run(action.body)
+            elif action.type == "health":
+                yield self._health()
+            else:
+                raise MalformedRequestError(f"action: no action {action.type!r}; there are call, health")
+        except FTLayerError as error:
+            raise flight_error(error) from error
+
+    def _run(self, frame: pa.Buffer) -> bytes:
+        if frame.size > MAX_MESSAGE_BYTES:
+            raise MalformedRequestError(f"message of {frame.size} bytes: the limit is {MAX_MESSAGE_BYTES}")
+        call, _ = decode_call(frame)
+        return encode_reply(self._board.call(call))
+
+    def _health(self) -> bytes:
+        health = {
+            "protocol": PROTOCOL,
+            "incarnation": 1,
+            "shards": 1,
+            "max_message_bytes": MAX_MESSAGE_BYTES,
+            "exact": False,
+        }
+        return pack(health, "health")
+
+
+class _Program:
+    """The board of this program, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._announcer: JobAnnouncer | None = None
+        self._server: BoardServer | None = None
+
+    def announcer(self) -> JobAnnouncer:
+        """Return what announces jobs to it."""
+        with self._lock:
+            if self._announcer is None:
+                board = LocalBoard()
+                self._server = _served(board)
+                self._announcer = JobAnnouncer(board)
+            return self._announcer
+
+
+def _served(board: LocalBoard) -> BoardServer | None:
+    """Let tools find a board; where that cannot be, jobs run all the same, and the log says it."""
+    sockets = SocketDirectory.make("tools do not find the jobs of this program")
+    if sockets is None:
+        return None
+    try:
+        return BoardServer(board, sockets)
+    except (pa.ArrowException, OSError, StorePathError) as error:
+        logger.warning("tools do not find the jobs of this program: %s", error)
+        sockets.remove()
+        return None
+
+
+_program = _Program()
+
+
+def local_announcer() -> JobAnnouncer:
+    """Return what announces the jobs of this program that no vertex tracks."""
+    return _program.announcer()
+
+
+def _begin_anew() -> None:
+    global _program
+    _program = _Program()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,260 @@
+"""A topology as it is announced: its status in the words of the board, and orders as calls of its handle."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from ftlayer.checkpoint.coordinator.statistics import CheckpointState, CheckpointStats
+from ftlayer.checkpoint.options import CheckpointConfig
+from ftlayer.errors import UnsupportedError
+from ftlayer.runtime.driver.job import Job
+from ftlayer.runtime.driver.job_status import JobStatus, SlotStatus
+from ftlayer.runtime.driver.job_thread import JobThread
+from ftlayer.topology.job_graph import JobGraph
+from ftlayer.topology.labels import partitioner_name
+from ftlayer.vertex.calls.jobs import (
+    CheckpointDetails,
+    CheckpointTotals,
+    Incident,
+    JobDetails,
+    JobKind,
+    JobOrder,
+    JobPlan,
+    OrderAction,
+    PlanEdge,
+    PlanNode,
+    SlotDetails,
+    SubtaskCheckpointDetails,
+)
+
+ASK_S = 0.2
+"""How long the job's thread is waited for to say what checkpoints there are; else it is said the next time."""
+
+MAX_TEXT = 4_000
+MAX_CHECKPOINTS = 100
+MAX_FAILED_CHECKPOINTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoints:
+    history: tuple[CheckpointStats, ...] = ()
+    retained: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class TopologyTelling:
+    """`ftlayer.jobs.announcer.Telling` of one execution of a topology.
+
+    ``checkpointing`` is barrier mode's, ``mode`` as `JobDetails.mode`; ``links`` as `JobDetails.links`.
+    """
+
+    execution: JobThread
+    graph: JobGraph
+    mode: str
+    checkpointing: CheckpointConfig | None = None
+    links: dict[str, str] = field(default_factory=dict)
+    since_ms: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
+    _asked: Future[_Checkpoints] | None = None
+    _checkpoints: _Checkpoints = _Checkpoints()
+    _last_completed_ms: int = 0
+
+    @property
+    def run(self) -> str:
+        """The id of the execution."""
+        return self.execution.job
+
+    def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:
+        """See `Telling`."""
+        final = self.execution.wait_until_over(0)
+        status = self.execution.status()
+        checkpoints = self._look_at_checkpoints(final)
+        return JobDetails(
+            owner=self.graph.name,
+            name=self.graph.name,
+            kind=JobKind.TOPOLOGY,
+            run=self.run,
+            mode=self.mode,
+            state=str(status.state),
+            final=final,
+            since_ms=self.since_ms,
+            at_ms=time.time_ns() // 1_000_000,
+            ended_ms=self.since_ms + int(status.uptime_s * 1_000) if final else 0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            line=_cut(status.line()),
+            restarts=status.restarts,
+            last_failure=_cut(status.last_failure),
+            plan=plan_of(self.graph) if with_plan else None,
+            slots=tuple(_slot(slot) for slot in status.slots),
+            subtasks=status.subtasks,
+            edges=status.edges,
+            counters=status.counters,
+            rates=status.rates,
+            incidents=(*(_incident(each) for each in status.incidents), *_failed(checkpoints.history)),
+            checkpoint_totals=self._totals(status, checkpoints),
+            checkpoints=_told(checkpoints.history, known_checkpoint),
+            circuits=status.circuits,
+            links=self.links,
+        )
+
+    def carry_out(self, order: JobOrder) -> str:
+        """See `Telling`."""
+        job = Job(self.execution)
+        if job.over(0):
+            raise UnsupportedError(f"{job.name!r} is {job.state}: nothing can be asked of it")
+        match order.action:
+            case OrderAction.SAVEPOINT:
+                return job.savepoint(order.directory)
+            case OrderAction.STOP if self.checkpointing is None:
+                raise UnsupportedError(
+                    f"{job.name!r} runs without checkpoints, so there is no savepoint to stop with: drain it, and all "
+                    "that it has read is done first; or cancel it, and what is pending stays for its next start"
+                )
+            case OrderAction.STOP:
+                return job.stop_with_savepoint(order.directory)
+            case OrderAction.DRAIN:
+                if job.drain(order.timeout_ms / 1_000 if order.timeout_ms else None):
+                    return "everything that it had read is done"
+                return f"it is {job.state}: what is pending stays for its next start"
+            case OrderAction.CANCEL:
+                return "it is cancelled" if job.cancel() else f"it is {job.state}, and ends as soon as it can"
+            case _:
+                raise UnsupportedError(f"a topology cannot be asked for {order.action}")
+
+    # ------------------------------------------------------------ checkpoints
+
+    def _look_at_checkpoints(self, final: bool) -> _Checkpoints:
+        """Return what the job's thread said last; it may be busy with a commit."""
+        if self.checkpointing is None:
+            return self._checkpoints
+        calls = self.execution.checkpoints
+        if final:
+            # The thread has ended: nothing changes any more.
+            self._checkpoints = _Checkpoints(calls.history(), calls.retained())
+            return self._checkpoints
+        if self._asked is None:
+            self._asked = answer = Future[_Checkpoints]()
+            self.execution.later(lambda: answer.set_result(_Checkpoints(calls.history(), calls.retained())))
+        with contextlib.suppress(TimeoutError):  # what is known is told then
+            self._checkpoints, self._asked = self._asked.result(ASK_S), None
+        return self._checkpoints
+
+    def _totals(self, status: JobStatus, checkpoints: _Checkpoints) -> CheckpointTotals | None:
+        config, counts = self.checkpointing, status.checkpoints
+        if config is None or counts is None:
+            return None
+        completed = [
+            each.ended_ms or 0 for each in checkpoints.history if each.state is CheckpointState.COMPLETED
+        ]
+        self._last_completed_ms = max([self._last_completed_ms, *completed])
+        return CheckpointTotals(
+            triggered=counts.triggered,
+            in_progress=counts.in_progress,
+            completed=counts.completed,
+            failed=counts.failed,
+            restored=counts.restored,
+            failures_in_a_row=counts.failures_in_a_row,
+            tolerable_failures=config.tolerable_failures,
+            interval_ms=config.interval_ms or 0,
+            directory=config.directory or "",
+            savepoint_directory=config.savepoint_directory or "",
+            retained=checkpoints.retained,
+            last_completed_ms=self._last_completed_ms,
+        )
+
+
+def plan_of(graph: JobGraph) -> JobPlan:
+    """Return what a graph is made of, without what only runs."""
+    return JobPlan(
+        tuple(
+            PlanNode(vertex.uid, tuple(operator.uid for operator in vertex.operators), vertex.parallelism)
+            for vertex in graph.vertices
+        ),
+        tuple(
+            PlanEdge(
+                edge.source,
+                edge.target,
+                partitioner_name(edge.partitioner, edge.routing),
+                edge.tag,
+                edge.feedback,
+            )
+            for edge in graph.edges
+        ),
+    )
+
+
+def _slot(slot: SlotStatus) -> SlotDetails:
+    return SlotDetails(
+        slot=slot.slot,
+        state=slot.state,
+        host=slot.host,
+        pid=slot.pid,
+        heartbeat_age_ms=-1 if slot.heartbeat_age_ms is None else slot.heartbeat_age_ms,
+        busy=slot.busy,
+        busy_ms=slot.busy_ms,
+        function=slot.function,
+        restarts=slot.restarts,
+        failure=_cut(slot.failure),
+    )
+
+
+def _incident(incident: Incident) -> Incident:
+    return Incident(incident.at_ms, incident.kind, _cut(incident.text), incident.slot)
+
+
+def _failed(history: tuple[CheckpointStats, ...]) -> list[Incident]:
+    """Return checkpoints that have failed, the oldest first."""
+    failed = [each for each in history if each.state is CheckpointState.FAILED][:MAX_FAILED_CHECKPOINTS]
+    return [
+        Incident(
+            each.ended_ms or each.triggered_ms,
+            "checkpoint",
+            _cut(f"{each.kind} {each.checkpoint} failed: {each.failure}"),
+        )
+        for each in reversed(failed)
+    ]
+
+
+def _told(history: tuple[CheckpointStats, ...], known: int) -> tuple[CheckpointDetails, ...]:
+    """Return checkpoints under way, and those that ended behind ``known``; of too many the oldest ones."""
+    new = [each for each in reversed(history) if each.ended_ms is None or each.checkpoint > known]
+    return tuple(_checkpoint(each) for each in new[:MAX_CHECKPOINTS])
+
+
+def _checkpoint(stats: CheckpointStats) -> CheckpointDetails:
+    return CheckpointDetails(
+        number=stats.checkpoint,
+        kind=stats.kind,
+        state=str(stats.state),
+        final=stats.final,
+        triggered_ms=stats.triggered_ms,
+        ended_ms=stats.ended_ms or 0,
+        duration_ms=stats.duration_ms,
+        expected=stats.subtasks,
+        subtasks=tuple(
+            SubtaskCheckpointDetails(
+                uid=part.uid,
+                subtask=part.subtask,
+                start_delay_ms=part.start_delay_ms,
+                alignment_ms=part.alignment_ms,
+                sync_ms=part.sync_ms,
+                async_ms=part.async_ms,
+                written_bytes=part.written_bytes,
+                state_bytes=part.state_bytes,
+                in_flight_bytes=part.in_flight_bytes,
+                unaligned=part.unaligned,
+            )
+            for part in stats.parts
+        ),
+        location=stats.location,
+        failure=_cut(stats.failure),
+    )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -1,0 +1,155 @@
+"""The board of a program without a vertex: found by its access file, asked as a vertex is."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ftlayer.clock import Now
+from ftlayer.errors import UnauthorizedError, UnknownJobError, UnsupportedError
+from ftlayer.jobs.local_board import BoardServer, LocalBoard
+from ftlayer.transport.sockets import SocketDirectory
+from ftlayer.vertex.calls import (
+    AnnounceJob,
+    AskJob,
+    GetJob,
+    JobDetails,
+    JobKind,
+    JobList,
+    JobOrder,
+    ListJobs,
+    OrderAction,
+    OrderRecord,
+    OrderState,
+    Stats,
+)
+from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, read_access
+
+
+def announcement(run: str = "run-1", *, final: bool = False) -> AnnounceJob:
+    return AnnounceJob(JobDetails("j", "j", JobKind.TOPOLOGY, run, "barrier", "running", final, 1, 2))
+
+
+ORDER = JobOrder("o1", "j", "run-1", OrderAction.SAVEPOINT, "me", 1)
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[LocalBoard, BoardServer, Path]]:
+    board, sockets = LocalBoard(), SocketDirectory.make()
+    assert sockets is not None
+    server = BoardServer(board, sockets)
+    yield board, server, Path(sockets.path)
+    server.close()
+
+
+def test_tools_find_it_and_ask_it(served: Any) -> None:
+    board, server, directory = served
+    board.call(announcement())
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / FOUND_ACCESS_FILE).stat().st_mode) == 0o600
+    access = read_access(directory / FOUND_ACCESS_FILE)
+    assert access.pid == os.getpid()
+    with VertexClient(access.address, access.token, client_id="tool", deadline_ms=20_000) as client:
+        assert client.health().exact is False
+        jobs = client.call(ListJobs())
+        assert isinstance(jobs, JobList)
+        assert [each.job.owner for each in jobs.jobs] == ["j"]
+        record = client.call(AskJob(ORDER))
+        assert isinstance(record, OrderRecord)
+        assert record.answer.state is OrderState.WAITING
+        with pytest.raises(UnknownJobError, match="'other'"):
+            client.call(GetJob("other"))
+        with pytest.raises(UnsupportedError, match="keeps no records"):
+            client.call(Stats())
+    (order,) = board.call(announcement()).orders
+    assert order == ORDER
+    server.close()
+    assert not directory.exists()
+
+
+def test_a_wrong_token_is_told_nothing(served: Any) -> None:
+    _, _, directory = served
+    address = read_access(directory / FOUND_ACCESS_FILE).address
+    with VertexClient(address, "x" * 40, deadline_ms=20_000) as client, pytest.raises(UnauthorizedError):
+        client.call(ListJobs())
+
+
+def test_a_refusal_leaves_the_board_as_it_is() -> None:
+    board = LocalBoard()
+    with pytest.raises(UnknownJobError):
+        board.call(AskJob(ORDER))
+    board.call(announcement())
+    board.call(AskJob(ORDER))
+    assert board.call(announcement()).orders == (ORDER,)  # type: ignore[union-attr]
+
+
+def test_orders_expire_while_nothing_but_questions_come() -> None:
+    clock = [Now(0, 1_700_000_000_000)]
+    board = LocalBoard(lambda: clock[0])
+    board.call(announcement())
+    board.call(AskJob(ORDER))
+    clock[0] = Now(61_000, 1_700_000_061_000)
+    record: Any = board.call(GetJob("j"))
+    assert record.orders[0].answer.state is OrderState.EXPIRED
+    assert record.is_silent
+
+
+PROGRAM = """
+    import os, sys
+    from pathlib import Path
+    from ftlayer.jobs.local_board import local_announcer
+    from ftlayer.vertex.calls import JobDetails, JobKind
+    class Telling:
+        run = "run-1"
+        def details(self, known_checkpoint, *, with_plan):
+            return JobDetails("j", "j", JobKind.TOPOLOGY, "run-1", "barrier", "running", False, 1, 2)
+        def carry_out(self, order):
+            return "/savepoint"
+    local_announcer().add(Telling())
+    assert local_announcer() is local_announcer()
+    print(os.getpid(), flush=True)
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)  # the servers are its parent's: it waits for none of them
+    assert os.waitpid(child, 0)[1] == 0
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A path that sockets fit in."""
+    with tempfile.TemporaryDirectory(prefix="ft-") as path:
+        yield Path(path)
+
+
+def test_a_program_s_board_ends_with_it_and_not_with_a_forked_child(short_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+    environment = os.environ | {"TMPDIR": str(short_path)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdout.readline()
+        (found,) = short_path.glob(f"ftlayer-sockets-*/{FOUND_ACCESS_FILE}")
+        access = read_access(found)
+        with VertexClient(access.address, access.token, deadline_ms=20_000) as client:
+            jobs: Any = client.call(ListJobs())
+            while not jobs.jobs:  # its first announcement is on its way
+                jobs = client.call(ListJobs())
+            assert jobs.jobs[0].job.run == "run-1"
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.wait(600) == 0
+    assert not list(short_path.glob("ftlayer-sockets-*"))

@@ -1,0 +1,189 @@
+"""Orders between a real board and a run: carried out once by the run they name, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ftlayer.clock import Now
+from ftlayer.errors import UnknownJobError
+from ftlayer.jobs.orders import KEPT, Orders
+from ftlayer.store import MemoryStore
+from ftlayer.vertex.calls import (
+    AnnounceJob,
+    AskJob,
+    GetJob,
+    JobDetails,
+    JobKind,
+    JobOrder,
+    OrderAction,
+    OrderState,
+)
+from ftlayer.vertex.rules.board import Board
+
+ENDS = (OrderState.DONE, OrderState.FAILED, OrderState.REFUSED)
+
+
+def order(number: int, run: str = "run-1") -> JobOrder:
+    return JobOrder(f"o{number}", "j", run, OrderAction.SAVEPOINT, "me", 1)
+
+
+def test_an_order_is_taken_first_and_carried_out_when_the_board_knows_that() -> None:
+    orders = Orders("run-1")
+    assert orders.heard([order(1)], (), 5) == ()
+    (taken,) = orders.answers()
+    assert (taken.id, taken.state, taken.at_ms) == ("o1", OrderState.TAKEN, 5)
+    assert orders.heard([order(1)], (), 6) == ()  # the reply to what was said before
+    assert orders.heard([order(1)], orders.answers(), 7) == (order(1),)
+    assert orders.heard([order(1)], orders.answers(), 8) == ()
+    orders.ended("o1", OrderState.DONE, "there", 9)
+    (done,) = orders.answers()
+    assert (done.state, done.text) == (OrderState.DONE, "there")
+    assert orders.heard([], orders.answers(), 10) == ()
+    assert orders.is_idle
+    assert not orders.answers()
+
+
+def test_what_has_expired_meanwhile_is_not_carried_out() -> None:
+    orders = Orders("run-1")
+    orders.heard([order(1)], (), 5)
+    assert orders.heard([], orders.answers(), 6) == ()
+    assert orders.is_idle
+
+
+def test_an_order_for_another_run_is_left_alone() -> None:
+    orders = Orders("run-2")
+    for _ in range(3):
+        assert orders.heard([order(1)], orders.answers(), 5) == ()
+    assert not orders.answers()
+
+
+def test_one_that_was_carried_out_is_answered_again_and_not_carried_out_again() -> None:
+    orders = Orders("run-1")
+    orders.heard([order(1)], (), 1)
+    orders.heard([order(1)], orders.answers(), 2)
+    orders.ended("o1", OrderState.FAILED, "disk full", 3)
+    orders.heard([], orders.answers(), 4)
+    assert orders.heard([order(1)], (), 5) == ()
+    (again,) = orders.answers()
+    assert (again.state, again.text, again.at_ms) == (OrderState.FAILED, "disk full", 3)
+    assert orders.heard([order(1)], orders.answers(), 6) == ()
+
+
+def test_the_memory_of_orders_has_an_end() -> None:
+    orders = Orders("run-1")
+    for number in range(KEPT + 10):
+        orders.heard([order(number)], (), 1)
+        assert orders.heard([order(number)], orders.answers(), 1)
+        orders.ended(f"o{number}", OrderState.DONE, "", 1)
+    orders.heard([order(0), order(KEPT)], orders.answers(), 2)
+    assert {answer.id: answer.state for answer in orders.answers()} == {
+        "o0": OrderState.TAKEN,
+        f"o{KEPT}": OrderState.DONE,
+    }
+
+
+class OrdersMachine(RuleBasedStateMachine):
+    """A run and its board, where replies and announcements get lost and both sides start again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = MemoryStore()
+        self.now = Now(0, 1_700_000_000_000)
+        self.board = self._opened()
+        self.runs = 1
+        self.orders = Orders("run-1")
+        self.final = False
+        self.asked: dict[str, JobOrder] = {}
+        self.began: dict[str, str] = {}
+        self.under_way: list[str] = []
+
+    @property
+    def run_name(self) -> str:
+        return f"run-{self.runs}"
+
+    def _opened(self) -> Board:
+        with self.store.read() as txn:
+            return Board(self.store, txn, self.now)
+
+    @rule(arrives=st.booleans(), answered=st.booleans())
+    def announces(self, arrives: bool, answered: bool) -> None:
+        if not arrives:
+            return
+        told = self.orders.answers()
+        details = JobDetails(
+            "j", "j", JobKind.TOPOLOGY, self.run_name, "acker", "running", self.final, 1, self.now.wall_ms
+        )
+        with self.store.write(intake=False) as txn:
+            reply = self.board.announce(txn, AnnounceJob(details, told), "", self.now)
+        if answered:
+            for each in self.orders.heard(reply.orders, told, self.now.wall_ms):
+                assert each.id not in self.began, "it is carried out twice"
+                self.began[each.id] = self.run_name
+                self.under_way.append(each.id)
+
+    @precondition(lambda self: self.under_way)
+    @rule(data=st.data(), state=st.sampled_from(ENDS))
+    def one_ends(self, data: Any, state: OrderState) -> None:
+        id = data.draw(st.sampled_from(self.under_way))
+        self.under_way.remove(id)
+        self.orders.ended(id, state, "", self.now.wall_ms)
+
+    @rule()
+    def driver_restarts(self) -> None:
+        self.runs += 1
+        self.orders, self.final, self.under_way = Orders(self.run_name), False, []
+
+    @rule()
+    def job_ends(self) -> None:
+        self.final = True
+
+    @rule()
+    def vertex_restarts(self) -> None:
+        self.board = self._opened()
+
+    @rule(ms=st.sampled_from([10, 1_000, 60_000]))
+    def time_passes(self, ms: int) -> None:
+        self.now = Now(self.now.mono_ms + ms, self.now.wall_ms + ms)
+        with self.store.write(intake=False) as txn:
+            self.board.tick(txn, self.now)
+
+    @rule(again=st.booleans(), data=st.data())
+    def asks(self, again: bool, data: Any) -> None:
+        if again and self.asked:
+            wanted = self.asked[data.draw(st.sampled_from(sorted(self.asked)))]
+        else:
+            wanted = order(len(self.asked), self.run_name)
+        try:
+            with self.store.write(intake=False) as txn:
+                self.board.ask(txn, AskJob(wanted), self.now)
+        except UnknownJobError:
+            return
+        self.asked[wanted.id] = wanted
+
+    @invariant()
+    def what_began_is_of_its_run_and_never_called_expired(self) -> None:
+        if not self.asked:
+            return
+        with self.store.read() as txn:
+            records = self.board.job(txn, GetJob("j"), self.now).orders
+        for record in records:
+            if record.order.id in self.began:
+                assert self.began[record.order.id] == record.order.run
+                assert record.answer.state not in (OrderState.WAITING, OrderState.EXPIRED)
+
+    def teardown(self) -> None:
+        """With announcements that arrive, every order of the run comes to its end on the board."""
+        for _ in range(3):
+            self.announces(arrives=True, answered=True)
+        for id in self.under_way:
+            self.orders.ended(id, OrderState.DONE, "", self.now.wall_ms)
+        self.announces(arrives=True, answered=True)
+        assert self.orders.is_idle
+
+
+TestOrders = OrdersMachine.TestCase
+TestOrders.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
