@@ -1,170 +1,340 @@
-"""The commands ``ftlayer dead``: list, show, requeue and purge the dead letters of a running vertex."""
+"""The commands ``ftlayer dead``: what has died, why, and what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ftlayer.cli.connection import EXIT_ERROR, Asking, asking
+from ftlayer.cli.connection import EXIT_ERROR, Asking, asking, warn
+from ftlayer.cli.printing import print_json, print_table
+from ftlayer.cli.records import (
+    Limit,
+    WhereText,
+    found_by_keys,
+    keepers,
+    listed,
+    page_of,
+    parsed_keys,
+    parsed_where,
+    print_listing,
+    print_record,
+    table_of_groups,
+)
+from ftlayer.clock import system_now
 from ftlayer.errors import ConfigError
-from ftlayer.printable import printing_console
+from ftlayer.printable import printable, printing_console
 
 if TYPE_CHECKING:
-    from ftlayer.monitor.gather import Client, Gatherer
-    from ftlayer.vertex.calls import RecordInfo
+    from ftlayer.monitor.gather import Gatherer
+    from ftlayer.monitor.grouped import LetterGroup
+    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.plans import Change, Letters
+    from ftlayer.monitor.search import Selection
+    from ftlayer.vertex.calls import DeadGroup
 
-PAGE = 1_000
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Dead letters of running vertices: group, list, show, edit, requeue, purge, export.",
+)
 
-app = typer.Typer(no_args_is_help=True, help="Dead letters of a running vertex: list, show, requeue, purge.")
-
-Keys = Annotated[list[str], typer.Argument(help="Keys as `ftlayer dead list` shows them.")]
+Keys = Annotated[list[str], typer.Argument(metavar="KEY...", help="Keys as `ftlayer dead list` shows them.")]
+SomeKeys = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY...]", help="Keys as `ftlayer dead list` shows them.")
+]
 Everything = Annotated[bool, typer.Option("--all", help="All dead letters there are.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say how many it would be, and of what; change nothing.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+class Format(StrEnum):
+    """The values of ``export --format``."""
+
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+
+
+# ---------------------------------------------------------------- looking
+
+
+@app.command()
+@asking
+def group(where: WhereText = "", *, asking: Asking) -> None:
+    """Count dead letters by stream, operator and kind of reason, the largest group first."""
+    from ftlayer.monitor.names import JobNames
+
+    with asking.gatherer() as gatherer:
+        names = JobNames(gatherer.views())
+        groups = _grouped(gatherer, _selections(gatherer, where), names)
+    _print_groups(asking, groups, names)
 
 
 @app.command("list")
 @asking
 def list_dead(
-    limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
+    where: WhereText = "",
+    limit: Limit = 20,
+    newest: Annotated[bool, typer.Option("--newest", help="From the latest on.")] = False,
     *,
     asking: Asking,
 ) -> None:
-    """List dead letters: key, record, reason."""
-    from ftlayer.cli.tables import print_records
-    from ftlayer.vertex.calls import Stats, StatsReply
+    """List dead letters: key, stream, age, reason, record."""
+    from ftlayer.monitor.facts import record_facts
+    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.search import Search, Selection
 
+    now_ms = system_now().wall_ms
+    filter_ = parsed_where(where)
     with asking.gatherer() as gatherer:
-        client = _client(gatherer)
-
-        def total() -> int:
-            stats = client.call(Stats())
-            assert isinstance(stats, StatsReply)
-            return int(stats.values["dead_letters"])
-
-        print_records(printing_console(), _dead_letters(client), "dead letters", limit, total)
+        views = gatherer.views()
+        names = JobNames(views)
+        searches = {
+            vertex: Search(Selection(vertex, where=filter_, newest=newest), names, now_ms)
+            for vertex in keepers(gatherer)
+        }
+        listing = listed(gatherer, searches, limit)
+    total = sum(int(view.stats.get("dead_letters", 0)) for view in views if view.is_up)
+    if asking.as_json:
+        items = [record_facts(record.vertex, record.info, names) for record in listing.records]
+        facts = {"items": items, "found": listing.count, "examined": listing.examined, "total": total}
+        print_json({**facts, "is_all": listing.is_all})
+    else:
+        print_listing(printing_console(), listing, names, now_ms, total)
 
 
 @app.command()
 @asking
-def show(
-    keys: Keys,
-    *,
-    asking: Asking,
-) -> None:
+def show(keys: Keys, *, asking: Asking) -> None:
     """Show everything that is known of dead letters: record, attempts, traceback."""
-    from ftlayer.cli.tables import print_record
+    from ftlayer.monitor.facts import record_facts
+    from ftlayer.monitor.names import JobNames
 
-    wanted = dict.fromkeys(_parsed(keys))
-    console = printing_console()
+    wanted = parsed_keys(keys)
     with asking.gatherer() as gatherer:
-        client = _client(gatherer)
-        for record in _dead_letters(client):
-            if record.key in wanted:
-                del wanted[record.key]
-                print_record(console, record)
+        names = JobNames(gatherer.views())
+        several = len(keepers(gatherer)) > 1
+        found = list(found_by_keys(gatherer, wanted))
+    if asking.as_json:
+        print_json([record_facts(record.vertex, record.info, names) for record in found])
+    else:
+        for record in found:
+            print_record(printing_console(), record, names, several=several)
+    missing = set(wanted) - {record.info.key for record in found}
     for key in wanted:
-        typer.echo(f"ftlayer: there is no dead letter {key.hex()}", err=True)
-    if wanted:
+        if key in missing:
+            warn(f"there is no dead letter {key.hex()}")
+    if missing:
         raise typer.Exit(EXIT_ERROR)
+
+
+# ---------------------------------------------------------------- changing
 
 
 @app.command()
 @asking
 def requeue(
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
+    keys: SomeKeys = None,
+    where: WhereText = "",
     everything: Everything = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     *,
     asking: Asking,
 ) -> None:
-    """Give dead letters their attempts back; their query gets them again at once."""
-    from ftlayer.vertex.calls import Requeue
-
-    with asking.gatherer() as gatherer:
-        client = _client(gatherer)
-        chosen = _chosen(client, keys, everything)
-        count = _change(client, Requeue(chosen))
-    _print_changed("requeued", count, len(chosen), everything)
+    """Give dead letters their attempts back; their job gets them again at once. Asks, unless keys are named."""
+    _change(asking, "requeue", keys, where, everything, dry_run=dry_run, ask=not (keys or yes))
 
 
 @app.command()
 @asking
 def purge(
-    keys: Annotated[list[str] | None, typer.Argument(help="Keys as `ftlayer dead list` shows them.")] = None,
+    keys: SomeKeys = None,
+    where: WhereText = "",
     everything: Everything = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     *,
     asking: Asking,
 ) -> None:
     """Delete dead letters permanently."""
-    from ftlayer.vertex.calls import Purge
+    _change(asking, "purge", keys, where, everything, dry_run=dry_run, ask=not yes)
 
+
+@app.command()
+@asking
+def export(
+    output: Annotated[
+        Path | None, typer.Option(help="A new file; without it, JSON lines go to standard output.")
+    ] = None,
+    where: WhereText = "",
+    format: Annotated[Format | None, typer.Option(help="Else the ending of the file says it.")] = None,
+    dry_run: DryRun = False,
+    *,
+    asking: Asking,
+) -> None:
+    """Write dead letters to a file, records with all of their attempts; they stay where they are."""
+    from ftlayer.cli.exporting import export_letters
+    from ftlayer.monitor.names import JobNames
+
+    kind = format or (Format.PARQUET if output is not None and output.suffix == ".parquet" else Format.JSONL)
+    if kind is Format.PARQUET and output is None:
+        raise ConfigError("--output: name a file to write Parquet to")
     with asking.gatherer() as gatherer:
-        client = _client(gatherer)
-        chosen = _chosen(client, keys, everything)
-        if chosen and not yes:
-            typer.confirm(f"Delete {len(chosen)} dead letters permanently?", abort=True)
-        count = _change(client, Purge(chosen))
-    _print_changed("purged", count, len(chosen), everything)
-
-
-def _client(gatherer: Gatherer) -> Client:
-    """Return the client of the one vertex that is asked; `ConfigError` where there are several."""
-    there = [view.vertex for view in gatherer.views() if view.is_up and view.has_records]
-    if len(there) != 1:
-        raise ConfigError(
-            f"--vertex: name one of the vertices that keep records: {', '.join(there) or 'there are none'}"
-        )
-    return gatherer.client(there[0])
-
-
-def _dead_letters(client: Client) -> Iterator[RecordInfo]:
-    from ftlayer.vertex.calls import ListRecords, RecordList
-
-    after = b""
-    while True:
-        reply = client.call(ListRecords("dead", "", PAGE, after))
-        assert isinstance(reply, RecordList)
-        yield from reply.records
-        after = reply.more
-        if not after:
+        names = JobNames(gatherer.views())
+        selections = _selections(gatherer, where)
+        if dry_run:
+            _print_groups(asking, _grouped(gatherer, selections, names), names)
             return
+        count = export_letters(gatherer, selections, names, output, is_parquet=kind is Format.PARQUET)
+    if output is not None:
+        if asking.as_json:
+            print_json({"exported": count, "output": str(output)})
+        else:
+            typer.echo(printable(f"exported {count:,} to {output}"))
 
 
-def _parsed(keys: list[str]) -> tuple[bytes, ...]:
-    try:
-        return tuple(bytes.fromhex(key) for key in keys)
-    except ValueError as error:
-        raise ConfigError(f"keys are hexadecimal, as `ftlayer dead list` shows them ({error})") from error
+def _change(
+    asking: Asking,
+    action: str,
+    keys: list[str] | None,
+    where: str,
+    everything: bool,
+    *,
+    dry_run: bool,
+    ask: bool,
+) -> None:
+    """Count, ask, and change; exit code 1 if keys that were named are of none."""
+    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.plans import Change
 
-
-def _chosen(client: Client, keys: list[str] | None, everything: bool) -> tuple[bytes, ...]:
-    if bool(keys) == everything:
-        raise ConfigError("name the dead letters by their keys, or say --all")
-    if keys:
-        return tuple(dict.fromkeys(_parsed(keys)))
-    return tuple(record.key for record in _dead_letters(client))
-
-
-def _change(client: Client, call: Any) -> int:
-    from ftlayer.vertex.calls import Changed
-
-    reply = client.call(call)
-    assert isinstance(reply, Changed)
-    return reply.count
-
-
-def _print_changed(what: str, count: int, chosen: int, everything: bool) -> None:
-    """Say how many dead letters were changed; exit code 1 if keys that were named are of none.
-
-    With ``--all`` those that are missing were there a moment ago: another command has changed them meanwhile.
-    """
-    typer.echo(f"{what} {count} of {chosen}")
-    missing = chosen - count
-    if missing and not everything:
-        typer.echo(
-            f"ftlayer: {missing} of the keys {'is' if missing == 1 else 'are'} of no dead letter (now): "
-            "`ftlayer dead list` shows those there are",
-            err=True,
+    if sum(map(bool, (keys, where, everything))) != 1:
+        raise ConfigError("name the dead letters by their keys or by --where, or say --all")
+    wanted = parsed_keys(keys) if keys else ()
+    with asking.gatherer() as gatherer:
+        names = JobNames(gatherer.views())
+        selections = _selections(gatherer, where, wanted)
+        if dry_run:
+            _print_groups(asking, _grouped(gatherer, selections, names), names)
+            return
+        letters = _letters(gatherer, selections, names)
+        _check_keys(letters, wanted)
+        count = len(letters.keys)
+        if ask and count:
+            if not asking.as_json:
+                _print_groups(asking, _grouped(gatherer, selections, names), names)
+            typer.confirm(_QUESTIONS[action].format(f"{count:,}"), abort=True, err=True)
+        changed = _changed(gatherer, Change(action), letters)
+    asked = len(wanted) or count
+    if asking.as_json:
+        print_json({"action": action, "asked": asked, "changed": changed})
+    else:
+        typer.echo(f"{_DONE[action]} {changed:,} of {asked:,}")
+    missing = len(wanted) - changed
+    if wanted and missing:
+        warn(
+            f"{missing} of the keys {'is' if missing == 1 else 'are'} of no dead letter (now): `ftlayer dead list` "
+            "shows those there are"
         )
         raise typer.Exit(EXIT_ERROR)
+
+
+_QUESTIONS = {"purge": "Delete {} dead letters permanently?", "requeue": "Requeue {} dead letters?"}
+_DONE = {"purge": "purged", "requeue": "requeued"}
+
+
+def _check_keys(letters: Letters, wanted: tuple[bytes, ...]) -> None:
+    """Refuse keys that two vertices have: which letter is meant cannot be known."""
+    for key in wanted:
+        vertices = [vertex for vertex, found in letters.keys if found == key]
+        if len(vertices) > 1:
+            raise ConfigError(
+                f"--vertex: {' and '.join(vertices)} each have a dead letter {key.hex()}: say which"
+            )
+
+
+def _selections(gatherer: Gatherer, where: str, keys: tuple[bytes, ...] = ()) -> list[Selection]:
+    """Return what is meant, of each vertex."""
+    from ftlayer.monitor.search import Selection
+
+    filter_ = parsed_where(where)
+    return [Selection(vertex, where=filter_, keys=keys) for vertex in keepers(gatherer)]
+
+
+def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> Letters:
+    """Find the letters that are meant."""
+    from ftlayer.monitor.plans import Counting, Scope
+    from ftlayer.monitor.search import first_pages
+
+    now_ms = system_now().wall_ms
+    scopes = [
+        Scope(selection.vertex, call)
+        for selection in selections
+        for call in first_pages(selection, names, now_ms)
+    ]
+    counting = Counting(scopes, selections[0].where, names, now_ms)
+    while (asked := counting.next_call()) is not None:
+        vertex, call = asked
+        counting.take(page_of(gatherer.client(vertex), call))
+    return counting.letters
+
+
+def _grouped(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> list[LetterGroup]:
+    """Count the letters that are meant by group: by the vertex's own groups where these say it, else one by one."""
+    from ftlayer.monitor.grouped import LetterGroups, whole_groups
+    from ftlayer.monitor.search import Search
+
+    now_ms = system_now().wall_ms
+    found = []
+    for selection in selections:
+        vertex = selection.vertex
+        groups = whole_groups(selection, names, now_ms, _dead_groups(gatherer, vertex))
+        if groups is None:
+            counted, search = LetterGroups(), Search(selection, names, now_ms)
+            while (call := search.next_call()) is not None:
+                for info in search.take(page_of(gatherer.client(vertex), call)):
+                    counted.add(vertex, info)
+            groups = counted.groups()
+        found += groups
+    return sorted(found, key=lambda group: -group.count)
+
+
+def _dead_groups(gatherer: Gatherer, vertex: str) -> tuple[DeadGroup, ...]:
+    from ftlayer.vertex.calls import DeadGroups, GroupList
+
+    reply = gatherer.client(vertex).call(DeadGroups())
+    assert isinstance(reply, GroupList)
+    if reply.indexed < 1:
+        warn(f"the dead letters of {vertex} are being counted anew: {reply.indexed:.0%} are")
+    if reply.left_out:
+        warn(f"{reply.left_out:,} small groups of {vertex} are left out: say more by --where")
+    return reply.groups
+
+
+def _changed(gatherer: Gatherer, change: Change, letters: Letters) -> int:
+    from ftlayer.monitor.plans import Carrying
+    from ftlayer.vertex.calls import Changed
+
+    carrying = Carrying(change, letters)
+    while (asked := carrying.next_call()) is not None:
+        vertex, call = asked
+        reply = gatherer.client(vertex).call(call)
+        assert isinstance(reply, Changed)
+        carrying.take(reply)
+    return carrying.changed
+
+
+def _print_groups(asking: Asking, groups: list[LetterGroup], names: JobNames) -> None:
+    from ftlayer.monitor.facts import letter_group_facts
+
+    total = sum(group.count for group in groups)
+    if asking.as_json:
+        print_json({"items": [letter_group_facts(group, names) for group in groups], "total": total})
+        return
+    console = printing_console()
+    if groups:
+        print_table(console, table_of_groups(groups, names))
+    console.print(f"{total:,} dead letters in {len(groups):,} groups" if groups else "none")

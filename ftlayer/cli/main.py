@@ -17,6 +17,7 @@ from ftlayer.cli import checkpoints as cli_checkpoints
 from ftlayer.cli import dead as cli_dead
 from ftlayer.cli import jobs as cli_jobs
 from ftlayer.cli import orders as cli_orders
+from ftlayer.cli import pending as cli_pending
 from ftlayer.cli.connection import EXIT_ERROR, Asking, TokenFile, asking, read_file, token_of
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError, VertexUnavailableError
@@ -86,6 +87,7 @@ app = typer.Typer(
     help="Record-level fault tolerance for PySpark streams.",
 )
 app.command()(cli_jobs.jobs)
+app.command()(cli_pending.pending)
 for order in (
     cli_orders.savepoint,
     cli_orders.stop,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -13,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ftlayer.cli.offline import ShardReport
+from ftlayer.cli.printing import time_text
+from ftlayer.cli.records import LONGEST_PAYLOAD, payload_text
 from ftlayer.printable import printable
 from ftlayer.store.kv import TABLES
 from ftlayer.vertex.calls import Explained, RecordInfo
 
 MIB = 1 << 20
-LONGEST_PAYLOAD = 200
-"""Characters of a record that a list shows; `print_record` shows it all."""
 
 
 def print_shards(console: Console, path: Path, shards: list[ShardReport]) -> None:
@@ -51,25 +49,16 @@ def print_shards(console: Console, path: Path, shards: list[ShardReport]) -> Non
         console.print("A vertex has this store open; what it has in flight is counted as waiting.")
 
 
-def print_records(
-    console: Console,
-    records: Iterator[RecordInfo],
-    title: str,
-    limit: int,
-    total: Callable[[], int] | None = None,
-) -> None:
-    """Print up to ``limit`` records, one or two lines each, and how many there are.
-
-    ``total`` is asked where there are more; without it the others are counted by going through them.
-    """
+def print_records(console: Console, records: Iterator[RecordInfo], title: str, limit: int) -> None:
+    """Print up to ``limit`` records, two or three lines each, and how many there are."""
     count = 0
     for record in islice(records, limit):
         if not count:
             console.print(title, style="bold")
         count += 1
-        head = f"{record.key.hex()}  {record.stream}  attempt {record.attempt}"
+        head = f"{record.key.hex()}  {_stream(record)}  attempt {record.attempt}"
         if record.not_before_ms:
-            head += f"  not before {_time(record.not_before_ms)}"
+            head += f"  not before {time_text(record.not_before_ms)}"
         console.print(head, style="cyan", soft_wrap=True)
         if record.reason:
             where = f"  (in {record.operator})" if record.operator else ""
@@ -80,29 +69,13 @@ def print_records(
     elif next(records, None) is None:
         console.print(f"{count:,} listed")
     else:
-        there = count + 1 + sum(1 for _ in records) if total is None else total()
+        there = count + 1 + sum(1 for _ in records)
         console.print(f"{count:,} listed of {there:,}; --limit shows more")
 
 
-def print_record(console: Console, record: RecordInfo) -> None:
-    """Print all that is known of a record."""
-    console.print(record.key.hex(), style="bold cyan", soft_wrap=True)
-    facts = {
-        "stream": record.stream,
-        "state": record.state,
-        "root": f"{record.root:016x}",
-        "origin": f"{record.origin:016x}",
-        "attempt": str(record.attempt),
-        "operator": record.operator,
-        "reason": record.reason,
-        "record": payload_text(record),
-    }
-    for name, value in facts.items():
-        console.print(f"  {name:9}{value}", soft_wrap=True)
-    for at, reason, operator in record.history:
-        console.print(f"  failed   {_time(at)}  {operator}: {reason}", soft_wrap=True)
-    if record.traceback:
-        console.print(record.traceback.rstrip(), style="dim", soft_wrap=True)
+def _stream(record: RecordInfo) -> str:
+    """Return a record's stream as people call it."""
+    return f"{record.title}/{record.source}" if record.title else record.stream
 
 
 def print_explained(console: Console, root: int, explained: Explained) -> None:
@@ -127,12 +100,6 @@ def print_explained(console: Console, root: int, explained: Explained) -> None:
     console.print(table)
 
 
-def payload_text(record: RecordInfo, longest: int | None = None) -> str:
-    """Return a record's payload as JSON, cut to ``longest`` characters."""
-    text = json.dumps(record.payload.to_pylist()[0], default=str, ensure_ascii=False)
-    return text if longest is None or len(text) <= longest else f"{text[: longest - 1]}…"
-
-
 def _share(shard: ShardReport) -> str:
     store = shard.store
     return f"{store.used_bytes / MIB:,.1f} of {store.max_bytes / MIB:,.0f} MiB ({store.used_share:.1%})"
@@ -140,7 +107,3 @@ def _share(shard: ShardReport) -> str:
 
 def _holder(holder: int | None) -> str:
     return "none" if holder is None else str(holder or "unknown")
-
-
-def _time(wall_ms: int) -> str:
-    return datetime.fromtimestamp(wall_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")

@@ -17,6 +17,7 @@ import pyarrow as pa
 from ftlayer.circuit import CircuitStatus
 from ftlayer.monitor.bottleneck import bottleneck
 from ftlayer.monitor.editing import json_of_row
+from ftlayer.monitor.grouped import LetterGroup
 from ftlayer.monitor.health import Judgement, job_health, together, vertex_health
 from ftlayer.monitor.masking import masked_failure, masked_reason, masked_traceback, masked_value
 from ftlayer.monitor.names import JobNames
@@ -494,6 +495,20 @@ def group_facts(vertex: str, group: DeadGroup, names: JobNames, *, mask: bool = 
         "operator": group.operator,
         "reason": masked_reason(group.kind) if mask else group.kind,
         "example": masked_reason(group.example) if mask else group.example,
+        "count": group.count,
+        "first_seen": iso(group.first_seen_ms),
+        "last_seen": iso(group.last_seen_ms),
+    }
+
+
+def letter_group_facts(group: LetterGroup, names: JobNames, *, mask: bool = False) -> Facts:
+    """Return dead letters that were counted together."""
+    return {
+        "vertex": group.vertex,
+        "stream": names.stream(group.vertex, group.stream),
+        "stream_id": group.stream,
+        "operator": group.operator,
+        "reason": masked_reason(group.kind) if mask else group.kind,
         "count": group.count,
         "first_seen": iso(group.first_seen_ms),
         "last_seen": iso(group.last_seen_ms),

@@ -21,8 +21,10 @@ from ftlayer.monitor.views import VertexView
 from ftlayer.vertex.calls import (
     AnnouncedJob,
     Call,
+    DeadGroups,
     GetHour,
     GetJob,
+    GroupList,
     Hour,
     JobList,
     ListJobs,
@@ -201,7 +203,11 @@ class Gatherer:
         except UnsupportedError:
             return replace(view, has_records=False)
         streams = _expect(call(ListStreams()), StreamList).streams
-        return replace(view, stats=stats.values, circuits=stats.circuits, streams=streams)
+        view = replace(view, has_records=True, stats=stats.values, circuits=stats.circuits, streams=streams)
+        if not stats.values.get("dead_letters"):
+            return replace(view, groups=(), indexed=1.0)
+        groups = _expect(call(DeadGroups()), GroupList)
+        return replace(view, groups=groups.groups, indexed=groups.indexed)
 
     def _with_rise(self, vertex: _Vertex, view: VertexView) -> VertexView:
         """Note how many dead letters there are, and say how many came lately: those that went since are not counted."""

@@ -269,7 +269,7 @@ def test_a_wrong_token_is_one_sentence(served: Served) -> None:
 
 
 def test_an_error_of_the_transport_names_options_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise VertexUnavailableError("possible cause: the certificate was not accepted: root_certs needs it")
 
     monkeypatch.setenv("FTLAYER_TOKEN", TOKEN)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ftlayer.monitor.views import VertexView
+from ftlayer.vertex.calls import RecordInfo
 from ftlayer.vertex.calls.jobs import AnnouncedJob, JobDetails, JobKind
 from ftlayer.vertex.calls.records import DeadGroup, StreamDetails
 
@@ -71,6 +73,23 @@ def a_view(vertex: str = "local", **fields: Any) -> VertexView:
     return VertexView(vertex, **given | fields)
 
 
+def a_letter(price: int) -> RecordInfo:
+    return RecordInfo(
+        key=price.to_bytes(2, "big"),
+        stream="orders/lines",
+        state="dead",
+        root=price,
+        origin=price,
+        attempt=1,
+        not_before_ms=0,
+        reason="ValueError: no number",
+        operator="parse",
+        traceback="",
+        history=((NOW_MS - 1_000, "ValueError: no number", "parse"),),
+        payload=pa.record_batch({"price": [price]}),
+    )
+
+
 class Made:
     """What tests make by hand, with what does not matter filled in."""
 
@@ -79,6 +98,7 @@ class Made:
     stream: Callable[..., StreamDetails] = staticmethod(a_stream)
     group: Callable[..., DeadGroup] = staticmethod(a_group)
     view: Callable[..., VertexView] = staticmethod(a_view)
+    letter: Callable[[int], RecordInfo] = staticmethod(a_letter)
 
 
 @pytest.fixture

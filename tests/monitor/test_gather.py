@@ -11,7 +11,9 @@ from ftlayer.errors import ConfigError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import Source
 from ftlayer.vertex.calls import (
+    DeadGroups,
     GetJob,
+    GroupList,
     JobList,
     ListJobs,
     ListStreams,
@@ -93,6 +95,20 @@ def test_a_drivers_own_board_keeps_no_records(made: Any) -> None:
     client = Answering({ListJobs: JobList(()), Stats: UnsupportedError("no records here")})
     (view,) = gatherer({"a": client}, Clock(), at("a")).gather()
     assert (view.is_up, view.has_records) == (True, False)
+
+
+def test_groups_are_asked_for_where_there_are_dead_letters(made: Any) -> None:
+    client = vertex(made)
+    client.answers |= {
+        Stats: StatsReply({"dead_letters": 12.0}),
+        DeadGroups: GroupList((made.group(),), 0.5),
+    }
+    gathering = gatherer({"a": client}, Clock(), at("a"))
+    (view,) = gathering.gather()
+    assert ([group.count for group in view.groups], view.indexed) == ([12], 0.5)
+    client.answers[Stats] = StatsReply({"dead_letters": 0.0})
+    (view,) = gathering.gather()
+    assert (view.groups, view.indexed) == ((), 1.0)
 
 
 def test_names_are_unique_and_stay(made: Any) -> None:

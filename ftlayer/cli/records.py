@@ -1,0 +1,200 @@
+"""What commands about records share: which vertices keep some, how a search is gone through, what is printed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ftlayer.cli.printing import new_table, time_text
+from ftlayer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ftlayer.monitor.gather import Client, Gatherer
+    from ftlayer.monitor.grouped import LetterGroup
+    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.search import Search
+    from ftlayer.monitor.where import Where
+    from ftlayer.vertex.calls import RecordInfo, RecordPage, SelectRecords
+
+COUNTING_S = 2.0
+"""So long a listing goes on to count what it does not show."""
+
+LONGEST_PAYLOAD = 200
+"""Characters of a record that a list shows; `ftlayer dead show` shows it all."""
+
+WhereText = Annotated[
+    str,
+    typer.Option(
+        "--where",
+        metavar="FILTER",
+        help="Such records alone: operator = parse and reason ~ timeout and record.price > 10 and age > 5m.",
+    ),
+]
+Limit = Annotated[int, typer.Option(min=1, help="How many to list at most.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record, and the vertex that has it."""
+
+    vertex: str
+    info: RecordInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a listing shows: ``count`` of ``found`` so far; ``examined`` of ``total`` unless all was (``is_all``)."""
+
+    records: tuple[Found, ...]
+    count: int
+    examined: int
+    is_all: bool
+
+
+def keepers(gatherer: Gatherer) -> list[str]:
+    """Return the vertices that keep records and answer. Raises `ConfigError` where none does."""
+    there = [view.vertex for view in gatherer.views() if view.is_up and view.has_records]
+    if not there:
+        raise ConfigError("--vertex: none of the vertices keeps records: jobs in barrier mode have none")
+    return there
+
+
+def parsed_where(text: str) -> Where:
+    """Return the filter of ``--where``."""
+    from ftlayer.monitor.where import parse_where
+
+    return parse_where(text)
+
+
+def parsed_keys(keys: list[str]) -> tuple[bytes, ...]:
+    """Return keys as they were printed, each once. Raises `ConfigError`."""
+    try:
+        return tuple(dict.fromkeys(bytes.fromhex(key) for key in keys))
+    except ValueError as error:
+        raise ConfigError(f"keys are hexadecimal, as `ftlayer dead list` shows them ({error})") from error
+
+
+def page_of(client: Client, call: SelectRecords) -> RecordPage:
+    """Ask for a page of records."""
+    from ftlayer.vertex.calls import RecordPage
+
+    page = client.call(call)
+    assert isinstance(page, RecordPage)
+    return page
+
+
+def listed(gatherer: Gatherer, searches: dict[str, Search], limit: int) -> Listing:
+    """Find ``limit`` records, and go on for a while to count the others."""
+    found: list[Found] = []
+    count, until = 0, time.monotonic() + COUNTING_S
+    for vertex, search in searches.items():
+        client = gatherer.client(vertex)
+        while (call := search.next_call()) is not None:
+            if len(found) >= limit and time.monotonic() > until:
+                break
+            records = search.take(page_of(client, call))
+            count += len(records)
+            found += [Found(vertex, info) for info in records[: limit - len(found)]]
+    examined = sum(search.examined for search in searches.values())
+    is_all = all(search.is_over for search in searches.values())
+    return Listing(tuple(found), count, examined, is_all)
+
+
+def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[Found]:
+    """Find dead letters by their keys, on whatever vertex they are."""
+    from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.search import Search, Selection
+
+    for vertex in keepers(gatherer):
+        search = Search(Selection(vertex, keys=keys), JobNames([]), 0)
+        while (call := search.next_call()) is not None:
+            for info in search.take(page_of(gatherer.client(vertex), call)):
+                yield Found(vertex, info)
+
+
+# ---------------------------------------------------------------- printing
+
+
+def print_listing(console: Console, listing: Listing, names: JobNames, now_ms: int, total: int) -> None:
+    """Print records, two or three lines each, and how many there are; ``total`` is of all, whatever the filter says."""
+    for record in listing.records:
+        _print_head(console, record, names, now_ms)
+        info = record.info
+        if info.reason:
+            where = f"  (in {info.operator})" if info.operator else ""
+            console.print(f"  {info.reason}{where}", soft_wrap=True)
+        console.print(f"  {payload_text(info, LONGEST_PAYLOAD)}", soft_wrap=True)
+    console.print(_said(listing, total), soft_wrap=True)
+
+
+def _said(listing: Listing, total: int) -> str:
+    shown = len(listing.records)
+    if listing.is_all:
+        more = f" of {listing.count:,}; --limit shows more" if listing.count > shown else ""
+        return f"{shown:,} listed{more}" if shown else "none"
+    return (
+        f"{shown:,} listed of {listing.count:,} found among the first {listing.examined:,} of {total:,}; "
+        "--limit shows more"
+    )
+
+
+def _print_head(console: Console, record: Found, names: JobNames, now_ms: int) -> None:
+    info = record.info
+    parts = [info.key.hex(), names.stream(record.vertex, info.stream), f"attempt {info.attempt}"]
+    since_ms = info.history[-1][0] if info.history else info.registered_ms
+    if since_ms:
+        from ftlayer.monitor.health import spoken
+
+        parts.append(f"{spoken(now_ms - since_ms)} ago")
+    if info.not_before_ms:
+        parts.append(f"not before {time_text(info.not_before_ms)}")
+    console.print("  ".join(parts), style="cyan", soft_wrap=True)
+
+
+def print_record(console: Console, record: Found, names: JobNames, *, several: bool) -> None:
+    """Print all that is known of a record."""
+    info = record.info
+    console.print(info.key.hex(), style="bold cyan", soft_wrap=True)
+    lines = {
+        "vertex": record.vertex if several else "",
+        "stream": names.stream(record.vertex, info.stream),
+        "state": info.state,
+        "root": f"{info.root:016x}",
+        "origin": f"{info.origin:016x}",
+        "attempt": str(info.attempt),
+        "operator": info.operator,
+        "reason": info.reason,
+        "record": payload_text(info),
+    }
+    for name, value in lines.items():
+        if value:
+            console.print(f"  {name:9}{value}", soft_wrap=True)
+    for at_ms, reason, operator in info.history:
+        console.print(f"  failed   {time_text(at_ms)}  {operator}: {reason}", soft_wrap=True)
+    if info.traceback:
+        console.print(info.traceback.rstrip(), style="dim", soft_wrap=True)
+
+
+def payload_text(info: RecordInfo, longest: int | None = None) -> str:
+    """Return a record's payload as JSON, cut to ``longest`` characters."""
+    import json
+
+    from ftlayer.monitor.editing import json_of_row
+
+    text = json.dumps(json_of_row(info.payload), ensure_ascii=False)
+    return text if longest is None or len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def table_of_groups(groups: list[LetterGroup], names: JobNames) -> Any:
+    """Return a table of dead letters that were counted together."""
+    table = new_table("count", "stream", "operator", "reason", "last seen", numbers=("count",))
+    for group in groups:
+        stream = names.stream(group.vertex, group.stream)
+        table.add_row(f"{group.count:,}", stream, group.operator, group.kind, time_text(group.last_seen_ms))
+    return table

@@ -1,0 +1,199 @@
+"""The commands about records, over a vertex with letters of a query that people gave a name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from typer.testing import CliRunner
+
+from ftlayer.cli.main import app
+from ftlayer.config import VertexOptions
+from ftlayer.vertex import calls
+from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.service.embedded import EmbeddedVertex
+
+OWNER = "3f2a" + "0" * 28
+STREAM = f"{OWNER}/orders"
+ROOTS = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FTLAYER_TOKEN", "FTLAYER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dead") / "ft"
+
+
+@pytest.fixture(scope="module")
+def vertex(store: Path) -> Iterator[EmbeddedVertex]:
+    with EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)) as started:
+        yield started
+
+
+class Letters:
+    """Dead letters of a query that people call clean-orders, and the commands about them."""
+
+    def __init__(self, store: Path, client: VertexClient) -> None:
+        self.store = store
+        self.client = client
+        options = calls.StreamOptions(max_attempts=1)
+        client.call(calls.OpenQuery(OWNER, "run-1", (STREAM,), options, "clean-orders"))
+        opened = client.call(calls.OpenStream("topology/in", options))
+        assert isinstance(opened, calls.StreamOpened)
+        self._incarnation = opened.incarnation
+
+    def make(self, prices: list[float], operator: str = "parse", stream: str = STREAM) -> list[str]:
+        """Make a letter of each price; return their keys."""
+        before = set(self.found())
+        roots = np.array([next(ROOTS) for _ in prices], np.uint64)
+        texts = [f"no {price}" for price in prices]
+        self.client.call(
+            calls.Persist(stream, pa.record_batch({"price": prices, "text": texts}), roots, roots)
+        )
+        failures = tuple(
+            calls.Failure(int(root), f"ValueError: no number: '{price}'", operator, "Traceback: here")
+            for root, price in zip(roots, prices, strict=True)
+        )
+        self.client.call(calls.Fail(failures, self._incarnation))
+        return [key for key in self.found() if key not in before]
+
+    def found(self) -> list[str]:
+        """Return the keys of all letters there are."""
+        page = self.client.call(calls.SelectRecords("dead", keys_only=True, limit=calls.MAX_KEYS))
+        assert isinstance(page, calls.RecordPage)
+        return [key.hex() for key in page.keys]
+
+    def run(self, *arguments: object, answer: str | None = None) -> tuple[int, str]:
+        """Run ``ftlayer`` for this vertex; return its exit code and what it printed."""
+        result = CliRunner(env={"COLUMNS": "80"}).invoke(
+            app, [*map(str, arguments), "--vertex", str(self.store)], input=answer
+        )
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return result.exit_code, result.output
+
+    def json(self, *arguments: object) -> Any:
+        """Run ``ftlayer … --json``; return what it printed."""
+        code, output = self.run(*arguments, "--json")
+        assert code == 0, output
+        return json.loads(output)
+
+
+@pytest.fixture
+def letters(vertex: EmbeddedVertex, store: Path) -> Iterator[Letters]:
+    with vertex.client() as client:
+        made = Letters(store, client)
+        yield made
+        client.call(calls.Purge(tuple(bytes.fromhex(key) for key in made.found())))
+
+
+def test_letters_are_grouped_and_listed_by_the_names_that_people_gave(letters: Letters) -> None:
+    letters.make([1.5, 2.5, 30.5])
+    letters.make([4.5], "trim", "topology/in")
+    code, output = letters.run("dead", "group")
+    assert code == 0
+    first, second = output.splitlines()[1:3]
+    assert first.split()[:3] == ["3", "clean-orders/orders", "parse"]
+    assert second.split()[:3] == ["1", "topology/in", "trim"]
+    assert output.splitlines()[-1] == "4 dead letters in 2 groups"
+    assert OWNER not in output
+    code, output = letters.run("dead", "list", "--where", "operator = parse and record.price > 2")
+    assert code == 0
+    assert "ValueError: no number: '30.5'  (in parse)" in output
+    assert '{"price": 2.5, "text": "no 2.5"}' in output
+    assert "clean-orders/orders  attempt 1" in output
+    assert output.splitlines()[-1] == "2 listed"
+    output = letters.run("dead", "list", "--where", "stream = clean-orders", "--limit", 1)[1]
+    assert output.splitlines()[-1] == "1 listed of 3; --limit shows more"
+    assert "30.5" in letters.run("dead", "list", "--limit", 1, "--newest", "--where", "operator = parse")[1]
+    assert letters.run("dead", "list", "--where", "operator = none")[1] == "none\n"
+
+
+def test_json_has_records_groups_and_totals(letters: Letters) -> None:
+    (key, _) = letters.make([1.5, 2.5])
+    groups = letters.json("dead", "group")
+    assert (groups["total"], [group["count"] for group in groups["items"]]) == (2, [2])
+    assert groups["items"][0]["reason"] == "ValueError: no number: …"
+    assert letters.json("dead", "group", "--where", "record.price = 1.5")["total"] == 1
+    listed = letters.json("dead", "list", "--limit", 1)
+    assert (listed["found"], listed["total"], listed["is_all"]) == (2, 2, True)
+    assert listed["items"][0]["stream"] == "clean-orders/orders"
+    (shown,) = letters.json("dead", "show", key)
+    assert shown["record"] == {"price": 1.5, "text": "no 1.5"}
+    assert shown["attempts"][0]["traceback"] == "Traceback: here"
+
+
+def test_a_filter_that_is_none_is_a_usage_error(letters: Letters) -> None:
+    code, output = letters.run("dead", "list", "--where", "oprator = x")
+    assert code == 2
+    assert output.startswith("ftlayer: where, character 1: expected one of stream, operator")
+
+
+def test_a_dry_run_says_how_many_and_changes_nothing(letters: Letters) -> None:
+    letters.make([1.5, 2.5, 30.5])
+    for command in ("requeue", "purge", "export"):
+        code, output = letters.run("dead", command, "--where", "record.price > 2", "--dry-run")
+        assert code == 0
+        assert output.splitlines()[-1] == "2 dead letters in 1 groups"
+    assert len(letters.found()) == 3
+
+
+def test_a_selection_is_changed_after_a_question(letters: Letters) -> None:
+    letters.make([1.5, 2.5, 30.5])
+    chosen = ("--where", "record.price > 2")
+    code, output = letters.run("dead", "requeue", *chosen, answer="n\n")
+    assert (code, "Requeue 2 dead letters?" in output, len(letters.found())) == (1, True, 3)
+    code, output = letters.run("dead", "requeue", *chosen, answer="y\n")
+    assert (code, output.splitlines()[-1], len(letters.found())) == (0, "requeued 2 of 2", 1)
+    assert letters.json("dead", "purge", "--all", "--yes") == {"action": "purge", "asked": 1, "changed": 1}
+    assert letters.run("dead", "purge", "--all") == (0, "purged 0 of 0\n")
+    assert letters.run("dead", "purge", "--all", *chosen)[0] == 2
+
+
+def test_letters_are_exported_as_lines_and_as_parquet(letters: Letters, tmp_path: Path) -> None:
+    letters.make([1.5, 2.5, 30.5])
+    chosen = ("--where", "record.price > 2")
+    code, output = letters.run("dead", "export", *chosen)
+    assert code == 0
+    assert [json.loads(line)["record"]["price"] for line in output.splitlines()] == [2.5, 30.5]
+    lines, table = tmp_path / "letters.jsonl", tmp_path / "letters.parquet"
+    assert letters.run("dead", "export", *chosen, "--output", lines)[1] == f"exported 2 to {lines}\n"
+    assert lines.read_text("utf-8") == output
+    assert letters.json("dead", "export", *chosen, "--output", table) == {"exported": 2, "output": str(table)}
+    rows = parquet.read_table(table).to_pylist()
+    assert [json.loads(row["record"])["price"] for row in rows] == [2.5, 30.5]
+    assert {row["stream"] for row in rows} == {"clean-orders/orders"}
+    code, output = letters.run("dead", "export", "--output", lines)
+    assert (code, "is there already" in output) == (2, True)
+    assert letters.run("dead", "export", "--format", "parquet")[0] == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["letters.jsonl", "letters.parquet"]
+    assert len(letters.found()) == 3
+
+
+def test_what_is_not_done_is_counted_by_stream_and_listed_from_the_oldest_on(letters: Letters) -> None:
+    for price in (1.5, 2.5, 3.5):
+        root = np.array([next(ROOTS)], np.uint64)
+        letters.client.call(calls.Persist(STREAM, pa.record_batch({"price": [price]}), root, root))
+    code, output = letters.run("pending")
+    assert code == 0
+    row = next(line for line in output.splitlines() if line.startswith("clean-orders/orders"))
+    assert int(row.split()[1]) >= 3
+    code, output = letters.run("pending", "--oldest", "--where", "record.price > 2", "--limit", 1)
+    assert code == 0
+    assert '{"price": 2.5}' in output
+    assert "3.5" not in output
+    items = letters.json("pending", "--oldest")["items"]
+    assert [item["record"]["price"] for item in items][-3:] == [1.5, 2.5, 3.5]
+    assert {stream["stream"] for stream in letters.json("pending")} >= {"clean-orders/orders"}
