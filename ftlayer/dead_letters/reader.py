@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 from ftlayer.dead_letters.letter import all_letters_behind, letter_of, row_of
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
 from ftlayer.errors import ConfigError
+from ftlayer.vertex.calls import RecordPage, SelectRecords
 from ftlayer.vertex.client.client import VertexClient
 
 FORMAT = "ftlayer_dead_letters"
@@ -43,6 +44,7 @@ class DeadLetterReader(DataSourceStreamReader):
         """``client`` is the reader's own."""
         self._client = client
         self._streams = tuple(streams)
+        self._told = dict.fromkeys(self._streams, "")
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
         """Begin with the first letter that is there."""
@@ -55,7 +57,12 @@ class DeadLetterReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, str], limit: ReadLimit) -> dict[str, str]:  # noqa: N802
         """Ask the vertex for the last letter of each stream, as many rows further on as the limit says."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return {stream: self._end(stream, start.get(stream, ""), rows) for stream in self._streams}
+        self._told = {stream: self._end(stream, start.get(stream, ""), rows) for stream in self._streams}
+        return self._told
+
+    def reportLatestOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        """Return the last letter of each stream, for Spark's progress; where it is gone, the last that was told of."""
+        return {stream: max(self._told[stream], self._last(stream)) for stream in self._streams}
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
         """Return a range of each stream that has letters."""
@@ -82,6 +89,11 @@ class DeadLetterReader(DataSourceStreamReader):
     def stop(self) -> None:
         """Disconnect."""
         self._client.close()
+
+    def _last(self, stream: str) -> str:
+        page = self._client.call(SelectRecords("dead", stream, newest=True, keys_only=True, limit=1))
+        assert isinstance(page, RecordPage)
+        return page.keys[0].hex() if page.keys else ""
 
     def _end(self, stream: str, after: str, rows: int | None) -> str:
         found = islice(all_letters_behind(self._client, stream, bytes.fromhex(after), PAGE), rows)

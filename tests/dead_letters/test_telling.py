@@ -150,6 +150,8 @@ def test_a_stream_of_letters_has_each_once_between_its_offsets(
             case _:
                 limit = ReadAllAvailable() if event == "all" else ReadMaxRows(rows)
                 end = reader.latestOffset(offset, limit)
+                latest = reader.reportLatestOffset()[kit.STREAM]
+                assert (latest > end[kit.STREAM]) == (len(read) + rows < died and event != "all")
                 ranges = [list(reader.read(part)) for part in reader.partitions(offset, end)]
                 # A range that is read again is the same, whatever has died since.
                 vertex.die(str(died))
@@ -161,6 +163,20 @@ def test_a_stream_of_letters_has_each_once_between_its_offsets(
                 read += [letter["record"] for letter in letters]
                 offset = end
     assert read == [f'{{"text": "{number}"}}' for number in range(died - 1)]
+
+
+def test_the_latest_letter_is_that_which_was_told_of_where_it_is_gone(kit: SimpleNamespace) -> None:
+    vertex = kit.Vertex()
+    reader = DeadLetterReader(vertex, [kit.STREAM])
+    assert reader.reportLatestOffset() == {kit.STREAM: ""}
+    vertex.die("0")
+    vertex.die("1")
+    told = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert reader.reportLatestOffset() == told
+    (first, last) = (info.key for info in vertex.call(calls.ListRecords("dead")).records)
+    vertex.call(calls.Purge((last,)))
+    assert reader.reportLatestOffset() == told
+    assert told[kit.STREAM] > first.hex()
 
 
 def test_a_position_that_is_noted_again_has_its_effect_once_over_restarts(kit: SimpleNamespace) -> None:

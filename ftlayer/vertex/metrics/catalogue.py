@@ -87,6 +87,10 @@ VERTEX = {
     "deduplicated_calls": _counter(
         "calls_repeated", f"Calls of clients that came again and had their effect once, {_SINCE}."
     ),
+    "reading_seconds": _counter(
+        "reading_seconds",
+        f"How long listings and other questions of tools have kept the rules from everything else, {_SINCE}.",
+    ),
     "used_bytes": _gauge("store_used_bytes", "Bytes of the store's map that are in use, of all shards, now."),
     "used_share": _gauge(
         "store_used_ratio", "Share of the store's map that is in use, of the fullest shard, now."

@@ -15,7 +15,17 @@ from collections.abc import Callable
 from typing import cast
 
 from ftlayer.errors import FTLayerError, VertexError
-from ftlayer.vertex.calls import Call, Envelope, MutatingCall, ReadingCall, Reply, Touch, Xor
+from ftlayer.vertex.calls import (
+    Call,
+    Envelope,
+    MutatingCall,
+    ReadDeliveries,
+    ReadingCall,
+    Reply,
+    StatsReply,
+    Touch,
+    Xor,
+)
 from ftlayer.vertex.rules.layer import INTAKE, CallOutcome
 from ftlayer.vertex.service.intake import Intake
 from ftlayer.vertex.service.rules import (
@@ -54,6 +64,8 @@ class Shard:
         self._intake = Intake(parts.persist_timeout_ms)
         self._intake_is_held = False
         self._recoveries: list[int] = []
+        # What questions of tools take, every Persist and Xor waits: records' own reading is not among it.
+        self._reading_s = 0.0
         self._rules = Rules(parts)
         self._next_tick_ms = self._synced_ms = parts.now().mono_ms
         self._thread = threading.Thread(target=self._run, name=f"ftlayer-{name}", daemon=True)
@@ -150,6 +162,15 @@ class Shard:
             write_changes(changing, self._rules)
 
     def _read(self, call: ReadingCall) -> Reply | FTLayerError:
+        began = time.perf_counter()
+        reply = self._answer_to(call)
+        if not isinstance(call, ReadDeliveries):
+            self._reading_s += time.perf_counter() - began
+        if isinstance(reply, StatsReply):
+            reply.values["reading_seconds"] = self._reading_s
+        return reply
+
+    def _answer_to(self, call: ReadingCall) -> Reply | FTLayerError:
         try:
             return self._rules.read(call)
         except FTLayerError as error:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError, UnknownJobError, VertexUnavailableError
-from ftlayer.vertex.calls import GetJob, ListJobs, Stats
+from ftlayer.vertex.calls import GetJob, ListJobs, ListStreams, Stats
 from ftlayer.vertex.service.metrics import Metrics
 
 
@@ -49,3 +49,10 @@ def test_a_port_that_is_taken_is_named(running: Any) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"metrics_port: cannot listen on {port}"):
             Metrics(running.vertex, "1", "127.0.0.1", port).__enter__()
+
+
+def test_what_questions_of_tools_take_is_counted(running: Any) -> None:
+    client = running.client()
+    before = client.call(Stats()).values["reading_seconds"]
+    client.call(ListStreams())
+    assert client.call(Stats()).values["reading_seconds"] > before > 0
