@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState, CheckpointStats
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import UnsupportedError
+from ftlayer.runtime.driver.checkpoint_times import CheckpointTimes
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import JobStatus, SlotStatus
 from ftlayer.runtime.driver.job_thread import JobThread
@@ -20,6 +21,7 @@ from ftlayer.topology.labels import partitioner_name
 from ftlayer.vertex.calls.jobs import (
     CheckpointDetails,
     CheckpointTotals,
+    HistogramDetails,
     Incident,
     JobDetails,
     JobKind,
@@ -62,6 +64,7 @@ class TopologyTelling:
     _asked: Future[_Checkpoints] | None = None
     _checkpoints: _Checkpoints = _Checkpoints()
     _last_completed_ms: int = 0
+    _checkpoint_times: CheckpointTimes = field(default_factory=CheckpointTimes)
 
     @property
     def run(self) -> str:
@@ -73,6 +76,8 @@ class TopologyTelling:
         final = self.execution.wait_until_over(0)
         status = self.execution.status()
         checkpoints = self._look_at_checkpoints(final)
+        times = self._checkpoint_times
+        times.take(checkpoints.history)
         return JobDetails(
             owner=self.graph.name,
             name=self.graph.name,
@@ -93,8 +98,9 @@ class TopologyTelling:
             slots=tuple(_slot(slot) for slot in status.slots),
             subtasks=status.subtasks,
             edges=status.edges,
-            counters=status.counters,
+            counters=status.counters | self._written(),
             rates=status.rates,
+            histograms={name: HistogramDetails.of(each) for name, each in times.histograms.items()},
             incidents=(*(_incident(each) for each in status.incidents), *_failed(checkpoints.history)),
             checkpoint_totals=self._totals(status, checkpoints),
             checkpoints=_told(checkpoints.history, known_checkpoint),
@@ -127,6 +133,11 @@ class TopologyTelling:
                 raise UnsupportedError(f"a topology cannot be asked for {order.action}")
 
     # ------------------------------------------------------------ checkpoints
+
+    def _written(self) -> dict[str, int]:
+        return (
+            {} if self.checkpointing is None else {"checkpoint_bytes": self._checkpoint_times.written_bytes}
+        )
 
     def _look_at_checkpoints(self, final: bool) -> _Checkpoints:
         """Return what the job's thread said last; it may be busy with a commit."""

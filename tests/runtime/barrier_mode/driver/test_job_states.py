@@ -621,6 +621,9 @@ def test_a_job_is_told_with_its_graph_its_slots_and_its_checkpoints(tmp_path: Pa
     assert totals.completed >= 1
     assert totals.last_completed_ms >= savepoint.ended_ms
     assert (totals.interval_ms, totals.directory) == (1, str(tmp_path / "c"))
+    assert sum(details.histograms["checkpoint|"].counts) >= 1
+    assert sum(details.histograms["checkpoint_async|numbers"].counts) >= 1
+    assert "checkpoint_bytes" in details.counters
     later = played.telling.details(savepoint.number, with_plan=False)
     assert later.plan is None
     assert all(each.number > savepoint.number or not each.ended_ms for each in later.checkpoints)
