@@ -21,6 +21,7 @@ from ftlayer.config import FTStatus, VertexOptions
 from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError
 from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
+from ftlayer.monitor.sources import user_name
 from ftlayer.spark.deliveries.ingest import IngestStream, stream_of_ingest
 from ftlayer.spark.frames import list_records, record_frame
 from ftlayer.spark.layer import BACKOFF, FTLayerEngine, check_streams, stream_options_of
@@ -432,12 +433,12 @@ class FTLayer:
     @known_options
     def requeue(self, keys: Iterable[str | bytes]) -> int:
         """Give dead letters (by their ``key``) their attempts back; return how many there were."""
-        return self._change(Requeue(_keys(keys)))
+        return self._change(Requeue(_keys(keys), user_name()))
 
     @known_options
     def purge(self, keys: Iterable[str | bytes]) -> int:
         """Delete dead letters permanently; return how many there were."""
-        return self._change(Purge(_keys(keys)))
+        return self._change(Purge(_keys(keys), user_name()))
 
     def stats(self) -> dict[str, float]:
         """Counters and gauges of the vertex."""

@@ -15,9 +15,10 @@ import numpy as np
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import History, decode_history, pack, unpack
+from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, pack, unpack
 
-_FORMAT = 2
+_FORMAT = 3
+_FORMAT_WITHOUT_EDIT = 2
 _STREAM_BYTES = 4
 KEY_BYTES = 20
 
@@ -33,7 +34,8 @@ class FailedTable(StrEnum):
 class FailedRecord:
     """A failed record. ``root`` is the id its failed attempt had, ``attempt`` the number of the one to come
     (of the last one, if dead). ``body`` is its payload as `Payloads` writes it. Its traceback is the text of
-    the digest ``frames`` (see `ftlayer.store.texts`; b"" is none) and then ``last_line``.
+    the digest ``frames`` (see `ftlayer.store.texts`; b"" is none) and then ``last_line``. ``edit`` is the last change
+    of its payload; ``key_hashes`` are those of the payload before.
     """
 
     root: int
@@ -46,13 +48,19 @@ class FailedRecord:
     last_line: str
     digest: bytes
     body: bytes
+    edit: Edit = NOT_EDITED
 
     @property
-    def shape(self) -> tuple[bytes, int]:
-        """What records must share to become rows of one batch: the schema and the number of key hashes."""
+    def is_edited(self) -> bool:
+        """Whether its payload was changed."""
+        return self.edit != NOT_EDITED
+
+    @property
+    def shape(self) -> tuple[bytes, int, bool]:
+        """What records must share to become rows of one batch: schema, number of key hashes, being edited or not."""
         if self.key_hashes is None:
-            return self.digest, -1
-        return self.digest, 0 if self.flat_hashes else len(self.key_hashes) + 1
+            return self.digest, -1, self.is_edited
+        return self.digest, 0 if self.flat_hashes else len(self.key_hashes) + 1, self.is_edited
 
     def hash_row(self) -> Any:
         """Return the key hashes as an item of an array: a number if the source had one selector as
@@ -105,6 +113,7 @@ def put(txn: WriteTransaction, table: FailedTable, key: bytes, record: FailedRec
             record.last_line,
             record.digest,
             record.body,
+            *record.edit,
         ]
     )
     txn.put(table, key, packed)
@@ -126,18 +135,24 @@ def scan(
 def decode(value: bytes | memoryview) -> FailedRecord:
     """Return the record of a stored value; `StoreDamagedError` if it is not one."""
     try:
-        version, root, origin, attempt, hashes, flat, history, *payload = unpack(value)
-        if version != _FORMAT:
+        version, root, origin, attempt, hashes, flat, history, frames, last_line, digest, body, *edit = (
+            unpack(value)
+        )
+        if version not in (_FORMAT, _FORMAT_WITHOUT_EDIT):
             raise ValueError(f"format {version}")
-        key_hashes = None if hashes is None else tuple(hashes)
+        edited_ms, edited_by = edit if version == _FORMAT else NOT_EDITED
         return FailedRecord(
             root,
             origin,
             attempt,
-            key_hashes,
+            None if hashes is None else tuple(hashes),
             flat,
             decode_history(history),
-            *payload,
+            frames,
+            last_line,
+            digest,
+            body,
+            (edited_ms, edited_by),
         )
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"a failed record cannot be read: {error}") from error

@@ -59,6 +59,10 @@ class Payloads:
         self._latest = schema, digest
         return digest
 
+    def schema(self, txn: ReadTransaction, digest: bytes) -> pa.Schema:
+        """Return the schema of this digest; `StoreDamagedError` if the store lacks it."""
+        return self._schema(txn, digest)[0]
+
     def _schema(self, txn: ReadTransaction, digest: bytes) -> tuple[pa.Schema, bool]:
         if digest not in self._schemas:
             stored = txn.get("meta", _PREFIX + digest)

@@ -25,6 +25,11 @@ I32: TypeAlias = npt.NDArray[np.int32]
 History: TypeAlias = tuple[tuple[int, str, str], ...]
 """One (wall_ms, reason, operator) for each failed attempt, oldest first."""
 
+Edit: TypeAlias = tuple[int, str]
+"""When a payload was changed last (wall_ms), and by whom."""
+
+NOT_EDITED: Edit = (0, "")
+
 _FORMAT = 1
 
 
@@ -33,7 +38,8 @@ class RowInfo:
     """Facts about n rows beside their payload.
 
     ``roots`` and ``origins`` are uint64[n], ``attempts`` int32[n] (1 on the first run), ``key_hashes``
-    int32[n] or int32[n, selectors]. ``histories`` has one history a row, or is empty when no row ever failed.
+    int32[n] or int32[n, selectors]. ``histories`` has one history a row, or is empty when no row ever failed;
+    ``edits`` one edit, or is empty when no row was edited.
     """
 
     roots: U64
@@ -41,6 +47,7 @@ class RowInfo:
     attempts: I32
     key_hashes: I32 | None = None
     histories: tuple[History, ...] = ()
+    edits: tuple[Edit, ...] = ()
 
     def __len__(self) -> int:
         return len(self.roots)
@@ -53,11 +60,16 @@ class RowInfo:
             self.attempts[rows],
             None if self.key_hashes is None else self.key_hashes[rows],
             tuple(self.histories[row] for row in rows) if self.histories else (),
+            tuple(self.edits[row] for row in rows) if self.edits else (),
         )
 
     def history(self, row: int) -> History:
         """Return the failed attempts of one row."""
         return self.histories[row] if self.histories else ()
+
+    def edit(self, row: int) -> Edit:
+        """Return the last edit of one row."""
+        return self.edits[row] if self.edits else NOT_EDITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,7 @@ def first_attempts(roots: U64, key_hashes: I32 | None) -> RowInfo:
 def encode_info(info: RowInfo) -> list[object]:
     """Return ``info`` as plain values for msgpack; what is the same in all rows is not written row by row."""
     hashes = info.key_hashes
-    return [
+    values: list[object] = [
         _FORMAT,
         info.roots.tobytes(),
         None if info.origins is info.roots else info.origins.tobytes(),
@@ -91,12 +103,13 @@ def encode_info(info: RowInfo) -> list[object]:
         None if hashes is None else [list(hashes.shape[1:]), hashes.astype(np.int32).tobytes()],
         info.histories or None,
     ]
+    return [*values, info.edits] if info.edits else values
 
 
 def decode_info(values: Sequence[Any]) -> RowInfo:
     """Return what `encode_info` was given; arrays are read-only. `StoreDamagedError` for another format."""
     try:
-        version, roots, origins, attempts, hashes, histories = values
+        version, roots, origins, attempts, hashes, histories, *edits = values
         if version != _FORMAT:
             raise ValueError(f"format {version}")
         ids = np.frombuffer(roots, np.uint64)
@@ -106,6 +119,7 @@ def decode_info(values: Sequence[Any]) -> RowInfo:
             np.ones(len(ids), np.int32) if attempts is None else np.frombuffer(attempts, np.int32),
             None if hashes is None else _decode_hashes(hashes, len(ids)),
             () if histories is None else tuple(decode_history(history) for history in histories),
+            tuple((int(wall), str(by)) for wall, by in edits[0]) if edits else (),
         )
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"stored rows that cannot be read: {error}") from error

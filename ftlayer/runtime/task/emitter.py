@@ -15,7 +15,7 @@ from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, Watermark
 from ftlayer.runtime.task.actions import Send
-from ftlayer.runtime.task.routes import Routes, SecondAsking, ask, asked
+from ftlayer.runtime.task.routes import Routes, StoredRouting, ask, asked
 from ftlayer.runtime.task.selection import OutEdge, taken
 from ftlayer.topology.facts import rules_of_operator
 from ftlayer.topology.job_graph import JobGraph
@@ -84,7 +84,7 @@ class Emitter:
         last = graph.vertex(uid).operators[-1]
         self._operator = last.uid
         self._rules = rules_of_operator(last)
-        self._second_asking = SecondAsking(graph, last) if isinstance(last, Replay) else None
+        self._stored_routing = StoredRouting(graph, last) if isinstance(last, Replay) else None
 
     def ask(self, tag: str, payload: pa.RecordBatch) -> Routes | None:
         """Ask the user's partitioner functions where rows of an output go; None if there is none to be asked.
@@ -178,17 +178,23 @@ class Emitter:
         return RootEmission(sends, children.owed, key_hashes, anchor.event_ids(roots), failures)
 
     def replayed(
-        self, payload: pa.RecordBatch, anchors: RecordIds | None, key_hashes: I32Array | None
+        self,
+        payload: pa.RecordBatch,
+        anchors: RecordIds | None,
+        key_hashes: I32Array | None,
+        *,
+        edited: bool = False,
     ) -> Emission:
         """Emit stored rows, each from the record of ``anchors`` beside it, where the replay twins say.
 
         ``key_hashes`` are int32[n] or int32[n, k], as they were stored. For a `Replay`'s edges alone. A partitioner
-        function that raised when a record came from its source is asked again.
+        function that raised when a record came from its source is asked again; ``edited`` records, whose payload is
+        not the one that was stored first, go where their keys belong now.
         Raises `CodecError` if an edge's routing values were not stored.
         """
         failures: tuple[RowFailure, ...] = ()
-        if self._second_asking is not None:
-            key_hashes, failures = self._second_asking.ask(payload, key_hashes)
+        if self._stored_routing is not None:
+            key_hashes, failures = self._stored_routing.now(payload, key_hashes, edited=edited)
         rows = np.arange(payload.num_rows, dtype=np.int64)
         children = self._handler.anchor.derive(anchors, rows)
         sends: list[Send] = []

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
 from ftlayer.functions.failures import RowFailure, failure_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
-from ftlayer.partitioning.partitioners import REFUSED, Custom
+from ftlayer.partitioning.partitioners import REFUSED, Custom, Forward, OutgoingRows, Partitioner
 from ftlayer.records.ids import I32Array, I64Array
 from ftlayer.runtime.task.lineages import BoolArray
 from ftlayer.runtime.task.selection import OutEdge
@@ -73,34 +74,58 @@ def ask(
     return Routes(selections, tuple(failures[row] for row in sorted(failures)))
 
 
-class SecondAsking:
-    """The functions behind a `Replay`'s edges, for stored rows for which they raised at the source."""
+class StoredRouting:
+    """What was stored with records for a `Replay`'s edges, as it is to be now.
+
+    Functions are asked again for records for which they raised at the source. For records that were edited since, the
+    keys are looked at anew; which subtask of the source had read them stays.
+    """
 
     def __init__(self, graph: JobGraph, replay: Replay) -> None:
         self._operator = replay.of
         self._rules = replay.rules
-        self._functions: dict[int, tuple[Custom, int]] = {}
+        self._partitioners: dict[int, tuple[Partitioner, int]] = {}
         for edge in graph.edges:
             first = graph.vertex(edge.source).operators[-1]
-            if first.uid == replay.of and edge.tag == replay.tag and isinstance(edge.partitioner, Custom):
-                assert edge.routing is not None
-                self._functions[edge.routing] = edge.partitioner, graph.vertex(edge.target).parallelism
+            if first.uid == replay.of and edge.tag == replay.tag and edge.routing is not None:
+                partitioner = cast(Partitioner, edge.partitioner)
+                self._partitioners[edge.routing] = partitioner, graph.vertex(edge.target).parallelism
 
-    def ask(
-        self, payload: pa.RecordBatch, key_hashes: I32Array | None
+    def now(
+        self, payload: pa.RecordBatch, key_hashes: I32Array | None, *, edited: bool
     ) -> tuple[I32Array | None, tuple[RowFailure, ...]]:
-        """Return ``key_hashes`` with the channels that were missing, and what fails again."""
-        if key_hashes is None or not self._functions:
-            return key_hashes, ()
+        """Return ``key_hashes`` as they are to be, and what fails: functions may raise (again)."""
+        if key_hashes is None:
+            return None, ()
         columns = key_hashes if key_hashes.ndim == 2 else key_hashes[:, np.newaxis]
         failures: dict[int, RowFailure] = {}
-        for column, (function, channels) in self._functions.items():
-            rows: I64Array = np.flatnonzero(columns[:, column] == REFUSED)
+        for column, (partitioner, channels) in self._partitioners.items():
+            if column >= columns.shape[1]:
+                continue  # stored for fewer edges: the emitter says so
+            rows = _outdated(columns[:, column], partitioner, edited=edited)
             if not len(rows):
                 continue
             columns = columns.copy()
-            columns[rows, column], refused = function.route(payload.take(pa.array(rows)), channels)
+            columns[rows, column], refused = _numbers(partitioner, payload.take(pa.array(rows)), channels)
             for place, error in refused:
                 row = int(rows[place])
                 failures.setdefault(row, failure_of(row, self._operator, error, self._rules))
         return columns.reshape(key_hashes.shape), tuple(failures.values())
+
+
+def _outdated(stored: I32Array, partitioner: Partitioner, *, edited: bool) -> I64Array:
+    """Return the rows whose number has to be made anew."""
+    if edited and not isinstance(partitioner, Forward):
+        return np.arange(len(stored), dtype=np.int64)
+    return np.flatnonzero(stored == REFUSED) if isinstance(partitioner, Custom) else np.zeros(0, np.int64)
+
+
+def _numbers(
+    partitioner: Partitioner, payload: pa.RecordBatch, channels: int
+) -> tuple[I32Array, list[tuple[int, Exception]]]:
+    """Return what is stored with rows for an edge, and what its function raises."""
+    if isinstance(partitioner, Custom):
+        return partitioner.route(payload, channels)
+    numbers = partitioner.routing(OutgoingRows(payload, np.zeros(payload.num_rows, np.uint64)), channels)
+    assert numbers is not None, f"{partitioner} stores nothing, and its edge has a column"
+    return numbers, []

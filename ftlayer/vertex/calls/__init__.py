@@ -56,6 +56,8 @@ from ftlayer.vertex.calls.jobs import (
     AnnouncedJob,
     AnnounceJob,
     AskJob,
+    AuditEntry,
+    AuditPage,
     BatchDetails,
     CheckpointDetails,
     CheckpointTotals,
@@ -70,6 +72,7 @@ from ftlayer.vertex.calls.jobs import (
     JobList,
     JobOrder,
     JobPlan,
+    ListAudit,
     ListJobs,
     OrderAction,
     OrderAnswer,
@@ -101,12 +104,15 @@ from ftlayer.vertex.calls.operating import (
     StatsReply,
 )
 from ftlayer.vertex.calls.records import (
+    MAX_EDITS,
     MAX_EXAMINED,
     MAX_KEYS,
     MAX_PAGE_BYTES,
     MAX_SELECTED,
     DeadGroup,
     DeadGroups,
+    Edit,
+    EditAndRequeue,
     GroupList,
     ListStreams,
     RecordPage,
@@ -140,6 +146,7 @@ from ftlayer.vertex.calls.tracking import (
 
 __all__ = [
     "I32",
+    "MAX_EDITS",
     "MAX_EXAMINED",
     "MAX_KEYS",
     "MAX_PAGE",
@@ -153,6 +160,8 @@ __all__ = [
     "Announced",
     "AnnouncedJob",
     "AskJob",
+    "AuditEntry",
+    "AuditPage",
     "BatchBegun",
     "BatchDetails",
     "BatchState",
@@ -171,6 +180,8 @@ __all__ = [
     "Deliverable",
     "DeliverableUpTo",
     "EdgeDetails",
+    "Edit",
+    "EditAndRequeue",
     "EmittedRows",
     "Envelope",
     "EventIds",
@@ -193,6 +204,7 @@ __all__ = [
     "JobList",
     "JobOrder",
     "JobPlan",
+    "ListAudit",
     "ListJobs",
     "ListRecords",
     "ListStreams",
@@ -267,6 +279,7 @@ MutatingCall = (
     | Commit
     | Requeue
     | Purge
+    | EditAndRequeue
     | PutCursor
     | Deliverable
     | ReportCircuits
@@ -286,6 +299,7 @@ ReadingCall = (
     | ListStreams
     | SelectRecords
     | DeadGroups
+    | ListAudit
     | GetHour
 )
 Call = MutatingCall | ReadingCall
@@ -314,6 +328,7 @@ Reply = (
     | StreamList
     | RecordPage
     | GroupList
+    | AuditPage
     | Hour
     | CircuitsReported
     | Announced

@@ -148,6 +148,7 @@ class Records:
     """Stored records as they came, with what the vertex knows of them. Arrays have one entry a row.
 
     ``first_failed_ms`` is the Unix time of each one's first failure, 0 where it has none; None where no row has any.
+    ``edited``: the payload of all of them is not the one that ``key_hashes`` were made of.
     """
 
     payload: pa.RecordBatch
@@ -156,6 +157,7 @@ class Records:
     attempts: I32  # 1 on the first run
     key_hashes: I32 | None = None
     first_failed_ms: U64 | None = None
+    edited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -474,7 +474,10 @@ class AskJob:
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """A change that somebody made: ``who`` did ``what`` to ``which``, ``count`` of them, with what ``outcome``."""
+    """A change that somebody made: ``who`` did ``what`` to ``which``, ``count`` of them, with what ``outcome``.
+
+    An order to a job has two: when it was asked, and when it came to its end. ``key`` names the entry.
+    """
 
     at_ms: int
     who: str
@@ -482,11 +485,15 @@ class AuditEntry:
     which: str
     count: int
     outcome: str
+    key: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class ListAudit:
-    """Who has changed what? The latest first; ``after`` pages on. ``limit`` is 500 at most."""
+    """Who has changed what? The latest first; ``after`` pages on. ``limit`` is 500 at most.
+
+    100,000 entries a shard are kept, 90 days.
+    """
 
     after: bytes = b""
     limit: int = 100

@@ -34,6 +34,7 @@ class RecordInfo:
         payload: one row.
         title, source: the query or topology, as people call it, and its source.
         registered_ms: of a pending record when its attempt began; 0 where that is not known.
+        edited_ms, edited_by: when its payload was changed last, and by whom; 0 and "" if it was not.
     """
 
     key: bytes
@@ -51,6 +52,8 @@ class RecordInfo:
     title: str = ""
     source: str = ""
     registered_ms: int = 0
+    edited_ms: int = 0
+    edited_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,21 +125,23 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Give dead letters (by `RecordInfo.key`) their attempts back and deliver them again now."""
+    """Give dead letters (by `RecordInfo.key`) their attempts back and deliver them again now. ``by``: who does it."""
 
     keys: tuple[bytes, ...]
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """Delete dead letters permanently."""
+    """Delete dead letters permanently. ``by``: who does it."""
 
     keys: tuple[bytes, ...]
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Reply to `Requeue` and `Purge`: how many of the keys were there."""
+    """Reply to `Requeue`, `Purge` and `EditAndRequeue`: how many of the keys were there."""
 
     count: int
 

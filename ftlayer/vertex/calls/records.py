@@ -22,6 +22,9 @@ MAX_SELECTED = 500
 MAX_KEYS = 2_000
 """At most so many keys are in one answer, or in one question."""
 
+MAX_EDITS = 1_000
+"""So many letters are edited by a call."""
+
 MAX_PAGE_BYTES = 8 << 20
 """An answer ends with the record with which its payloads come to so many bytes."""
 
@@ -124,8 +127,10 @@ class Edit:
 class EditAndRequeue:
     """Give dead letters other payloads, and their attempts back; they are due at once and keep their history.
 
-    ``by``: who does it. Refused with `MalformedRequestError`, naming the column, for another schema than the letter's.
-    Answered by `Changed`.
+    ``by``: who does it. Refused with `MalformedRequestError`, naming the column, for another schema than the letter's,
+    or a null where it takes none; with `ProtocolError` by a store that takes no records in. Then nothing of it is done
+    (on each shard for itself). A topology sends an edited record where its new key belongs. Answered by `Changed`: how
+    many of the letters were there.
     """
 
     edits: tuple[Edit, ...]

@@ -49,6 +49,7 @@ from ftlayer.vertex.calls import (
     OrderRecord,
     OrderState,
 )
+from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.hour import JobHours
 
 SILENT_MS = 30_000
@@ -72,6 +73,8 @@ SHOWN_ORDERS = 20
 _NEVER_MS = 1 << 62
 _NOT_TAKEN = "run {} has ended without taking it"
 _UNKNOWN = "run {} had taken it and has ended without a word of it: it may be carried out or not"
+
+_OUTCOMES = {OrderState.WAITING: "asked"}
 
 _JOB_FORMAT = 1
 _DETAILS = plain_codec(JobDetails)
@@ -196,7 +199,7 @@ class Board:
             text = f"it is for run {order.run}, and run {job.details.run} is what {order.owner!r} is now"
             asked.end(OrderState.REFUSED, text, now.wall_ms)
         job.orders[order.id] = asked
-        _write_order(txn, asked)
+        _write_order(txn, asked, now)
         return asked.record
 
     def jobs(self, now: Now) -> JobList:
@@ -228,11 +231,10 @@ class Board:
         if now.wall_ms - self._trimmed_ms >= TRIM_EVERY_MS:
             self._trimmed_ms = now.wall_ms
             self._trim(txn, now)
+            audit.trim(txn, now)
 
-    def next_tick_ms(self, now: Now) -> int | None:
-        """Return the monotone time (ms) at which `tick` has something to do; None when never, as things are."""
-        if not self._jobs:
-            return None
+    def next_tick_ms(self, now: Now) -> int:
+        """Return the monotone time (ms) at which `tick` has something to do."""
         times = [self._trimmed_ms + TRIM_EVERY_MS]
         for job in self._jobs.values():
             times += [self._deadline_ms(job, order) for order in job.orders.values() if not order.ended]
@@ -261,10 +263,10 @@ class Board:
         for order in before.orders.values():
             if order.answer.state is OrderState.WAITING:
                 order.end(OrderState.EXPIRED, _NOT_TAKEN.format(order.order.run), now.wall_ms)
-                _write_order(txn, order)
+                _write_order(txn, order, now)
             elif order.answer.state is OrderState.TAKEN:
                 order.end(OrderState.FAILED, _UNKNOWN.format(order.order.run), now.wall_ms)
-                _write_order(txn, order)
+                _write_order(txn, order, now)
         before.former = (*before.former, before.details.run)[-KEEP_RUNS:]
         before.details = replace(details, plan=None)
         before.written_ms, before.known = -1, 0
@@ -281,7 +283,7 @@ class Board:
             if order is None or order.ended or order.answer.state is answer.state:
                 continue
             order.answer = answer
-            _write_order(txn, order)
+            _write_order(txn, order, now)
 
     def _expire(self, txn: WriteTransaction, job: _Job, now: Now) -> None:
         """End orders whose time is over: nobody has taken them, or the run that had has ended since."""
@@ -295,7 +297,7 @@ class Board:
             else:
                 seconds = ORDER_EXPIRES_MS // 1_000
                 order.end(OrderState.EXPIRED, f"its run has not taken it within {seconds} s", now.wall_ms)
-            _write_order(txn, order)
+            _write_order(txn, order, now)
 
     def _deadline_ms(self, job: _Job, order: _Order) -> int:
         since_ms = max(order.asked_ms, self._started_ms)
@@ -413,9 +415,22 @@ def _listed(details: JobDetails) -> JobDetails:
 # ---------------------------------------------------------------- as they are stored
 
 
-def _write_order(txn: WriteTransaction, order: _Order) -> None:
+def _write_order(txn: WriteTransaction, order: _Order, now: Now) -> None:
+    """Store an order, and write its line of the audit log where it was asked just now or has come to its end."""
     values: list[Any] = [_ORDER.pack(order.order), _ANSWER.pack(order.answer), order.asked_ms]
     tables.put_order(txn, order.order.owner, order.order.id, values)
+    if order.answer.state is not OrderState.TAKEN:
+        audit.note(
+            txn,
+            now,
+            who=order.order.by,
+            what=str(order.order.action),
+            which=f"{order.order.owner}, run {order.order.run}",
+            count=1,
+            outcome=f"{_OUTCOMES.get(order.answer.state, order.answer.state)}: {order.answer.text}".removesuffix(
+                ": "
+            ),
+        )
 
 
 def _read_order(owner: str, values: list[Any]) -> _Order:

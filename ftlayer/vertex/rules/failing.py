@@ -91,6 +91,7 @@ class Failing:
             last_line=last_line if shared else frames + last_line,
             digest=digest,
             body=bytes(body),
+            edit=info.edit(row),
         )
         if retry and (cause.after_ms or 0) > stream.longest_pause_ms:
             stream.asked_pause_ms = cause.after_ms or 0

@@ -43,6 +43,7 @@ from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, Write
 from ftlayer.store.meta import get_query
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import Call, Envelope, MutatingCall, ReadingCall, Reply
+from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.batches import Batches
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.dedupe import Dedupe
@@ -70,6 +71,7 @@ _DURABLE = (
     calls.Commit,
     calls.Requeue,
     calls.Purge,
+    calls.EditAndRequeue,
     calls.PutCursor,
 )
 _PASSING = (calls.Fail, calls.TakeReplays, calls.Recall)
@@ -105,7 +107,7 @@ class FTLayerCore:
         self._deliveries = Deliveries(state, self._replay)
         self._opening = Opening(state)
         self._batches = Batches(state, self._tracking, failing, self._deliveries)
-        self._dead_letters = DeadLetters(state)
+        self._dead_letters = DeadLetters(state, store)
         self._listing = Listing(state)
         self._status = Status(state, store, self._replay)
         self._hour = VertexHour(state, store, now)
@@ -216,6 +218,8 @@ class FTLayerCore:
                 return self._status.stats(now)
             case calls.GetHour():
                 return self._board.hour(call.owner, now) if call.owner else self._hour.hour(now)
+            case calls.ListAudit():
+                return audit.page(txn, call)
             case calls.SelectRecords():
                 return select(self._state, txn, call)
             case calls.DeadGroups():
@@ -361,7 +365,9 @@ class FTLayerCore:
             case calls.PutCursor():
                 return self._dead_letters.put_cursor(txn, call), None
             case calls.Purge():
-                return self._dead_letters.purge(txn, call), None
+                return self._dead_letters.purge(txn, call, now), None
+            case calls.EditAndRequeue():
+                return self._dead_letters.edit(txn, call, now), None
             case calls.AnnounceJob():
                 return self._board.announce(txn, call, self._run_of(txn, call.job), now), None
             case calls.AskJob():

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pyarrow as pa
+
 from ftlayer.clock import Now
+from ftlayer.errors import ProtocolError
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
-from ftlayer.store.kv import ReadTransaction, WriteTransaction
+from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
 from ftlayer.store.streams import get_cursor, put_cursor, put_died_ms
 from ftlayer.vertex.calls import (
     Changed,
     Cursor,
+    Edit,
+    EditAndRequeue,
     GetCursor,
     ListRecords,
     Purge,
@@ -20,9 +26,15 @@ from ftlayer.vertex.calls import (
     RecordList,
     Requeue,
 )
+from ftlayer.vertex.rules import audit
+from ftlayer.vertex.rules.editing import as_stored
+from ftlayer.vertex.rules.names import names_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 from ftlayer.vertex.rules.walking import Span, Walks
+
+SHOWN_ORIGINS = 3
+"""The audit log names so many letters one by one."""
 
 
 class Listing:
@@ -45,28 +57,91 @@ class Listing:
 
 
 class DeadLetters:
-    """`Requeue`, `Purge`, `PutCursor` and `GetCursor`. Keys that are gone are passed over: another call was faster."""
+    """`Requeue`, `Purge`, `EditAndRequeue`, `PutCursor` and `GetCursor`.
 
-    def __init__(self, state: ShardState) -> None:
+    Keys that are gone are passed over: another call was faster. Each change has its line in the audit log.
+    """
+
+    def __init__(self, state: ShardState, store: KeyValueStore) -> None:
         self._state = state
+        self._store = store
 
     def requeue(self, txn: WriteTransaction, call: Requeue, now: Now) -> Changed:
         """Give dead letters their attempts back; they are due at once and keep their history."""
-        taken = [self._take(txn, key) for key in call.keys]
-        for stream, record in filter(None, taken):
-            key = failed.key_of(stream.number, now.wall_ms, self._state.new_serial())
-            failed.put(txn, FailedTable.WAITING, key, replace(record, attempt=1))
-            stream.waiting += 1
-            stream.counters.requeued += 1
-        return Changed(sum(item is not None for item in taken))
+        taken = self._take_all(txn, call.keys)
+        for stream, record in taken:
+            self._wait(txn, stream, record, now)
+        return self._changed(txn, "requeue", call.by, len(call.keys), taken, now)
 
-    def purge(self, txn: WriteTransaction, call: Purge) -> Changed:
+    def purge(self, txn: WriteTransaction, call: Purge, now: Now) -> Changed:
         """Delete dead letters permanently."""
-        purged = [taken for taken in (self._take(txn, key) for key in call.keys) if taken is not None]
+        purged = self._take_all(txn, call.keys)
         for stream, record in purged:
             self._state.group.texts.release(record.frames)
             stream.counters.purged += 1
-        return Changed(len(purged))
+        return self._changed(txn, "purge", call.by, len(call.keys), purged, now)
+
+    def edit(self, txn: WriteTransaction, call: EditAndRequeue, now: Now) -> Changed:
+        """Give dead letters other payloads and requeue them. What is refused is refused before anything is changed."""
+        if self._store.used_share >= INTAKE_SHARE:
+            raise ProtocolError(
+                f"the store has used {self._store.used_share:.0%} of its {self._store.max_bytes} bytes, and takes no "
+                "edited records in: purge letters, or wait until records complete"
+            )
+        new = {edit.key: self._new_payload(txn, edit, index) for index, edit in enumerate(call.edits)}
+        taken = []
+        for key, payload in new.items():
+            found = None if payload is None else self._take(txn, key)
+            if found is not None:
+                stream, record = found
+                digest, body = self._state.payloads.write(txn, payload)
+                edit = now.wall_ms, call.by
+                record = replace(record, digest=digest, body=bytes(body), edit=edit)
+                self._wait(txn, stream, record, now)
+                taken.append((stream, record))
+        return self._changed(txn, "edit", call.by, len(call.edits), taken, now)
+
+    def _new_payload(self, txn: ReadTransaction, edit: Edit, index: int) -> pa.RecordBatch | None:
+        """Return a checked payload, None where the letter is gone."""
+        record = failed.get(txn, FailedTable.DEAD, edit.key)
+        if record is None:
+            return None
+        schema = self._state.payloads.schema(txn, record.digest)
+        return as_stored(edit.payload, schema, f"EditAndRequeue.edits[{index}].payload")
+
+    def _wait(self, txn: WriteTransaction, stream: Stream, record: FailedRecord, now: Now) -> None:
+        key = failed.key_of(stream.number, now.wall_ms, self._state.new_serial())
+        failed.put(txn, FailedTable.WAITING, key, replace(record, attempt=1))
+        stream.waiting += 1
+        stream.counters.requeued += 1
+
+    def _changed(
+        self,
+        txn: WriteTransaction,
+        what: str,
+        by: str,
+        asked: int,
+        taken: Sequence[tuple[Stream, FailedRecord]],
+        now: Now,
+    ) -> Changed:
+        """Write the line of a change, and return how much it was."""
+        if not asked:
+            return Changed(0)
+        outcome = "done" if asked == len(taken) else f"done; {asked - len(taken)} of {asked} were gone"
+        audit.note(
+            txn, now, who=by, what=what, which=self._shown(txn, taken), count=len(taken), outcome=outcome
+        )
+        return Changed(len(taken))
+
+    def _shown(self, txn: ReadTransaction, taken: Sequence[tuple[Stream, FailedRecord]]) -> str:
+        """Return the streams of letters by the names that people gave, and of a few letters their origins."""
+        origins: dict[str, list[str]] = {}
+        for stream, record in taken:
+            names = names_of(self._state, txn, stream)
+            origins.setdefault(f"{names.title}/{names.source}", []).append(f"{record.origin:016x}")
+        if len(taken) <= SHOWN_ORIGINS:
+            return "; ".join(f"{name}: {', '.join(each)}" for name, each in sorted(origins.items()))
+        return "; ".join(sorted(origins))
 
     def put_cursor(self, txn: WriteTransaction, call: PutCursor) -> Cursor:
         """Note how far a reader of dead letters has come."""
@@ -77,6 +152,9 @@ class DeadLetters:
         """Return how far a reader has come; of a stream that is not declared, to nothing."""
         stream = self._state.find_stream(call.stream)
         return Cursor(b"" if stream is None else get_cursor(txn, stream.number, call.reader))
+
+    def _take_all(self, txn: WriteTransaction, keys: Sequence[bytes]) -> list[tuple[Stream, FailedRecord]]:
+        return [taken for taken in (self._take(txn, key) for key in keys) if taken is not None]
 
     def _take(self, txn: WriteTransaction, key: bytes) -> tuple[Stream, FailedRecord] | None:
         record = failed.get(txn, FailedTable.DEAD, key)

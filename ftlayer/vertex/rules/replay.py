@@ -89,7 +89,7 @@ class Replays:
         payload.
         """
         state = self._state
-        groups: dict[tuple[bytes, int], list[FailedRecord]] = {}
+        groups: dict[tuple[bytes, int, bool], list[FailedRecord]] = {}
         size = 0
         for key, value in self._due_entries(txn, stream, now):
             if limit <= 0 or size >= _BYTES_PER_CALL:
@@ -160,6 +160,7 @@ class Replays:
             attempts=np.array([record.attempt for record in records], np.int32),
             key_hashes=np.array([record.hash_row() for record in records], np.int32) if hashed else None,
             histories=tuple(record.history for record in records),
+            edits=tuple(record.edit for record in records) if records[0].is_edited else (),
         )
         stream.counters.replayed += len(records)
         return StoredBatch(info, concat([state.payloads.read(txn, r.digest, r.body) for r in records]))
@@ -172,4 +173,7 @@ def records_of(rows: StoredBatch) -> Records:
     if info.histories:
         times = [history[0][0] if history else 0 for history in info.histories]
         first_failed = np.array(times, np.uint64)
-    return Records(rows.payload, info.roots, info.origins, info.attempts, info.key_hashes, first_failed)
+    is_edited = bool(info.edits)
+    return Records(
+        rows.payload, info.roots, info.origins, info.attempts, info.key_hashes, first_failed, is_edited
+    )

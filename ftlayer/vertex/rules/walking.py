@@ -368,6 +368,8 @@ class _Failed(Record):
             payload=self.payload(),
             title=title,
             source=source,
+            edited_ms=record.edit[0],
+            edited_by=record.edit[1],
         )
 
 
@@ -439,6 +441,7 @@ class _Row(Record):
     def info(self) -> RecordInfo:
         rows = self._rows
         reason, operator = self.last_failure
+        edited_ms, edited_by = rows.info.edit(self._index)
         title, source = rows.walks.names(self.stream)
         return RecordInfo(
             key=self.key,
@@ -456,6 +459,8 @@ class _Row(Record):
             title=title,
             source=source,
             registered_ms=rows.registered_ms,
+            edited_ms=edited_ms,
+            edited_by=edited_by,
         )
 
 

@@ -139,6 +139,10 @@ class Vertex:
                 self._shards[shard].submit(call, envelope, answer)
             case calls.Requeue() | calls.Purge():
                 self._change_dead(call, envelope, answer)
+            case calls.EditAndRequeue():
+                self._edit_dead(call, envelope, answer)
+            case calls.ListAudit():
+                self._list_audit(call, answer)
             case (
                 calls.Stats()
                 | calls.ListJobs()
@@ -317,9 +321,26 @@ class Vertex:
             index, rest = self._split_key(key, f"{type(call).__name__}.keys[{position}]")
             by_shard.setdefault(index, []).append(rest)
         parts = [(index, dataclasses.replace(call, keys=tuple(keys))) for index, keys in by_shard.items()]
-        self._everywhere(
-            parts or [(0, call)], envelope, answer, lambda a, b: calls.Changed(a.count + b.count)
-        )
+        self._everywhere(parts or [(0, call)], envelope, answer, _add_changed)
+
+    def _edit_dead(self, call: calls.EditAndRequeue, envelope: Envelope | None, answer: Answer) -> None:
+        by_shard: dict[int, list[calls.Edit]] = {}
+        for position, edit in enumerate(call.edits):
+            index, rest = self._split_key(edit.key, f"EditAndRequeue.edits[{position}].key")
+            by_shard.setdefault(index, []).append(calls.Edit(rest, edit.payload))
+        parts = [(index, dataclasses.replace(call, edits=tuple(edits))) for index, edits in by_shard.items()]
+        self._everywhere(parts or [(0, call)], envelope, answer, _add_changed)
+
+    def _list_audit(self, call: calls.ListAudit, answer: Answer) -> None:
+        """Put the logs of all shards in one order: by time, and of one moment by shard, the last first."""
+        after = call.after[:-_KEY_PREFIX_BYTES]
+        last = int.from_bytes(call.after[-_KEY_PREFIX_BYTES:], "big")
+        gather = Gather(self.shards, lambda reply: answer(_latest(reply, call.limit)), _add_audit)
+        for index in range(self.shards):
+            # Of the moment where the page before ended, shards before its last one have not had their turn.
+            behind = after + b"\0" if after and index < last else after
+            part = dataclasses.replace(call, after=behind)
+            self._shards[index].submit(part, None, _of_shard(index, gather))
 
     def _split_key(self, key: bytes, where: str) -> tuple[int, bytes]:
         index = int.from_bytes(key[:_KEY_PREFIX_BYTES], "big")
@@ -334,3 +355,33 @@ def _with_shard(index: int, records: Sequence[calls.RecordInfo]) -> tuple[calls.
 
 def _key(shard: int, key: bytes) -> bytes:
     return shard.to_bytes(_KEY_PREFIX_BYTES, "big") + key
+
+
+def _add_changed(a: calls.Changed, b: calls.Changed) -> calls.Changed:
+    return calls.Changed(a.count + b.count)
+
+
+def _add_audit(a: calls.AuditPage, b: calls.AuditPage) -> calls.AuditPage:
+    return calls.AuditPage((*a.entries, *b.entries), a.more or b.more)
+
+
+def _of_shard(index: int, answer: Answer) -> Answer:
+    """Give an audit page's keys the shard at their end: they are in order by time first."""
+
+    def with_shard(reply: Reply | FTLayerError) -> None:
+        if isinstance(reply, calls.AuditPage):
+            end = index.to_bytes(_KEY_PREFIX_BYTES, "big")
+            entries = tuple(dataclasses.replace(entry, key=entry.key + end) for entry in reply.entries)
+            reply = calls.AuditPage(entries, reply.more)
+        answer(reply)
+
+    return with_shard
+
+
+def _latest(reply: Reply | FTLayerError, limit: int) -> Reply | FTLayerError:
+    """Return the latest entries of a page of several shards."""
+    if not isinstance(reply, calls.AuditPage):
+        return reply
+    entries = sorted(reply.entries, key=lambda entry: entry.key, reverse=True)
+    is_over = not reply.more and len(entries) <= limit
+    return calls.AuditPage(tuple(entries[:limit]), b"" if is_over else entries[limit - 1].key)

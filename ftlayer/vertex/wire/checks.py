@@ -14,7 +14,17 @@ import numpy as np
 from ftlayer.errors import MalformedRequestError
 from ftlayer.failures import MAX_RETRY_LATER_MS
 from ftlayer.vertex import calls
-from ftlayer.vertex.calls import I32, MAX_KEYS, MAX_PAGE, MAX_ROWS, MAX_SELECTED, U64, Call, Envelope
+from ftlayer.vertex.calls import (
+    I32,
+    MAX_EDITS,
+    MAX_KEYS,
+    MAX_PAGE,
+    MAX_ROWS,
+    MAX_SELECTED,
+    U64,
+    Call,
+    Envelope,
+)
 from ftlayer.vertex.calls.event_ids import check_event_ids
 from ftlayer.vertex.wire.bounds import MAX_NAME_BYTES, MAX_RUN_BYTES, check_least, check_name
 from ftlayer.vertex.wire.job_checks import check_job_call
@@ -104,7 +114,17 @@ def check_call(call: Call) -> None:
                 raise MalformedRequestError(f"Explain.root: expected an id, 1 to 2^64-1, got {call.root}")
         case calls.AnnounceJob() | calls.AskJob() | calls.GetJob() | calls.GetHour():
             check_job_call(call)
-        case calls.Requeue() | calls.Purge() | calls.Stats() | calls.ListJobs() | calls.ListStreams():
+        case calls.Requeue() | calls.Purge():
+            if call.by:
+                check_name(call.by, f"{type(call).__name__}.by")
+        case calls.EditAndRequeue():
+            _check_edits(call)
+        case calls.ListAudit():
+            if not 1 <= call.limit <= MAX_SELECTED:
+                raise MalformedRequestError(
+                    f"ListAudit.limit: expected 1 to {MAX_SELECTED}, got {call.limit}"
+                )
+        case calls.Stats() | calls.ListJobs() | calls.ListStreams():
             pass
 
 
@@ -145,6 +165,22 @@ def _check_selection(call: calls.SelectRecords) -> None:
         raise MalformedRequestError(f"{where}.limit: expected 1 to {most}, got {call.limit}")
     if len(call.keys) > MAX_KEYS:
         raise MalformedRequestError(f"{where}.keys: expected {MAX_KEYS} at most, got {len(call.keys)}")
+
+
+def _check_edits(call: calls.EditAndRequeue) -> None:
+    check_name(call.by, "EditAndRequeue.by")
+    if len(call.edits) > MAX_EDITS:
+        raise MalformedRequestError(
+            f"EditAndRequeue.edits: expected {MAX_EDITS} at most, got {len(call.edits)}"
+        )
+    keys: set[bytes] = set()
+    for index, edit in enumerate(call.edits):
+        where = f"EditAndRequeue.edits[{index}]"
+        if edit.payload.num_rows != 1:
+            raise MalformedRequestError(f"{where}.payload: expected 1 row, got {edit.payload.num_rows}")
+        if edit.key in keys:
+            raise MalformedRequestError(f"{where}.key: it is there twice")
+        keys.add(edit.key)
 
 
 def _check_rows(rows: int, where: str) -> None:

@@ -32,6 +32,8 @@ from ftlayer.vertex.calls import (
     Changed,
     Commit,
     DeadGroups,
+    Edit,
+    EditAndRequeue,
     EmittedRows,
     Fail,
     Failed,
@@ -41,6 +43,7 @@ from ftlayer.vertex.calls import (
     JobDetails,
     JobKind,
     JobOrder,
+    ListAudit,
     ListJobs,
     ListRecords,
     ListStreams,
@@ -150,6 +153,23 @@ def test_records_of_all_shards_are_selected_and_grouped(client: VertexClient) ->
     keys = (everything.keys[0], other.keys[1])
     found = [root for page in pages(client, SelectRecords("dead", keys=keys)) for root in page]
     assert len(found) == 2
+    letters: Any = client.call(SelectRecords("dead", owner, limit=2))
+    edits = tuple(Edit(record.key, pa.record_batch({"n": [99]})) for record in letters.records)
+    edits += (Edit(other.keys[0], pa.record_batch({"n": [99]})),)
+    assert client.call(EditAndRequeue(edits, "anna")) == Changed(3)
+    assert client.call(Purge((everything.keys[2], other.keys[1]), "bert")) == Changed(2)
+    lines, after = [], b""
+    while not lines or after:
+        page: Any = client.call(ListAudit(after, 1))
+        lines += [(entry.at_ms, entry.who, entry.what, entry.count) for entry in page.entries]
+        after = page.more
+    assert lines == sorted(lines, key=lambda line: -line[0])
+    assert sorted(line[1:] for line in lines) == [
+        ("anna", "edit", 1),
+        ("anna", "edit", 2),
+        ("bert", "purge", 1),
+        ("bert", "purge", 1),
+    ]
     with pytest.raises(MalformedRequestError, match=r"SelectRecords\.keys\[0\]: not a key"):
         client.call(SelectRecords("dead", keys=(b"\xff\xff",)))
 

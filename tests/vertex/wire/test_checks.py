@@ -67,6 +67,22 @@ def arrive(call: Call) -> Call:
         (calls.ListRecords("lost"), r"ListRecords\.state"),
         (calls.ListRecords("dead", limit=MAX_PAGE + 1), r"ListRecords\.limit"),
         (calls.OpenStream("", calls.StreamOptions()), r"OpenStream\.stream"),
+        (calls.Requeue((), "b" * 201), r"Requeue\.by"),
+        (calls.Purge((), "a\0"), r"Purge\.by"),
+        (calls.EditAndRequeue((), ""), r"EditAndRequeue\.by"),
+        (
+            calls.EditAndRequeue((calls.Edit(b"k", ROWS),), "me"),
+            r"EditAndRequeue\.edits\[0\]\.payload: expected 1 row, got 2",
+        ),
+        (
+            calls.EditAndRequeue((calls.Edit(b"k", ROWS.slice(0, 1)),) * 2, "me"),
+            r"EditAndRequeue\.edits\[1\]\.key: it is there twice",
+        ),
+        (
+            calls.EditAndRequeue((calls.Edit(b"k", ROWS.slice(0, 1)),) * 1_001, "me"),
+            r"EditAndRequeue\.edits: expected 1000",
+        ),
+        (calls.ListAudit(limit=501), r"ListAudit\.limit: expected 1 to 500"),
         (calls.SelectRecords("gone"), r"SelectRecords\.state: expected one of"),
         (calls.SelectRecords("dead", stream="s" * 201), r"SelectRecords\.stream"),
         (calls.SelectRecords("dead", group=1), r"SelectRecords\.group: it needs state 'dead' and a stream"),

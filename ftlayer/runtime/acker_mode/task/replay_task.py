@@ -193,7 +193,7 @@ class StreamReplayTask:
                 continue
             tries = pack_tries(batch.attempts, batch.first_failed_ms)
             lineage = RecordIds(batch.roots, batch.roots, None, batch.origins, tries)
-            emission = self._emitter.replayed(batch.payload, lineage, batch.key_hashes)
+            emission = self._emitter.replayed(batch.payload, lineage, batch.key_hashes, edited=batch.edited)
             actions.extend(emission.sends)
             if emission.failures:
                 self._handler.xor.fail(lineage, emission.failures)

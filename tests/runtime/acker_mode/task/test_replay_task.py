@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,7 +13,7 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
-from ftlayer.partitioning.partitioners import Broadcast, HashByKey
+from ftlayer.partitioning.partitioners import Broadcast, Custom, HashByKey
 from ftlayer.records.ids import random_root_ids, xor_fold_by_root
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
@@ -263,3 +265,35 @@ def test_an_answer_from_before_the_pause_goes_nowhere() -> None:
     assert replay.is_asking
     assert replay.handle(Replayed((records(1, 2),)), now()) == []
     assert not replay.is_asking
+
+
+def test_edited_records_are_asked_of_the_partitioner_function_anew() -> None:
+    """One goes to another channel than its stored one, and one that the function refuses fails."""
+
+    def of(key: int, channels: int) -> int:
+        if key == 7:
+            raise ValueError("no channel for 7")
+        return key % channels
+
+    source = JobVertex("s", (Source("s", IterableSource(()), SCHEMA),), 1)
+    sink = JobVertex("h", (Map("h", lambda record: record, SCHEMA),), 2)
+    edges = (JobEdge(0, "s", "h", 0, Custom(KEY, of), SCHEMA),)
+    wired = OpFTLayerBuilder().wire(JobGraph("job", (source, sink), edges, tracked=False), {})
+    uid = replay_uid("s")
+    replay = StreamReplayTask(wired, uid, 0, FTHandler(uid, job="job", run="run"), OPTIONS)
+    replay.handle(TaskStart(), now())
+    stored = dataclasses.replace(records(3, 7), key_hashes=np.zeros(2, np.int32))
+    for edited, receiver in ((False, 0), (True, 1)):
+        actions = replay.handle(Replayed((dataclasses.replace(stored, edited=edited),)), now())
+        sent = {
+            action.channel.receiver: action.element.payload.column(0).to_pylist()
+            for action in actions
+            if isinstance(action, Send) and isinstance(action.element, Batch)
+        }
+        failures = [
+            failure for action in actions if isinstance(action, FailRoots) for failure in action.failures
+        ]
+        assert sent == {receiver: [3] if edited else [3, 7]}
+        assert [(failure.root, failure.operator) for failure in failures] == (
+            [(int(stored.roots[1]), "s")] if edited else []
+        )

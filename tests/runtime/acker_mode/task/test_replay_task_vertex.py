@@ -15,6 +15,7 @@ from ftlayer.functions.chains.chain import RowFailure
 from ftlayer.functions.steps import Map
 from ftlayer.handler.handler import FTHandler
 from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
+from ftlayer.records.keyhash import partition_of
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
@@ -198,3 +199,28 @@ def test_records_of_a_changed_program_become_dead_letters(world: World) -> None:
     ]
     world.do(world.replay.handle(Replayed(tuple(changed)), world.now))
     assert (world.status.dead, world.status.pending) == (1, 0)
+
+
+def test_an_edited_record_goes_where_its_new_key_belongs_and_stays_with_its_reader(world: World) -> None:
+    """As often as it fails: its old key's number is stored with it, and says nothing of its payload any more."""
+    world.call(calls.OpenStream(STREAM, calls.StreamOptions(max_attempts=1)))
+    world.read(1, failing=[1])
+    assert world.status.dead == 1
+    first = {target: receiver for target, receiver, _ in world.delivered if target != "b"}
+    new = next(n for n in range(2, 100) if subtask_of(n) != first["h"])
+    (letter,) = world.call(calls.ListRecords("dead")).records
+    payload = pa.record_batch([pa.array([new], pa.int64())], schema=SCHEMA)
+    world.call(calls.OpenStream(STREAM, calls.StreamOptions(backoff_ms=(100,), jitter=0.0)))
+    assert world.call(calls.EditAndRequeue((calls.Edit(letter.key, payload),), "me")) == calls.Changed(1)
+    for failing in ([new], []):
+        world.later(100)
+        world.delivered = []
+        world.do(world.replay.handle(ReplayNow(), world.now), failing=failing)
+        went = {(target, receiver) for target, receiver, number in world.delivered if number == new}
+        assert went == {("f", first["f"]), ("h", subtask_of(new)), ("b", 0), ("b", 1)}
+    assert world.status.drained
+
+
+def subtask_of(number: int) -> int:
+    payload = pa.record_batch([pa.array([number], pa.int64())], schema=SCHEMA)
+    return int(partition_of(KeySelector(("n",)).hash(payload), 2)[0])
