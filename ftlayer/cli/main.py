@@ -14,11 +14,12 @@ from typer.core import TyperGroup
 
 from ftlayer import __version__
 from ftlayer.cli import checkpoints as cli_checkpoints
+from ftlayer.cli import console as cli_console
 from ftlayer.cli import dead as cli_dead
 from ftlayer.cli import jobs as cli_jobs
 from ftlayer.cli import orders as cli_orders
 from ftlayer.cli import pending as cli_pending
-from ftlayer.cli.connection import EXIT_ERROR, Asking, Json, TokenFile, asking, read_file, token_of
+from ftlayer.cli.connection import EXIT_ERROR, Asking, TokenFile, asking, read_file, token_of
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError, VertexUnavailableError
 from ftlayer.printable import printable, printing_console
@@ -43,6 +44,7 @@ _ANYWHERE = {
     "persist_timeout_ms": "--persist-timeout",
     "root_certs": "--root-certs",
     "client_pem": "--client-pem",
+    "login_file": "--login-file",
 }
 _IN_FRONT = {
     "listen": "--listen",
@@ -98,6 +100,7 @@ for order in (
     app.command()(order)
 app.add_typer(cli_dead.app, name="dead")
 app.add_typer(cli_checkpoints.app, name="checkpoints")
+app.command()(cli_console.console)
 
 
 class RecordState(StrEnum):
@@ -157,6 +160,9 @@ def demo(
     dir: Annotated[Path | None, typer.Option(help="Directory of the run, new or empty; it is kept.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the run's temporary directory.")] = False,
     json: Annotated[Path | None, typer.Option(help="Write the ledger to this file too.")] = None,
+    console: Annotated[
+        bool, typer.Option("--console", help="Show it in a browser too; prints a link.")
+    ] = False,
 ) -> None:
     """Run a query or a topology over real text, kill it in the middle, and account for every line.
 
@@ -167,7 +173,7 @@ def demo(
     ensure_java()
     from ftlayer.demo.run import DemoOptions, run_demo
 
-    options = DemoOptions(input, kill, lines, batches, dir, keep, json, mode, engine)
+    options = DemoOptions(input, kill, lines, batches, dir, keep, json, mode, engine, console)
     raise typer.Exit(run_demo(options, printing_console()))
 
 
@@ -243,25 +249,17 @@ def inspect(
         typer.Option("--list", help="List the records in this state, not just their number."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
-    tables: Annotated[bool, typer.Option("--tables", help="Show the tables of the store too.")] = False,
-    as_json: Json = False,
 ) -> None:
     """Look into a store, without a vertex or beside a live one; changes nothing."""
     from ftlayer.cli.offline import inspect_vertex, stored_records
-    from ftlayer.cli.printing import print_json
-    from ftlayer.cli.tables import listed_facts, print_records, print_shards, shard_facts
+    from ftlayer.cli.tables import print_records, print_shards
 
     console = printing_console()
-    if list_state is not None:
-        records = stored_records(path, list_state)
-        if as_json:
-            print_json(listed_facts(path, records, limit))
-        else:
-            print_records(console, records, f"{list_state} in {path}", limit)
-    elif as_json:
-        print_json(shard_facts(path, inspect_vertex(path)))
+    if list_state is None:
+        print_shards(console, path, inspect_vertex(path))
     else:
-        print_shards(console, path, inspect_vertex(path), tables=tables)
+        records = stored_records(path, list_state)
+        print_records(console, records, f"{list_state} in {path}", limit)
 
 
 @app.command()

@@ -10,10 +10,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from ftlayer import __version__
+from ftlayer.console.api import jobs as api_jobs
+from ftlayer.console.api import records as api_records
 from ftlayer.console.forms import RefusedError
 from ftlayer.console.guard import API, EVENTS, Guard, error_body
 from ftlayer.console.live import events
-from ftlayer.console.pages import entry, jobs, overview
+from ftlayer.console.pages import dead, entry, jobs, overview, records
 from ftlayer.console.rendering import STATIC_FILES, page
 from ftlayer.console.state import Console
 from ftlayer.errors import (
@@ -37,7 +39,7 @@ _STATUS: tuple[tuple[type[FTLayerError], int], ...] = (
     (VertexUnavailableError, 503),
 )
 
-LIVE_PAGES = (overview.LIVE, jobs.GRAPH_PAGE, jobs.CHECKPOINT_PAGE)
+LIVE_PAGES = (overview.LIVE, jobs.GRAPH_PAGE, jobs.CHECKPOINT_PAGE, dead.LIVE, dead.WORK_PAGE)
 
 
 def create_app(console: Console) -> ASGIApp:
@@ -50,8 +52,8 @@ def create_app(console: Console) -> ASGIApp:
         redoc_url=None,
     )
     app.state.console = console
-    for pages in (entry, overview, jobs):
-        app.include_router(pages.router)
+    for routes in (entry, overview, jobs, dead, records, api_jobs, api_records):
+        app.include_router(routes.router)
     streams: set[object] = set()
     app.add_route(EVENTS, lambda request: events(request, LIVE_PAGES, streams), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC_FILES), name="static")

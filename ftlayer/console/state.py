@@ -9,6 +9,7 @@ from ftlayer.clock import Now
 from ftlayer.console.login import Sessions, Throttle, Users
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.watch import Watch
+from ftlayer.console.works import Works
 from ftlayer.monitor.gather import Gatherer
 
 
@@ -24,6 +25,7 @@ class Console:
         clock: the time now.
         cookie: name of the session's cookie.
         watch: what is known of vertices and jobs.
+        works: what operators have it do to many letters.
     """
 
     options: ConsoleOptions
@@ -33,6 +35,7 @@ class Console:
     clock: Callable[[], Now]
     cookie: str
     watch: Watch
+    works: Works
 
     @classmethod
     def of(
@@ -42,4 +45,5 @@ class Console:
         # Cookies of one host know no ports: two consoles on this machine need two names.
         cookie = "__Host-ftlayer" if options.has_tls else f"ftlayer-{port}"
         watch = Watch(gatherer, clock)
-        return cls(options, options.users(), Sessions(clock), Throttle(clock), clock, cookie, watch)
+        works = Works(watch, clock)
+        return cls(options, options.users(), Sessions(clock), Throttle(clock), clock, cookie, watch, works)

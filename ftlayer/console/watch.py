@@ -16,7 +16,7 @@ from ftlayer.errors import FTLayerError
 from ftlayer.monitor.gather import Client, Gatherer
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.views import VertexView
-from ftlayer.vertex.calls.jobs import AnnouncedJob, GetHour, Hour
+from ftlayer.vertex.calls import AnnouncedJob, GetHour, Hour
 
 LOOKED_AT_MS = 1_000
 OTHERWISE_MS = 10_000

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +42,7 @@ class DemoOptions:
     json_path: Path | None = None
     mode: Mode = Mode.ACKER
     engine: Engine | None = None
+    console: bool = False
 
 
 def run_demo(options: DemoOptions, console: Console) -> int:
@@ -53,8 +56,10 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     root = _new_directory(options.directory)
     kept = options.keep or options.directory is not None
     directory = RunDirectory(root)
+    shown = _shown_in_browser(console) if options.console else contextlib.nullcontext()
     try:
-        outcome = _run(options, kind, directory, console)
+        with shown:
+            outcome = _run(options, kind, directory, console)
     except (ConfigError, KeyboardInterrupt):
         if not kept:
             _remove(root)
@@ -95,6 +100,20 @@ def _run(options: DemoOptions, kind: Kind, directory: RunDirectory, console: Con
     if kind is Kind.CHECKPOINTED:
         checkpoints = json.loads(directory.checkpoint_list.read_text("utf-8"))
     return RunOutcome(kind, ledger, tally, seconds, checkpoints)
+
+
+@contextlib.contextmanager
+def _shown_in_browser(console: Console) -> Iterator[None]:
+    """Serve ftlayer's console while the demo runs, over all that programs of this user serve here."""
+    from ftlayer.console.child import ConsoleProcess
+    from ftlayer.console.options import ConsoleOptions
+
+    process = ConsoleProcess(ConsoleOptions(listen="127.0.0.1:0"))
+    try:
+        console.print(f"Open the console: {process.link}", soft_wrap=True)
+        yield
+    finally:
+        process.stop()
 
 
 def _settle(kind: Kind, directory: RunDirectory, *, killed: bool) -> Ledger:

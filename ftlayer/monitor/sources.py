@@ -92,6 +92,11 @@ def sources_given(
     )
 
 
+def source_of_client(client: VertexClient) -> Source:
+    """Return the vertex that a client talks to."""
+    return _at_address(client.address, client.token, client.root_certs, client.client_pem)
+
+
 def sources_here() -> Found:
     """Return all that drivers of this user serve on this machine; those whose driver is gone are left out, and said."""
     sources: dict[str, Source] = {}

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ftlayer.checks import (
     Duration,
+    check_bool,
+    check_int,
     check_known,
     known_options,
     shown,
@@ -29,6 +31,7 @@ from ftlayer.spark.plan.checks import check_columns, check_key, check_session, c
 from ftlayer.spark.plan.stream_plan import SourceSpec, StreamPlan
 from ftlayer.spark.tracked import TrackedStream
 from ftlayer.spark.workers import prepare_workers
+from ftlayer.transport.address import MAX_PORT
 from ftlayer.vertex.calls import (
     Changed,
     OpenStream,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
+    from ftlayer.console.child import ConsoleProcess
     from ftlayer.dead_letters.reader import DeadLetterReader
 
 MAX_ROWS = 100_000
@@ -262,6 +266,29 @@ class FTLayer:
     def client_pem(self) -> bytes | None:
         """The certificate and key that the vertex asks its clients for, if it does."""
         return self.client.client_pem
+
+    def console(
+        self, *, port: int = 0, login_file: str | Path | None = None, mask_payloads: bool = False
+    ) -> ConsoleProcess:
+        """Show this layer's vertex, its queries and topologies in a browser; return the console, which has a ``link``.
+
+        It listens on loopback, in a process of its own that ends with this program, by `close`, or by its ``stop``.
+        Asked again, the console that runs is returned. For other machines run ``ftlayer console``.
+
+        Args:
+            port: where it listens; 0: any free port.
+            login_file: who may log in, a line ``operator|reader NAME TOKEN`` a user; None: one operator, by the link.
+            mask_payloads: show types and lengths in place of what records hold.
+
+        Raises `MachineError` where the extra ``console`` is not installed, and `ConfigError` naming the option.
+        """
+        check_int(port, "port", least=0, most=MAX_PORT)
+        check_bool(mask_payloads, "mask_payloads")
+        from ftlayer.console.options import ConsoleOptions
+
+        file = None if login_file is None else Path(login_file)
+        options = ConsoleOptions(f"127.0.0.1:{port}", login_file=file, mask_payloads=mask_payloads)
+        return self._layer.console(options)
 
     def close(self) -> None:
         """Stop an embedded vertex; what it holds stays in its store. Stop the queries first.

@@ -36,6 +36,9 @@ from ftlayer.vertex.service.embedded import EmbeddedVertex
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from ftlayer.console.child import ConsoleProcess
+    from ftlayer.console.options import ConsoleOptions
+
 BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")
 CLOSED = "the layer is closed: use it, and what it gave out, before FTLayer.close, or make another one"
 
@@ -132,6 +135,7 @@ class FTLayerEngine:
         self._announcer: Announcer | None = None
         self._job_announcer: JobAnnouncer | None = None
         self._others: list[VertexClient] = []
+        self._console: ConsoleProcess | None = None
         self._lock = threading.Lock()  # of what is made when it is first needed
         self._closed = False
         self.status = member(status, "status", FTStatus)
@@ -241,6 +245,24 @@ class FTLayerEngine:
                 self._job_announcer = JobAnnouncer(self.another_client(self.client, "announce"))
             return self._job_announcer
 
+    # ------------------------------------------------------------ the console
+
+    def console(self, options: ConsoleOptions) -> ConsoleProcess:
+        """Start a console over the vertex, once: `FTLayer.console`."""
+        from ftlayer.console.child import ConsoleProcess
+        from ftlayer.monitor.sources import source_of_client, sources_given
+
+        self.check_open()
+        if self._console is None:
+            client = self.client
+            if self._vertex_options is not None:
+                sources = sources_given([str(self._vertex_options.path)], token=lambda: client.token)
+            else:
+                sources = (source_of_client(client),)
+            self._console = ConsoleProcess(options, sources)
+            tell(f"ftlayer: the console is at {self._console.link}")
+        return self._console
+
     # ------------------------------------------------------------ its end
 
     def check_open(self) -> None:
@@ -257,6 +279,8 @@ class FTLayerEngine:
             # While the vertex is there to hear of the end of jobs.
             self._job_announcer.close()
         self._closed = True
+        if self._console is not None:
+            self._console.stop()
         for client in (self._client, *self._others):
             if client is not None:
                 client.end(LayerClosedError(CLOSED))

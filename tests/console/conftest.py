@@ -285,7 +285,7 @@ def make_console(
         gatherer = Gatherer(
             lambda: [Source("shop", "grpc://127.0.0.1:7077", "token", path="/var/lib/shop")],
             clock=clock,
-            connect=lambda source, label, deadline_ms: vertex,
+            connect=lambda source, label: vertex,
         )
         made.append(Console.of(ConsoleOptions(login_file=login_file, **options), gatherer, clock))
         return made[-1]

@@ -14,12 +14,13 @@ from ftlayer.console import charts, formats
 from ftlayer.console.asking import Asked, actions_of, ask, drawn_id, split_job
 from ftlayer.console.forms import Operator, PostedForm
 from ftlayer.console.graph import GraphEdge, GraphNode, draw
-from ftlayer.console.hours import JOB_SERIES, known_hour, shown_hour
+from ftlayer.console.hours import JOB_SERIES, shown_hour
+from ftlayer.console.jobs import shown_job
 from ftlayer.console.live import Context, LivePage, Visit
 from ftlayer.console.places import job_href
 from ftlayer.console.rendering import console_of, go_to, page, say
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.facts import Facts, job_facts
+from ftlayer.monitor.facts import Facts
 
 PHASES = ("run", "verdict", "seal", "sink", "commit")
 SHOWN_BATCHES = 60
@@ -31,13 +32,7 @@ router = APIRouter(include_in_schema=False)
 
 
 def _job(visit: Visit) -> Context:
-    vertex, owner = split_job(visit.params["job"])
-    watch = visit.console.watch
-    watch.views()
-    announced = watch.job(vertex, owner)
-    facts = job_facts(
-        vertex, announced, watch.names(), hour=known_hour(watch, vertex, owner), mask=visit.mask
-    )
+    announced, facts = shown_job(visit.console, visit.caller, visit.params["job"])
     offered = actions_of(announced.job) if visit.caller.user.is_operator and not announced.is_silent else ()
     return {"job": facts, "actions": offered, "tab": "job"}
 
@@ -110,15 +105,12 @@ def checkpoint_page(request: Request, job: str) -> Response:
 @router.get("/jobs/{job}/ask/{action}")
 def ask_page(request: Request, job: str, action: str, caller: Operator) -> Response:
     """Say what an action does, and ask whether it is meant."""
-    vertex, owner = split_job(job)
-    watch = console_of(request).watch
-    announced = watch.job(vertex, owner)
+    announced, facts = shown_job(console_of(request), caller, job)
     wanted = next((offered for offered in actions_of(announced.job) if offered.name == action), None)
     if wanted is None:
         raise ConfigError(
             f"{action}: this cannot be asked of {announced.job.name}, which is {announced.job.state}"
         )
-    facts = job_facts(vertex, announced, watch.names(), mask=console_of(request).options.mask_payloads)
     # The form has the id of its order: sent twice, it is one order.
     return page(request, "ask.html", here="/", job=facts, action=wanted, order_id=drawn_id())
 

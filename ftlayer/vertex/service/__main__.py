@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import sys
 import threading
 from typing import NoReturn
 
 from ftlayer.config import ServeOptions
 from ftlayer.errors import FTLayerError
-from ftlayer.vertex.service.child import ChildOrder, ChildReport
-
-# A process forked by the driver may hold the other end of stdin, so that its end does not come.
-PARENT_CHECK_S = 1.0
+from ftlayer.vertex.service.child import ChildOrder, ChildReport, watch_parent
 
 
 def main() -> int:
@@ -27,7 +23,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     options = ChildOrder.from_line(sys.stdin.buffer.readline()).options
     stop = threading.Event()
-    threading.Thread(target=_watch_driver, args=(parent, stop), name="ftlayer-watch", daemon=True).start()
+    threading.Thread(target=watch_parent, args=(parent, stop), name="ftlayer-watch", daemon=True).start()
     try:
         return _serve(options, stop)
     except FTLayerError as error:
@@ -48,14 +44,6 @@ def _report(report: ChildReport) -> None:
     sys.stdout.flush()
     # The pipe has no reader from now on; what is printed goes to the log.
     os.dup2(2, 1)
-
-
-def _watch_driver(parent: int, stop: threading.Event) -> None:
-    while os.getppid() == parent:
-        readable, _, _ = select.select([0], [], [], PARENT_CHECK_S)
-        if readable and not os.read(0, 4_096):
-            break
-    stop.set()
 
 
 def _exit() -> NoReturn:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import secrets
-import select
 import subprocess
 import sys
 import threading
@@ -28,7 +27,7 @@ from ftlayer.vertex.service.access import (
     remove_access,
     write_access,
 )
-from ftlayer.vertex.service.child import ChildOrder, ChildReport
+from ftlayer.vertex.service.child import ChildOrder, ChildReport, read_line
 from ftlayer.vertex.service.directory import LOG_FILE, prepare_vertex
 
 # Compiling the kernels on a machine's first start takes most of it.
@@ -230,7 +229,7 @@ class EmbeddedVertex:
             process.stdin.write(order.to_line())
             process.stdin.flush()
         with process.stdout as pipe:
-            line = _read_line(pipe, START_TIMEOUT_S)
+            line = read_line(pipe, START_TIMEOUT_S)
         report = ChildReport.from_line(line)
         if report is not None and report.address:
             return report.address
@@ -304,16 +303,3 @@ def _end_input(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # it is dead already
         process.stdin.close()
-
-
-def _read_line(pipe: IO[bytes], timeout_s: float) -> bytes:
-    """Read up to a newline, the end, or the timeout."""
-    deadline = time.monotonic() + timeout_s
-    line = b""
-    while not line.endswith(b"\n"):
-        readable, _, _ = select.select([pipe], [], [], max(deadline - time.monotonic(), 0))
-        data = os.read(pipe.fileno(), 65_536) if readable else b""
-        if not data:
-            break
-        line += data
-    return line

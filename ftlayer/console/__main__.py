@@ -1,0 +1,49 @@
+"""``python -m ftlayer.console``: the child process of a `ftlayer.console.child.ConsoleProcess`.
+
+The first line of stdin is its order; the line printed tells how the start went. It ends when stdin does, or when its
+parent is not its parent any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+
+from ftlayer.console.child import ConsoleOrder
+from ftlayer.errors import FTLayerError
+from ftlayer.monitor.sources import Source, sources_here
+from ftlayer.vertex.service.child import ChildReport, watch_parent
+
+
+def main() -> int:
+    """Serve as ordered; see the module."""
+    parent = os.getppid()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    order = ConsoleOrder.from_line(sys.stdin.buffer.readline())
+    stop = threading.Event()
+    threading.Thread(target=watch_parent, args=(parent, stop), name="ftlayer-watch", daemon=True).start()
+    # Late, so that a program that is gone already is noticed during these imports.
+    from ftlayer.console.serve import serve
+
+    def look() -> tuple[Source, ...]:
+        return order.sources or sources_here().sources
+
+    try:
+        serve(order.options, look, on_ready=lambda link: _report(ChildReport(address=link)), stop=stop)
+    except FTLayerError as error:
+        _report(ChildReport(error=error.code, message=str(error)))
+        return 1
+    return 0
+
+
+def _report(report: ChildReport) -> None:
+    sys.stdout.write(report.to_line())
+    sys.stdout.flush()
+    # The pipe has no reader from now on.
+    os.dup2(2, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Dead letters: groups first; chosen ones are counted, and requeued, purged or exported when that is confirmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from ftlayer.console.asking import by
+from ftlayer.console.choosing import Choice, choice_of
+from ftlayer.console.forms import Operator, PostedForm
+from ftlayer.console.groups import dead_groups
+from ftlayer.console.guard import Caller
+from ftlayer.console.live import Context, LivePage, Visit
+from ftlayer.console.places import with_query
+from ftlayer.console.rendering import console_of, go_to
+from ftlayer.console.state import Console
+from ftlayer.console.works import Wanted, Work, WorkState
+from ftlayer.errors import ConfigError
+from ftlayer.monitor.facts import letter_group_facts, record_facts
+from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
+
+_AT_ONCE_S = 0.15
+"""A plan is shown with its count where that takes no longer."""
+
+router = APIRouter(include_in_schema=False)
+
+
+def _groups(visit: Visit) -> Context:
+    query = visit.query
+    found = dead_groups(
+        visit.console.watch,
+        vertex=query.get("vertex", ""),
+        job=query.get("job", ""),
+        stream=query.get("stream", ""),
+        operator=query.get("operator", ""),
+        mask=visit.mask,
+    )
+    groups = [
+        group
+        | {
+            "id": f"{group['vertex']}:{group['group']}:{group['stream_id']}",
+            "href": with_query(
+                "/records",
+                {
+                    "state": "dead",
+                    "vertex": group["vertex"],
+                    "stream": group["stream_id"],
+                    "group": group["group"],
+                },
+            ),
+        }
+        for group in found.groups
+    ]
+    filters = ", ".join(query[name] for name in ("job", "vertex", "stream", "operator") if query.get(name))
+    return {
+        "groups": groups,
+        "total": sum(group["count"] for group in groups),
+        "troubles": found.troubles,
+        "many": len(visit.console.watch.views()) > 1,
+        "filters": filters,
+    }
+
+
+def _work(visit: Visit) -> Context:
+    watch = visit.console.watch
+    watch.views()
+    work = known_work(visit.console, visit.params["plan"], visit.caller.user.name)
+    groups = [letter_group_facts(group, watch.names(), mask=visit.mask) for group in work.groups]
+    return {"work": work, "groups": groups}
+
+
+LIVE = LivePage("/dead", "dead.html", ("dead_groups",), _groups, "/dead")
+WORK_PAGE = LivePage("/dead/plans/{plan}", "work.html", ("work",), _work, "/dead")
+
+
+@router.get("/dead")
+def dead_page(request: Request) -> Response:
+    """Show the groups."""
+    return LIVE.respond(request)
+
+
+@router.post("/dead/plans")
+def make_plan(request: Request, caller: Operator, form: PostedForm) -> Response:
+    """Count the letters that were chosen; nothing happens to them yet."""
+    choice = choice_of(form.texts("group"), form.texts("key"))
+    work = begin_work(console_of(request), caller.user.name, form.text("action"), choice)
+    return go_to(f"/dead/plans/{work.id}")
+
+
+@router.get("/dead/plans/{plan}")
+def work_page(request: Request, plan: str, caller: Operator) -> Response:
+    """Show what was counted, and ask whether it is meant; then how far it is."""
+    return WORK_PAGE.respond(request)
+
+
+@router.post("/dead/plans/{plan}/{action}")
+def carry_out(request: Request, plan: str, action: Wanted, caller: Operator, form: PostedForm) -> Response:
+    """Requeue or purge what was counted."""
+    work = begin_change(console_of(request), plan, action, caller)
+    work.ready.wait(_AT_ONCE_S)
+    return go_to(f"/dead/plans/{plan}")
+
+
+@router.get("/dead/plans/{plan}/export")
+def export_plan(request: Request, plan: str, caller: Operator) -> Response:
+    """Send what was counted as lines of JSON."""
+    console = console_of(request)
+    return export(console, known_work(console, plan, caller.user.name))
+
+
+def begin_work(console: Console, user: str, action: str, choice: Choice) -> Work:
+    """Begin to count, and wait for a moment whether that is all. Raises `ConfigError`."""
+    try:
+        wanted = Wanted(action)
+    except ValueError:
+        raise ConfigError(f"action: expected one of {', '.join(Wanted)}, got {action!r}") from None
+    if wanted is Wanted.EXPORT:
+        check_export(console)
+    work = console.works.count(user, wanted, choice.selections(console))
+    work.ready.wait(_AT_ONCE_S)
+    return work
+
+
+def begin_change(console: Console, plan: str, action: Wanted, caller: Caller) -> Work:
+    """Begin to do what a plan says. Raises `ConfigError` for another action than the plan's."""
+    work = known_work(console, plan, caller.user.name)
+    if work.action is not action:
+        raise ConfigError(f"this plan is to {work.action}, not to {action}")
+    console.works.carry_out(work, by(caller))
+    return work
+
+
+def check_export(console: Console) -> None:
+    """Raise `ConfigError` where payloads are masked."""
+    if console.options.mask_payloads:
+        raise ConfigError("this console masks payloads: it exports none")
+
+
+def known_work(console: Console, plan: str, user: str) -> Work:
+    """Return a plan of this user; answers 404 where there is none."""
+    work = console.works.get(plan, user)
+    if work is None:
+        raise HTTPException(
+            404, "this plan is not known (any more): plans are kept for ten minutes; make another one"
+        )
+    return work
+
+
+def export(console: Console, work: Work) -> Response:
+    """Send letters as lines of JSON, read while they are sent. Letters that are gone by then are left out."""
+    check_export(console)
+    if work.state is not WorkState.COUNTED:
+        raise ConfigError(f"this plan is {work.state}; wait until it is counted")
+    names = console.watch.names()
+
+    def lines() -> Iterator[str]:
+        for start in range(0, len(work.letters.keys), MAX_SELECTED):
+            some = work.letters.keys[start : start + MAX_SELECTED]
+            for vertex in dict.fromkeys(at for at, _ in some):
+                keys = tuple(key for at, key in some if at == vertex)
+                for info in letters_of(console, vertex, keys):
+                    yield json.dumps(record_facts(vertex, info, names), ensure_ascii=False) + "\n"
+
+    return StreamingResponse(
+        lines(),
+        media_type="application/x-ndjson",
+        headers={"content-disposition": f'attachment; filename="dead-letters-{work.id}.jsonl"'},
+    )
+
+
+def letters_of(console: Console, vertex: str, keys: tuple[bytes, ...]) -> Iterator[RecordInfo]:
+    """Yield the letters that are still there, of up to `MAX_SELECTED`."""
+    call = SelectRecords("dead", keys=keys, limit=MAX_SELECTED)
+    while True:
+        page = console.watch.client(vertex).call(call)
+        assert isinstance(page, RecordPage)
+        yield from page.records
+        if not page.more:
+            return
+        call = replace(call, after=page.more)

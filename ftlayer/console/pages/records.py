@@ -1,0 +1,139 @@
+"""Records of any state: looked for, and one of them with all that is known of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from ftlayer.console.forms import AnyCaller
+from ftlayer.console.places import with_query
+from ftlayer.console.rendering import console_of, page
+from ftlayer.console.searching import STATES, Filter, record_of, search
+from ftlayer.console.state import Console
+from ftlayer.errors import ConfigError, UnsupportedError
+from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
+from ftlayer.vertex.calls import Explain, Explained, RecordInfo
+
+LONGEST_PAYLOAD = 160
+_TEXTS = ("state", "vertex", "job", "stream", "operator", "q", "root", "where")
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/records")
+def records_page(request: Request, caller: AnyCaller, after: str = "") -> Response:
+    """Show records."""
+    console = console_of(request)
+    watch, mask = console.watch, console.options.mask_payloads
+    wanted = filter_of(request.query_params)
+    check_masking(console, wanted)
+    found = search(watch, wanted, after=after, clock=console.clock)
+    names = watch.names()
+    records = [
+        {**(facts := record_facts(vertex, info, names, mask=mask)), "shown": _shown(facts["record"])}
+        for vertex, info in found.records
+    ]
+    fields: dict[str, str | int | None] = {name: getattr(wanted, name) for name in _TEXTS}
+    fields["group"] = wanted.group if wanted.group >= 0 else None
+    jobs = [
+        job_summary_facts(view.vertex, job, names, mask=mask) for view in watch.views() for job in view.jobs
+    ]
+    narrowed = ", ".join(
+        f"{name} {value}" for name, value in (("source", wanted.stream), ("vertex", wanted.vertex)) if value
+    )
+    return page(
+        request,
+        "records.html",
+        here="/records",
+        filter=wanted,
+        states=STATES,
+        jobs=jobs,
+        many=len(watch.views()) > 1,
+        records=records,
+        examined=found.examined,
+        selectable=wanted.state == "dead" and caller.user.is_operator,
+        more=with_query("/records", fields | {"after": found.next}) if found.next else "",
+        narrowed=narrowed,
+        without_group=with_query("/records", {"state": wanted.state}),
+        kept=[
+            (name, value)
+            for name, value in (
+                ("vertex", wanted.vertex),
+                ("stream", wanted.stream),
+                ("group", fields["group"]),
+            )
+            if value not in ("", None)
+        ],
+    )
+
+
+@router.get("/records/{vertex}/{key}")
+def record_page(request: Request, vertex: str, key: str) -> Response:
+    """Show one record."""
+    console = console_of(request)
+    info = known_record(console, vertex, key)
+    facts = record_facts(vertex, info, console.watch.names(), mask=console.options.mask_payloads)
+    return page(
+        request,
+        "record.html",
+        here="/dead" if info.state == "dead" else "/records",
+        record=facts,
+        payload=payload_text(facts["record"]),
+        explained=explanation_of(console, vertex, info) if info.state == "pending" else None,
+    )
+
+
+def filter_of(query: Mapping[str, str]) -> Filter:
+    """Read a filter from a query string. Raises `ConfigError`."""
+    texts: dict[str, Any] = {name: query[name].strip() for name in _TEXTS if query.get(name, "").strip()}
+    group = query.get("group", "")
+    if group and not group.isdecimal():
+        raise ConfigError(f"group: expected a number, got {group!r}")
+    return replace(Filter(group=int(group) if group else -1), **texts)
+
+
+def check_masking(console: Console, wanted: Filter) -> None:
+    """Raise `ConfigError` for a question whose answer would tell what payloads hold."""
+    if console.options.mask_payloads and (wanted.q or wanted.where):
+        raise ConfigError("this console masks payloads: text and conditions on fields are not searched for")
+
+
+def known_record(console: Console, vertex: str, key: str) -> RecordInfo:
+    """Return a record that is there; answers 404 where it is not."""
+    info = record_of(console.watch, vertex, key)
+    if info is None:
+        raise HTTPException(404, "this record is not there (any more): it is done, or was requeued or purged")
+    return info
+
+
+def explanation_of(console: Console, vertex: str, info: RecordInfo) -> Facts:
+    """Return which ids a pending record waits for, and who owes them; says so where the vertex does not keep ids."""
+    try:
+        explained = console.watch.client(vertex).call(Explain(info.root))
+    except UnsupportedError as error:
+        return {"text": str(error), "owed": []}
+    assert isinstance(explained, Explained)
+    text = ""
+    if not explained.known:
+        text = "It is not pending any more: it is done, or has failed."
+    elif not explained.registered:
+        text = "Its registration is missing: only later events have come, and are held."
+    elif not explained.ids_known:
+        text = "Some of its events came without ids: what follows is not all."
+    return explained_facts(info.root, explained) | {"text": text}
+
+
+def payload_text(record: Mapping[str, Any]) -> str:
+    """Return a payload as JSON, a column a line."""
+    return json.dumps(record, indent=2, ensure_ascii=False)
+
+
+def _shown(record: Mapping[str, Any]) -> str:
+    text = json.dumps(record, ensure_ascii=False)
+    return text if len(text) <= LONGEST_PAYLOAD else f"{text[: LONGEST_PAYLOAD - 1]}…"

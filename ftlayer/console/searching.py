@@ -1,0 +1,173 @@
+"""Looking for records in several vertices, a page at a time, and for no longer than somebody waits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ftlayer.clock import Now
+from ftlayer.console.watch import Watch
+from ftlayer.errors import ConfigError
+from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.search import DEAD, Search, Selection
+from ftlayer.monitor.where import Where, parse_where
+from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
+
+STATES = (DEAD, "waiting", "delivery", "pending")
+BUDGET_MS = 200
+"""After so long a page shows what was found, and where to go on."""
+
+PAGE = 50
+MOST = MAX_SELECTED
+"""So many records are on a page by itself, and at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which records are looked for, as a form or the API says it; "" is all.
+
+    Attributes:
+        job: ``<vertex>:<owner>``.
+        stream: by any of its names; as `JobNames.streams` finds it.
+        group: the number of a group of dead letters, with ``vertex`` and ``stream``.
+        q: text in reason, operator or payload.
+        root: a root or an origin, 16 hexadecimal digits.
+        where: conditions, as `ftlayer.monitor.where` reads them.
+    """
+
+    state: str = DEAD
+    vertex: str = ""
+    job: str = ""
+    stream: str = ""
+    operator: str = ""
+    group: int = -1
+    q: str = ""
+    root: str = ""
+    where: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found, each with its vertex; ``next`` goes on, "" at the end. ``examined`` were looked at."""
+
+    records: tuple[tuple[str, RecordInfo], ...]
+    next: str
+    examined: int
+
+
+def selections_of(watch: Watch, wanted: Filter, now_ms: int) -> tuple[Selection, ...]:
+    """Return what a filter means in each vertex and stream, in an order that stays. Raises `ConfigError`."""
+    if wanted.state not in STATES:
+        raise ConfigError(f"state: expected one of {', '.join(STATES)}, got {wanted.state!r}")
+    where = _where(wanted)
+    return tuple(
+        Selection(
+            vertex,
+            wanted.state,
+            where,
+            stream_id=stream,
+            group=wanted.group,
+            text=wanted.q,
+            newest=wanted.state == DEAD and not wanted.root,
+        )
+        for vertex, stream in _places(watch, wanted, where.pushed(now_ms).stream)
+    )
+
+
+def _where(wanted: Filter) -> Where:
+    if not wanted.operator:
+        return parse_where(wanted.where)
+    given = str(parse_where(wanted.where))  # which may be wrong, and says so
+    operator = f"operator = {json.dumps(wanted.operator)}"
+    return parse_where(f"({given}) and {operator}" if given else operator)
+
+
+def _places(watch: Watch, wanted: Filter, also: str) -> Sequence[tuple[str, str]]:
+    """Return the vertices, and in each the stream that is meant, "" for all."""
+    vertex, stream = wanted.vertex, wanted.stream or also
+    if wanted.job:
+        vertex, _, owner = wanted.job.partition(":")
+        stream = stream or owner
+    views = [view for view in watch.views() if view.has_records and not view.is_gone]
+    if vertex:
+        watch.client(vertex)  # which says so where there is none
+        views = [view for view in views if view.vertex == vertex]
+    if not stream:
+        return [(view.vertex, "") for view in views]
+    return JobNames(views).streams(stream)
+
+
+def search(
+    watch: Watch,
+    wanted: Filter,
+    *,
+    after: str = "",
+    limit: int = PAGE,
+    clock: Callable[[], Now],
+) -> Found:
+    """Return up to ``limit`` records, going on behind ``after``. Raises `ConfigError`, and what a vertex raises."""
+    began = clock()
+    selections = selections_of(watch, wanted, began.wall_ms)
+    root, names = _root(wanted.root), watch.names()
+    place, cursor = _parse_cursor(after, len(selections))
+    records: list[tuple[str, RecordInfo]] = []
+    examined = 0
+    while place < len(selections) and len(records) < limit:
+        vertex = selections[place].vertex
+        step = Search(selections[place], names, began.wall_ms)
+        # What is asked for fits into the page, so that its end is where the vertex goes on.
+        call = step.next_call(limit - len(records))
+        if call is None:  # no record can be meant
+            place, cursor = place + 1, b""
+            continue
+        page = watch.client(vertex).call(replace(call, after=cursor, root=root or call.root))
+        assert isinstance(page, RecordPage)
+        records += [(vertex, info) for info in step.take(page)]
+        examined += page.examined
+        cursor = page.more
+        if not cursor:
+            place += 1
+        if clock().mono_ms - began.mono_ms >= BUDGET_MS:
+            break
+    more = "" if place >= len(selections) else f"{place}.{cursor.hex()}"
+    return Found(tuple(records), more, examined)
+
+
+def _root(text: str) -> int:
+    if not text:
+        return 0
+    try:
+        root = int(text, 16)
+    except ValueError:
+        root = 0
+    if not 0 < root < 1 << 64:
+        raise ConfigError(f"root: expected 16 hexadecimal digits, got {text!r}")
+    return root
+
+
+def _parse_cursor(text: str, selections: int) -> tuple[int, bytes]:
+    if not text:
+        return 0, b""
+    place, dot, cursor = text.partition(".")
+    try:
+        if dot and place.isdecimal() and int(place) < selections:
+            return int(place), bytes.fromhex(cursor)
+    except ValueError:
+        pass  # what is said below
+    raise ConfigError("after: this is not where a page of this search ended; search anew")
+
+
+def record_of(watch: Watch, vertex: str, key: str) -> RecordInfo | None:
+    """Return one record, whatever its state; None where it is not there (any more)."""
+    try:
+        wanted = bytes.fromhex(key)
+    except ValueError:
+        raise ConfigError(f"key: expected hexadecimal digits, got {key!r}") from None
+    client = watch.client(vertex)
+    for state in STATES:
+        page = client.call(SelectRecords(state, keys=(wanted,), limit=1))
+        assert isinstance(page, RecordPage)
+        if page.records:
+            return page.records[0]
+    return None

@@ -1,0 +1,166 @@
+"""What operators have the console do to many letters: counted, confirmed, carried out by a thread of its own.
+
+A work is one operator's. It is forgotten after ten minutes in which nothing was asked of it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+
+from ftlayer.clock import Now
+from ftlayer.console.watch import Watch
+from ftlayer.errors import ConfigError, FTLayerError
+from ftlayer.monitor.grouped import LetterGroup, whole_groups
+from ftlayer.monitor.plans import Carrying, Change, Counting, Letters, Scope
+from ftlayer.monitor.search import Selection, first_pages
+from ftlayer.monitor.where import Where
+from ftlayer.vertex.calls import Changed, RecordPage
+
+KEPT_MS = 600_000
+MAX_WORKS = 100
+MAX_LETTERS = 2_000_000
+"""More keys than that are not kept in memory: say which of them."""
+
+
+class Wanted(StrEnum):
+    """What is to be done with letters."""
+
+    REQUEUE = "requeue"
+    PURGE = "purge"
+    EXPORT = "export"
+
+
+class WorkState(StrEnum):
+    """Where a work is."""
+
+    COUNTING = "counting"
+    COUNTED = "counted"
+    CHANGING = "changing"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Work:
+    """One work of ``user``: what is to be done with which ``letters``, and how far that is.
+
+    ``groups`` say what they are, as far as that is known without a look at each. ``ready`` is set while nothing is
+    under way.
+    """
+
+    def __init__(self, id: str, user: str, action: Wanted, used_ms: int) -> None:
+        self.id = id
+        self.user = user
+        self.action = action
+        self.used_ms = used_ms
+        self.state = WorkState.COUNTING
+        self.failure = ""
+        self.count = 0
+        self.letters = Letters((), 0, 0)
+        self.groups: tuple[LetterGroup, ...] = ()
+        self.sent = 0
+        self.changed = 0
+        self.ready = threading.Event()
+
+
+class Works:
+    """All works of a console. Any thread may use it."""
+
+    def __init__(self, watch: Watch, clock: Callable[[], Now]) -> None:
+        """Begin with none."""
+        self._watch = watch
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._works: dict[str, Work] = {}
+
+    def count(self, user: str, action: Wanted, selections: Sequence[Selection]) -> Work:
+        """Begin to count the letters that are meant. Raises `ConfigError` while too many works are kept."""
+        now = self._clock()
+        work = Work(secrets.token_urlsafe(12), user, action, now.mono_ms)
+        with self._lock:
+            self._forget(now.mono_ms)
+            if len(self._works) >= MAX_WORKS:
+                raise ConfigError(
+                    f"{MAX_WORKS} plans are kept already; wait until some of them are forgotten"
+                )
+            self._works[work.id] = work
+        self._run(work, lambda: self._count(work, selections, now.wall_ms))
+        return work
+
+    def get(self, id: str, user: str) -> Work | None:
+        """Return a work of this user; None for one that is not known (any more)."""
+        now_ms = self._clock().mono_ms
+        with self._lock:
+            self._forget(now_ms)
+            work = self._works.get(id)
+            if work is None or work.user != user:
+                return None
+            work.used_ms = now_ms
+            return work
+
+    def carry_out(self, work: Work, by: str) -> None:
+        """Begin to change what was counted, once. Raises `ConfigError` for what is not counted, or to be exported."""
+        with self._lock:
+            if work.state in (WorkState.CHANGING, WorkState.DONE):
+                return  # the same button, pressed twice
+            if work.state is not WorkState.COUNTED or work.action is Wanted.EXPORT:
+                raise ConfigError(f"this plan, to {work.action}, is {work.state}; make another one")
+            work.state = WorkState.CHANGING
+            work.ready.clear()
+        self._run(work, lambda: self._carry_out(work, by))
+
+    def _forget(self, now_ms: int) -> None:
+        for id, work in list(self._works.items()):
+            if work.ready.is_set() and now_ms - work.used_ms >= KEPT_MS:
+                del self._works[id]
+
+    def _run(self, work: Work, steps: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                steps()
+                self._watch.refresh()
+            except FTLayerError as error:
+                work.failure = str(error)
+                work.state = WorkState.FAILED
+            finally:
+                work.ready.set()
+
+        threading.Thread(target=run, name=f"ftlayer-console-{work.action}", daemon=True).start()
+
+    def _count(self, work: Work, selections: Sequence[Selection], now_ms: int) -> None:
+        names = self._watch.names()
+        scopes = [
+            Scope(selection.vertex, call)
+            for selection in selections
+            for call in first_pages(selection, names, now_ms)
+        ]
+        where = selections[0].where if selections else Where()
+        counting = Counting(scopes, where, names, now_ms)
+        while (step := counting.next_call()) is not None:
+            vertex, call = step
+            page = self._watch.client(vertex).call(call)
+            assert isinstance(page, RecordPage)
+            counting.take(page)
+            work.count = counting.found
+            if work.count > MAX_LETTERS:
+                raise ConfigError(f"these are more than {MAX_LETTERS:,} letters; choose some of them")
+        work.letters = counting.letters
+        known = {view.vertex: view.groups for view in self._watch.views()}
+        work.groups = tuple(
+            group
+            for selection in selections
+            for group in whole_groups(selection, names, now_ms, known[selection.vertex]) or ()
+        )
+        work.state = WorkState.COUNTED
+
+    def _carry_out(self, work: Work, by: str) -> None:
+        carrying = Carrying(Change(work.action), work.letters)
+        while (step := carrying.next_call()) is not None:
+            vertex, call = step
+            answer = self._watch.client(vertex).call(call)
+            assert isinstance(answer, Changed)
+            carrying.take(answer)
+            work.sent, work.changed = carrying.asked, carrying.changed
+        work.state = WorkState.DONE
