@@ -41,6 +41,9 @@ from ftlayer.vertex.calls import (
 STEPS = ("begin", "begun", "run", "sealed", "written", "committed", "reported")
 """The steps that a watcher is told of, in order; faults are injected at each of them."""
 
+JUDGED = "judged"
+"""A further step, between "run" and "sealed": which records have failed is known."""
+
 REJECTED = "rejected"
 """A further step, before "written": the sink has rejected rows, and these are sealed as failed."""
 
@@ -175,6 +178,7 @@ class BatchProtocol(Generic[R]):
         try:
             self._watch("run", batch)
             outcome = self._runner.outcome(result, sealed)
+            self._watch(JUDGED, batch)
             reply = self._seal(batch, outcome, sealed)
             self._watch("sealed", batch)
             report = outcome.report

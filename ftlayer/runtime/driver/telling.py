@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ftlayer.checkpoint.coordinator.statistics import CheckpointState, CheckpointStats
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.errors import UnsupportedError
+from ftlayer.printable import shortened
 from ftlayer.runtime.driver.checkpoint_times import CheckpointTimes
 from ftlayer.runtime.driver.job import Job
 from ftlayer.runtime.driver.job_status import JobStatus, SlotStatus
@@ -38,6 +39,7 @@ ASK_S = 0.2
 """How long the job's thread is waited for to say what checkpoints there are; else it is said the next time."""
 
 MAX_TEXT = 4_000
+"""Bytes of a failure, with its traceback."""
 MAX_CHECKPOINTS = 100
 MAX_FAILED_CHECKPOINTS = 50
 
@@ -91,9 +93,9 @@ class TopologyTelling:
             ended_ms=self.since_ms + int(status.uptime_s * 1_000) if final else 0,
             host=socket.gethostname(),
             pid=os.getpid(),
-            line=_cut(status.line()),
+            line=shortened(status.line(), MAX_TEXT),
             restarts=status.restarts,
-            last_failure=_cut(status.last_failure),
+            last_failure=shortened(status.last_failure, MAX_TEXT),
             plan=plan_of(self.graph) if with_plan else None,
             slots=tuple(_slot(slot) for slot in status.slots),
             subtasks=status.subtasks,
@@ -210,12 +212,12 @@ def _slot(slot: SlotStatus) -> SlotDetails:
         busy_ms=slot.busy_ms,
         function=slot.function,
         restarts=slot.restarts,
-        failure=_cut(slot.failure),
+        failure=shortened(slot.failure, MAX_TEXT),
     )
 
 
 def _incident(incident: Incident) -> Incident:
-    return Incident(incident.at_ms, incident.kind, _cut(incident.text), incident.slot)
+    return Incident(incident.at_ms, incident.kind, shortened(incident.text, MAX_TEXT), incident.slot)
 
 
 def _failed(history: tuple[CheckpointStats, ...]) -> list[Incident]:
@@ -225,7 +227,7 @@ def _failed(history: tuple[CheckpointStats, ...]) -> list[Incident]:
         Incident(
             each.ended_ms or each.triggered_ms,
             "checkpoint",
-            _cut(f"{each.kind} {each.checkpoint} failed: {each.failure}"),
+            shortened(f"{each.kind} {each.checkpoint} failed: {each.failure}", MAX_TEXT),
         )
         for each in reversed(failed)
     ]
@@ -263,9 +265,5 @@ def _checkpoint(stats: CheckpointStats) -> CheckpointDetails:
             for part in stats.parts
         ),
         location=stats.location,
-        failure=_cut(stats.failure),
+        failure=shortened(stats.failure, MAX_TEXT),
     )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -19,13 +19,14 @@ from pyspark.errors import StreamingQueryException
 
 from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import FTLayerError, FunctionLoadError, QueryError
+from ftlayer.printable import shortened
 from ftlayer.recovery import lasting
 from ftlayer.restart import RestartStrategy
 from ftlayer.spark.batch.raised import words_of
 from ftlayer.spark.circuits import QueryCircuits
 from ftlayer.spark.protocol import BatchReport
 from ftlayer.spark.query.drained import Drain, LogEnds
-from ftlayer.vertex.calls import QueryStatus
+from ftlayer.vertex.calls import Incident, QueryStatus
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -34,6 +35,8 @@ POLL_S = 0.2
 """How often the supervisor looks whether it was told to stop while the Spark query runs."""
 
 KEPT_REPORTS = 1_000
+KEPT_INCIDENTS = 50
+MAX_INCIDENT_BYTES = 4_000
 
 
 class LetterQuery(Protocol):
@@ -70,6 +73,7 @@ class QuerySupervisor:
         restarts: how many times the Spark query has been started again after a failure.
         last_failure: the text of the failure that made the last restart necessary, "" if there was none.
         reports: of the last batches, oldest first.
+        incidents: the last restarts, and its end, oldest first.
     """
 
     def __init__(
@@ -110,6 +114,8 @@ class QuerySupervisor:
         self.restarts = 0
         self.last_failure = ""
         self.reports: deque[BatchReport] = deque(maxlen=KEPT_REPORTS)
+        self.incidents: tuple[Incident, ...] = ()
+        self._is_restarting = False
         self._first = self._begin()
         self._thread = threading.Thread(target=self._supervise, name=f"ftlayer-{name}", daemon=True)
         self._thread.start()
@@ -128,6 +134,13 @@ class QuerySupervisor:
     def isActive(self) -> bool:  # noqa: N802 - Spark's name
         """Whether it is at work (the Spark query itself may be between two runs)."""
         return not self._done.is_set()
+
+    @property
+    def state(self) -> str:
+        """``"running"``, ``"restarting"`` (behind a failure, up to the next run), ``"ended"`` or ``"failed"``."""
+        if self._done.is_set():
+            return "ended" if self.error is None else "failed"
+        return "restarting" if self._is_restarting else "running"
 
     @property
     def query(self) -> StreamingQuery:
@@ -235,6 +248,7 @@ class QuerySupervisor:
         run = _QueryRun(self._start(self))
         with self._lock:
             self._current = run
+            self._is_restarting = False
             if self.interrupted:
                 # What was asked while it started found the run before, if any, to stop.
                 run.query.stop()
@@ -294,6 +308,8 @@ class QuerySupervisor:
                 run = None
         finally:
             self._run.over.set()
+            why = "" if self.error is None else f": {words_of(self.error)}"
+            self._happened("state", f"running → {'ended' if self.error is None else 'failed'}{why}")
             self._done.set()
 
     def _await_end(self, run: _QueryRun) -> None:
@@ -325,7 +341,13 @@ class QuerySupervisor:
             return False
         self.restarts += 1
         self.last_failure = words_of(error)
+        self._is_restarting = True
+        self._happened("restart", f"restart {self.restarts}: {self.last_failure}")
         return not self._stopping.wait(pause / 1000)
+
+    def _happened(self, kind: str, text: str) -> None:
+        incident = Incident(time.time_ns() // 1_000_000, kind, shortened(text, MAX_INCIDENT_BYTES))
+        self.incidents = (*self.incidents, incident)[-KEPT_INCIDENTS:]
 
     def _named(self, final: FTLayerError | None) -> FTLayerError | None:
         """Return the error with the operators that need what could not be loaded, if that was it."""

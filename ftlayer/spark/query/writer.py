@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +29,8 @@ from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor
-from ftlayer.spark.sessions import tells_of_its_end
+from ftlayer.spark.query.telling import BatchLog, QueryTelling
+from ftlayer.spark.sessions import links_of, tells_of_its_end
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
 from ftlayer.spark.stages.task import FT
@@ -171,9 +174,13 @@ class TrackedWriter:
         if self._ending.rejects and WHOLE_QUERY in limits:
             limits[SINK] = limits[WHOLE_QUERY]
         circuits = QueryCircuits(self._name, limits) if limits else None
+        execution, log = uuid.uuid4().hex, BatchLog()
+        since_ms = time.time_ns() // 1_000_000
+        runs = itertools.count(1)
 
         def start(supervisor: QuerySupervisor) -> StreamingQuery:
-            return self._start_run(supervisor, directory, mark, stream, circuits)
+            run = f"{execution}.{next(runs)}"
+            return self._start_run(supervisor, directory, mark, stream, circuits, run, log)
 
         def status() -> QueryStatus:
             reply = client.call(QueryStatusCall(mark.query))
@@ -192,6 +199,17 @@ class TrackedWriter:
             needed_by=self._needed_by,
         )
         note_wrapped(supervisor, source.frame)
+        self._plan.layer.job_announcer.add(
+            QueryTelling(
+                supervisor,
+                log,
+                owner=mark.query,
+                run=execution,
+                checkpoint=self._checkpoint,
+                links=links_of(source.frame.sparkSession),
+                since_ms=since_ms,
+            )
+        )
         return TrackedQuery(supervisor)
 
     def _start_run(
@@ -201,13 +219,14 @@ class TrackedWriter:
         mark: CheckpointMark,
         stream: str,
         circuits: QueryCircuits | None,
+        run: str,
+        log: BatchLog,
     ) -> StreamingQuery:
         """Start one run of the Spark query: a new epoch, which fences the run before."""
         layer = self._plan.layer
         client = layer.client
-        run = uuid.uuid4().hex
         directory.remove_torn_offsets()
-        opened = client.call(OpenQuery(mark.query, run, (stream,), layer.stream_options))
+        opened = client.call(OpenQuery(mark.query, run, (stream,), layer.stream_options, self._name))
         assert isinstance(opened, QueryOpened)
         if directory.last_commit > opened.last_committed:
             raise CheckpointMismatchError(
@@ -229,6 +248,10 @@ class TrackedWriter:
         def tell(circuits: dict[str, CircuitStatus]) -> None:
             client.call(ReportCircuits(mark.query, circuits))
 
+        def watch(step: str, batch: int) -> None:
+            log.watch(step, batch)
+            self._watch(step, batch)
+
         def process(rows: DataFrame, batch: int) -> None:
             runner = SparkRunner(
                 rows,
@@ -243,7 +266,7 @@ class TrackedWriter:
             )
             try:
                 gate = None if circuits is None else QueryGate(circuits, lambda: supervisor.interrupted, tell)
-                batches = BatchProtocol(mark.query, opened.epoch, client.call, runner, self._watch, gate)
+                batches = BatchProtocol(mark.query, opened.epoch, client.call, runner, watch, gate)
                 report = batches.process(batch)
             except Exception as error:
                 supervisor.note_failure(error)
@@ -253,6 +276,7 @@ class TrackedWriter:
                 raise
             report = replace(report, query=self._name)
             supervisor.report(report)
+            log.through(report, time.time_ns() // 1_000_000)
             tell_batch(self._listeners, report)
 
         hide_stops()

@@ -26,6 +26,7 @@ class OpenQuery:
 
     ``streams`` are its wrapped sources and ingests; an ingest that another query has claimed is
     refused with `StaleOwnerError` naming that query. ``title`` is what people call it; "": as the vertex knows it.
+    ``run`` is unique to each take-over; what is before its first dot names the execution, which announces itself so.
     """
 
     query: str

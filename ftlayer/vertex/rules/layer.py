@@ -388,7 +388,8 @@ class FTLayerCore:
         if job.kind is calls.JobKind.TOPOLOGY:
             return self._state.owners.run_of(job.owner)
         query = get_query(txn, job.owner)
-        return "" if query is None else query.run
+        # A query opens itself anew at each run of Spark's: what is before the dot is the execution.
+        return "" if query is None else query.run.partition(".")[0]
 
     def _enter(self, txn: WriteTransaction) -> Group:
         """Return the group of ``txn``; a new transaction means that the last one is over."""

@@ -19,6 +19,7 @@ from ftlayer.restart import FixedDelay
 from ftlayer.spark.query import writer as query_writer
 from ftlayer.spark.query.checkpoint import CheckpointDirectory
 from ftlayer.spark.query.supervisor import QuerySupervisor
+from ftlayer.vertex.calls import AskJob, GetJob, JobOrder, ListJobs, OrderAction, OrderState
 
 pytestmark = pytest.mark.spark
 
@@ -83,6 +84,12 @@ def test_errors_that_a_restart_cannot_mend_end_the_query(layer: Any, numbers: An
     assert query.restarts == 0
 
 
+def announced(layer: Any, name: str) -> Any:
+    """Return what the vertex shows of a query; None before it is announced."""
+    jobs = layer.client.call(ListJobs()).jobs
+    return next((each for each in jobs if each.job.name == name), None)
+
+
 class Batches(TrackedQueryListener):
     """Keeps what it is told, and fails then: that is no business of the query's."""
 
@@ -118,7 +125,21 @@ def test_progress_stop_and_going_on(layer: Any, rows: Any, kept: Any, tools: Any
     first_id, first_run = query.id, query.runId
     assert query.ft_status().drained
     query.explain()
-    query.stop()
+    job = tools.until(lambda: announced(layer, "progressing"), "its announcement").job
+    tools.until(lambda: announced(layer, "progressing").job.counters.get("batches"), "its batch")
+    told = layer.client.call(GetJob(job.owner)).job
+    assert (told.kind, told.state, told.checkpoint_location) == ("query", "running", tools.checkpoint)
+    assert [(batch.batch, batch.rows) for batch in told.batches] == [(0, 10)]
+    assert list(told.batches[0].phases_ms) == ["run", "verdict", "seal", "sink", "commit"]
+    # Asked from outside, as a tool does it.
+    order = JobOrder("stop-it", job.owner, job.run, OrderAction.STOP, "a test", 1)
+    layer.client.call(AskJob(order))
+    assert query.awaitTermination(600)
+    done = tools.until(
+        lambda: (it := layer.client.call(AskJob(order)).answer).state is OrderState.DONE and it, "the answer"
+    )
+    assert "stays for its next start" in done.text
+    assert tools.until(lambda: (it := announced(layer, "progressing")).job.final and it).job.state == "ended"
     query.stop()
     assert not query.isActive
     rows.add([{"n": n} for n in range(10, 20)])
@@ -136,9 +157,16 @@ def test_stopping_while_it_waits_to_restart(layer: Any, numbers: Any, tools: Any
         raise OSError("down")
 
     stream = layer.source(numbers, name="numbers")
-    query = stream.sink(sink, checkpoint=tools.checkpoint).restart(FixedDelay(5, "10h")).start()
+    writer = stream.sink(sink, checkpoint=tools.checkpoint, name="waits-to-restart")
+    query = writer.restart(FixedDelay(5, "10h")).start()
     tools.until(lambda: query.restarts == 1, "the failure")
     assert query.isActive
+    tools.until(
+        lambda: (it := announced(layer, "waits-to-restart")) and it.job.state == "restarting",
+        "the announcement",
+    )
+    (restart,) = announced(layer, "waits-to-restart").incidents
+    assert (restart.kind, "OSError: down" in restart.text) == ("restart", True)
     query.stop()  # Not behind the pause of ten hours, which is longer than a test may take.
     assert not query.isActive
     assert query.exception() is None

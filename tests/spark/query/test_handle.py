@@ -403,3 +403,20 @@ def test_what_could_not_be_loaded_is_known_by_the_operators_that_need_it() -> No
     starter.run(0).end(ModuleNotFoundError("No module named 'h'"))
     with pytest.raises(FunctionLoadError, match=r"^'parse': ModuleNotFoundError: No module named 'h'"):
         query.awaitTermination(WAIT_S)
+
+
+def test_restarts_and_the_end_are_told_with_their_reasons() -> None:
+    starter = Starter()
+    supervisor = supervisor_of(starter, FixedDelay(1, "1ms"))
+    assert supervisor.state == "running"
+    starter.run(0).end(OSError("the first"))
+    starter.run(1).end(OSError("the second"))
+    with pytest.raises(QueryError):
+        supervisor.wait_until_ended(WAIT_S)
+    assert supervisor.state == "failed"
+    restart, end = supervisor.incidents
+    assert (restart.kind, end.kind) == ("restart", "state")
+    assert "restart 1" in restart.text
+    assert "the first" in restart.text
+    assert end.text.startswith("running → failed: ")
+    assert "the second" in end.text

@@ -1,0 +1,210 @@
+"""A wrapped query as it is announced: its batches with their phases, its restarts, and orders as calls of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+
+from ftlayer.errors import UnsupportedError
+from ftlayer.histogram import BATCH_BOUNDS, Histogram
+from ftlayer.printable import shortened
+from ftlayer.spark.batch.raised import words_of
+from ftlayer.spark.protocol import JUDGED, BatchReport
+from ftlayer.spark.query.supervisor import QuerySupervisor
+from ftlayer.vertex.calls.jobs import (
+    BatchDetails,
+    HistogramDetails,
+    JobDetails,
+    JobKind,
+    JobOrder,
+    OrderAction,
+)
+
+KEPT_BATCHES = 100
+RATE_MS = 10_000
+"""Rates are those of the batches of so long."""
+
+MAX_TEXT = 4_000
+DRAIN_S = 60.0
+
+PHASES = (
+    ("run", "begun", "run"),
+    ("verdict", "run", JUDGED),
+    ("seal", JUDGED, "sealed"),
+    ("sink", "sealed", "written"),
+    ("commit", "written", "committed"),
+)
+"""Each phase of a batch, and the steps that it lies between."""
+
+
+class BatchLog:
+    """The last batches of a query, timed at the steps of the protocol: a clock is read once a step.
+
+    `watch` and `through` are the batch's thread's; the rest is any thread's.
+    """
+
+    def __init__(self, clock_ms: Callable[[], float] = lambda: time.monotonic_ns() / 1e6) -> None:
+        self._clock_ms = clock_ms
+        self._steps: dict[str, float] = {}
+        self._lock = threading.Lock()  # guards what follows
+        self._batches: deque[BatchDetails] = deque(maxlen=KEPT_BATCHES)
+        self._counters: Counter[str] = Counter()
+        self._histograms = {f"batch_{phase}": Histogram(BATCH_BOUNDS) for phase, _, _ in PHASES}
+        self._histograms["batch"] = Histogram(BATCH_BOUNDS)
+
+    def watch(self, step: str, batch: int) -> None:
+        """Note that a batch has come to a step."""
+        if step == "begin":
+            self._steps = {}
+        self._steps[step] = self._clock_ms()
+
+    def through(self, report: BatchReport, at_ms: int) -> None:
+        """Take note of a batch that is through, at ``at_ms`` (Unix)."""
+        steps = self._steps
+        phases = {
+            phase: steps[after] - steps[before]
+            for phase, before, after in PHASES
+            if before in steps and after in steps
+        }
+        duration_ms = self._clock_ms() - steps["begin"]
+        details = BatchDetails(
+            batch=report.batch,
+            at_ms=at_ms,
+            rows=report.rows_in,
+            delivered=report.delivered,
+            failed=report.failed,
+            dead=report.dead,
+            duration_ms=duration_ms,
+            phases_ms=phases,
+        )
+        with self._lock:
+            self._batches.append(details)
+            self._counters.update(
+                batches=1,
+                records_in=report.rows_in,
+                records_out=report.rows_out,
+                delivered=report.delivered,
+                failed=report.failed,
+                dead=report.dead,
+            )
+            self._histograms["batch"].observe(duration_ms / 1_000)
+            for phase, ms in phases.items():
+                self._histograms[f"batch_{phase}"].observe(ms / 1_000)
+
+    @property
+    def batches(self) -> tuple[BatchDetails, ...]:
+        """The last ones, the oldest first."""
+        with self._lock:
+            return tuple(self._batches)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Totals of all batches."""
+        with self._lock:
+            return dict(self._counters)
+
+    @property
+    def histograms(self) -> dict[str, HistogramDetails]:
+        """How long batches and their phases took, by ``batch|`` and ``batch_<phase>|``."""
+        with self._lock:
+            return {f"{name}|": HistogramDetails.of(each) for name, each in self._histograms.items()}
+
+
+class QueryTelling:
+    """`ftlayer.jobs.announcer.Telling` of a wrapped query, over all runs of its Spark query."""
+
+    def __init__(
+        self,
+        supervisor: QuerySupervisor,
+        log: BatchLog,
+        *,
+        owner: str,
+        run: str,
+        checkpoint: str,
+        links: Mapping[str, str],
+        since_ms: int,
+    ) -> None:
+        """``owner``: what the vertex files the query under; ``run``: this start of it."""
+        self.run = run
+        self._supervisor = supervisor
+        self._log = log
+        self._owner = owner
+        self._checkpoint = checkpoint
+        self._links = dict(links)
+        self._since_ms = since_ms
+        self._ended_ms = 0
+
+    def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:
+        """See `Telling`; a query has no plan and no checkpoints of ftlayer's."""
+        supervisor, log = self._supervisor, self._log
+        final = not supervisor.isActive
+        now_ms = time.time_ns() // 1_000_000
+        if final and not self._ended_ms:
+            self._ended_ms = now_ms
+        counters = log.counters
+        batches = log.batches
+        rates = rates_of(batches, now_ms)
+        state = supervisor.state
+        restarts = f" · {supervisor.restarts} restarts" if supervisor.restarts else ""
+        error = supervisor.error
+        return JobDetails(
+            owner=self._owner,
+            name=supervisor.name,
+            kind=JobKind.QUERY,
+            run=self.run,
+            mode="acker",
+            state=state,
+            final=final,
+            since_ms=self._since_ms,
+            at_ms=now_ms,
+            ended_ms=self._ended_ms,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            line=(
+                f"{supervisor.name}: {state} · {counters.get('batches', 0):,} batches · "
+                f"{counters.get('records_in', 0):,} in ({rates.get('records_in', 0):,.0f}/s) · "
+                f"{counters.get('failed', 0):,} failed · {counters.get('dead', 0):,} dead{restarts}"
+            ),
+            restarts=supervisor.restarts,
+            last_failure=shortened(supervisor.last_failure if error is None else words_of(error), MAX_TEXT),
+            checkpoint_location=self._checkpoint,
+            counters=counters,
+            rates=rates,
+            histograms=log.histograms,
+            incidents=tuple(supervisor.incidents),
+            circuits=supervisor.circuits(),
+            batches=batches,
+            links=self._links,
+        )
+
+    def carry_out(self, order: JobOrder) -> str:
+        """See `Telling`."""
+        supervisor = self._supervisor
+        if not supervisor.isActive:
+            raise UnsupportedError(f"{supervisor.name!r} is {supervisor.state}: nothing can be asked of it")
+        match order.action:
+            case OrderAction.STOP:
+                supervisor.stop()
+                return "it is stopped: what is pending or waits stays for its next start"
+            case OrderAction.DRAIN:
+                if supervisor.drain(order.timeout_ms / 1_000 or DRAIN_S):
+                    return "everything that its source had is done"
+                return f"it is {supervisor.state}: what is not through stays for its next start"
+            case _:
+                raise UnsupportedError(
+                    f"a wrapped query cannot be asked for {order.action}: it goes on from Spark's checkpoint of each "
+                    "batch; stop it, or drain it"
+                )
+
+
+def rates_of(batches: tuple[BatchDetails, ...], now_ms: int) -> dict[str, float]:
+    """Return what the batches of the last `RATE_MS` took in and what of it failed, per second."""
+    last = [batch for batch in batches if now_ms - batch.at_ms < RATE_MS]
+    return {
+        "records_in": sum(batch.rows for batch in last) * 1_000 / RATE_MS,
+        "failed": sum(batch.failed for batch in last) * 1_000 / RATE_MS,
+    }

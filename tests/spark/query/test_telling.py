@@ -1,0 +1,160 @@
+"""A wrapped query as it is announced: what its batches took, and what orders do."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from ftlayer.errors import QueryError, UnsupportedError
+from ftlayer.spark.protocol import JUDGED, BatchReport
+from ftlayer.spark.query.telling import KEPT_BATCHES, RATE_MS, BatchLog, QueryTelling, rates_of
+from ftlayer.vertex.calls import AnnounceJob, BatchState, Incident, JobOrder, OrderAction
+from ftlayer.vertex.wire.job_checks import check_job_call
+
+STEPS = ("begin", "begun", "run", JUDGED, "sealed", "written", "committed", "reported")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def __call__(self) -> float:
+        return self.ms
+
+
+def run_batch(log: BatchLog, clock: Clock, batch: int, *, ms: float = 10.0, at_ms: int = 1_000) -> None:
+    for step in STEPS:
+        log.watch(step, batch)
+        clock.ms += ms
+    log.through(BatchReport(batch, BatchState.NEW, 100, 90, 10, 8, 2, 5), at_ms)
+
+
+def test_phases_are_the_times_between_the_steps() -> None:
+    clock = Clock()
+    log = BatchLog(clock)
+    for step, ms in zip(STEPS, (1, 100, 20, 3, 50, 7, 2, 0), strict=True):
+        log.watch(step, 4)
+        clock.ms += ms
+    log.through(BatchReport(4, BatchState.NEW, 100, 90, 10, 8, 2, 5), 1_234)
+    (batch,) = log.batches
+    assert batch.phases_ms == {"run": 100, "verdict": 20, "seal": 3, "sink": 50, "commit": 7}
+    assert (batch.batch, batch.at_ms, batch.duration_ms) == (4, 1_234, 183)
+    assert (batch.rows, batch.delivered, batch.failed, batch.dead) == (100, 5, 10, 2)
+    histograms = {name: sum(each.counts) for name, each in log.histograms.items()}
+    assert histograms == {
+        f"batch{phase}|": 1 for phase in ("", "_run", "_verdict", "_seal", "_sink", "_commit")
+    }
+    assert log.histograms["batch_sink|"].total == pytest.approx(0.05)
+
+
+def test_a_batch_that_was_committed_before_has_no_phases() -> None:
+    clock = Clock()
+    log = BatchLog(clock)
+    run_batch(log, clock, 1)
+    for step in ("begin", "begun", "reported"):
+        log.watch(step, 2)
+    log.through(BatchReport(2, BatchState.COMMITTED), 2_000)
+    assert [batch.phases_ms == {} for batch in log.batches] == [False, True]
+
+
+def test_the_last_batches_are_kept_and_all_are_counted() -> None:
+    clock = Clock()
+    log = BatchLog(clock)
+    for batch in range(KEPT_BATCHES + 20):
+        run_batch(log, clock, batch)
+    assert [batch.batch for batch in log.batches] == list(range(20, KEPT_BATCHES + 20))
+    assert log.counters["batches"] == KEPT_BATCHES + 20
+    assert log.counters["records_in"] == 100 * (KEPT_BATCHES + 20)
+
+
+def test_rates_are_those_of_the_last_seconds() -> None:
+    clock = Clock()
+    log = BatchLog(clock)
+    run_batch(log, clock, 1, at_ms=1_000)
+    run_batch(log, clock, 2, at_ms=5_000)
+    assert rates_of(log.batches, 6_000) == {"records_in": 20.0, "failed": 2.0}
+    assert rates_of(log.batches, 1_000 + RATE_MS) == {"records_in": 10.0, "failed": 1.0}
+    assert rates_of((), 1_000) == {"records_in": 0.0, "failed": 0.0}
+
+
+@pytest.fixture
+def supervisor() -> Any:
+    it = Mock(isActive=True, state="running", error=None, restarts=2, last_failure="OSError: down")
+    it.name = "clean-orders"
+    it.incidents = (Incident(5, "restart", "restart 2: OSError: down"),)
+    it.circuits.return_value = {}
+    return it
+
+
+@pytest.fixture
+def telling(supervisor: Any) -> QueryTelling:
+    clock = Clock()
+    log = BatchLog(clock)
+    run_batch(log, clock, 1)
+    return QueryTelling(
+        supervisor,
+        log,
+        owner="3f2a",
+        run="run-1",
+        checkpoint="/chk",
+        links={"Spark UI": "http://x:4040"},
+        since_ms=7,
+    )
+
+
+def test_it_is_told_by_the_name_that_people_gave_it(telling: QueryTelling) -> None:
+    details = telling.details(0, with_plan=True)
+    check_job_call(AnnounceJob(details))
+    assert (details.owner, details.name, details.kind, details.run) == (
+        "3f2a",
+        "clean-orders",
+        "query",
+        "run-1",
+    )
+    assert (details.state, details.final, details.restarts, details.last_failure) == (
+        "running",
+        False,
+        2,
+        "OSError: down",
+    )
+    assert (details.checkpoint_location, details.links) == ("/chk", {"Spark UI": "http://x:4040"})
+    assert [batch.batch for batch in details.batches] == [1]
+    assert details.incidents[0].kind == "restart"
+    assert "clean-orders: running · 1 batches · 100 in" in details.line
+
+
+def test_its_last_word_says_what_it_ended_with(telling: QueryTelling, supervisor: Any) -> None:
+    supervisor.isActive, supervisor.state, supervisor.error = False, "failed", QueryError("no table")
+    first, again = telling.details(0, with_plan=False), telling.details(0, with_plan=False)
+    assert (first.state, first.final, first.last_failure) == ("failed", True, "no table")
+    assert first.ended_ms == again.ended_ms > 0
+
+
+def order(action: OrderAction, timeout_ms: int = 0) -> JobOrder:
+    return JobOrder("o1", "3f2a", "run-1", action, "me", 1, timeout_ms=timeout_ms)
+
+
+def test_orders_stop_it_and_drain_it(telling: QueryTelling, supervisor: Any) -> None:
+    assert "stopped" in telling.carry_out(order(OrderAction.STOP))
+    supervisor.stop.assert_called_once_with()
+    supervisor.drain.return_value = True
+    assert "is done" in telling.carry_out(order(OrderAction.DRAIN, 1_500))
+    supervisor.drain.assert_called_once_with(1.5)
+    supervisor.drain.return_value = False
+    assert "stays for its next start" in telling.carry_out(order(OrderAction.DRAIN))
+
+
+@pytest.mark.parametrize("action", [OrderAction.SAVEPOINT, OrderAction.CANCEL, OrderAction.STACK])
+def test_what_a_query_cannot_be_asked_for_is_refused_with_the_ways_out(
+    telling: QueryTelling, action: OrderAction
+) -> None:
+    with pytest.raises(UnsupportedError, match="stop it, or drain it"):
+        telling.carry_out(order(action))
+
+
+def test_one_that_has_ended_takes_no_orders(telling: QueryTelling, supervisor: Any) -> None:
+    supervisor.isActive, supervisor.state = False, "ended"
+    with pytest.raises(UnsupportedError, match="is ended"):
+        telling.carry_out(order(OrderAction.STOP))
