@@ -79,17 +79,21 @@ class Asking:
     as_json: bool
 
     @contextmanager
-    def gatherer(self) -> Iterator[Gatherer]:
+    def gatherer(self, *, follow: bool = False) -> Iterator[Gatherer]:
         """Give what asks the vertices, after it has asked them all once.
 
+        With ``follow`` programs that begin later are found too, where no vertex is named.
         Says of each that gives no answer why. Raises `ConfigError`, and where none answers what the first one raised.
         """
         # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ftlayer.monitor.gather import Gatherer
+        from ftlayer.monitor.sources import sources_here
 
         sources = self._sources()
-        gatherer = Gatherer(lambda: sources, label="cli", deadline_ms=DEADLINE_MS)
+        follows = follow and not self.vertex and self.token_file is None
+        look = (lambda: sources_here().sources) if follows else (lambda: sources)
+        gatherer = Gatherer(look, label="cli", deadline_ms=DEADLINE_MS)
         try:
             views = gatherer.gather()
             errors = [error for view in views if (error := gatherer.error(view.vertex)) is not None]

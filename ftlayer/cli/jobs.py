@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftlayer.cli.connection import Asking, asking
-from ftlayer.cli.printing import new_table, print_json, print_table, rate_text, size_text, time_text
+from ftlayer.cli.printing import (
+    Line,
+    Part,
+    new_table,
+    print_json,
+    print_parts,
+    rate_text,
+    size_text,
+    time_text,
+)
 from ftlayer.printable import printing_console
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
     from ftlayer.monitor.health import Judgement
     from ftlayer.monitor.names import JobNames
     from ftlayer.monitor.views import VertexView
-    from ftlayer.vertex.calls import AnnouncedJob, JobDetails
+    from ftlayer.vertex.calls import AnnouncedJob, CheckpointTotals, Hour, JobDetails
 
 SHOWN = 10
 """So many of the last incidents, checkpoints and batches are printed; ``--json`` has all that are known."""
@@ -46,45 +55,41 @@ def jobs(
             if asking.as_json:
                 print_json(overview_facts(views, names))
             else:
-                print_overview(printing_console(), views, names)
+                print_parts(printing_console(), overview_parts(views, names))
             return
         key = names.find(name)
         job, hour = gatherer.job(key.vertex, key.owner), gatherer.hour(key.vertex, key.owner)
     if asking.as_json:
         print_json(job_facts(key.vertex, job, names, hour=hour))
     else:
-        from ftlayer.monitor.health import job_health
-
-        _print_job(
-            printing_console(), names.label(key.vertex, key.owner), job, job_health(key.vertex, job, hour)
-        )
+        print_parts(printing_console(), job_parts(key.vertex, job, names, hour))
 
 
 # ---------------------------------------------------------------- all
 
 
-def print_overview(console: Console, views: Iterable[VertexView], names: JobNames) -> None:
-    """Print how all is, the vertices and the jobs."""
+def overview_parts(views: Iterable[VertexView], names: JobNames, selected: int = -1) -> Iterator[Part]:
+    """Give how all is, the vertices and the jobs; the job at the place ``selected`` is marked."""
     from ftlayer.monitor.health import job_health, together, vertex_health
 
     views = tuple(views)
     judged = together(
         [*map(vertex_health, views), *(job_health(view.vertex, job) for view in views for job in view.jobs)]
     )
-    print_judgement(console, judged)
-    print_table(console, _table_of_vertices(views))
-    print_table(console, _table_of_jobs(views, names))
+    yield from _judgement_parts(judged)
+    yield _table_of_vertices(views)
+    yield _table_of_jobs(views, names, selected)
 
 
-def print_judgement(console: Console, judged: Judgement) -> None:
-    """Print how something is, a line a reason; "ok" alone where all is well."""
+def _judgement_parts(judged: Judgement) -> Iterator[Part]:
+    """Give how something is, a line a reason; "ok" alone where all is well."""
     for finding in judged.findings:
-        console.print(f"{finding.health}: {finding.text}", style=_COLOURS[finding.health], soft_wrap=True)
+        yield Line(f"{finding.health}: {finding.text}", _COLOURS[finding.health])
     if not judged.findings:
-        console.print("ok", style=_COLOURS["ok"])
+        yield Line("ok", _COLOURS["ok"])
 
 
-def _table_of_vertices(views: tuple[VertexView, ...]) -> Any:
+def _table_of_vertices(views: tuple[VertexView, ...]) -> Table:
     numbers = ("pending", "waiting", "dead", "store")
     table = new_table("vertex", "state", *numbers, numbers=numbers)
     for view in views:
@@ -98,7 +103,12 @@ def _table_of_vertices(views: tuple[VertexView, ...]) -> Any:
     return table
 
 
-def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames) -> Any:
+def jobs_of(views: Iterable[VertexView]) -> list[tuple[VertexView, AnnouncedJob]]:
+    """Return all jobs in the order in which they are listed."""
+    return [(view, announced) for view in views for announced in view.jobs]
+
+
+def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int) -> Part:
     from ftlayer.monitor.health import job_health, spoken
 
     several = len(views) > 1
@@ -106,34 +116,35 @@ def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames) -> Any:
     table = new_table(
         "job", "kind", "state", "health", *numbers, *(("vertex",) if several else ()), numbers=numbers
     )
-    for view in views:
-        for announced in view.jobs:
-            job = announced.job
-            health = job_health(view.vertex, announced).health
-            table.add_row(
-                names.label(view.vertex, job.owner),
-                str(job.kind),
-                "silent" if announced.is_silent else job.state,
-                str(health),
-                rate_text(None if job.final else job.rates.get("records_in")),
-                spoken((job.ended_ms or job.at_ms) - job.since_ms),
-                f"{job.restarts:,}",
-                *((view.vertex,) if several else ()),
-                style=None if health == "ok" else _COLOURS[health],
-            )
-    return table if table.row_count else "no topology or query has announced itself"
+    for place, (view, announced) in enumerate(jobs_of(views)):
+        job = announced.job
+        health = job_health(view.vertex, announced).health
+        colour = "" if health == "ok" else _COLOURS[health]
+        table.add_row(
+            names.label(view.vertex, job.owner),
+            str(job.kind),
+            "silent" if announced.is_silent else job.state,
+            str(health),
+            rate_text(None if job.final else job.rates.get("records_in")),
+            spoken((job.ended_ms or job.at_ms) - job.since_ms),
+            f"{job.restarts:,}",
+            *((view.vertex,) if several else ()),
+            style=f"{colour} reverse" if place == selected else colour,
+        )
+    return table if table.row_count else Line("no topology or query has announced itself")
 
 
 # ---------------------------------------------------------------- one
 
 
-def _print_job(console: Console, label: str, announced: AnnouncedJob, judged: Judgement) -> None:
+def job_parts(vertex: str, announced: AnnouncedJob, names: JobNames, hour: Hour | None) -> Iterator[Part]:
+    """Give all that is known of a job."""
     from ftlayer.monitor.bottleneck import bottleneck
-    from ftlayer.monitor.health import spoken
+    from ftlayer.monitor.health import job_health, spoken
 
     job = announced.job
-    console.print(f"{job.kind} {label}: {job.state}", style="bold")
-    print_judgement(console, judged)
+    yield Line(f"{job.kind} {names.label(vertex, job.owner)}: {job.state}", "bold")
+    yield from _judgement_parts(job_health(vertex, announced, hour))
     found = bottleneck(job)
     lines = {
         "heard": f"{spoken(announced.heard_ago_ms)} ago",
@@ -146,23 +157,20 @@ def _print_job(console: Console, label: str, announced: AnnouncedJob, judged: Ju
         "checkpoint": job.checkpoint_location,
         **job.links,
     }
-    for name, value in lines.items():
-        if value:
-            console.print(f"  {name:11}{value}", soft_wrap=True)
-    _print_operators(console, job)
-    _print_slots(console, job)
-    _print_checkpoints(console, job)
-    _print_batches(console, job)
-    _print_circuits(console, job)
-    _print_incidents(console, announced)
+    yield from (Line(f"  {name:11}{value}") for name, value in lines.items() if value)
+    if job.checkpoint_totals is not None:
+        yield _checkpoints_line(job.checkpoint_totals)
+    tables = (_operators(job), _slots(job), _checkpoints(job), _batches(job), _circuits(job))
+    yield from (table for table in tables if table.row_count)
+    yield from _incidents(announced)
 
 
-def _print_operators(console: Console, job: JobDetails) -> None:
+def _operators(job: JobDetails) -> Table:
     from ftlayer.monitor.facts import operator_facts
     from ftlayer.monitor.health import spoken
 
     numbers = ("in/s", "out/s", "in", "out", "busy", "waits", "lag")
-    table = new_table("operator", *numbers, numbers=numbers, title="operators")
+    table = new_table("operator", *numbers, numbers=numbers)
     for operator in operator_facts(job):
         lag = operator["watermark_lag_seconds"]
         table.add_row(
@@ -175,17 +183,14 @@ def _print_operators(console: Console, job: JobDetails) -> None:
             f"{operator['back_pressured_ratio']:.0%}",
             "" if lag is None else spoken(round(lag * 1_000)),
         )
-    if table.row_count:
-        print_table(console, table)
+    return table
 
 
-def _print_slots(console: Console, job: JobDetails) -> None:
+def _slots(job: JobDetails) -> Table:
     from ftlayer.monitor.health import spoken
 
     numbers = ("slot", "pid", "heard", "restarts")
-    table = new_table(
-        "slot", "state", "host", "pid", "heard", "restarts", "busy in", numbers=numbers, title="slots"
-    )
+    table = new_table("slot", "state", "host", "pid", "heard", "restarts", "busy in", numbers=numbers)
     for slot in job.slots:
         busy = slot.function or slot.busy
         table.add_row(
@@ -197,25 +202,20 @@ def _print_slots(console: Console, job: JobDetails) -> None:
             f"{slot.restarts:,}",
             f"{busy} for {spoken(slot.busy_ms)}" if busy and slot.busy_ms >= 1_000 else busy,
         )
-    if table.row_count:
-        print_table(console, table)
+    return table
 
 
-def _print_checkpoints(console: Console, job: JobDetails) -> None:
+def _checkpoints_line(totals: CheckpointTotals) -> Line:
+    counts = f"{totals.completed:,} completed, {totals.failed:,} failed, {totals.in_progress:,} under way"
+    return Line(f"  {'taken':11}checkpoints: {counts}")
+
+
+def _checkpoints(job: JobDetails) -> Table:
     from ftlayer.monitor.health import spoken
 
-    totals = job.checkpoint_totals
-    if totals is None:
-        return
-    console.print(
-        f"checkpoints: {totals.completed:,} completed, {totals.failed:,} failed, {totals.in_progress:,} under way",
-        style="bold",
-    )
-    latest = sorted(job.checkpoints, key=lambda checkpoint: -checkpoint.number)[:SHOWN]
-    table = new_table(
-        "checkpoint", "kind", "state", "triggered", "took", "written", "what", numbers=("took", "written")
-    )
-    for checkpoint in latest:
+    numbers = ("checkpoint", "took", "written")
+    table = new_table("checkpoint", "kind", "state", "triggered", "took", "written", "what", numbers=numbers)
+    for checkpoint in sorted(job.checkpoints, key=lambda checkpoint: -checkpoint.number)[:SHOWN]:
         table.add_row(
             str(checkpoint.number),
             checkpoint.kind,
@@ -225,43 +225,34 @@ def _print_checkpoints(console: Console, job: JobDetails) -> None:
             size_text(sum(part.written_bytes for part in checkpoint.subtasks)),
             checkpoint.failure or checkpoint.location,
         )
-    if table.row_count:
-        print_table(console, table)
+    return table
 
 
-def _print_batches(console: Console, job: JobDetails) -> None:
+def _batches(job: JobDetails) -> Table:
     from ftlayer.monitor.health import spoken
 
     numbers = ("batch", "rows", "delivered", "failed", "dead", "took")
-    table = new_table(*numbers, "phases", numbers=numbers, title="batches")
+    table = new_table(*numbers, "phases", numbers=numbers)
     for batch in job.batches[-SHOWN:]:
         phases = ", ".join(f"{name} {spoken(round(phase))}" for name, phase in batch.phases_ms.items())
         counts = (batch.rows, batch.delivered, batch.failed, batch.dead)
         table.add_row(
             str(batch.batch), *(f"{count:,}" for count in counts), spoken(round(batch.duration_ms)), phases
         )
-    if table.row_count:
-        print_table(console, table)
+    return table
 
 
-def _print_circuits(console: Console, job: JobDetails) -> None:
+def _circuits(job: JobDetails) -> Table:
     table = new_table("circuit", "state", "opened", "failed", numbers=("opened", "failed"))
     for name, status in sorted(job.circuits.items()):
-        table.add_row(
-            name or job.name,
-            str(status.state),
-            f"{status.opened:,}",
-            f"{status.failed:,} of {status.records:,}",
-        )
-    if table.row_count:
-        print_table(console, table)
+        failed = f"{status.failed:,} of {status.records:,}"
+        table.add_row(name or job.name, str(status.state), f"{status.opened:,}", failed)
+    return table
 
 
-def _print_incidents(console: Console, announced: AnnouncedJob) -> None:
+def _incidents(announced: AnnouncedJob) -> Iterator[Line]:
     if announced.incidents:
-        console.print("what happened", style="bold")
+        yield Line("what happened", "bold")
     for incident in announced.incidents[-SHOWN:]:
         where = f"slot {incident.slot}: " if incident.slot >= 0 else ""
-        console.print(
-            f"  {time_text(incident.at_ms)}  {incident.kind}  {where}{incident.text}", soft_wrap=True
-        )
+        yield Line(f"  {time_text(incident.at_ms)}  {incident.kind}  {where}{incident.text}")

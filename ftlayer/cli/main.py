@@ -19,7 +19,8 @@ from ftlayer.cli import dead as cli_dead
 from ftlayer.cli import jobs as cli_jobs
 from ftlayer.cli import orders as cli_orders
 from ftlayer.cli import pending as cli_pending
-from ftlayer.cli.connection import EXIT_ERROR, Asking, TokenFile, asking, read_file, token_of
+from ftlayer.cli import top as cli_top
+from ftlayer.cli.connection import EXIT_ERROR, Asking, Json, TokenFile, asking, read_file, token_of
 from ftlayer.demo.choices import Engine, Kill, Mode
 from ftlayer.errors import ConfigError, FTLayerError, UnauthorizedError, VertexUnavailableError
 from ftlayer.printable import printable, printing_console
@@ -89,6 +90,7 @@ app = typer.Typer(
     help="Record-level fault tolerance for PySpark streams.",
 )
 app.command()(cli_jobs.jobs)
+app.command()(cli_top.top)
 app.command()(cli_pending.pending)
 for order in (
     cli_orders.savepoint,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 import typer
 
@@ -15,6 +17,18 @@ if TYPE_CHECKING:
 
 WIDEST = 100_000
 """Columns of a terminal that no row fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of text; on a terminal in a ``style``."""
+
+    text: str
+    style: str = ""
+
+
+Part = Union["Line", "Table"]
+"""A line or a table of what a command prints."""
 
 
 def print_json(facts: Any) -> None:
@@ -48,6 +62,15 @@ def print_long(console: Console, table: Table) -> None:
     width, console.width = console.width, WIDEST
     console.print(table)
     console.width = width
+
+
+def print_parts(console: Console, parts: Iterable[Part]) -> None:
+    """Print lines, however long, and tables."""
+    for part in parts:
+        if isinstance(part, Line):
+            console.print(part.text, style=part.style, soft_wrap=True)
+        else:
+            print_table(console, part)
 
 
 def size_text(count: int) -> str:

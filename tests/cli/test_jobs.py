@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +18,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ftlayer.cli.keys import Key, key_of
 from ftlayer.cli.main import app
+from ftlayer.cli.top import Position, moved
 from ftlayer.config import VertexOptions
+from ftlayer.monitor.names import JobKey
 from ftlayer.vertex import calls
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
@@ -247,3 +258,88 @@ def test_cancel_asks_first(vertex: EmbeddedVertex, store: Path) -> None:
         assert orders == []
         code, output, _ = ftlayer("cancel", "ended", "--yes", "--vertex", store)
         assert (code, output) == (0, "cancel of ended: done\n")
+
+
+# ---------------------------------------------------------------- top
+
+
+def test_top_is_a_line_a_job_without_a_terminal(vertex: EmbeddedVertex, store: Path) -> None:
+    code, output, _ = ftlayer("top", "--count", 2, "--interval", "100ms", "--vertex", store)
+    assert code == 0
+    lines = [line.split("  ", 1)[1] for line in output.splitlines()]
+    assert lines.count("orders: running, 1,234 records/s, ok") == 2
+    assert lines.count("vertex ft: up, 0 pending, 0 waiting, 0 dead") == 2
+    looks = ftlayer("top", "--json", "--count", 2, "--interval", "100ms", "--vertex", store)[1].splitlines()
+    assert [json.loads(look)["vertices"][0]["vertex"] for look in looks] == ["ft", "ft"]
+
+
+JOBS = [JobKey("ft", "a"), JobKey("ft", "b")]
+
+
+@pytest.mark.parametrize(
+    ("before", "key", "after"),
+    [
+        (Position(0), Key.DOWN, Position(1)),
+        (Position(1), Key.DOWN, Position(1)),
+        (Position(0), Key.UP, Position(0)),
+        (Position(7), Key.UP, Position(0)),
+        (Position(1), Key.ENTER, Position(1, JOBS[1])),
+        (Position(1, JOBS[1]), Key.DOWN, Position(1, JOBS[1])),
+        (Position(1, JOBS[1]), Key.BACK, Position(1)),
+        (Position(1), Key.BACK, None),
+        (Position(1, JOBS[1]), Key.QUIT, None),
+    ],
+)
+def test_keys_lead_from_place_to_place(before: Position, key: Key, after: Position | None) -> None:
+    assert moved(before, key, JOBS) == after
+    assert moved(Position(3), Key.ENTER, []) == Position(0)
+
+
+def test_keys_are_what_terminals_send_for_them() -> None:
+    sent = {
+        b"\x1b[A": Key.UP,
+        b"\x1b[B\x1b[B": Key.DOWN,
+        b"\r": Key.ENTER,
+        b"\x1b": Key.BACK,
+        b"qq": Key.QUIT,
+    }
+    assert {code: key_of(code) for code in sent} == sent
+    assert [key_of(code) for code in (b"x", b"\x1b[H", b"")] == [None, None, None]
+
+
+def test_top_in_a_terminal_is_walked_by_keys(vertex: EmbeddedVertex, store: Path) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ftlayer.cli.main", "top", "--vertex", str(store)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"},
+    )
+    os.close(theirs)
+    seen = b""
+
+    def read_until(word: bytes) -> None:
+        nonlocal seen
+        while word not in seen:
+            seen += os.read(ours, 65_536)
+        seen = b""
+
+    try:
+        read_until(b"quit")
+        os.write(ours, b"\x1b[B")
+        read_until(b"quit")
+        os.write(ours, b"\r")
+        read_until(b"what happened")
+        os.write(ours, b"\x1b")
+        read_until(b"pending")
+        os.write(ours, b"q")
+        with contextlib.suppress(OSError):  # the terminal is gone with the process
+            while os.read(ours, 65_536):
+                continue
+        assert process.wait(600) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)

@@ -1,0 +1,183 @@
+"""The command ``ftlayer top``: queries, topologies and vertices as they are now, over and over."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ftlayer.cli.connection import Asking, asking
+from ftlayer.cli.jobs import job_parts, jobs_of, overview_parts
+from ftlayer.cli.keys import Key, next_key, pressed_keys
+from ftlayer.cli.printing import Line, Part, rate_text
+from ftlayer.errors import FTLayerError
+from ftlayer.printable import printable, printing_console
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from ftlayer.monitor.gather import Gatherer
+    from ftlayer.monitor.names import JobKey
+    from ftlayer.monitor.views import VertexView
+
+HELP = "up, down: choose a job; enter: all of it; esc: back; q: quit"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where somebody is: at the job at the place ``selected`` of the list, or in all of ``opened``."""
+
+    selected: int = 0
+    opened: JobKey | None = None
+
+
+def moved(position: Position, key: Key, jobs: list[JobKey]) -> Position | None:
+    """Return where a key leads to, None out of it; ``jobs`` are those in the list."""
+    selected = min(position.selected, max(len(jobs) - 1, 0))
+    if key is Key.QUIT or (key is Key.BACK and position.opened is None):
+        return None
+    if key is Key.BACK:
+        return replace(position, opened=None)
+    if position.opened is not None:
+        return position
+    if key is Key.ENTER:
+        return Position(selected, jobs[selected] if jobs else None)
+    step = -1 if key is Key.UP else 1
+    return Position(min(max(selected + step, 0), max(len(jobs) - 1, 0)))
+
+
+@asking
+def top(
+    interval: Annotated[str, typer.Option(help="How often all are asked.")] = "1s",
+    count: Annotated[
+        int, typer.Option(min=0, help="How many times; 0: until it is ended. For pipes and --json.")
+    ] = 0,
+    *,
+    asking: Asking,
+) -> None:
+    """Show queries, topologies and vertices live. Without a terminal, a line a job; with --json, a line a look."""
+    from ftlayer.checks import duration_ms
+
+    interval_s = duration_ms(interval, "--interval", least=100) / 1_000
+    console = printing_console()
+    with asking.gatherer(follow=True) as gatherer:
+        if asking.as_json or not console.is_terminal:
+            _print_looks(gatherer, _as_json if asking.as_json else _as_lines, interval_s, count)
+        else:
+            _show(console, gatherer, interval_s)
+
+
+# ---------------------------------------------------------------- lines
+
+
+def _print_looks(
+    gatherer: Gatherer,
+    lines: Callable[[tuple[VertexView, ...]], Iterator[str]],
+    interval_s: float,
+    count: int,
+) -> None:
+    looks = 0
+    while True:
+        for line in lines(gatherer.views()):
+            typer.echo(line)
+        looks += 1
+        if looks == count:
+            return
+        time.sleep(interval_s)
+        gatherer.gather()
+
+
+def _as_json(views: tuple[VertexView, ...]) -> Iterator[str]:
+    from ftlayer.monitor.facts import overview_facts
+    from ftlayer.monitor.names import JobNames
+
+    yield json.dumps(overview_facts(views, JobNames(views)))
+
+
+def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
+    from ftlayer.monitor.health import job_health
+    from ftlayer.monitor.names import JobNames
+
+    names, at = JobNames(views), datetime.now().astimezone().isoformat(timespec="seconds")
+    for view in views:
+        state = "gone" if view.is_gone else "up" if view.is_up else "no answer"
+        counts = ", ".join(
+            f"{int(view.stats[name]):,} {word}"
+            for name, word in (("pending", "pending"), ("waiting", "waiting"), ("dead_letters", "dead"))
+            if name in view.stats
+        )
+        yield printable(f"{at}  vertex {view.vertex}: {state}{f', {counts}' if counts else ''}")
+    for view, announced in jobs_of(views):
+        job = announced.job
+        judged = job_health(view.vertex, announced)
+        why = f": {judged.findings[0].text}" if judged.findings else ""
+        rate = rate_text(job.rates.get("records_in"))
+        state = "silent" if announced.is_silent else job.state
+        pace = f", {rate} records/s" if rate and not job.final else ""
+        yield printable(f"{at}  {names.label(view.vertex, job.owner)}: {state}{pace}, {judged.health}{why}")
+
+
+# ---------------------------------------------------------------- a terminal
+
+
+def _show(console: Console, gatherer: Gatherer, interval_s: float) -> None:
+    from rich.live import Live
+
+    with pressed_keys() as terminal, Live(console=console, screen=True, auto_refresh=False) as live:
+        position: Position | None = Position()
+        due = time.monotonic() + interval_s
+        while position is not None:
+            live.update(_drawn(gatherer, position), refresh=True)
+            key = _wait(terminal, due - time.monotonic())
+            if key is not None:
+                position = moved(position, key, _keys(gatherer))
+            if time.monotonic() >= due:
+                gatherer.gather()
+                due = time.monotonic() + interval_s
+
+
+def _wait(terminal: int | None, timeout_s: float) -> Key | None:
+    if terminal is not None:
+        return next_key(terminal, timeout_s)
+    time.sleep(max(timeout_s, 0))
+    return None
+
+
+def _keys(gatherer: Gatherer) -> list[JobKey]:
+    from ftlayer.monitor.names import JobKey
+
+    return [JobKey(view.vertex, announced.job.owner) for view, announced in jobs_of(gatherer.views())]
+
+
+def _drawn(gatherer: Gatherer, position: Position) -> RenderableType:
+    from rich.console import Group
+
+    return Group(*_rendered([*_parts(gatherer, position), Line(""), Line(HELP, "dim")]))
+
+
+def _parts(gatherer: Gatherer, position: Position) -> Iterable[Part]:
+    from ftlayer.monitor.names import JobNames
+
+    views = gatherer.views()
+    names = JobNames(views)
+    if position.opened is None:
+        selected = min(position.selected, max(len(jobs_of(views)) - 1, 0))
+        return overview_parts(views, names, selected)
+    key = position.opened
+    try:
+        job = gatherer.job(key.vertex, key.owner)
+    except FTLayerError as error:
+        return [Line(names.label(key.vertex, key.owner), "bold"), Line(str(error), "red")]
+    return job_parts(key.vertex, job, names, None)
+
+
+def _rendered(parts: Iterable[Part]) -> Iterator[RenderableType]:
+    from rich.styled import Styled
+
+    # A text, and not rich's Text: the console makes it printable.
+    return (Styled(part.text, part.style) if isinstance(part, Line) else part for part in parts)
