@@ -251,17 +251,25 @@ def inspect(
         typer.Option("--list", help="List the records in this state, not just their number."),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many to list at most.")] = 20,
+    tables: Annotated[bool, typer.Option("--tables", help="Show the tables of the store too.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Look into a store, without a vertex or beside a live one; changes nothing."""
     from ftlayer.cli.offline import inspect_vertex, stored_records
-    from ftlayer.cli.tables import print_records, print_shards
+    from ftlayer.cli.printing import print_json
+    from ftlayer.cli.tables import listed_facts, print_records, print_shards, shard_facts
 
     console = printing_console()
-    if list_state is None:
-        print_shards(console, path, inspect_vertex(path))
-    else:
+    if list_state is not None:
         records = stored_records(path, list_state)
-        print_records(console, records, f"{list_state} in {path}", limit)
+        if as_json:
+            print_json(listed_facts(path, records, limit))
+        else:
+            print_records(console, records, f"{list_state} in {path}", limit)
+    elif as_json:
+        print_json(shard_facts(path, inspect_vertex(path)))
+    else:
+        print_shards(console, path, inspect_vertex(path), tables=tables)
 
 
 @app.command()

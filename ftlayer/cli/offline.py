@@ -15,10 +15,24 @@ from pathlib import Path
 
 from ftlayer.clock import system_now
 from ftlayer.errors import StorePathError
+from ftlayer.monitor.grouped import LetterGroup, LetterGroups, whole_groups
+from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.search import Selection
 from ftlayer.store.directory import DATA_FILE, holder_of
 from ftlayer.store.kv import TABLES
 from ftlayer.store.lmdb_store import LmdbStore
-from ftlayer.vertex.calls import ListRecords, RecordInfo, RecordList, Stats, StatsReply
+from ftlayer.vertex.calls import (
+    DeadGroups,
+    GroupList,
+    ListRecords,
+    ListStreams,
+    RecordInfo,
+    RecordList,
+    Stats,
+    StatsReply,
+    StreamDetails,
+    StreamList,
+)
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
 
@@ -86,13 +100,16 @@ def inspect_store(path: str | os.PathLike[str]) -> StoreReport:
 class ShardReport:
     """One shard: its store, and how many records it holds that wait, are on their way, or are dead.
 
-    What was in flight is counted as waiting: a vertex that opens this store replays it.
+    What was in flight is counted as waiting: a vertex that opens this store replays it. ``streams`` says the same by
+    stream, ``groups`` counts the dead letters by kind of reason.
     """
 
     store: StoreReport
     waiting: int
     delivery: int
     dead: int
+    streams: tuple[StreamDetails, ...] = ()
+    groups: tuple[LetterGroup, ...] = ()
 
 
 def shard_paths(path: Path) -> list[Path]:
@@ -122,9 +139,33 @@ def inspect_vertex(path: Path) -> list[ShardReport]:
                 reply = layer.read(transaction, Stats(), system_now())
             assert isinstance(reply, StatsReply)
             values = reply.values
-            counts = (int(values[name]) for name in ("waiting", "in_delivery", "dead_letters"))
-            reports.append(ShardReport(report, *counts))
+            waiting, delivery, dead = (
+                int(values[name]) for name in ("waiting", "in_delivery", "dead_letters")
+            )
+            streams = _streams(store, layer)
+            groups = _groups(store, layer, path.name)
+            reports.append(ShardReport(report, waiting, delivery, dead, streams, groups))
     return reports
+
+
+def _streams(store: LmdbStore, layer: FTLayerCore) -> tuple[StreamDetails, ...]:
+    with store.read() as transaction:
+        reply = layer.read(transaction, ListStreams(), system_now())
+    assert isinstance(reply, StreamList)
+    return reply.streams
+
+
+def _groups(store: LmdbStore, layer: FTLayerCore, vertex: str) -> tuple[LetterGroup, ...]:
+    """Count the dead letters by group: as the index has it, or one by one where no vertex has built that yet."""
+    with store.read() as transaction:
+        reply = layer.read(transaction, DeadGroups(), system_now())
+    assert isinstance(reply, GroupList)
+    if reply.indexed >= 1:
+        return tuple(whole_groups(Selection(vertex), JobNames([]), 0, reply.groups) or ())
+    counted = LetterGroups()
+    for letter in _listed(store, layer, "dead"):
+        counted.add(vertex, letter)
+    return tuple(counted.groups())
 
 
 def stored_records(path: Path, state: str) -> Iterator[RecordInfo]:
@@ -132,16 +173,20 @@ def stored_records(path: Path, state: str) -> Iterator[RecordInfo]:
     shards = shard_paths(path)
     for number, shard in enumerate(shards):
         with _layer(shard, number, len(shards)) as (store, layer):
-            after = b""
-            while True:
-                with store.read() as transaction:
-                    reply = layer.read(transaction, ListRecords(state, "", PAGE, after), system_now())
-                assert isinstance(reply, RecordList)
-                for record in reply.records:
-                    yield dataclasses.replace(record, key=number.to_bytes(2, "big") + record.key)
-                after = reply.more
-                if not after:
-                    break
+            for record in _listed(store, layer, state):
+                yield dataclasses.replace(record, key=number.to_bytes(2, "big") + record.key)
+
+
+def _listed(store: LmdbStore, layer: FTLayerCore, state: str) -> Iterator[RecordInfo]:
+    after = b""
+    while True:
+        with store.read() as transaction:
+            reply = layer.read(transaction, ListRecords(state, "", PAGE, after), system_now())
+        assert isinstance(reply, RecordList)
+        yield from reply.records
+        after = reply.more
+        if not after:
+            return
 
 
 @contextmanager

@@ -11,8 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from ftlayer.cli.offline import ShardReport
-from ftlayer.cli.printing import time_text
-from ftlayer.cli.records import LONGEST_PAYLOAD, payload_text
+from ftlayer.cli.printing import new_table, print_table, time_text
+from ftlayer.cli.records import LONGEST_PAYLOAD, payload_text, table_of_groups
+from ftlayer.monitor.facts import Facts, letter_group_facts, record_facts, record_stream
+from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.views import VertexView
 from ftlayer.printable import printable
 from ftlayer.store.kv import TABLES
 from ftlayer.vertex.calls import Explained, RecordInfo
@@ -20,8 +23,11 @@ from ftlayer.vertex.calls import Explained, RecordInfo
 MIB = 1 << 20
 
 
-def print_shards(console: Console, path: Path, shards: list[ShardReport]) -> None:
-    """Print what the store of a vertex holds, a column a shard."""
+def print_shards(console: Console, path: Path, shards: list[ShardReport], *, tables: bool) -> None:
+    """Print what the store of a vertex holds, a column a shard, and its records by stream and group.
+
+    With ``tables`` the entries of LMDB's tables too.
+    """
     table = Table(
         title=Text(printable(f"store {path}")), title_justify="left", box=None, padding=(0, 2, 0, 0)
     )
@@ -40,23 +46,79 @@ def print_shards(console: Console, path: Path, shards: list[ShardReport]) -> Non
     }
     for name, values in rows.items():
         table.add_row(name, *values)
-    for name in TABLES:
+    for name in TABLES if tables else ():
         reports = [shard.store.tables[name] for shard in shards]
         values = [f"{report.entries:,} entries, {report.value_bytes:,} B" for report in reports]
         table.add_row(f"table {name}", *values, style="dim")
     console.print(table)
+    names = names_in(path, shards)
+    _print_streams(console, path, shards, names)
+    groups = sorted((group for shard in shards for group in shard.groups), key=lambda group: -group.count)
+    if groups:
+        print_table(console, table_of_groups(groups, names))
     if any(shard.store.holder is not None for shard in shards):
         console.print("A vertex has this store open; what it has in flight is counted as waiting.")
 
 
+def names_in(path: Path, shards: list[ShardReport]) -> JobNames:
+    """Return what the streams in a store are called."""
+    streams = tuple(stream for shard in shards for stream in shard.streams)
+    return JobNames([VertexView(path.name, "", str(path), streams=streams)])
+
+
+def _print_streams(console: Console, path: Path, shards: list[ShardReport], names: JobNames) -> None:
+    numbers = ("waiting", "on their way", "dead")
+    table = new_table("stream", *numbers, numbers=numbers)
+    for shard in shards:
+        for stream in shard.streams:
+            counts = (stream.waiting, stream.in_delivery, stream.dead)
+            table.add_row(names.stream(path.name, stream.stream), *(f"{count:,}" for count in counts))
+    if table.row_count:
+        print_table(console, table)
+
+
+def shard_facts(path: Path, shards: list[ShardReport]) -> Facts:
+    """Return what the store of a vertex holds as JSON has it."""
+    names = names_in(path, shards)
+    groups = [letter_group_facts(group, names) for shard in shards for group in shard.groups]
+    return {"path": str(path), "shards": [_shard_facts(shard) for shard in shards], "groups": groups}
+
+
+def _shard_facts(shard: ShardReport) -> Facts:
+    store = shard.store
+    return {
+        "path": str(store.path),
+        "waiting": shard.waiting,
+        "in_delivery": shard.delivery,
+        "dead": shard.dead,
+        "used_bytes": store.used_bytes,
+        "max_bytes": store.max_bytes,
+        "file_bytes": store.file_bytes,
+        "holder_pid": store.holder,
+        "incarnation": store.incarnation,
+        "format": store.format_version,
+        "tables": {
+            name: {"entries": table.entries, "value_bytes": table.value_bytes}
+            for name, table in store.tables.items()
+        },
+    }
+
+
+def listed_facts(path: Path, records: Iterator[RecordInfo], limit: int) -> Facts:
+    """Return up to ``limit`` records as JSON has them, and how many there are."""
+    names = JobNames([])
+    items = [record_facts(path.name, record, names) for record in islice(records, limit)]
+    return {"items": items, "total": len(items) + sum(1 for _ in records)}
+
+
 def print_records(console: Console, records: Iterator[RecordInfo], title: str, limit: int) -> None:
     """Print up to ``limit`` records, two or three lines each, and how many there are."""
-    count = 0
+    count, names = 0, JobNames([])
     for record in islice(records, limit):
         if not count:
             console.print(title, style="bold")
         count += 1
-        head = f"{record.key.hex()}  {_stream(record)}  attempt {record.attempt}"
+        head = f"{record.key.hex()}  {record_stream('', record, names)}  attempt {record.attempt}"
         if record.not_before_ms:
             head += f"  not before {time_text(record.not_before_ms)}"
         console.print(head, style="cyan", soft_wrap=True)
@@ -71,11 +133,6 @@ def print_records(console: Console, records: Iterator[RecordInfo], title: str, l
     else:
         there = count + 1 + sum(1 for _ in records)
         console.print(f"{count:,} listed of {there:,}; --limit shows more")
-
-
-def _stream(record: RecordInfo) -> str:
-    """Return a record's stream as people call it."""
-    return f"{record.title}/{record.source}" if record.title else record.stream
 
 
 def print_explained(console: Console, root: int, explained: Explained) -> None:

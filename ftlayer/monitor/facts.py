@@ -522,19 +522,28 @@ def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool =
         "key": info.key.hex(),
         "vertex": vertex,
         "state": info.state,
-        "stream": names.stream(vertex, info.stream),
+        "stream": record_stream(vertex, info, names),
         "stream_id": info.stream,
+        "name": info.title,
+        "source": info.source,
         "root": root_text(info.root),
         "origin": root_text(info.origin),
         "attempt": info.attempt,
         "operator": info.operator,
         "reason": reason,
         "next_due": iso(info.not_before_ms),
+        "registered": iso(info.registered_ms),
         "failed_at": iso(info.history[-1][0]) if info.history else None,
         "attempts": _attempts(info, mask=mask),
         "record": payload_facts(info.payload, mask=mask),
         "types": {field.name: str(field.type) for field in info.payload.schema},
     }
+
+
+def record_stream(vertex: str, info: RecordInfo, names: JobNames) -> str:
+    """Return a record's stream as people call it; by what the record's vertex says where ``names`` lacks it."""
+    known = names.stream(vertex, info.stream)
+    return f"{info.title}/{info.source}" if known == info.stream and info.title else known
 
 
 def _attempts(info: RecordInfo, *, mask: bool) -> list[Facts]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -317,6 +318,14 @@ def test_inspect_works_beside_a_live_vertex_and_after_it(served: Served) -> None
     code, output = ftlayer("inspect", served.store)
     assert "none" in output
     assert [line.split()[-1] for line in output.splitlines() if line.startswith("dead letters")] == ["2"]
+    groups = json.loads(ftlayer("inspect", served.store, "--json")[1])["groups"]
+    assert [(group["count"], group["operator"], group["reason"]) for group in groups] == [
+        (2, "parse", "ValueError: […] is broken")
+    ]
+    assert "table dead" not in output
+    assert "table dead" in ftlayer("inspect", served.store, "--tables")[1]
+    listed = json.loads(ftlayer("inspect", served.store, "--list", "dead", "--limit", 1, "--json")[1])
+    assert ([item["record"] for item in listed["items"]], listed["total"]) == ([{"text": "one"}], 2)
     code, output = ftlayer("inspect", served.store, "--list", "dead")
     assert all(key in output for key in keys)
     code, output = ftlayer("inspect", served.store / "shard-000", "--list", "dead", "--limit", 1)
