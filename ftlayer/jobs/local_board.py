@@ -35,7 +35,8 @@ from ftlayer.transport.failures import flight_error
 from ftlayer.transport.frames import pack
 from ftlayer.transport.server import TokenServer
 from ftlayer.transport.sockets import SocketDirectory
-from ftlayer.vertex.calls import AnnounceJob, AskJob, Call, GetJob, ListJobs, Reply
+from ftlayer.vertex.calls import AnnounceJob, AskJob, Call, GetHour, GetJob, ListAudit, ListJobs, Reply
+from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
 from ftlayer.vertex.wire.frames import decode_call, encode_reply
@@ -83,6 +84,11 @@ class LocalBoard:
                 case GetJob():
                     with self._store.read() as txn:
                         return self._board.job(txn, call, now)
+                case ListAudit():
+                    with self._store.read() as txn:
+                        return audit.page(txn, call)
+                case GetHour() if call.owner:
+                    return self._board.hour(call.owner, now)
                 case _:
                     raise UnsupportedError(
                         f"{type(call).__name__}: this is the board of a program without a vertex; it knows of jobs and "

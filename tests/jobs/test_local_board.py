@@ -21,11 +21,15 @@ from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.calls import (
     AnnounceJob,
     AskJob,
+    AuditPage,
+    GetHour,
     GetJob,
+    Hour,
     JobDetails,
     JobKind,
     JobList,
     JobOrder,
+    ListAudit,
     ListJobs,
     OrderAction,
     OrderRecord,
@@ -69,8 +73,14 @@ def test_tools_find_it_and_ask_it(served: Any) -> None:
         assert record.answer.state is OrderState.WAITING
         with pytest.raises(UnknownJobError, match="'other'"):
             client.call(GetJob("other"))
-        with pytest.raises(UnsupportedError, match="keeps no records"):
-            client.call(Stats())
+        for call in (Stats(), GetHour()):
+            with pytest.raises(UnsupportedError, match="keeps no records"):
+                client.call(call)
+        hour = client.call(GetHour("j"))
+        assert isinstance(hour, Hour)
+        page = client.call(ListAudit())
+        assert isinstance(page, AuditPage)
+        assert [(entry.who, entry.which) for entry in page.entries] == [("me", "j, run run-1")]
     (order,) = board.call(announcement()).orders
     assert order == ORDER
     server.close()

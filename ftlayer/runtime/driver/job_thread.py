@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, assert_never
 from ftlayer.checkpoint.coordinator.statistics import CheckpointStats
 from ftlayer.checkpoint.storage.results import JobResult
 from ftlayer.config import TopologyOptions
-from ftlayer.errors import FTLayerError, JobError
+from ftlayer.errors import ConfigError, FTLayerError, JobError
 from ftlayer.functions.pickling import missing_in
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.driver.control_server import ControlServer
@@ -47,6 +47,7 @@ from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_report import JobReport, now_ms
 from ftlayer.runtime.driver.job_status import JobStatus
 from ftlayer.runtime.driver.planners import Planners
+from ftlayer.runtime.driver.stacks import Stacks
 from ftlayer.runtime.driver.submit import SlotSubmitter
 from ftlayer.runtime.protocol.messages import (
     AssignSplits,
@@ -56,6 +57,7 @@ from ftlayer.runtime.protocol.messages import (
     SlotFailed,
     SourceFailed,
     SplitDone,
+    StackTaken,
     ToSlot,
 )
 from ftlayer.topology.job_graph import JobGraph
@@ -63,6 +65,8 @@ from ftlayer.topology.names import operators_needing
 
 # How long the coordinator waits for an event before it looks at the time.
 TICK_S = 0.05
+# A process that runs Python answers within milliseconds.
+STACK_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +109,7 @@ class JobThread:
         """Whether the last checkpoints stay, whatever ``retention`` says."""
         self._events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue() if events is None else events
         self._lock = threading.Lock()  # guards core and meter
+        self._stacks = Stacks()
         self._over = threading.Event()
         self._changed = threading.Condition()  # told whenever the job's state may be another one
         self._close_by_s: float | None = None
@@ -159,6 +164,27 @@ class JobThread:
         # The thread has ended: nothing changes any more.
         return checkpoints.history()
 
+    def stack(self, number: int, timeout_s: float = STACK_S) -> str:
+        """Ask the process of a slot what its threads do; says where it gives no answer.
+
+        Raises `ConfigError` for a slot that the job does not have, or that no process runs.
+        """
+        with self._lock:
+            hello = self._core.slots[number].hello if 0 <= number < len(self._core.slots) else None
+        if hello is None:
+            raise ConfigError(f"slot: no process runs slot {number} of {self.name!r} now")
+        asked, answer = self._stacks.ask()
+        self._parts.server.send(hello.instance, asked)
+        try:
+            return answer.result(timeout_s)
+        except TimeoutError:
+            return (
+                f"slot {number} (process {hello.pid} on {hello.host}) has not answered within {timeout_s:g} s: code "
+                "that is not Python holds the interpreter, or the process stands still"
+            )
+        finally:
+            self._stacks.forget(asked)
+
     def later(self, work: Callable[[], None]) -> None:
         """Have something done in the job's thread."""
         self._events.put(Later(work))
@@ -190,6 +216,9 @@ class JobThread:
 
     def slot_said(self, slot: int, instance: str, message: FromSlot) -> None:
         """Take a message of a slot."""
+        if isinstance(message, StackTaken):
+            self._stacks.taken(message)
+            return
         self._events.put(Said(slot, instance, message))
 
     def slot_lost(self, slot: int, instance: str, reason: str) -> None:

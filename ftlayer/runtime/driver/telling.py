@@ -131,8 +131,8 @@ class TopologyTelling:
                 return f"it is {job.state}: what is pending stays for its next start"
             case OrderAction.CANCEL:
                 return "it is cancelled" if job.cancel() else f"it is {job.state}, and ends as soon as it can"
-            case _:
-                raise UnsupportedError(f"a topology cannot be asked for {order.action}")
+            case OrderAction.STACK:
+                return self.execution.stack(order.slot)
 
     # ------------------------------------------------------------ checkpoints
 

@@ -193,6 +193,14 @@ class DataEnded:
     subtask: int
 
 
+@dataclass(frozen=True, slots=True)
+class StackTaken:
+    """Answer to `AskStack` with this number: what the process's threads do, the one of the tasks first."""
+
+    number: int
+    text: str
+
+
 FromSlot = (
     Hello
     | TasksStarted
@@ -206,6 +214,7 @@ FromSlot = (
     | SubtaskAcked
     | SubtaskDeclined
     | DataEnded
+    | StackTaken
 )
 
 # ---------------------------------------------------------------- from the coordinator
@@ -375,6 +384,13 @@ class EndTasks:
 
 
 @dataclass(frozen=True, slots=True)
+class AskStack:
+    """Say what the slot does now. It is answered at once, and not by the loop, which may hang."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """End now. What is pending stays in the vertex."""
 
@@ -399,5 +415,6 @@ ToSlot = (
     | CheckpointCompleted
     | CheckpointAborted
     | EndTasks
+    | AskStack
     | Cancel
 )

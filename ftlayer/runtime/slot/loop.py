@@ -14,6 +14,7 @@ from ftlayer.errors import CodecError, JobError, PeerLostError, PeerRefusedError
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import roots_in
 from ftlayer.runtime.protocol.messages import (
+    AskStack,
     AssignSplits,
     Cancel,
     Deploy,
@@ -267,6 +268,8 @@ class SlotLoop:
         match message:
             case Deploy():
                 raise JobError("the coordinator deployed a slot that was deployed before")
+            case AskStack():
+                raise JobError("the control client answers this, and the loop never gets it")
             case DropPeers(epoch, slots):
                 self._drop(epoch, slots)
                 self._send(PeersDropped(epoch))

@@ -27,7 +27,16 @@ from ftlayer.recovery import lasting
 from ftlayer.runtime.connectors.lane import BatchLimits
 from ftlayer.runtime.connectors.readers import SourceReader, open_reader
 from ftlayer.runtime.pandas_later import leave_pandas_to_others
-from ftlayer.runtime.protocol.messages import Cancel, Deploy, Hello, SlotEnded, SlotFailed
+from ftlayer.runtime.protocol.messages import (
+    AskStack,
+    Cancel,
+    Deploy,
+    Hello,
+    SlotEnded,
+    SlotFailed,
+    StackTaken,
+    ToSlot,
+)
 from ftlayer.runtime.slot.control_client import ControlClient
 from ftlayer.runtime.slot.core import SlotCore
 from ftlayer.runtime.slot.events import CoordinatorLost, CoordinatorSaid, Event, PartFailed, Wake
@@ -39,6 +48,7 @@ from ftlayer.runtime.slot.roster import Roster
 from ftlayer.runtime.slot.server import ChannelServer
 from ftlayer.runtime.slot.shell import Order, SlotContext
 from ftlayer.runtime.slot.sources import Reopening, Signal, Sources
+from ftlayer.runtime.slot.stacks import stacks
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.contract import Task, TaskKey
 from ftlayer.runtime.task.mode import TaskMode
@@ -119,12 +129,14 @@ class _Slot:
         self._stands = ANY_CHECKPOINT
         self._is_over = False
         self._closed = threading.Event()
+        self._loop_thread = 0
 
     def run(self) -> bool:
         """Register, wait to be deployed, and run the tasks; return whether to begin again."""
         order = self._order
         # First: what fails from here on has to be told.
-        self._control.start(lambda message: self._mailbox.put(CoordinatorSaid(message)), self._lost)
+        self._loop_thread = threading.get_ident()
+        self._control.start(self._heard, self._lost)
         server = self._listen()
         self._links = SlotLinks(
             order.job,
@@ -296,6 +308,13 @@ class _Slot:
     def _held_outside(self) -> list[U64Array]:
         assert self._links is not None
         return [*roots_in_mail(self._mailbox), *self._links.roots()]
+
+    def _heard(self, message: ToSlot) -> None:
+        """Called by the control client's thread, which answers by itself what must not wait for the loop."""
+        if isinstance(message, AskStack):
+            self._control.send(StackTaken(message.number, stacks(self._loop_thread)))
+        else:
+            self._mailbox.put(CoordinatorSaid(message))
 
     def _lost(self, reason: str) -> None:
         """Called by the control client's thread: end, whether the loop is stuck in a user's function or not."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from ftlayer.runtime.driver.job_thread import JobParts, JobThread
 from ftlayer.runtime.driver.telling import TopologyTelling
 from ftlayer.runtime.environment import StreamEnvironment
 from ftlayer.runtime.protocol.messages import (
+    AskStack,
     Cancel,
     DataEnded,
     Deploy,
@@ -49,6 +51,7 @@ from ftlayer.runtime.protocol.messages import (
     Hello,
     SlotEnded,
     SlotFailed,
+    StackTaken,
     SubtaskAcked,
     SubtaskDeclined,
     TasksStarted,
@@ -116,6 +119,7 @@ class Played:
         self.telling = TopologyTelling(self.thread, graph, "barrier", config)
         self._key, self._starts, self._bounded = plan.key, starts, bounded
         self.triggered: list[int] = []
+        self.stack = ""
         self._declined = declined
         self.deployed = threading.Event()
         self.over = Mock()
@@ -166,6 +170,8 @@ class Played:
                 self.deployed.set()
                 if self._starts:
                     self.start_tasks()
+            case AskStack(number) if self.stack:
+                self.say(StackTaken(number, self.stack))
             case TriggerCheckpoint(barrier):
                 self.triggered.append(barrier.checkpoint)
                 number = barrier.checkpoint
@@ -678,6 +684,26 @@ def test_a_job_whose_thread_is_busy_is_told_without_news_of_its_checkpoints(tmp_
     assert details.state in ("starting", "initializing")
     let_go.set()
     MAY_COMMIT.set()
+
+
+def test_a_stack_is_what_the_slot_answers(tmp_path: Path) -> None:
+    MAY_COMMIT.set()
+    played = Played(tmp_path)
+    assert played.job.wait_until_running(WAIT_S)
+    played.stack = "File numbers.py, line 7, in hangs"
+    assert played.telling.carry_out(replace(order_to(OrderAction.STACK), slot=0)) == played.stack
+    with pytest.raises(ConfigError, match="no process runs slot 5"):
+        played.telling.carry_out(replace(order_to(OrderAction.STACK), slot=5))
+
+
+def test_a_slot_that_gives_no_stack_is_said_to_hold_the_interpreter(tmp_path: Path) -> None:
+    played = Played(tmp_path, starts=False)
+    assert played.deployed.wait(WAIT_S)
+    assert "has not answered within 0.01 s" in played.thread.stack(0, 0.01)
+    played.say(StackTaken(1, "too late"))
+    MAY_COMMIT.set()
+    played.stack = "now it does"
+    assert played.thread.stack(0) == "now it does"
 
 
 def _wait(event: threading.Event) -> None:

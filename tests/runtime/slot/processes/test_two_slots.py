@@ -8,7 +8,7 @@ import pytest
 from ftlayer.errors import StaleOwnerError
 from ftlayer.failures import PermanentFailure
 from ftlayer.restart import FixedDelay
-from ftlayer.runtime.protocol.messages import SourceFailed
+from ftlayer.runtime.protocol.messages import AskStack, SourceFailed, StackTaken
 from ftlayer.vertex.calls import Stats, StreamOptions
 
 N = 20_000
@@ -206,6 +206,30 @@ def test_a_source_that_cannot_be_read_on_fails_the_slot(jobs: Any) -> None:
     assert failed.operator == "source"
     assert "unplugged" in failed.reason
     assert len([message for _, message in slots.said if isinstance(message, SourceFailed)]) == 2
+
+
+def test_a_slot_whose_function_hangs_says_where(jobs: Any) -> None:
+    def hangs(n: int) -> list[int]:
+        import time
+
+        time.sleep(1_000)
+        return [n]
+
+    slots = jobs.slots(jobs.graph([numbers(0, 10), numbers(10, 20)], hangs))
+    slots.until(lambda: any(beat.busy == "work" for beat in slots.beats.values()))
+    slot = next(slot for slot, beat in slots.beats.items() if beat.busy == "work")
+    slots.send(slot, AskStack(7))
+
+    def told() -> list[StackTaken]:
+        return [message for _, message in slots.said if isinstance(message, StackTaken)]
+
+    slots.until(told)
+    (taken,) = told()
+    assert taken.number == 7
+    loop, *others = taken.text.split("\n\n")
+    assert "in hangs" in loop
+    assert loop.rstrip().endswith("time.sleep(1_000)")
+    assert any("ftlayer-pulse" in other for other in others)
 
 
 def test_a_slot_ends_when_its_coordinator_is_gone_and_its_function_hangs(jobs: Any) -> None:
