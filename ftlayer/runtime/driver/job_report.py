@@ -6,12 +6,14 @@ import threading
 import time
 from typing import Any
 
+from ftlayer.histogram import LATENCY_BOUNDS
 from ftlayer.runtime.driver.driver_mode import DriverMode
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_status import JobStatus, chain_status, edges_of, slot_status, subtasks_of
 from ftlayer.runtime.driver.meter import Meter
+from ftlayer.runtime.protocol.durations import PERSIST, histograms_of
 from ftlayer.topology.job_graph import JobGraph
-from ftlayer.vertex.calls import StreamStatus
+from ftlayer.vertex.calls import HistogramDetails, StreamStatus
 
 
 class JobReport:
@@ -74,6 +76,10 @@ class JobReport:
                 chains=tuple(chain_status(v.uid, totals, rates) for v in self._graph.vertices),
                 counters={name: value for name, value in totals.items() if "/" not in name},
                 rates={name: rate for name, rate in rates.items() if "/" not in name},
+                histograms={
+                    f"{PERSIST}|{uid}": HistogramDetails.of(histogram)
+                    for uid, histogram in histograms_of(PERSIST, totals, LATENCY_BOUNDS).items()
+                },
                 vertex=vertex,
                 before=self._before,
                 restarts=core.restarts,

@@ -14,7 +14,7 @@ from ftlayer.runtime.driver.meter import DONE, IN
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import StreamStatus
-from ftlayer.vertex.calls.jobs import EdgeDetails, Incident, SubtaskDetails
+from ftlayer.vertex.calls.jobs import EdgeDetails, HistogramDetails, Incident, SubtaskDetails
 
 OUT = "records_out"
 
@@ -92,6 +92,7 @@ class JobStatus:
         edges: what waits for them, by slot.
         incidents: the last 50 losses, restarts and changes of state, the oldest first; times by the wall clock at the
             job's start.
+        histograms: durations since the job's begin, by ``"<metric>|<operator>"``: ``persist``, by source.
     """
 
     name: str
@@ -112,6 +113,7 @@ class JobStatus:
     subtasks: tuple[SubtaskDetails, ...] = ()
     edges: tuple[EdgeDetails, ...] = ()
     incidents: tuple[Incident, ...] = ()
+    histograms: dict[str, HistogramDetails] = field(default_factory=dict)
 
     @property
     def circuits(self) -> dict[str, CircuitStatus]:

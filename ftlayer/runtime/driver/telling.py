@@ -102,7 +102,8 @@ class TopologyTelling:
             edges=status.edges,
             counters=status.counters | self._written(),
             rates=status.rates,
-            histograms={name: HistogramDetails.of(each) for name, each in times.histograms.items()},
+            histograms=status.histograms
+            | {name: HistogramDetails.of(each) for name, each in times.histograms.items()},
             incidents=(*(_incident(each) for each in status.incidents), *_failed(checkpoints.history)),
             checkpoint_totals=self._totals(status, checkpoints),
             checkpoints=_told(checkpoints.history, known_checkpoint),

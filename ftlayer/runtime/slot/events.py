@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -42,10 +42,11 @@ class LinkBroke:
 
 @dataclass(frozen=True, slots=True)
 class RootsAccepted:
-    """The vertex has persisted what a task asked for."""
+    """The vertex has persisted what a task asked for, ``took_s`` seconds after it was asked."""
 
     key: TaskKey
     ticket: int
+    took_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

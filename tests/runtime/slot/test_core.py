@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
+from ftlayer.histogram import LATENCY_BOUNDS
 from ftlayer.runtime.acker_mode.slot.acks import CALL_ROOTS, MAX_WAIT_MS
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, encode_grants
+from ftlayer.runtime.protocol.durations import PERSIST, histograms_of
 from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
 from ftlayer.runtime.protocol.messages import ReplayNow
 from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted, RowsRead, TimePassed, Turn
@@ -241,7 +243,7 @@ def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(t
     assert held() == set(range(1, 7))
     assert not slot.core.is_quiet
     slot.vertex.persists.clear()
-    slot.core.handle(RootsAccepted(key, ticket), tools.now)
+    slot.core.handle(RootsAccepted(key, ticket, 0.02), tools.now)
     assert held() == set(range(1, 7)), "in the queue of a task, and in the window to slot 1"
     while slot.core.run_next(tools.now):
         pass
@@ -251,6 +253,8 @@ def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(t
     assert sum(len(event.roots) for event in slot.vertex.xors) > 0
     assert not held()
     assert slot.core.counters()["persisted"] == 6
+    (took,) = histograms_of(PERSIST, slot.core.counters(), LATENCY_BOUNDS).items()
+    assert (took[0], took[1].count, took[1].total) == ("source", 1, 0.02)
 
 
 def test_frames_and_credit_leave_before_a_function_runs(tools: Any) -> None:

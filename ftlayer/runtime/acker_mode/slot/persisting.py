@@ -18,12 +18,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PersistOrder:
-    """A task's `PersistRoots` on its way; ``number`` is its place among all of the stream."""
+    """A task's `PersistRoots` on its way; ``number`` is its place among all of the stream.
+
+    ``asked_s`` is when it was asked for, on a monotone clock of who asked.
+    """
 
     number: int
     key: TaskKey
     ticket: int
     call: Persist
+    asked_s: float = 0.0
 
     @property
     def size(self) -> int:
@@ -56,11 +60,11 @@ class PersistQueue:
         self._refused: dict[int, tuple[PersistOrder, BaseException]] = {}
         self._behind: list[PersistOrder] = []  # came while something was refused
 
-    def put(self, key: TaskKey, ticket: int, call: Persist) -> None:
+    def put(self, key: TaskKey, ticket: int, call: Persist, asked_s: float = 0.0) -> None:
         """Send a call behind those before it."""
         with self._lock:
             self._numbers += 1
-            order = PersistOrder(self._numbers, key, ticket, call)
+            order = PersistOrder(self._numbers, key, ticket, call, asked_s)
             if self._refused:
                 self._behind.append(order)
                 return

@@ -6,9 +6,11 @@ from collections.abc import Collection
 from typing import Protocol, assert_never, cast
 
 from ftlayer.clock import Now
+from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.acks import AckBuffer
 from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
+from ftlayer.runtime.protocol.durations import PERSIST, counters_of
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
@@ -76,14 +78,16 @@ class AckerSlot:
         self._numbers: dict[tuple[TaskKey, int], int] = {}
         self._unasked: dict[TaskKey, AskReplays] = {}  # they wait for room
         self._totals = dict.fromkeys(("persisted", "replayed", "failed"), 0)
+        self._persist_times: dict[str, Histogram] = {}
         self._paused = False
         self._away: set[int] = set()
 
     def handle(self, event: ModeEvent, now: Now) -> Instructions:
         """See `SlotMode.handle`."""
         match event:
-            case RootsAccepted(key, ticket):
+            case RootsAccepted(key, ticket, took_s):
                 self._totals["persisted"] += len(self._unaccepted[key][ticket])
+                self._persist_times.setdefault(key[0], Histogram()).observe(took_s)
                 return [RunTask(key, RowsPersisted(ticket))]
             case ReplaysCame():
                 return [self._replays_came(event)]
@@ -245,8 +249,8 @@ class AckerSlot:
         return not self._acks and not any(self._unaccepted.values()) and self._vertex.is_quiet
 
     def counters(self) -> dict[str, int]:
-        """Return how many records were ``persisted``, ``replayed`` and ``failed``."""
-        return dict(self._totals)
+        """Return how many records were ``persisted``, ``replayed`` and ``failed``, and how long persisting took."""
+        return self._totals | counters_of(PERSIST, self._persist_times.copy())
 
     def held_roots(self) -> list[U64Array]:
         """See `SlotMode.held_roots`: what the vertex was asked to persist, and what it has not been told of."""

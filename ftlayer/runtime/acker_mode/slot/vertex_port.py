@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -148,7 +149,7 @@ class VertexPort:
         with self._lock:
             self._persists += 1
             self._persist_bytes += int(call.payload.get_total_buffer_size())
-        self._queues[call.stream].put(key, ticket, replace(call, owner=self._owner))
+        self._queues[call.stream].put(key, ticket, replace(call, owner=self._owner), time.monotonic())
 
     def xor(self, event: Acknowledge) -> None:
         """Tell of XOR events; those that the vertex refuses as of an earlier incarnation are dropped.
@@ -193,7 +194,7 @@ class VertexPort:
         with self._lock:
             self._persists -= 1
             self._persist_bytes -= order.size
-        self._post(RootsAccepted(order.key, order.ticket))
+        self._post(RootsAccepted(order.key, order.ticket, time.monotonic() - order.asked_s))
 
     # ------------------------------------------------------------ xor
 
