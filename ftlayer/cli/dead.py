@@ -166,6 +166,51 @@ def purge(
 
 @app.command()
 @asking
+def edit(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key as `ftlayer dead list` shows it.")],
+    values: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="COLUMN=VALUE", help="Give a column this value; repeatable."),
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option("--from", help="File with the record as JSON, every column of it.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the new record; change nothing.")] = False,
+    *,
+    asking: Asking,
+) -> None:
+    """Change a dead letter's record and give it its attempts back. Opens $EDITOR, unless --set or --from says how."""
+    from ftlayer.cli.editing import edited_row
+    from ftlayer.monitor.editing import json_of_row
+    from ftlayer.monitor.sources import user_name
+    from ftlayer.vertex.calls import Changed, Edit, EditAndRequeue
+
+    (wanted,) = parsed_keys([key])
+    with asking.gatherer() as gatherer:
+        found = list(found_by_keys(gatherer, (wanted,)))
+        if not found:
+            warn(f"there is no dead letter {key}")
+            raise typer.Exit(EXIT_ERROR)
+        if len(found) > 1:
+            names = " and ".join(record.vertex for record in found)
+            raise ConfigError(f"--vertex: {names} each have a dead letter {key}: say which")
+        row = edited_row(found[0].info, values or [], file)
+        if dry_run:
+            print_json(json_of_row(row))
+            return
+        reply = gatherer.client(found[0].vertex).call(EditAndRequeue((Edit(wanted, row),), user_name()))
+        assert isinstance(reply, Changed)
+    if asking.as_json:
+        print_json({"action": "edit", "asked": 1, "changed": reply.count})
+    else:
+        typer.echo(f"edited and requeued {reply.count} of 1")
+    if not reply.count:
+        warn(f"the dead letter {key} has gone meanwhile")
+        raise typer.Exit(EXIT_ERROR)
+
+
+@app.command()
+@asking
 def export(
     output: Annotated[
         Path | None, typer.Option(help="A new file; without it, JSON lines go to standard output.")
@@ -316,9 +361,10 @@ def _dead_groups(gatherer: Gatherer, vertex: str) -> tuple[DeadGroup, ...]:
 
 def _changed(gatherer: Gatherer, change: Change, letters: Letters) -> int:
     from ftlayer.monitor.plans import Carrying
+    from ftlayer.monitor.sources import user_name
     from ftlayer.vertex.calls import Changed
 
-    carrying = Carrying(change, letters)
+    carrying = Carrying(change, letters, user_name())
     while (asked := carrying.next_call()) is not None:
         vertex, call = asked
         reply = gatherer.client(vertex).call(call)

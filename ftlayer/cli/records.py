@@ -170,6 +170,7 @@ def print_record(console: Console, record: Found, names: JobNames, *, several: b
         "attempt": str(info.attempt),
         "operator": info.operator,
         "reason": info.reason,
+        "edited": f"{time_text(info.edited_ms)} by {info.edited_by}" if info.edited_ms else "",
         "record": payload_text(info),
     }
     for name, value in lines.items():

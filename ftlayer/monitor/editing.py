@@ -21,6 +21,7 @@ from __future__ import annotations
 import base64
 import binascii
 import difflib
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -71,10 +72,7 @@ def row_of_json(values: object, schema: pa.Schema) -> pa.RecordBatch:
     if not isinstance(values, Mapping):
         raise ConfigError(f"expected an object with the columns of the record, got {shown(values)}")
     for name in values:
-        if name not in schema.names:
-            near = difflib.get_close_matches(str(name), schema.names, n=1)
-            meant = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(schema.names)}"
-            raise ConfigError(f"column {name!r} is none of the record's{meant}")
+        _check_named(str(name), schema)
     columns = []
     for field in schema:
         if field.name not in values:
@@ -84,6 +82,28 @@ def row_of_json(values: object, schema: pa.Schema) -> pa.RecordBatch:
         except _UnfitError as error:
             raise ConfigError(f"column {field.name!r} ({field.type}): {error}") from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def value_of_text(text: str, name: str, schema: pa.Schema) -> Any:
+    """Return what a person means by ``text`` as a value of a column: itself for a string, else as JSON has it.
+
+    What is no JSON is text too, so that times and numbers of decimals need no quotes. `ConfigError` for a column that
+    is none.
+    """
+    _check_named(name, schema)
+    if _is_string(schema.field(name).type):
+        return text
+    try:
+        return json.loads(text, parse_float=str if pa.types.is_decimal(schema.field(name).type) else None)
+    except ValueError:
+        return text
+
+
+def _check_named(name: str, schema: pa.Schema) -> None:
+    if name not in schema.names:
+        near = difflib.get_close_matches(name, schema.names, n=1)
+        meant = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(schema.names)}"
+        raise ConfigError(f"column {name!r} is none of the record's{meant}")
 
 
 # ---------------------------------------------------------------- to JSON

@@ -535,6 +535,8 @@ def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool =
         "registered": iso(info.registered_ms),
         "failed_at": iso(info.history[-1][0]) if info.history else None,
         "attempts": _attempts(info, mask=mask),
+        "edited": iso(info.edited_ms),
+        "edited_by": info.edited_by or None,
         "record": payload_facts(info.payload, mask=mask),
         "types": {field.name: str(field.type) for field in info.payload.schema},
     }

@@ -103,9 +103,10 @@ class Counting:
 class Carrying:
     """Changes letters, a call after the other."""
 
-    def __init__(self, change: Change, letters: Letters) -> None:
-        """Change these letters; nothing is done yet."""
+    def __init__(self, change: Change, letters: Letters, by: str = "") -> None:
+        """Change these letters; nothing is done yet. ``by`` says who does it, for the audit log."""
         self._change = change
+        self._by = by
         self._rest: dict[str, list[bytes]] = {}
         for vertex, key in letters.keys:
             self._rest.setdefault(vertex, []).append(key)
@@ -117,7 +118,9 @@ class Carrying:
         """Return whom to ask what, None at the end."""
         for vertex, keys in self._rest.items():
             some = tuple(keys[:KEYS_A_CALL])
-            return vertex, Requeue(some) if self._change is Change.REQUEUE else Purge(some)
+            return vertex, Requeue(some, self._by) if self._change is Change.REQUEUE else Purge(
+                some, self._by
+            )
         return None
 
     def take(self, answer: Changed) -> None:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from ftlayer.cli.main import app
 from ftlayer.config import VertexOptions
+from ftlayer.monitor.sources import user_name
 from ftlayer.vertex import calls
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex
@@ -27,7 +28,7 @@ ROOTS = itertools.count(1)
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FTLAYER_TOKEN", "FTLAYER_ADDRESS"):
+    for name in ("FTLAYER_TOKEN", "FTLAYER_ADDRESS", "VISUAL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("GRPC_VERBOSITY", "ERROR")
 
@@ -197,3 +198,73 @@ def test_what_is_not_done_is_counted_by_stream_and_listed_from_the_oldest_on(let
     items = letters.json("pending", "--oldest")["items"]
     assert [item["record"]["price"] for item in items][-3:] == [1.5, 2.5, 3.5]
     assert {stream["stream"] for stream in letters.json("pending")} >= {"clean-orders/orders"}
+
+
+def test_a_record_is_changed_and_tried_again(
+    letters: Letters, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first, second, third) = letters.make([1.5, 2.5, 3.5])
+    assert letters.json("dead", "edit", first, "--set", "price=7", "--set", "text=7", "--dry-run") == {
+        "price": 7.0,
+        "text": "7",
+    }
+    assert len(letters.found()) == 3
+    assert letters.run("dead", "edit", first, "--set", "price=7") == (0, "edited and requeued 1 of 1\n")
+    (tmp_path / "record.json").write_text('{"price": 8.5, "text": null}')
+    file = ("--from", tmp_path / "record.json")
+    assert letters.json("dead", "edit", second, *file) == {"action": "edit", "asked": 1, "changed": 1}
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nsed -i "s/3.5,/9.5,/" "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("EDITOR", str(editor))
+    assert letters.run("dead", "edit", third) == (0, "edited and requeued 1 of 1\n")
+    waiting = letters.client.call(calls.SelectRecords("waiting", stream=STREAM))
+    assert isinstance(waiting, calls.RecordPage)
+    found = [info.payload.to_pylist()[0] for info in waiting.records if info.edited_by]
+    assert [(row["price"], row["text"]) for row in found] == [(7.0, "no 1.5"), (8.5, None), (9.5, "no 3.5")]
+    code, output = letters.run("dead", "edit", first, "--set", "price=7")
+    assert (code, output) == (1, f"ftlayer: there is no dead letter {first}\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--set", "prise=1"), "column 'prise' is none of the record's: did you mean 'price'?"),
+        (("--set", "price=much"), "column 'price' (double): expected a number, got 'much'"),
+        (("--set", "price"), "--set: expected COLUMN=VALUE"),
+        (("--from", "/nowhere"), "--from: /nowhere cannot be read"),
+        (("--set", "price=1", "--from", "/nowhere"), "--set, --from: give one of them"),
+    ],
+)
+def test_a_change_that_does_not_fit_names_the_column(
+    letters: Letters, options: tuple[str, ...], said: str
+) -> None:
+    (key,) = letters.make([1.5])
+    code, output = letters.run("dead", "edit", key, *options)
+    assert (code, said in output, letters.found()) == (2, True, [key]), output
+
+
+def test_an_editor_that_changes_nothing_leaves_the_letter(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (key,) = letters.make([1.5])
+    monkeypatch.setenv("EDITOR", "true")
+    assert letters.run("dead", "edit", key) == (1, "ftlayer: nothing was changed\n")
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\necho "no json" > "$1"\n')
+    editor.chmod(0o700)
+    monkeypatch.setenv("EDITOR", "false")
+    code, output = letters.run("dead", "edit", key)
+    assert (code, output.startswith("ftlayer: EDITOR: 'false' did not end well")) == (2, True)
+    monkeypatch.setenv("EDITOR", str(editor))
+    code, output = letters.run("dead", "edit", key, answer="n\n")
+    assert (code, "the record: no JSON" in output, letters.found()) == (1, True, [key])
+
+
+def test_changes_are_in_the_audit_log_with_who_made_them(letters: Letters) -> None:
+    (key,) = letters.make([1.5])
+    assert letters.run("dead", "purge", key, "--yes")[0] == 0
+    page = letters.client.call(calls.ListAudit())
+    assert isinstance(page, calls.AuditPage)
+    latest = page.entries[0]
+    assert (latest.what, latest.count, latest.who) == ("purge", 1, user_name())

@@ -60,13 +60,14 @@ def test_every_letter_is_changed_once_by_bounded_calls(
     counts: dict[str, int], change: Change, gone: int
 ) -> None:
     letters = tuple((vertex, key) for vertex, count in counts.items() for key in keys(*range(count)))
-    carrying = Carrying(change, Letters(letters, 0, NOW_MS))
+    carrying = Carrying(change, Letters(letters, 0, NOW_MS), "me")
     done: list[tuple[str, bytes]] = []
     changed = 0
     while (asked := carrying.next_call()) is not None:
         vertex, call = asked
         assert isinstance(call, Requeue if change is Change.REQUEUE else Purge)
         assert 1 <= len(call.keys) <= KEYS_A_CALL
+        assert call.by == "me"
         done += [(vertex, key) for key in call.keys]
         still_there = max(len(call.keys) - gone, 0)
         changed += still_there
