@@ -86,11 +86,18 @@ class Segments:
         """Return the payload of ``which`` rows (int64[m]) of the segment that has this head."""
         return take_rows(self._whole_payload(txn, sequence, head), which)
 
-    def _whole_payload(self, txn: ReadTransaction, sequence: int, head: Head) -> pa.RecordBatch:
+    def body(self, txn: ReadTransaction, sequence: int) -> bytes:
+        """Return the payload of a segment as it is written."""
+        return bytes(self._body(txn, sequence))
+
+    def _body(self, txn: ReadTransaction, sequence: int) -> bytes | memoryview:
         body = txn.get("segments", _key(sequence) + _BODY)
         if body is None:
             raise StoreDamagedError(f"the payload of segment {sequence} is missing from the store")
-        payload = self._payloads.read(txn, head.digest, body)
+        return body
+
+    def _whole_payload(self, txn: ReadTransaction, sequence: int, head: Head) -> pa.RecordBatch:
+        payload = self._payloads.read(txn, head.digest, self._body(txn, sequence))
         if payload.num_rows != len(head):
             raise StoreDamagedError(f"segment {sequence} has {len(head)} ids for {payload.num_rows} rows")
         return payload

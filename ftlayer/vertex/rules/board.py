@@ -140,6 +140,8 @@ class Board:
             self._known_job(owner).checkpoints.append(key)
         for job in self._jobs.values():
             job.orders = dict(sorted(job.orders.items(), key=lambda item: item[1].asked_ms))
+        # Jobs with orders that have not come to their end, and perhaps some more. What there is to do is asked often.
+        self._asked = {owner: job for owner, job in self._jobs.items() if job.orders}
 
     def announce(self, txn: WriteTransaction, call: AnnounceJob, owner_run: str, now: Now) -> Announced:
         """Take an announcement; ``owner_run`` is the run that the job belongs to, "" where that is not known.
@@ -199,6 +201,7 @@ class Board:
             text = f"it is for run {order.run}, and run {job.details.run} is what {order.owner!r} is now"
             asked.end(OrderState.REFUSED, text, now.wall_ms)
         job.orders[order.id] = asked
+        self._asked[order.owner] = job
         _write_order(txn, asked, now)
         return asked.record
 
@@ -226,7 +229,7 @@ class Board:
 
     def tick(self, txn: WriteTransaction, now: Now) -> None:
         """Do what time brings: orders expire, jobs that are gone leave memory, and in the end the store."""
-        for job in self._jobs.values():
+        for job in list(self._asked.values()):
             self._expire(txn, job, now)
         if now.wall_ms - self._trimmed_ms >= TRIM_EVERY_MS:
             self._trimmed_ms = now.wall_ms
@@ -236,7 +239,7 @@ class Board:
     def next_tick_ms(self, now: Now) -> int:
         """Return the monotone time (ms) at which `tick` has something to do."""
         times = [self._trimmed_ms + TRIM_EVERY_MS]
-        for job in self._jobs.values():
+        for job in self._asked.values():
             times += [self._deadline_ms(job, order) for order in job.orders.values() if not order.ended]
         return now.mono_ms + max(min(times) - now.wall_ms, 0)
 
@@ -298,6 +301,8 @@ class Board:
                 seconds = ORDER_EXPIRES_MS // 1_000
                 order.end(OrderState.EXPIRED, f"its run has not taken it within {seconds} s", now.wall_ms)
             _write_order(txn, order, now)
+        if all(order.ended for order in job.orders.values()):
+            self._asked.pop(job.details.owner, None)
 
     def _deadline_ms(self, job: _Job, order: _Order) -> int:
         since_ms = max(order.asked_ms, self._started_ms)
@@ -361,6 +366,7 @@ class Board:
         for place, job in enumerate(gone):
             if place >= KEEP_GONE or now.wall_ms - job.heard_ms >= KEEP_GONE_MS:
                 del self._jobs[job.details.owner]
+                self._asked.pop(job.details.owner, None)
                 self._hours.forget(job.details.owner)
                 tables.forget(txn, job.details.owner)
             elif job.is_whole and self._has_room():

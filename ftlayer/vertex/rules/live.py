@@ -5,6 +5,7 @@ A tracker's *location* is ``segment << 20 | row``.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -65,6 +66,8 @@ class LiveSegments:
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
         self._live: dict[int, LiveSegment] = {}
+        self._is_sorted = True  # nearly always: a batch's rows become pending behind later ones
+        self._last = -1
         self._dirty: set[int] = set()
         self._finished: set[int] = set()
 
@@ -77,6 +80,8 @@ class LiveSegments:
         """Follow a segment's rows, those of ``done`` (bool[n]) left out."""
         left = len(done) - int(np.count_nonzero(done))
         if left:
+            self._is_sorted = self._is_sorted and sequence > self._last
+            self._last = max(self._last, sequence)
             self._live[sequence] = LiveSegment(stream, done, left, registered, oldest_ms)
         else:
             self._finished.add(sequence)
@@ -94,9 +99,13 @@ class LiveSegments:
                 found[number] = since_ms
         return found
 
-    def items(self) -> list[tuple[int, LiveSegment]]:
-        """Return all segments with rows left, in order."""
-        return sorted(self._live.items())
+    def sequences(self, first: int) -> list[int]:
+        """Return the numbers of segments that have rows left, from ``first`` on, in order."""
+        if not self._is_sorted:
+            self._live = dict(sorted(self._live.items()))
+            self._is_sorted = True
+        sequences = list(self._live)
+        return sequences[bisect_left(sequences, first) :]
 
     def finish(self, sequence: int, rows: I64) -> Mask:
         """Mark ``rows`` (int64[m], distinct) of a segment as done; return which were not before, bool[m]."""

@@ -9,7 +9,7 @@ from ftlayer.store.kv import ReadTransaction
 from ftlayer.vertex.calls import MAX_EXAMINED, MAX_PAGE_BYTES, RecordInfo, RecordPage, SelectRecords
 from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.state import ShardState
-from ftlayer.vertex.rules.walking import NEVER_MS, Record, Span, Walks
+from ftlayer.vertex.rules.walking import NEVER_MS, PASSED_AT_ONCE, Passed, Record, Span, Walks
 
 
 def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> RecordPage:
@@ -20,12 +20,15 @@ def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> Reco
     infos: list[RecordInfo] = []
     size = 0
     last = b""
-    examined = 0
+    examined = passed = 0
     for record in _candidates(state, txn, call, span):
-        if examined == MAX_EXAMINED or len(keys) == call.limit or size >= MAX_PAGE_BYTES:
+        if examined + passed >= MAX_EXAMINED or len(keys) == call.limit or size >= MAX_PAGE_BYTES:
             return RecordPage(tuple(infos), tuple(keys), examined, last)
-        examined += 1
         last = record.key
+        if isinstance(record, Passed):
+            passed += PASSED_AT_ONCE
+            continue
+        examined += 1
         if not wanted(record):
             continue
         keys.append(record.key)
@@ -75,7 +78,9 @@ def _span(state: ShardState, call: SelectRecords) -> Span:
     return Span(streams, call.after, most, call.since_ms, call.until_ms or NEVER_MS)
 
 
-def _candidates(state: ShardState, txn: ReadTransaction, call: SelectRecords, span: Span) -> Iterator[Record]:
+def _candidates(
+    state: ShardState, txn: ReadTransaction, call: SelectRecords, span: Span
+) -> Iterator[Record | Passed]:
     """Return the records that can be wanted, in the fewest steps that lead to them."""
     walks = Walks(state, txn)
     if call.keys:
@@ -89,7 +94,9 @@ def _candidates(state: ShardState, txn: ReadTransaction, call: SelectRecords, sp
     return walks.records(call.state, span)
 
 
-def _dead_candidates(state: ShardState, walks: Walks, call: SelectRecords, span: Span) -> Iterator[Record]:
+def _dead_candidates(
+    state: ShardState, walks: Walks, call: SelectRecords, span: Span
+) -> Iterator[Record | Passed]:
     if call.group >= 0:
         stream = state.find_stream(call.stream)
         return (

@@ -14,12 +14,12 @@ import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 
-from ftlayer.records.ipc import as_message, has_dictionaries
 from ftlayer.store import dead_index, failed, texts
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import ReadTransaction
@@ -34,6 +34,11 @@ from ftlayer.vertex.rules.streams import Stream
 
 _IN_SEGMENT, _IN_TABLE = b"s", b"w"
 _KEY_OF_ROW_BYTES = 12
+_LAST_ROW = (1 << 32) - 1
+_NO_ROWS: I64 = np.zeros(0, np.int64)
+
+PASSED_AT_ONCE = 128
+"""So many segments without a record that is wanted take about as long as so many records."""
 
 NEVER_MS = (1 << 63) - 1
 
@@ -59,6 +64,13 @@ class Span:
     def behind(self, after: bytes) -> Span:
         """Return the same part from behind ``after`` on."""
         return replace(self, after=after)
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A walk has passed `PASSED_AT_ONCE` segments that have no such record, and come to ``key``."""
+
+    key: bytes
 
 
 class Record(ABC):
@@ -109,7 +121,7 @@ class Walks:
         self._txn = txn
         self._names: dict[int, tuple[str, str]] = {}
 
-    def records(self, state: str, span: Span) -> Iterator[Record]:
+    def records(self, state: str, span: Span) -> Iterator[Record | Passed]:
         """Return the records in a state, one of `ListRecords.state`."""
         match state:
             case "pending":
@@ -178,7 +190,7 @@ class Walks:
         for sequence, rows, _ in by_segment(located.locations[located.pending]):
             yield from self._tracked_at(sequence, rows, is_due=False)
 
-    def _waiting(self, span: Span) -> Iterator[Record]:
+    def _waiting(self, span: Span) -> Iterator[Record | Passed]:
         after = span.after
         if not after.startswith(_IN_TABLE):
             if not span.since_ms:
@@ -186,21 +198,34 @@ class Walks:
             after = b""
         yield from self._failed(FailedTable.WAITING, span.behind(after[1:]), _IN_TABLE)
 
-    def _tracked(self, span: Span, *, is_due: bool) -> Iterator[Record]:
+    def _tracked(self, span: Span, *, is_due: bool) -> Iterator[Record | Passed]:
         """Return rows of tracked segments: those that are due, or those that are in flight."""
-        due = self._due()
-        for sequence, live in self._state.live.items():
-            start = sequence.to_bytes(8, "big")
-            if start < span.after[:8] or (is_due and sequence not in due):
+        first = int.from_bytes(span.after[:8], "big")
+        if is_due:
+            sequences = sorted(sequence for sequence in self._due if sequence >= first)
+        else:
+            sequences = self._state.live.sequences(first)
+        passed = 0
+        for sequence in sequences:
+            live = self._state.live.get(sequence)
+            which = _NO_ROWS if live is None else self._rows_in(live, sequence, span, is_due=is_due)
+            if live is None or not len(which):
+                passed += 1
+                if not passed % PASSED_AT_ONCE:
+                    yield Passed((_IN_SEGMENT if is_due else b"") + _row_key(sequence, _LAST_ROW))
                 continue
-            since_ms = 0 if is_due else _registered_ms(live)
-            if live.stream.number not in span.numbers or not span.since_ms <= since_ms < span.until_ms:
-                continue
-            which = np.flatnonzero(_in_state(live, due.get(sequence, ()), is_due=is_due))
-            if start == span.after[:8]:
-                which = which[which > int.from_bytes(span.after[8:], "big")]
             for at in range(0, len(which), span.most):
                 yield from self._rows(sequence, live, which[at : at + span.most], is_due=is_due)
+
+    def _rows_in(self, live: LiveSegment, sequence: int, span: Span, *, is_due: bool) -> I64:
+        """Return the rows of a segment that are in this state, and in this part of the walk."""
+        since_ms = 0 if is_due else _registered_ms(live)
+        if live.stream.number not in span.numbers or not span.since_ms <= since_ms < span.until_ms:
+            return _NO_ROWS
+        which = np.flatnonzero(_in_state(live, self._due.get(sequence, ()), is_due=is_due))
+        if span.after[:8] == sequence.to_bytes(8, "big"):
+            which = which[which > int.from_bytes(span.after[8:], "big")]
+        return which
 
     def _tracked_at(self, sequence: int, which: I64, *, is_due: bool) -> Iterator[Record]:
         """Return some rows of a segment, those left out that are not in this state."""
@@ -208,10 +233,11 @@ class Walks:
         if live is None:
             return
         which = which[which < len(live.done)]
-        which = which[_in_state(live, self._due().get(sequence, ()), is_due=is_due)[which]]
+        which = which[_in_state(live, self._due.get(sequence, ()), is_due=is_due)[which]]
         if len(which):
             yield from self._rows(sequence, live, which, is_due=is_due)
 
+    @cached_property
     def _due(self) -> dict[int, list[I64]]:
         """Return the rows that are due, by segment."""
         due: dict[int, list[I64]] = {}
@@ -227,9 +253,8 @@ class Walks:
         state, prefix = ("waiting", _IN_SEGMENT) if is_due else ("pending", b"")
         registered_ms = 0 if is_due else _registered_ms(live)
         rows = _Rows(self, sequence, head, which, info, live.stream, state, registered_ms)
-        start = prefix + sequence.to_bytes(8, "big")
         for index, row in enumerate(which.tolist()):
-            yield _Row(rows, index, start + row.to_bytes(4, "big"))
+            yield _Row(rows, index, prefix + _row_key(sequence, row))
 
     # ------------------------------------------------------------ single records
 
@@ -314,6 +339,10 @@ class Walks:
     def traceback_of(self, record: FailedRecord) -> str:
         """Return the traceback of a failed record."""
         return texts.read(self._txn, record.frames) + record.last_line
+
+    def segment_may_say(self, sequence: int, sought: bytes) -> bool:
+        """Whether ``sought`` can be in the payload of a segment."""
+        return sought in self._state.segments.body(self._txn, sequence)
 
     def rows_payload(self, sequence: int, head: Head, which: I64) -> pa.RecordBatch:
         """Return the payload of some rows of a segment."""
@@ -407,9 +436,7 @@ class _Rows:
     def may_say(self, sought: bytes) -> bool:
         """Whether ``sought`` can be in one of the rows."""
         if sought not in self._said:
-            payload = self.payload
-            message = as_message(payload, dictionaries=has_dictionaries(payload.schema))
-            self._said[sought] = sought in message.to_pybytes()
+            self._said[sought] = self.walks.segment_may_say(self._sequence, sought)
         return self._said[sought]
 
 
@@ -470,6 +497,10 @@ def _in_state(live: LiveSegment, due: Iterable[I64], *, is_due: bool) -> Mask:
     for rows in due:
         mask[rows] = True
     return ~live.done & (mask if is_due else ~mask)
+
+
+def _row_key(sequence: int, row: int) -> bytes:
+    return sequence.to_bytes(8, "big") + row.to_bytes(4, "big")
 
 
 def _registered_ms(live: LiveSegment) -> int:

@@ -254,6 +254,8 @@ def test_an_order_waits_as_long_for_a_board_that_comes_back(shell: Shell) -> Non
     shell.now = Now(shell.now.mono_ms, shell.now.wall_ms + 3_600_000)
     shell.restart()
     assert shell.announce(job()).orders == (order(),)
+    shell.advance(ORDER_EXPIRES_MS)
+    assert shell.state("o-1") is OrderState.EXPIRED
 
 
 def test_an_order_for_another_run_is_refused_and_stays_so(shell: Shell) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import RecordInfo, SelectRecords
-from ftlayer.vertex.rules import selecting
+from ftlayer.vertex.rules import selecting, walking
 
 STREAMS = ["orders/lines", "orders/returns", "shop/lines"]
 OWNERS = ["orders", "shop", "q", "ingest/clicks", "nothing"]
@@ -173,6 +173,8 @@ def test_all_pages_together_are_what_a_filter_leaves_of_the_listing(
     kit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selecting, "MAX_EXAMINED", 5)
+    for module in (selecting, walking):
+        monkeypatch.setattr(module, "PASSED_AT_ONCE", 2)
 
     @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(steps, max_size=25), st.lists(selections(), min_size=1, max_size=6))
@@ -244,6 +246,23 @@ def test_a_call_examines_so_many_and_goes_on_from_there(kit: Any) -> None:
         examined.append(page.examined)
         after = page.more
     assert examined == [2_000, 2_000, 500]
+
+
+def test_segments_without_a_wanted_record_are_passed_in_bounded_steps(kit: Any) -> None:
+    vertex = kit.Vertex()
+    vertex.open()
+    vertex.open("other")
+    segments = selecting.MAX_EXAMINED + 2 * walking.PASSED_AT_ONCE
+    for root in range(1, segments + 1):
+        vertex.persist([root])
+    vertex.persist([segments + 1], stream="other")
+    page = vertex.call(SelectRecords("pending", stream="other"))
+    assert (page.records, page.examined) == ((), 0)
+    page = vertex.call(SelectRecords("pending", stream="other", after=page.more))
+    assert [info.root for info in page.records] == [segments + 1]
+    vertex.restart()
+    page = vertex.call(SelectRecords("pending"))
+    assert (page.records, page.examined, page.more != b"") == ((), 0, True)
 
 
 def test_a_letter_is_found_by_its_root_or_key_at_once(kit: Any) -> None:
