@@ -18,8 +18,8 @@ again, when the query that it came from had already let go of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from ftlayer.spark.circuits import FailureTally
@@ -74,6 +74,8 @@ class BatchReport:
     ``differs``: a record that had passed when the batch was sealed failed in the run again; it is replayed,
     and a sink that skips known batch ids may see it twice. ``held``: runs, and calls of the sink, that were given up
     because more records failed than `max_failing` allows. ``query`` is the query's name.
+    ``duration_ms`` is from its begin to its report; of that ``phases_ms`` has ``run``, ``verdict``, ``seal``, ``sink``
+    and ``commit``, and nothing where the batch was committed before.
     """
 
     batch: int
@@ -87,6 +89,8 @@ class BatchReport:
     differs: bool = False
     held: int = 0
     query: str = ""
+    duration_ms: float = 0.0
+    phases_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 R = TypeVar("R")

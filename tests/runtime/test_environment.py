@@ -39,6 +39,7 @@ from ftlayer.runtime.environment import StreamEnvironment, open_server
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.shell import Order
 from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
+from ftlayer.spark import sessions
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.layer import RetryDefaults
 from ftlayer.transport.address import parse_address
@@ -95,10 +96,19 @@ def an_order(env: StreamEnvironment) -> Order:
 
 
 def test_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_checks, "ensure_java", lambda: None)
+    monkeypatch.setattr(sessions, "ensure_java", lambda: None)
     for wrong in (None, "local[2]", FakeSession, SparkSession.builder):
         with pytest.raises(ConfigError, match=r"spark: expected a SparkSession, got .*getOrCreate"):
             StreamEnvironment(wrong, a_layer(), name="job")
+
+
+def test_a_board_is_a_layer_beside_checkpoints() -> None:
+    env = StreamEnvironment(FakeSession(), name="job", checkpointing=CheckpointConfig(), board=a_layer())
+    assert env.name == "job"
+    for given in ({"layer": a_layer()}, {"checkpointing": CheckpointConfig()}):
+        wrong = a_layer() if "layer" in given else "grpc://127.0.0.1:7077"
+        with pytest.raises(ConfigError, match=r"board: expected FTLayer.connect"):
+            StreamEnvironment(FakeSession(), name="job", board=wrong, **given)
 
 
 def test_no_session_and_no_java(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ftlayer.errors import UnsupportedError
 from ftlayer.histogram import BATCH_BOUNDS, Histogram
@@ -62,8 +63,8 @@ class BatchLog:
             self._steps = {}
         self._steps[step] = self._clock_ms()
 
-    def through(self, report: BatchReport, at_ms: int) -> None:
-        """Take note of a batch that is through, at ``at_ms`` (Unix)."""
+    def through(self, report: BatchReport, at_ms: int) -> BatchReport:
+        """Take note of a batch that is through, at ``at_ms`` (Unix); return its report with its times."""
         steps = self._steps
         phases = {
             phase: steps[after] - steps[before]
@@ -94,6 +95,7 @@ class BatchLog:
             self._histograms["batch"].observe(duration_ms / 1_000)
             for phase, ms in phases.items():
                 self._histograms[f"batch_{phase}"].observe(ms / 1_000)
+        return replace(report, duration_ms=duration_ms, phases_ms=phases)
 
     @property
     def batches(self) -> tuple[BatchDetails, ...]:

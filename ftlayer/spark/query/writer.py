@@ -274,9 +274,8 @@ class TrackedWriter:
                     # From None: Spark's regular expression for a stop overflows the stack over a long text.
                     raise StoppedError(self._name) from None
                 raise
-            report = replace(report, query=self._name)
+            report = log.through(replace(report, query=self._name), time.time_ns() // 1_000_000)
             supervisor.report(report)
-            log.through(report, time.time_ns() // 1_000_000)
             tell_batch(self._listeners, report)
 
         hide_stops()

@@ -37,8 +37,9 @@ def test_phases_are_the_times_between_the_steps() -> None:
     for step, ms in zip(STEPS, (1, 100, 20, 3, 50, 7, 2, 0), strict=True):
         log.watch(step, 4)
         clock.ms += ms
-    log.through(BatchReport(4, BatchState.NEW, 100, 90, 10, 8, 2, 5), 1_234)
+    report = log.through(BatchReport(4, BatchState.NEW, 100, 90, 10, 8, 2, 5), 1_234)
     (batch,) = log.batches
+    assert (report.duration_ms, report.phases_ms) == (batch.duration_ms, batch.phases_ms)
     assert batch.phases_ms == {"run": 100, "verdict": 20, "seal": 3, "sink": 50, "commit": 7}
     assert (batch.batch, batch.at_ms, batch.duration_ms) == (4, 1_234, 183)
     assert (batch.rows, batch.delivered, batch.failed, batch.dead) == (100, 5, 10, 2)
