@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -73,7 +74,7 @@ class ManualClock:
 class LiveVertex:
     """A vertex over a `MemoryStore`, called without a wire; `call` and `close` are what a gatherer needs."""
 
-    def __init__(self, path: Path, clock: ManualClock) -> None:
+    def __init__(self, path: Path, clock: Callable[[], Now]) -> None:
         self.clock = clock
         self.faults: list[Exception] = []
         parts = ShardParts(
@@ -128,7 +129,7 @@ class LiveVertex:
         self.call(Fail(failures, self.vertex.incarnation))
 
 
-def topology(clock: ManualClock, name: str = "orders", **changes: Any) -> JobDetails:
+def topology(clock: Callable[[], Now], name: str = "orders", **changes: Any) -> JobDetails:
     """A topology in barrier mode as its driver announces it: ``parse`` holds ``lines`` up."""
     now_ms = clock().wall_ms
     part = SubtaskCheckpointDetails("parse", 0, 12, 30, 4.5, 220.0, 1 << 20, 1 << 24, 0, False)
@@ -184,7 +185,7 @@ def topology(clock: ManualClock, name: str = "orders", **changes: Any) -> JobDet
     return replace(details, **changes)
 
 
-def query(clock: ManualClock, owner: str = "ab" * 16, **changes: Any) -> JobDetails:
+def query(clock: Callable[[], Now], owner: str = "ab" * 16, **changes: Any) -> JobDetails:
     """A wrapped query as its driver announces it."""
     now_ms = clock().wall_ms
     phases = {"run": 500.0, "verdict": 40.0, "seal": 60.0, "sink": 180.0, "commit": 50.0}
@@ -320,3 +321,9 @@ def topology_fixture(clock: ManualClock) -> Callable[..., JobDetails]:
 def query_fixture(clock: ManualClock) -> Callable[..., JobDetails]:
     """Make wrapped queries."""
     return lambda owner="ab" * 16, **changes: query(clock, owner, **changes)
+
+
+@pytest.fixture(scope="session")
+def kit() -> SimpleNamespace:
+    """What a test makes a console of its own of, one that lives longer than a test."""
+    return SimpleNamespace(LiveVertex=LiveVertex, topology=topology, query=query, tokens=TOKENS)

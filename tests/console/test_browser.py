@@ -1,0 +1,270 @@
+"""The console in a real browser: every page, light and dark, wide and narrow; by mouse, by keys, without the script."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from ftlayer.clock import system_now
+from ftlayer.console.app import create_app
+from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.state import Console
+from ftlayer.monitor.gather import Gatherer
+from ftlayer.monitor.sources import Source
+from ftlayer.vertex.calls import AnnounceJob, OrderAnswer, OrderState, Stats
+
+pytestmark = pytest.mark.browser
+
+FLAGS = [
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+PATIENCE_MS = 30_000
+STREAM = "orders/lines"
+SCRIPT = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
+QUERY = "ab" * 16
+
+
+def chromium() -> str:
+    """Return where Chromium is; a machine without it is told what to install."""
+    for name in (os.environ.get("FTLAYER_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"):
+        path = shutil.which(name) if name else None
+        if path:
+            return path
+    pytest.fail("these tests need Chromium: apt-get install chromium (or name one by FTLAYER_CHROMIUM)")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for all tests."""
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, kit: Any) -> Iterator[SimpleNamespace]:
+    """A console that listens, over a vertex in memory with a job of each kind."""
+    path = tmp_path_factory.mktemp("site")
+    logins = path / "logins"
+    logins.write_text("".join(f"{role} {role} {token}\n" for role, token in kit.tokens.items()))
+    logins.chmod(0o600)
+    vertex = kit.LiveVertex(path, system_now)
+    vertex.announce(kit.topology(system_now, line=SCRIPT))
+    vertex.announce(kit.query(system_now))
+    vertex.open(STREAM)
+    gatherer = Gatherer(
+        lambda: [Source("shop", "grpc://127.0.0.1:7077", "token", path="/var/lib/shop")],
+        connect=lambda source, label: vertex,
+    )
+    console = Console.of(ConsoleOptions(login_file=logins), gatherer, system_now)
+    console.watch.start()
+    config = uvicorn.Config(
+        create_app(console), port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    listener = config.bind_socket()
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield SimpleNamespace(url=url, vertex=vertex, console=console, tokens=kit.tokens, kit=kit)
+    server.should_exit = True
+    thread.join()
+    console.watch.close()
+    vertex.vertex.close()
+
+
+@pytest.fixture
+def letters(site: Any) -> None:
+    """Three dead letters more, in a group of their own, with a script wherever a record can say something."""
+    rows = [{"id": n, "name": SCRIPT, SCRIPT: n} for n in range(3)]
+    site.vertex.kill(STREAM, rows, f"parse{SCRIPT}", f"ValueError: {SCRIPT}")
+    site.console.watch.refresh()
+
+
+def opened(browser: Browser, site: Any, role: str = "operator", **options: Any) -> Page:
+    """Return a page of a browser in which somebody has logged in."""
+    options = {"viewport": {"width": 1280, "height": 800}, "base_url": site.url} | options
+    context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    page.goto("/login")
+    page.get_by_label("Your token").fill(site.tokens[role])
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url("**/")
+    return page
+
+
+def dead(site: Any) -> int:
+    return int(site.vertex.call(Stats()).values["dead_letters"])
+
+
+def a_record(page: Page) -> str:
+    page.goto("/records?state=dead")
+    link = page.locator("tbody th a").first.get_attribute("href")
+    assert link is not None
+    return link
+
+
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 800), (360, 740)], ids=["wide", "phone"])
+def test_every_page_can_be_read(browser: Browser, site: Any, scheme: Any, size: tuple[int, int]) -> None:
+    """axe finds nothing to complain of: contrast, names, landmarks; nothing is wider than the window."""
+    viewport = {"width": size[0], "height": size[1]}
+    page = opened(browser, site, viewport=viewport, color_scheme=scheme, bypass_csp=True)
+    paths = [
+        *("/", "/jobs/shop:orders", "/jobs/shop:orders/checkpoints", "/jobs/shop:orders/ask/cancel"),
+        *(f"/jobs/shop:{QUERY}", "/dead", "/records?state=dead", a_record(page), "/nothing-here"),
+    ]
+    for path in paths:
+        page.goto(path)
+        found = Axe().run(page).response["violations"]
+        said = [(each["id"], [node["target"] for node in each["nodes"]]) for each in found]
+        assert not said, (path, said)
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], path
+    page.context.clear_cookies()
+    page.goto("/login")
+    assert not Axe().run(page).response["violations"]
+    page.context.close()
+
+
+@pytest.mark.usefixtures("letters")
+def test_what_records_say_does_nothing(browser: Browser, site: Any) -> None:
+    """No script of theirs runs, and there was none to be blocked."""
+    page = opened(browser, site)
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    for path in ("/", "/jobs/shop:orders", "/dead", "/records?state=dead", a_record(page)):
+        page.goto(path)
+        expect(page.locator("main")).to_contain_text("<script>" if path != "/jobs/shop:orders" else "onerror")
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("img[src=x]").count() == 0
+    assert not [text for text in complaints if "Content Security Policy" in text]
+    page.context.close()
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_group_is_requeued(browser: Browser, site: Any) -> None:
+    """Chosen, counted, confirmed: the vertex has them no more."""
+    before = dead(site)
+    page = opened(browser, site)
+    page.goto("/dead")
+    row = page.get_by_role("row").filter(has_text="onerror").first
+    row.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Requeue selected").click()
+    button = page.get_by_role("button", name=re.compile(r"Requeue \d+ letters"))
+    text = button.inner_text()
+    assert dead(site) == before
+    button.click()
+    expect(page.get_by_role("status").filter(has_text="requeued")).to_be_visible()
+    count = int("".join(filter(str.isdigit, text)))
+    assert dead(site) == before - count
+    page.context.close()
+
+
+@pytest.mark.usefixtures("letters")
+def test_letters_are_purged_by_keys_alone(browser: Browser, site: Any) -> None:
+    """Tab, Space and Enter lead to every button; what has the focus is seen."""
+    before = dead(site)
+    page = opened(browser, site)
+    _tab_to(page, "a", "Dead letters")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/dead")
+    _tab_to(page, "input", "Select all groups")
+    page.keyboard.press("Space")
+    _tab_to(page, "button", "Purge selected", back=True)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/dead/plans/*")
+    expect(page.get_by_text("There is no way back")).to_be_visible()
+    _tab_to(page, "button", "for good")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status").filter(has_text="purged")).to_be_visible()
+    assert before > 0
+    assert dead(site) == 0
+    page.context.close()
+
+
+def _tab_to(page: Page, tag: str, name: str, *, back: bool = False) -> None:
+    """Press Tab until something of this name has the focus."""
+    for _ in range(100):
+        page.keyboard.press("Shift+Tab" if back else "Tab")
+        found = page.evaluate(
+            "() => { const e = document.activeElement;"
+            " return [e.tagName.toLowerCase(), e.getAttribute('aria-label') || e.textContent]; }"
+        )
+        if found[0] == tag and name in found[1]:
+            return
+    raise AssertionError(f"no {tag} {name} can be reached")
+
+
+def test_a_page_keeps_itself_current(browser: Browser, site: Any) -> None:
+    """What happens is seen without a reload; a part that somebody is in waits."""
+    page = opened(browser, site)
+    page.goto("/dead")
+    expect(page.locator("#live")).to_have_text("live")
+    site.vertex.kill(STREAM, [{"id": 1}], "first", "KeyError: a")
+    expect(page.get_by_role("cell", name="first", exact=True)).to_be_visible()
+    page.get_by_label("Select all groups").focus()
+    site.vertex.kill(STREAM, [{"id": 1}], "second", "KeyError: b")
+    expect(page.locator("#part-dead_groups")).to_have_class("old")
+    expect(page.get_by_role("cell", name="second", exact=True)).to_have_count(0)
+    page.get_by_role("link", name="Overview").focus()
+    expect(page.get_by_role("cell", name="second", exact=True)).to_be_visible()
+    page.context.close()
+
+
+def test_a_savepoint_is_asked_for(browser: Browser, site: Any) -> None:
+    """The driver gets the order, and its answer is seen without a reload."""
+    job = site.kit.topology(system_now)
+    site.vertex.announce(job)  # nothing is asked of a driver that is silent
+    page = opened(browser, site)
+    page.goto("/jobs/shop:orders")
+    page.get_by_role("link", name="Savepoint", exact=True).click()
+    page.get_by_role("button", name="Savepoint", exact=True).click()
+    page.wait_for_url("**/jobs/shop:orders")
+    (order,) = site.vertex.call(AnnounceJob(job)).orders
+    assert order.by == "operator@console"
+    for state, text in ((OrderState.TAKEN, ""), (OrderState.DONE, "/savepoints/sp-7")):
+        site.vertex.call(AnnounceJob(job, (OrderAnswer(order.id, state, text, job.at_ms),)))
+    expect(page.get_by_text("/savepoints/sp-7")).to_be_visible()
+    page.context.close()
+
+
+@pytest.mark.usefixtures("letters")
+def test_it_works_without_the_script(browser: Browser, site: Any) -> None:
+    """Forms and links are enough."""
+    before = dead(site)
+    page = opened(browser, site, java_script_enabled=False)
+    page.goto(a_record(page))
+    page.get_by_role("button", name="Purge").click()
+    page.get_by_role("button", name="Purge 1 letter for good").click()
+    page.reload()
+    expect(page.get_by_role("status").filter(has_text="1 of 1 letter purged")).to_be_visible()
+    assert dead(site) == before - 1
+    page.context.close()
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_reader_is_offered_nothing(browser: Browser, site: Any) -> None:
+    """No buttons but the search and the way out."""
+    page = opened(browser, site, role="reader")
+    for path in ("/", "/jobs/shop:orders", "/dead", a_record(page)):
+        page.goto(path)
+        assert page.get_by_role("button").all_inner_texts() == ["Log out"], path
+        assert page.get_by_role("checkbox").count() == 0
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_url("**/login")
+    page.context.close()
