@@ -19,7 +19,7 @@ from ftlayer.console.state import Console
 
 HERE = Path(__file__).parent
 STATIC_FILES = HERE / "static"
-NAVIGATION = (("/", "Overview"), ("/dead", "Dead letters"), ("/records", "Records"))
+NAVIGATION = (("/", "Overview"), ("/dead", "Dead letters"), ("/records", "Records"), ("/audit", "Audit"))
 
 
 @cache

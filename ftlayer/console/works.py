@@ -156,7 +156,7 @@ class Works:
         work.state = WorkState.COUNTED
 
     def _carry_out(self, work: Work, by: str) -> None:
-        carrying = Carrying(Change(work.action), work.letters)
+        carrying = Carrying(Change(work.action), work.letters, by)
         while (step := carrying.next_call()) is not None:
             vertex, call = step
             answer = self._watch.client(vertex).call(call)

@@ -25,6 +25,7 @@ READ = (
     "/jobs/shop:orders/checkpoints/41",
     "/records",
     "/dead/groups",
+    "/audit",
     "/openapi.json",
 )
 
@@ -70,6 +71,7 @@ def test_all_paths_are_tried(shop: Any) -> None:
         "/records",
         "/records/{vertex}/{key}",
         "/records/{vertex}/{key}/explain",
+        "/audit",
         "/dead/groups",
         "/dead/plans/{plan}",
         "/dead/plans/{plan}/export",
@@ -143,6 +145,23 @@ def _settled(shop: Any, plan: dict[str, Any]) -> dict[str, Any]:
             return plan
         plan = shop.api("operator", "GET", f"/dead/plans/{plan['plan']}").json()
     raise AssertionError(plan)
+
+
+def test_an_edit(shop: Any, vertex: Any) -> None:
+    """By an operator, by the types of the columns; it is in the audit log."""
+    (item, *_) = shop.api("reader", "GET", "/records").json()["items"]
+    path = f"/records/shop/{item['key']}/payload"
+    assert shop.api("reader", "PUT", path, json={"id": 7, "price": "2"}).status_code == 403
+    answer = shop.api("operator", "PUT", path, json={"id": "seven", "price": "2"})
+    assert answer.status_code == 400
+    assert "id" in answer.json()["message"]
+    assert vertex.call(Stats()).values["dead_letters"] == 3
+    answer = shop.api("operator", "PUT", path, json={"id": 7, "price": "2"})
+    assert (answer.status_code, answer.json()) == (200, {"changed": 1})
+    assert vertex.call(Stats()).values["dead_letters"] == 2
+    assert shop.api("operator", "PUT", path, json={"id": 7, "price": "2"}).status_code in (400, 404)
+    (entry,) = shop.api("reader", "GET", "/audit").json()["items"]
+    assert (entry["who"], entry["count"]) == ("ada@console", 1)
 
 
 def test_a_cookie_needs_the_token_of_the_forms(shop: Any, vertex: Any) -> None:
@@ -226,7 +245,7 @@ def test_whatever_is_sent(shop: Any, data: st.DataObject) -> None:
         if parameter["in"] == "query" and data.draw(st.booleans())
     }
     options: dict[str, Any] = {"params": query}
-    if method == "post":
+    if method in ("post", "put"):
         options["json"] = data.draw(st.dictionaries(names, values, max_size=4) | values)
     answer = shop.api("operator", method.upper(), path, **options)
     assert answer.status_code < 500, (path, options, answer.text)

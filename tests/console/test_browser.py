@@ -127,6 +127,7 @@ def test_every_page_can_be_read(browser: Browser, site: Any, scheme: Any, size: 
     paths = [
         *("/", "/jobs/shop:orders", "/jobs/shop:orders/checkpoints", "/jobs/shop:orders/ask/cancel"),
         *(f"/jobs/shop:{QUERY}", "/dead", "/records?state=dead", a_record(page), "/nothing-here"),
+        *(f"{a_record(page)}/edit", "/audit"),
     ]
     for path in paths:
         page.goto(path)
@@ -243,6 +244,29 @@ def test_a_savepoint_is_asked_for(browser: Browser, site: Any) -> None:
     page.context.close()
 
 
+def test_a_payload_is_edited(browser: Browser, site: Any) -> None:
+    """What does not fit is said beside the form; what fits is shown beside what was, and then requeued."""
+    site.vertex.kill(STREAM, [{"id": 1, "price": "12,5"}], "price", "ValueError: 12,5")
+    site.console.watch.refresh()
+    before = dead(site)
+    page = opened(browser, site)
+    page.goto("/records?state=dead&operator=price")
+    page.locator("tbody th a").first.click()
+    page.get_by_role("link", name="Edit and requeue").click()
+    page.get_by_role("textbox").fill('{"id": "one", "price": "12.5"}')
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("alert")).to_contain_text("id")
+    page.get_by_role("textbox").fill('{"id": 1, "price": "12.5"}')
+    page.get_by_role("button", name="Check").click()
+    expect(page.get_by_role("cell", name='"12.5"', exact=True)).to_be_visible()
+    page.get_by_role("button", name="Requeue 1 letter").click()
+    expect(page.get_by_role("status").filter(has_text="new payload")).to_be_visible()
+    assert dead(site) == before - 1
+    page.goto("/audit")
+    expect(page.get_by_role("cell", name="operator@console").first).to_be_visible()
+    page.context.close()
+
+
 @pytest.mark.usefixtures("letters")
 def test_it_works_without_the_script(browser: Browser, site: Any) -> None:
     """Forms and links are enough."""
@@ -251,7 +275,6 @@ def test_it_works_without_the_script(browser: Browser, site: Any) -> None:
     page.goto(a_record(page))
     page.get_by_role("button", name="Purge").click()
     page.get_by_role("button", name="Purge 1 letter for good").click()
-    page.reload()
     expect(page.get_by_role("status").filter(has_text="1 of 1 letter purged")).to_be_visible()
     assert dead(site) == before - 1
     page.context.close()

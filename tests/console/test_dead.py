@@ -181,6 +181,53 @@ def test_an_export(visitor: Any, vertex: Any) -> None:
 
 
 @pytest.mark.usefixtures("letters")
+def test_a_payload_is_edited(visitor: Any, vertex: Any) -> None:
+    """Checked by the types of its columns, shown beside what was, confirmed; then it is in the audit log."""
+    visitor.log_in("operator")
+    text = visitor.get("/records?state=dead&operator=score").text
+    (link, *_) = re.findall(r'href="(/records/shop/[0-9a-f]+)"', text)
+    assert "textarea" in visitor.get(f"{link}/edit").text
+    for wrong, says in (
+        ('{"id": 3', "not JSON"),
+        ('{"id": "x", "price": "1"}', "id"),
+        ("[]", ""),
+        ("{}", "id"),
+    ):
+        answer = visitor.post(f"{link}/edit", {"payload": wrong, "confirmed": "yes"})
+        assert answer.status_code == 400
+        assert says in answer.text
+    fields = {"payload": '{"id": 3, "price": "17"}'}
+    checked = visitor.post(f"{link}/edit", fields).text
+    assert "&#34;1&#34;" in checked
+    assert "&#34;17&#34;" in checked
+    assert dead(vertex) == 5
+    answer = visitor.post(f"{link}/edit", fields | {"confirmed": "yes"})
+    assert answer.headers["location"] == "/dead"
+    assert "requeued with its new payload" in visitor.get("/dead").text
+    assert dead(vertex) == 4
+    assert visitor.get(f"{link}/edit").status_code in (400, 404)
+    audit = visitor.log_in("reader").get("/audit").text
+    assert "ada@console" in audit
+    assert visitor.get(f"{link}/edit").status_code == 403
+
+
+@pytest.mark.usefixtures("letters")
+def test_changes_are_in_the_audit_log(visitor: Any) -> None:
+    """Who, what, how many; pages go on where they ended."""
+    visitor.log_in("operator")
+    for group in ids_of(visitor.get("/dead").text):
+        plan = visitor.post("/dead/plans", {"action": "purge", "group": group}).headers["location"]
+        settled(visitor, plan)
+        visitor.post(f"{plan}/purge")
+        settled(visitor, plan)
+    text = visitor.get("/audit").text
+    assert text.count("ada@console") == 2
+    assert text.count("purge") == 2
+    assert visitor.get("/audit?after=zz").status_code == 400
+    assert visitor.get("/audit?vertex=elsewhere").status_code == 400
+
+
+@pytest.mark.usefixtures("letters")
 def test_a_plan_is_its_makers(visitor: Any, clock: Any) -> None:
     """A reader makes none; it is forgotten after ten minutes; it does what it was made for."""
     visitor.log_in("operator")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from ftlayer.console.audits import ENTRIES, MOST_ENTRIES, audit_of
 from ftlayer.console.choosing import Choice, ChosenGroup, choice_of
+from ftlayer.console.editing import check_editable, requeue_edited
 from ftlayer.console.forms import AnyCaller, ApiOperator
 from ftlayer.console.groups import dead_groups
 from ftlayer.console.pages.dead import begin_change, begin_work, export, known_work
@@ -17,6 +19,7 @@ from ftlayer.console.rendering import console_of
 from ftlayer.console.searching import MOST, PAGE, Filter, search
 from ftlayer.console.state import Console
 from ftlayer.console.works import Wanted, Work
+from ftlayer.monitor.editing import row_of_json
 from ftlayer.monitor.facts import Facts, iso, letter_group_facts, record_facts
 
 router = APIRouter(prefix="/api/v1", tags=["records"])
@@ -100,6 +103,31 @@ def explain(request: Request, vertex: str, key: str, caller: AnyCaller) -> Facts
     """Which ids a pending record waits for, and which operator owes them."""
     console = console_of(request)
     return explanation_of(console, vertex, known_record(console, vertex, key))
+
+
+@router.put("/records/{vertex}/{key}/payload")
+def edit(
+    request: Request, vertex: str, key: str, body: Annotated[dict[str, Any], Body()], caller: ApiOperator
+) -> Facts:
+    """Give a dead letter this payload, a field a column, and requeue it; ``changed`` is 0 where it was gone."""
+    console = console_of(request)
+    info = known_record(console, vertex, key)
+    check_editable(console, info)
+    payload = row_of_json(body, info.payload.schema)
+    return {"changed": int(requeue_edited(console, caller, vertex, info, payload))}
+
+
+@router.get("/audit")
+def audit(
+    request: Request,
+    caller: AnyCaller,
+    vertex: str = "",
+    after: str = "",
+    limit: Annotated[int, Query(ge=1, le=MOST_ENTRIES)] = ENTRIES,
+) -> Facts:
+    """Who has changed what, the latest first. Of several vertices, say which to page on."""
+    found = audit_of(console_of(request).watch, vertex=vertex, after=after, limit=limit)
+    return {"items": found.entries, "next": found.next, "troubles": found.troubles}
 
 
 @router.get("/dead/groups")
