@@ -534,8 +534,6 @@ def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool =
         "next_due": iso(info.not_before_ms),
         "registered": iso(info.registered_ms),
         "failed_at": iso(info.history[-1][0]) if info.history else None,
-        "edited_by": info.edited_by or None,
-        "edited_at": iso(info.edited_ms),
         "attempts": _attempts(info, mask=mask),
         "edited": iso(info.edited_ms),
         "edited_by": info.edited_by or None,
