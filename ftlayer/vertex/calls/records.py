@@ -152,8 +152,8 @@ class StreamDetails:
         persisted, completed, failed, died: so far; ``failed`` counts attempts, the others records: those ingested and
             those that a batch has delivered are among them.
         oldest_ms: since when (Unix) the oldest record that is not done has been there, 0 where there is none or it is
-            unknown. Known are those in flight (after a restart of the vertex: since they were handed out again) and,
-            of those that wait, the one that is due first: since its first failure.
+            unknown. Known are those in flight and in delivery (after a restart of the vertex: since then, or since
+            they were handed out again) and, of those that wait, the one that is due first: since its first failure.
         max_pending: what intake waits at.
         kind: what its owner is; None where it has none, or is no run's of this vertex.
         counters: all that is counted, by the names of `StatsReply.values`.

@@ -163,6 +163,7 @@ class Batches:
             stream.counters.delivered_done += end - start - moved
             put_bounds(txn, stream.number, replace(bounds, committed=end))
             stream.logged -= end - start
+            stream.log_age.committed(end)
             stream.offered = max(stream.offered, end)
 
     def _fail_rows(

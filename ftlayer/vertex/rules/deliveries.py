@@ -43,7 +43,9 @@ class Deliveries:
         self._state = state
         self._replay = replay
 
-    def ingest(self, txn: WriteTransaction, call: Ingest) -> tuple[Accepted, Callable[[], None] | None]:
+    def ingest(
+        self, txn: WriteTransaction, call: Ingest, now: Now
+    ) -> tuple[Accepted, Callable[[], None] | None]:
         """Store records at the end of the log, under root ids drawn for them. An unknown stream is made."""
         state = self._state
         rows = call.payload.num_rows
@@ -52,7 +54,7 @@ class Deliveries:
         if rows == 0:
             return Accepted(0), None
         roots = random_root_ids(rows, shard=state.options.shard, shards=state.options.shards)
-        self._append(txn, stream, StoredBatch(first_attempts(roots, None), call.payload))
+        end = self._append(txn, stream, StoredBatch(first_attempts(roots, None), call.payload))
         group = state.group
         group.add_rows(stream.name, rows)
 
@@ -61,6 +63,7 @@ class Deliveries:
             if stream.name not in state.streams:
                 state.add_stream(stream)
             stream.logged += rows
+            stream.log_age.add(end, now.wall_ms)
             stream.counters.ingested += rows
 
         return Accepted(rows), count
@@ -79,7 +82,7 @@ class Deliveries:
         missing = limit - bounds.next
         if missing > 0:
             for rows in self._take_due(txn, stream, missing, now):
-                self._append(txn, stream, rows)
+                stream.log_age.add(self._append(txn, stream, rows), now.wall_ms)
                 stream.logged += len(rows)
             bounds = get_bounds(txn, stream.number)
         end = min(bounds.next, limit)
@@ -115,14 +118,16 @@ class Deliveries:
         limit -= sum(len(rows) for rows in taken)
         return taken + self._replay.waiting_rows(txn, stream, limit, now)
 
-    def _append(self, txn: WriteTransaction, stream: Stream, rows: StoredBatch) -> None:
-        """Give rows the next offsets."""
+    def _append(self, txn: WriteTransaction, stream: Stream, rows: StoredBatch) -> int:
+        """Give rows the next offsets; return where the log ends then."""
         state = self._state
         sequence = state.new_segment()
         state.segments.append(txn, sequence, stream.number, SegmentKind.LOG, rows)
         bounds = get_bounds(txn, stream.number)
         put_entry(txn, stream.number, LogEntry(bounds.next, sequence, len(rows)))
-        put_bounds(txn, stream.number, replace(bounds, next=bounds.next + len(rows)))
+        end = bounds.next + len(rows)
+        put_bounds(txn, stream.number, replace(bounds, next=end))
+        return end
 
     def _new_stream(self, txn: WriteTransaction, name: str) -> Stream:
         stream = Stream(name, next_stream_number(txn), StreamOptions())

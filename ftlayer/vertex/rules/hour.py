@@ -72,7 +72,8 @@ class VertexHour:
         counted = self._counts()
         rates = {name: (counted[name] - self._counted[name]) * 1_000 / STEP_MS for name in counted}
         held = self._held()
-        oldest_ms = min(self._state.live.oldest_ms().values(), default=None)
+        logged_ms = [stream.log_age.since_ms for stream in self._state.streams.values()]
+        oldest_ms = min(filter(None, (*self._state.live.oldest_ms().values(), *logged_ms)), default=None)
         for step in range(max(self._step, under_way - _SLOTS), under_way):
             end_ms = now.wall_ms - (now.mono_ms - (step + 1) * STEP_MS)
             age_s = 0.0 if oldest_ms is None else max(end_ms - oldest_ms, 0) / 1_000

@@ -98,7 +98,7 @@ class FTLayerCore:
         self._store = store
         self._state = state = ShardState(options, store.incarnation)
         with store.read() as txn:
-            recover(state, txn)
+            recover(state, txn, now)
             self._dedupe = Dedupe(txn, store.incarnation, now.mono_ms)
             self._board = Board(store, txn, now)
         failing = Failing(state)
@@ -340,7 +340,7 @@ class FTLayerCore:
             case calls.Recall():
                 return recall(self._state, call, now), None
             case calls.Ingest():
-                return self._deliveries.ingest(txn, call)
+                return self._deliveries.ingest(txn, call, now)
             case calls.Deliverable():
                 return self._deliveries.deliverable(txn, call, now), None
             case calls.ClaimJob():

@@ -203,7 +203,7 @@ class ShardState:
             )
 
 
-def recover(state: ShardState, txn: ReadTransaction) -> None:
+def recover(state: ShardState, txn: ReadTransaction, now: Now) -> None:
     """Fill an empty state: what a new incarnation knows at its start.
 
     Whatever was pending is due for replay at once, in the attempt it was in: the loss of the vertex uses up none.
@@ -215,6 +215,8 @@ def recover(state: ShardState, txn: ReadTransaction) -> None:
         bounds = get_bounds(txn, stream.number)
         stream.logged = bounds.next - bounds.committed
         stream.offered = bounds.committed
+        if stream.logged:
+            stream.log_age.add(bounds.next, now.wall_ms)
         stream.asked_pause_ms = get_asked_pause_ms(txn, stream.number)
         stream.died_ms = stream.gone_ms = get_died_ms(txn, stream.number)
         state.add_stream(stream)

@@ -27,7 +27,7 @@ def list_streams(state: ShardState, txn: ReadTransaction) -> StreamList:
 
 def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_since_ms: int) -> StreamDetails:
     names = names_of(state, txn, stream)
-    since = [each for each in (pending_since_ms, _waits_since_ms(state, txn, stream)) if each]
+    since_ms = (pending_since_ms, stream.log_age.since_ms, _waits_since_ms(state, txn, stream))
     counters = stream.counters
     return StreamDetails(
         stream=stream.name,
@@ -42,7 +42,7 @@ def _details(state: ShardState, txn: ReadTransaction, stream: Stream, pending_si
         completed=counters.completed + counters.delivered_done,
         failed=counters.failed,
         died=counters.dead,
-        oldest_ms=min(since, default=0),
+        oldest_ms=min(filter(None, since_ms), default=0),
         max_pending=stream.options.max_pending,
         kind=names.kind,
         counters=asdict(counters),

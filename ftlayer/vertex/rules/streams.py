@@ -11,6 +11,7 @@ from ftlayer.store.rows import I64
 from ftlayer.store.streams import StreamRecord, put_stream
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.rules.counters import StreamCounters
+from ftlayer.vertex.rules.log_age import LogAge
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class Stream:
     ``gone_ms`` that of the last one that is gone: keys only ascend, whatever the wall clock does, so that a reader
     misses none behind its position.
     ``completion`` is how long rows took from the registration of the attempt that completed to its completion; those
-    of a call were registered at once and are counted together.
+    of a call were registered at once and are counted together. ``log_age`` knows since when ``logged`` rows are there.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Stream:
     due_rows: int = 0
     counters: StreamCounters = field(default_factory=StreamCounters)
     completion: Histogram = field(default_factory=Histogram)
+    log_age: LogAge = field(default_factory=LogAge)
 
     def add_due(self, segment: int, rows: I64) -> None:
         """Make rows of a tracked segment due for replay."""

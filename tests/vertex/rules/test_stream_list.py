@@ -112,6 +112,22 @@ def test_the_oldest_record_is_as_old_as_its_first_failure(vertex: Any) -> None:
         vertex.fail(root)
 
 
+def test_records_in_delivery_have_an_age_too(vertex: Any, kit: Any) -> None:
+    came = vertex.wall
+    vertex.call(calls.Ingest("ingest/web", kit.payload(["a", "b"])))
+    vertex.advance(60_000)
+    vertex.call(calls.Ingest("ingest/web", kit.payload(["c"])))
+    assert _streams(vertex)["ingest/web"].oldest_ms == came
+    opened = vertex.call(calls.OpenQuery("clean", "run", ("ingest/web",)))
+    vertex.call(calls.Deliverable("ingest/web", 0, 2))
+    vertex.call(calls.BeginBatch("clean", opened.epoch, 0))
+    vertex.call(calls.Seal("clean", opened.epoch, 0, {"ingest/web": (0, 2)}))
+    vertex.call(calls.Commit("clean", opened.epoch, 0))
+    assert _streams(vertex)["ingest/web"].oldest_ms == came + 60_000
+    vertex.restart()
+    assert _streams(vertex)["ingest/web"].oldest_ms == vertex.wall
+
+
 def test_an_ingest_belongs_to_the_query_that_reads_it(vertex: Any, kit: Any) -> None:
     vertex.call(calls.Ingest("ingest/web", kit.payload(["a", "b"])))
     before = _streams(vertex)["ingest/web"]
