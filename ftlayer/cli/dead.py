@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from ftlayer.monitor.names import JobNames
     from ftlayer.monitor.plans import Change, Letters
     from ftlayer.monitor.search import Selection
-    from ftlayer.vertex.calls import DeadGroup
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -85,18 +85,15 @@ def list_dead(
     """List dead letters: key, stream, age, reason, record."""
     from ftlayer.monitor.facts import record_facts
     from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.search import Search, Selection
+    from ftlayer.monitor.search import Search
 
     now_ms = system_now().wall_ms
-    filter_ = parsed_where(where)
     with asking.gatherer() as gatherer:
         views = gatherer.views()
         names = JobNames(views)
-        searches = {
-            vertex: Search(Selection(vertex, where=filter_, newest=newest), names, now_ms)
-            for vertex in keepers(gatherer)
-        }
-        listing = listed(gatherer, searches, limit)
+        selections = [replace(each, newest=newest) for each in _selections(gatherer, where)]
+        searches = {each.vertex: Search(each, names, now_ms) for each in selections}
+        listing = listed(gatherer, searches, limit, _known_count(gatherer, selections, names, now_ms))
     total = sum(int(view.stats.get("dead_letters", 0)) for view in views if view.is_up)
     if asking.as_json:
         items = [record_facts(record.vertex, record.info, names) for record in listing.records]
@@ -329,14 +326,14 @@ def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -
 
 def _grouped(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> list[LetterGroup]:
     """Count the letters that are meant by group: by the vertex's own groups where these say it, else one by one."""
-    from ftlayer.monitor.grouped import LetterGroups, whole_groups
+    from ftlayer.monitor.grouped import LetterGroups
     from ftlayer.monitor.search import Search
 
     now_ms = system_now().wall_ms
     found = []
     for selection in selections:
         vertex = selection.vertex
-        groups = whole_groups(selection, names, now_ms, _dead_groups(gatherer, vertex))
+        groups = _whole_groups(gatherer, selection, names, now_ms)
         if groups is None:
             counted, search = LetterGroups(), Search(selection, names, now_ms)
             while (call := search.next_call()) is not None:
@@ -347,16 +344,25 @@ def _grouped(gatherer: Gatherer, selections: list[Selection], names: JobNames) -
     return sorted(found, key=lambda group: -group.count)
 
 
-def _dead_groups(gatherer: Gatherer, vertex: str) -> tuple[DeadGroup, ...]:
+def _known_count(gatherer: Gatherer, selections: list[Selection], names: JobNames, now_ms: int) -> int | None:
+    """Return how many letters are meant, by the vertices' own groups; None where these do not say it."""
+    found = [_whole_groups(gatherer, selection, names, now_ms) for selection in selections]
+    known = [groups for groups in found if groups is not None]
+    return sum(group.count for groups in known for group in groups) if len(known) == len(found) else None
+
+
+def _whole_groups(
+    gatherer: Gatherer, selection: Selection, names: JobNames, now_ms: int
+) -> list[LetterGroup] | None:
+    """Return the vertex's own groups that are meant; None where these do not say it, or do not have all letters."""
+    from ftlayer.monitor.grouped import whole_groups
     from ftlayer.vertex.calls import DeadGroups, GroupList
 
-    reply = gatherer.client(vertex).call(DeadGroups())
+    reply = gatherer.client(selection.vertex).call(DeadGroups())
     assert isinstance(reply, GroupList)
-    if reply.indexed < 1:
-        warn(f"the dead letters of {vertex} are being counted anew: {reply.indexed:.0%} are")
-    if reply.left_out:
-        warn(f"{reply.left_out:,} small groups of {vertex} are left out: say more by --where")
-    return reply.groups
+    if reply.indexed < 1 or reply.left_out:
+        return None
+    return whole_groups(selection, names, now_ms, reply.groups)
 
 
 def _changed(gatherer: Gatherer, change: Change, letters: Letters) -> int:

@@ -89,21 +89,24 @@ def page_of(client: Client, call: SelectRecords) -> RecordPage:
     return page
 
 
-def listed(gatherer: Gatherer, searches: dict[str, Search], limit: int) -> Listing:
-    """Find ``limit`` records, and go on for a while to count the others."""
+def listed(gatherer: Gatherer, searches: dict[str, Search], limit: int, known: int | None = None) -> Listing:
+    """Find ``limit`` records, and go on for a while to count the others, unless it is ``known`` how many there are."""
+    from ftlayer.vertex.calls import MAX_SELECTED
+
     found: list[Found] = []
     count, until = 0, time.monotonic() + COUNTING_S
     for vertex, search in searches.items():
         client = gatherer.client(vertex)
-        while (call := search.next_call()) is not None:
-            if len(found) >= limit and time.monotonic() > until:
+        while (call := search.next_call(limit if known is not None else MAX_SELECTED)) is not None:
+            if len(found) >= limit and (known is not None or time.monotonic() > until):
                 break
             records = search.take(page_of(client, call))
             count += len(records)
             found += [Found(vertex, info) for info in records[: limit - len(found)]]
     examined = sum(search.examined for search in searches.values())
-    is_all = all(search.is_over for search in searches.values())
-    return Listing(tuple(found), count, examined, is_all)
+    if known is not None:
+        return Listing(tuple(found), max(known, len(found)), examined, True)
+    return Listing(tuple(found), count, examined, all(search.is_over for search in searches.values()))
 
 
 def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[Found]:

@@ -5,8 +5,9 @@ One that gives no answer keeps its last one, with when that was: a page still sh
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -67,7 +68,8 @@ class _Vertex:
 class Gatherer:
     """Asks the vertices that ``look`` finds. Any thread may use it; `close` it at the end.
 
-    A vertex gets a name at first sight and keeps it, also when its driver is started again and when it is gone.
+    A vertex gets a name at first sight and keeps it, also when its driver is started again and when it is gone: that
+    of its source, with a mark where others have the same.
     """
 
     def __init__(
@@ -98,8 +100,7 @@ class Gatherer:
 
     def gather(self) -> tuple[VertexView, ...]:
         """Ask all vertices how they are, and return that of all that were ever seen, by name."""
-        for source in self._look():
-            self._meet(source)
+        self._meet(self._look())
         with self._lock:
             names = list(self._vertices)
         for done in [self._threads.submit(self._ask, name) for name in names]:
@@ -143,23 +144,19 @@ class Gatherer:
                 raise ConfigError(f"no vertex is called {vertex!r}; there are: {there}")
             return self._vertices[vertex]
 
-    def _meet(self, source: Source) -> None:
+    def _meet(self, sources: Sequence[Source]) -> None:
         with self._lock:
-            if source.identity not in self._names:
-                name = self._free_name(source.name)
+            new = [source for source in sources if source.identity not in self._names]
+            alike = Counter([source.name for source in new] + list(self._vertices))
+            for source in new:
+                # By what it is, and not by a number: the next command gives it the same.
+                name = source.name if alike[source.name] == 1 else f"{source.name}-{_mark(source.identity)}"
                 self._names[source.identity] = name
                 view = VertexView(name, source.address, source.path)
                 self._vertices[name] = _Vertex(source, self._connected(source), view)
 
     def _connected(self, source: Source) -> Client:
         return self._connect(source, self._label)
-
-    def _free_name(self, wanted: str) -> str:
-        name, number = wanted, 1
-        while name in self._vertices:
-            number += 1
-            name = f"{wanted}-{number}"
-        return name
 
     def _ask(self, name: str) -> None:
         with self._lock:
@@ -216,6 +213,11 @@ class Gatherer:
         while vertex.dead[0][0] < view.as_of_ms - LATELY_MS:
             vertex.dead.popleft()
         return replace(view, died_lately=max(sum(counted) - min(dead for _, dead in vertex.dead), 0))
+
+
+def _mark(identity: str) -> str:
+    """Return a few characters that tell sources of one name apart."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:4]
 
 
 def _expect(reply: Reply, kind: type[T]) -> T:

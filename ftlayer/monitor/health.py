@@ -264,9 +264,13 @@ def _dead(view: VertexView) -> Iterator[Finding]:
     operators = sorted({group.operator for group in late if group.operator})
     operator = operators[0] if len(operators) == 1 else ""
     streams = {group.stream for group in late}
+    titles = sorted(
+        {stream.title or stream.owner or stream.stream for stream in view.streams if stream.stream in streams}
+    )
     count = f"{view.died_lately:,} dead letters" if view.died_lately else "dead letters"
-    whose = f", all of {operator}" if operator else f", of {_list(operators)}" if operators else ""
-    text = f"{count} in the last {spoken(LATELY_MS)}{whose}"
+    whose = f" of {_list(titles)}" if titles else ""
+    where = f", all in {operator}" if operator else f", in {_list(operators)}" if operators else ""
+    text = f"{count}{whose} in the last {spoken(LATELY_MS)}{where}"
     stream = next(iter(streams)) if len(streams) == 1 else ""
     yield Finding(Health.LOOK, text, Place(Page.DEAD, view.vertex, stream=stream, operator=operator))
 

@@ -117,15 +117,18 @@ def test_names_are_unique_and_stay(made: Any) -> None:
     gathering = Gatherer(
         lambda: sources, clock=Clock(), connect=lambda source, label: clients[source.address]
     )
-    assert [(view.vertex, view.address) for view in gathering.gather()] == [("ft", "a"), ("ft-2", "b")]
-    sources[:] = [at("c"), at("b")]
     assert [(view.vertex, view.address) for view in gathering.gather()] == [
-        ("ft", "a"),
-        ("ft-2", "b"),
-        ("ft-3", "c"),
+        ("ft-3e23", "b"),
+        ("ft-ca97", "a"),
     ]
-    with pytest.raises(ConfigError, match="no vertex is called 'ft-4'; there are: ft, ft-2, ft-3"):
-        gathering.client("ft-4")
+    again = Gatherer(
+        lambda: sources[::-1], clock=Clock(), connect=lambda source, label: clients[source.address]
+    )
+    assert [view.vertex for view in again.gather()] == ["ft-3e23", "ft-ca97"]
+    sources[:] = [at("c", "other"), at("b")]
+    assert [view.vertex for view in gathering.gather()] == ["ft-3e23", "ft-ca97", "other"]
+    with pytest.raises(ConfigError, match="no vertex is called 'ft'; there are: ft-3e23, ft-ca97, other"):
+        gathering.client("ft")
 
 
 def test_dead_letters_that_came_in_the_last_minutes_are_counted(made: Any) -> None:

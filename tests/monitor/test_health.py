@@ -143,15 +143,15 @@ def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
             Place(Page.VERTEX, "local"),
         ),
         (
-            made.view(groups=(made.group(),), died_lately=12),
+            made.view(groups=(made.group(),), died_lately=12, streams=(made.stream(),)),
             Health.LOOK,
-            "12 dead letters in the last 5 min, all of parse",
+            "12 dead letters of orders in the last 5 min, all in parse",
             Place(Page.DEAD, "local", stream="orders/lines", operator="parse"),
         ),
         (
             made.view(groups=(made.group(), made.group("clean/in", "trim"))),
             Health.LOOK,
-            "dead letters in the last 5 min, of parse and trim",
+            "dead letters in the last 5 min, in parse and trim",
             Place(Page.DEAD, "local"),
         ),
         (
