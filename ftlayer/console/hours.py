@@ -11,6 +11,9 @@ from ftlayer.console.watch import Watch
 from ftlayer.errors import UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.vertex.calls.jobs import Hour
 
+FEWEST_POINTS = 30
+"""Of what began a moment ago so many points are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -29,6 +32,7 @@ class Shown:
     values: Sequence[float]
     now: str
     largest: str
+    since: str
     label: str
 
 
@@ -70,12 +74,26 @@ def shown_hour(watch: Watch, vertex: str, owner: str, series: Sequence[Series]) 
     if hour is None:
         return []
     found = []
+    shown = _points(hour)
     for each in series:
-        values = hour.series.get(each.key, ())
+        values = hour.series.get(each.key, ())[-shown:]
         known = [value for value in values if math.isfinite(value)]
         if known:
             last = values[-1] if math.isfinite(values[-1]) else None
             now, largest = each.written(last), each.written(max(known))
-            label = f"{each.name}, the last hour: now {now}, at most {largest}"
-            found.append(Shown(each.name, values, now, largest, label))
+            since = formats.seconds(shown * hour.step_ms / 1_000)
+            label = f"{each.name} in the last {since}: now {now}, at most {largest}"
+            found.append(Shown(each.name, values, now, largest, f"{since} ago", label))
     return found
+
+
+def _points(hour: Hour) -> int:
+    """Return how many points are shown: an hour's, or, of what began lately, those since then."""
+    known = [
+        len(values) - place
+        for values in hour.series.values()
+        for place in [
+            next((place for place, value in enumerate(values) if math.isfinite(value)), len(values))
+        ]
+    ]
+    return max([*known, FEWEST_POINTS])

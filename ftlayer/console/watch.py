@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from typing import TypeVar
 
 from ftlayer.clock import Now
-from ftlayer.errors import FTLayerError
+from ftlayer.errors import FTLayerError, VertexUnavailableError
 from ftlayer.monitor.gather import Client, Gatherer
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.views import VertexView
@@ -42,6 +42,7 @@ class Watch:
         self._asked_ms = -OTHERWISE_MS
         self._asking = threading.Lock()
         self._kept: dict[Hashable, tuple[int, object]] = {}
+        self._last: dict[tuple[str, str], AnnouncedJob] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -79,8 +80,37 @@ class Watch:
         return self._gatherer.client(vertex)
 
     def job(self, vertex: str, owner: str) -> AnnouncedJob:
-        """Return all that is known of a job. Raises `UnknownJobError`, `VertexUnavailableError`."""
-        return self._fresh(("job", vertex, owner), lambda: self._gatherer.job(vertex, owner))
+        """Return all that is known of a job; while its vertex gives no answer, what was known last.
+
+        Raises `ConfigError`, `UnknownJobError`, and `VertexUnavailableError` where nothing was known.
+        """
+        key = vertex, owner
+        try:
+            if not self.is_up(vertex):
+                return self._last_of(vertex, owner)
+            job = self._fresh(("job", vertex, owner), lambda: self._gatherer.job(vertex, owner))
+        except VertexUnavailableError:
+            return self._last_of(vertex, owner)
+        if len(self._last) >= _MAX_KEPT and key not in self._last:
+            self._last.clear()
+        self._last[key] = job
+        return job
+
+    def is_up(self, vertex: str) -> bool:
+        """Whether a vertex has answered when it was asked last. `ConfigError` for a name that none has."""
+        self.client(vertex)
+        return any(view.is_up for view in self._gatherer.views() if view.vertex == vertex)
+
+    def _last_of(self, vertex: str, owner: str) -> AnnouncedJob:
+        """Return what was seen of a job last: all of it, or what lists of jobs have."""
+        if (vertex, owner) in self._last:
+            return self._last[vertex, owner]
+        for view in self._gatherer.views():
+            if view.vertex == vertex:
+                for job in view.jobs:
+                    if job.job.owner == owner:
+                        return job
+        raise VertexUnavailableError(f"{vertex} gives no answer, and nothing was known of {owner}")
 
     def hour(self, vertex: str, owner: str = "") -> Hour:
         """Return the last hour of a job, or with ``owner`` "" of a vertex. Raises as `job`."""
@@ -90,6 +120,8 @@ class Watch:
             assert isinstance(hour, Hour)
             return hour
 
+        if not self.is_up(vertex):
+            raise VertexUnavailableError(f"{vertex} gives no answer")
         return self._fresh(("hour", vertex, owner), ask)
 
     def _fresh(self, key: Hashable, ask: Callable[[], Value]) -> Value:

@@ -19,7 +19,7 @@ from ftlayer.clock import Now
 from ftlayer.console.app import create_app
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.state import Console
-from ftlayer.errors import FTLayerError
+from ftlayer.errors import FTLayerError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import Source
 from ftlayer.store import MemoryStore
@@ -84,11 +84,14 @@ class LiveVertex:
             now=clock,
         )
         self.vertex = Vertex(path, [parts], self.faults.append)
+        self.is_gone = False
         self._sequence = 0
         self._root = 0
 
     def call(self, call: Call, *, deadline_ms: int | None = None) -> Reply:
         """Make one call and return its reply."""
+        if self.is_gone:
+            raise VertexUnavailableError("nobody listens there")
         answered = threading.Event()
         answers: list[Reply | FTLayerError] = []
 

@@ -66,6 +66,29 @@ def test_checkpoints(visitor: Any, vertex: Any, topology: Any) -> None:
     assert "220 ms" in text
 
 
+def test_what_is_gone_is_shown_as_it_was(
+    visitor: Any, vertex: Any, console: Any, topology: Any, query: Any
+) -> None:
+    """All of a job that somebody has looked at, of another what lists have; nothing is offered to be asked."""
+    vertex.announce(topology())
+    vertex.announce(query())
+    console.watch.refresh()
+    visitor.log_in("operator").get("/jobs/shop:orders")
+    vertex.is_gone = True
+    console.watch.refresh()
+    text = visitor.get("/jobs/shop:orders").text
+    assert "this is what was known last" in text
+    assert "worker-2" in text
+    assert "/ask/" not in text
+    assert visitor.get("/jobs/shop:orders/checkpoints").status_code == 200
+    assert "clean-orders" in visitor.get(f"/jobs/shop:{'ab' * 16}").text
+    assert "shop" in visitor.get("/").text
+    assert "gives no answer" in visitor.get("/dead").text
+    assert visitor.get("/jobs/shop:nothing").status_code == 503
+    assert visitor.get("/records").status_code == 503
+    vertex.is_gone = False
+
+
 def test_what_is_not_there(visitor: Any) -> None:
     """A job or a vertex that is not known is a page that says so."""
     visitor.log_in("reader")

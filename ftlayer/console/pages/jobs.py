@@ -34,7 +34,8 @@ router = APIRouter(include_in_schema=False)
 def _job(visit: Visit) -> Context:
     announced, facts = shown_job(visit.console, visit.caller, visit.params["job"])
     offered = actions_of(announced.job) if visit.caller.user.is_operator and not announced.is_silent else ()
-    return {"job": facts, "actions": offered, "tab": "job"}
+    is_up = visit.console.watch.is_up(facts["vertex"])
+    return {"job": facts, "actions": offered if is_up else (), "tab": "job", "is_up": is_up}
 
 
 def _graph_page(visit: Visit) -> Context:
