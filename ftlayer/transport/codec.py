@@ -29,10 +29,14 @@ Unpack = Callable[[Any, str], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Codec:
-    """How values of one type are packed, and unpacked at a field's path."""
+    """How values of one type are packed, and unpacked at a field's path.
+
+    ``plain``: a value of this very type is what it unpacks to. Most are, and are not worth the path to them.
+    """
 
     pack: Pack
     unpack: Unpack
+    plain: type | None = None
 
 
 class Codecs:
@@ -105,11 +109,11 @@ def _identity(value: Any) -> Any:
 
 
 _PLAIN: dict[Any, Codec] = {
-    int: Codec(_identity, _unpack_int),
-    float: Codec(_identity, _unpack_float),
-    bool: Codec(_identity, _unpack_exactly(bool)),
-    str: Codec(_identity, _unpack_exactly(str)),
-    bytes: Codec(_identity, _unpack_exactly(bytes)),
+    int: Codec(_identity, _unpack_int, int),
+    float: Codec(_identity, _unpack_float, float),
+    bool: Codec(_identity, _unpack_exactly(bool), bool),
+    str: Codec(_identity, _unpack_exactly(str), str),
+    bytes: Codec(_identity, _unpack_exactly(bytes), bytes),
 }
 
 
@@ -120,6 +124,7 @@ def _optional(inner: Codec) -> Codec:
     return Codec(
         lambda value: None if value is None else inner.pack(value),
         lambda value, where: None if value is None else inner.unpack(value, where),
+        inner.plain,
     )
 
 
@@ -129,7 +134,11 @@ def list_of(inner: Codec) -> Codec:
     def unpack(value: Any, where: str) -> Any:
         if type(value) is not list:
             raise malformed(where, "an array", value)
-        return tuple(inner.unpack(item, f"{where}[{index}]") for index, item in enumerate(value))
+        plain = inner.plain
+        return tuple(
+            item if type(item) is plain else inner.unpack(item, f"{where}[{index}]")
+            for index, item in enumerate(value)
+        )
 
     return Codec(lambda items: [inner.pack(item) for item in items], unpack)
 
@@ -149,7 +158,11 @@ def _map_of(inner: Codec) -> Codec:
     def unpack(value: Any, where: str) -> Any:
         if type(value) is not dict or not all(type(key) is str for key in value):
             raise malformed(where, "a map with text keys", value)
-        return {key: inner.unpack(item, f"{where}[{key!r}]") for key, item in value.items()}
+        plain = inner.plain
+        return {
+            key: item if type(item) is plain else inner.unpack(item, f"{where}[{key!r}]")
+            for key, item in value.items()
+        }
 
     return Codec(lambda items: {key: inner.pack(item) for key, item in items.items()}, unpack)
 
@@ -182,7 +195,11 @@ def _dataclass(kind: type, fields: dict[str, Codec]) -> Codec:
         missing = required - value.keys()
         if missing:
             raise MalformedRequestError(f"{where}.{min(missing)}: missing")
-        unpacked = {name: fields[name].unpack(item, f"{where}.{name}") for name, item in value.items()}
+        unpacked = {}
+        for name, item in value.items():
+            field = fields[name]
+            is_plain = type(item) is field.plain
+            unpacked[name] = item if is_plain else field.unpack(item, f"{where}.{name}")
         try:
             return kind(**unpacked)
         except ConfigError as error:

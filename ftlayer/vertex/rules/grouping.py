@@ -39,8 +39,8 @@ _LEFT_OUT = "…"
 
 _PART = re.compile(
     r"""(?<!\w)'[^']*'|"[^"]*"|`[^`]*`"""
-    r"|[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
-    r"|\w+|\s+"
+    r"|\b[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
+    r"|\b[^\W\d]*\d\w*"
 )
 _RUN = re.compile(f"{_LEFT_OUT}(?:[-.:,/+]{_LEFT_OUT})+")
 _NUMBERED = re.compile(r"([^\W\d]+)\d+")
@@ -53,17 +53,12 @@ def kind_of(reason: str) -> str:
 
     A word with a number at its end keeps its beginning (``worker-7``, ``row17``).
     """
-    return _RUN.sub(_LEFT_OUT, _PART.sub(_general, reason)).strip()[:MAX_KIND]
+    return _RUN.sub(_LEFT_OUT, _PART.sub(_general, " ".join(reason.split())))[:MAX_KIND]
 
 
 def _general(match: re.Match[str]) -> str:
+    """Return what is left of quoted text, or of a word with a number."""
     part = match.group()
-    if part.isspace():
-        return " "
-    if not part[0].isalnum() and part[0] != "_":
-        return _LEFT_OUT  # quoted
-    if not any(character.isdigit() for character in part):
-        return part
     numbered = _NUMBERED.fullmatch(part)
     return numbered.group(1) + _LEFT_OUT if numbered and not _HEX.fullmatch(part) else _LEFT_OUT
 
