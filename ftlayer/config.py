@@ -155,6 +155,8 @@ class TopologyOptions:
         heartbeat_timeout_ms: a slot that has not reported for so long is lost.
         start_timeout_ms: all slots have to be up by then.
         replay_poll_ms: how often the vertex is asked for replays that are due.
+        metrics_port: barrier mode: port of a Prometheus endpoint in the driver's program, which tells of all its
+            topologies, until the program ends; on the host that slots reach the driver by. None for none.
     """
 
     batch_rows: int = 16_384
@@ -164,6 +166,7 @@ class TopologyOptions:
     heartbeat_timeout_ms: int = 30_000
     start_timeout_ms: int = 60_000
     replay_poll_ms: int = 50
+    metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         check_int(self.batch_rows, "batch_rows", least=1)
@@ -173,6 +176,8 @@ class TopologyOptions:
         check_int(self.heartbeat_timeout_ms, "heartbeat_timeout_ms", least=1, most=LONGEST_MS)
         check_int(self.start_timeout_ms, "start_timeout_ms", least=1, most=LONGEST_MS)
         check_int(self.replay_poll_ms, "replay_poll_ms", least=1, most=LONGEST_MS)
+        if self.metrics_port is not None:
+            check_int(self.metrics_port, "metrics_port", least=0, most=MAX_PORT)
         if self.heartbeat_timeout_ms < 3 * self.heartbeat_ms:
             raise ConfigError(
                 f"heartbeat_timeout_ms: expected at least three times heartbeat_ms ({self.heartbeat_ms}), "

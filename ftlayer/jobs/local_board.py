@@ -12,12 +12,14 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 from pyarrow import flight
 
+from ftlayer import __version__
 from ftlayer.clock import Now, system_now
 from ftlayer.errors import (
     FTLayerError,
@@ -39,6 +41,7 @@ from ftlayer.vertex.calls import AnnounceJob, AskJob, Call, GetHour, GetJob, Lis
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
+from ftlayer.vertex.service.metrics import Metrics, board_families
 from ftlayer.vertex.wire.frames import decode_call, encode_reply
 
 PROTOCOL = 2
@@ -178,16 +181,24 @@ class _Program:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._board = LocalBoard()
         self._announcer: JobAnnouncer | None = None
         self._server: BoardServer | None = None
+        self._endpoints: dict[int, Metrics] = {}
+
+    def tell(self, host: str, port: int) -> None:
+        """Let Prometheus ask what the jobs are doing, by one endpoint a port. `ConfigError` for one that is taken."""
+        with self._lock:
+            if port not in self._endpoints:
+                gather = partial(board_families, self._board.call, __version__)
+                self._endpoints[port] = Metrics(gather, host, port).__enter__()
 
     def announcer(self) -> JobAnnouncer:
         """Return what announces jobs to it."""
         with self._lock:
             if self._announcer is None:
-                board = LocalBoard()
-                self._server = _served(board)
-                self._announcer = JobAnnouncer(board)
+                self._server = _served(self._board)
+                self._announcer = JobAnnouncer(self._board)
             return self._announcer
 
 
@@ -210,6 +221,14 @@ _program = _Program()
 def local_announcer() -> JobAnnouncer:
     """Return what announces the jobs of this program that no vertex tracks."""
     return _program.announcer()
+
+
+def tell_prometheus(host: str, port: int) -> None:
+    """Let Prometheus ask, for as long as the program runs, what its jobs that no vertex tracks are doing.
+
+    Raises `ConfigError` for a port that cannot be listened on.
+    """
+    _program.tell(host, port)
 
 
 def _begin_anew() -> None:

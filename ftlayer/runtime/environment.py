@@ -19,7 +19,7 @@ from ftlayer.checks import check_bool, check_instance, check_text, known_options
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
-from ftlayer.jobs.local_board import local_announcer
+from ftlayer.jobs.local_board import local_announcer, tell_prometheus
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
@@ -134,6 +134,7 @@ class StreamEnvironment:
             )
         if options is not None:
             check_instance(options, "options", TopologyOptions)
+            _check_metrics(options, layer, board)
         check_strategy(restart, "restart")
         self._spark = spark
         self._layer = None if layer is None else layer._layer
@@ -282,6 +283,8 @@ class StreamEnvironment:
         client = self._layer.client_for(self._spark) if self._layer is not None and tracked else None
         board = self._layer if tracked else self._board
         announcer, links = local_announcer() if board is None else board.job_announcer, links_of(self._spark)
+        if self._options.metrics_port is not None:
+            tell_prometheus(place.listen, self._options.metrics_port)
         job = JobThread(f"{graph.name}-{uuid.uuid4().hex[:12]}")
         vertex = None if client is None else JobVertexCalls(client, graph.name, job.job, dict(graph.options))
         checkpoints = plan = None
@@ -343,6 +346,16 @@ class StreamEnvironment:
         assert self._layer is not None
         for stream in vertex.streams:
             self._layer.watch_dead(stream)
+
+
+def _check_metrics(options: TopologyOptions, layer: FTLayer | None, board: FTLayer | None) -> None:
+    """Raise `ConfigError` for a port of metrics where a vertex tells of the topology."""
+    told_by_vertex = board is not None or (layer is not None and layer.status is FTStatus.ON)
+    if options.metrics_port is not None and told_by_vertex:
+        raise ConfigError(
+            "options: metrics_port: the vertex tells of this topology; give it to FTLayer.embedded(metrics_port=…), or "
+            "ftlayer serve --metrics-port"
+        )
 
 
 def _minds_backlog(config: CheckpointConfig | None) -> bool:

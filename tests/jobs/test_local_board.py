@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from ftlayer.vertex.calls import (
 )
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, read_access
+from ftlayer.vertex.service.metrics import Metrics, board_families
 
 
 def announcement(run: str = "run-1", *, final: bool = False) -> AnnounceJob:
@@ -112,6 +115,19 @@ def test_orders_expire_while_nothing_but_questions_come() -> None:
     record: Any = board.call(GetJob("j"))
     assert record.orders[0].answer.state is OrderState.EXPIRED
     assert record.is_silent
+
+
+def test_prometheus_can_ask_a_board_without_a_vertex() -> None:
+    board = LocalBoard()
+    board.call(announcement())
+    with (
+        Metrics(partial(board_families, board.call, "1.2"), "127.0.0.1", 0) as endpoint,
+        urllib.request.urlopen(f"http://127.0.0.1:{endpoint.port}/metrics", timeout=600) as page,
+    ):
+        text = page.read().decode()
+    assert 'ftlayer_build_info{version="1.2"} 1.0' in text
+    assert 'ftlayer_job_state{kind="topology",state="running",topology="j"} 1.0' in text
+    assert "ftlayer_records" not in text
 
 
 PROGRAM = """

@@ -111,6 +111,15 @@ def test_a_board_is_a_layer_beside_checkpoints() -> None:
             StreamEnvironment(FakeSession(), name="job", board=wrong, **given)
 
 
+def test_metrics_of_a_topology_are_the_vertexs_where_there_is_one() -> None:
+    options = TopologyOptions(metrics_port=9464)
+    StreamEnvironment(FakeSession(), name="job", checkpointing=CheckpointConfig(), options=options)
+    StreamEnvironment(FakeSession(), a_layer(status=FTStatus.OFF), name="job", options=options)
+    for told in ({"layer": a_layer()}, {"checkpointing": CheckpointConfig(), "board": a_layer()}):
+        with pytest.raises(ConfigError, match=r"metrics_port: the vertex tells of this topology"):
+            StreamEnvironment(FakeSession(), name="job", options=options, **told)
+
+
 def test_no_session_and_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundled_java, "is_installed", lambda: False)
     monkeypatch.setenv("JAVA_HOME", "/nowhere")

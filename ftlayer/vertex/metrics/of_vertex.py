@@ -24,9 +24,14 @@ def owner_label(kind: JobKind | None, name: str) -> dict[str, str]:
     return {"query" if kind is JobKind.QUERY else "topology": name} if name else {}
 
 
+def add_build(families: Families, version: str) -> None:
+    """Say which version of ftlayer tells."""
+    families.add(catalogue.BUILD_INFO, 1, {"version": version})
+
+
 def add_vertex(families: Families, stats: StatsReply, streams: StreamList, version: str, now_ms: int) -> None:
     """Add the samples of a vertex. Streams of which nothing is held and nothing was seen are left out."""
-    families.add(catalogue.BUILD_INFO, 1, {"version": version})
+    add_build(families, version)
     for name, metric in catalogue.VERTEX.items():
         families.add(metric, stats.values[name], {})
     for name, kind in catalogue.IGNORED.items():

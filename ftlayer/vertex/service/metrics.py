@@ -1,4 +1,4 @@
-"""The Prometheus endpoint of a vertex: what it and the jobs announced to it are doing."""
+"""The Prometheus endpoint of a vertex or a board: what it and the jobs announced to it are doing."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 from prometheus_client.core import Exemplar, Metric
@@ -30,10 +30,8 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.metrics import families as plain
 from ftlayer.vertex.metrics.families import Families, MetricKind
 from ftlayer.vertex.metrics.of_jobs import add_jobs, is_shown
-from ftlayer.vertex.metrics.of_vertex import add_vertex
+from ftlayer.vertex.metrics.of_vertex import add_build, add_vertex
 from ftlayer.vertex.service.rules import Answer
-
-T = TypeVar("T")
 
 
 class Asked(Protocol):
@@ -46,12 +44,12 @@ class Asked(Protocol):
 class Metrics:
     """An HTTP endpoint ``/metrics`` for as long as the ``with`` block runs; nothing if ``port`` is None.
 
-    Text or OpenMetrics (with exemplars), as is asked for. A scrape while the vertex stops fails.
+    Text or OpenMetrics (with exemplars), as is asked for. A scrape fails where gathering raises.
     """
 
-    def __init__(self, vertex: Asked, version: str, host: str, port: int | None) -> None:
-        self._vertex = vertex
-        self._version = version
+    def __init__(self, gather: Callable[[], Families], host: str, port: int | None) -> None:
+        """``gather`` returns the values of now; it is called on a thread of the endpoint's."""
+        self._gather = gather
         self._host = host
         self._port = port
         self._server: tuple[Any, threading.Thread] | None = None
@@ -88,32 +86,52 @@ class Metrics:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Give the values of now (what prometheus_client asks a collector for). Raises what the vertex does."""
-        families = Families()
-        stats = self._ask(Stats(), StatsReply)
-        streams = self._ask(ListStreams(), StreamList)
-        add_vertex(families, stats, streams, self._version, time.time_ns() // 1_000_000)
-        add_jobs(families, self._jobs())
-        return prometheus_metrics(families)
+        """Give the values of now (what prometheus_client asks a collector for). Raises what gathering does."""
+        return prometheus_metrics(self._gather())
 
-    def _jobs(self) -> Iterator[AnnouncedJob]:
-        now_ms = time.time_ns() // 1_000_000
-        for listed in self._ask(ListJobs(), JobList).jobs:
-            if is_shown(listed):
-                try:
-                    # No checkpoint that has ended: each has its parts by subtask.
-                    yield self._ask(GetJob(listed.job.owner, checkpoints_since_ms=now_ms), AnnouncedJob)
-                except UnknownJobError:
-                    continue  # it was trimmed in between
 
-    def _ask(self, call: Call, kind: type[T]) -> T:
+def vertex_families(vertex: Asked, version: str) -> Families:
+    """Ask a vertex what it and the jobs that are announced to it are doing. Raises what it answers."""
+
+    def ask(call: Call) -> Reply:
         answers: queue.SimpleQueue[Reply | FTLayerError] = queue.SimpleQueue()
-        self._vertex.submit(call, None, answers.put)
+        vertex.submit(call, None, answers.put)
         answer = answers.get()
         if isinstance(answer, FTLayerError):
             raise answer
-        assert isinstance(answer, kind)
         return answer
+
+    families = Families()
+    stats, streams = ask(Stats()), ask(ListStreams())
+    assert isinstance(stats, StatsReply)
+    assert isinstance(streams, StreamList)
+    add_vertex(families, stats, streams, version, time.time_ns() // 1_000_000)
+    add_jobs(families, _jobs(ask))
+    return families
+
+
+def board_families(ask: Callable[[Call], Reply], version: str) -> Families:
+    """Ask a board that is no vertex's what the jobs that are announced to it are doing."""
+    families = Families()
+    add_build(families, version)
+    add_jobs(families, _jobs(ask))
+    return families
+
+
+def _jobs(ask: Callable[[Call], Reply]) -> Iterator[AnnouncedJob]:
+    now_ms = time.time_ns() // 1_000_000
+    listed = ask(ListJobs())
+    assert isinstance(listed, JobList)
+    for job in listed.jobs:
+        if not is_shown(job):
+            continue
+        try:
+            # No checkpoint that has ended: each has its parts by subtask.
+            announced = ask(GetJob(job.job.owner, checkpoints_since_ms=now_ms))
+        except UnknownJobError:
+            continue  # it was trimmed in between
+        assert isinstance(announced, AnnouncedJob)
+        yield announced
 
 
 def prometheus_metrics(families: Families) -> Iterator[Metric]:

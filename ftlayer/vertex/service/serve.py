@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -29,7 +30,7 @@ from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.service.directory import fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
-from ftlayer.vertex.service.metrics import Metrics
+from ftlayer.vertex.service.metrics import Metrics, vertex_families
 from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.server import VertexServer
 from ftlayer.vertex.service.vertex import Vertex
@@ -82,8 +83,8 @@ def serve(
     try:
         server = _listen(options, vertex)
         # Behind a Unix socket there is no host.
-        host = parse_listen(options.listen, "listen").host or "127.0.0.1"
-        with _signals() as signals, Metrics(vertex, __version__, host, options.vertex.metrics_port):
+        host, port = parse_listen(options.listen, "listen").host or "127.0.0.1", options.vertex.metrics_port
+        with _signals() as signals, Metrics(partial(vertex_families, vertex, __version__), host, port):
             if on_ready is not None:
                 on_ready(str(server.address))
             _wait(signals, stop)

@@ -32,7 +32,7 @@ from ftlayer.vertex.calls import (
     SubtaskDetails,
 )
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.metrics import Metrics
+from ftlayer.vertex.service.metrics import Metrics, vertex_families
 
 SINCE_MS = 1_700_000_000_000
 WAIT_S = 120.0
@@ -154,7 +154,7 @@ class Shop:
 def shop(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[Shop]:
     with (
         serving(tmp_path_factory.mktemp("metrics") / "vertex") as running,
-        Metrics(running.vertex, "1.2.3", "127.0.0.1", 0) as endpoint,
+        Metrics(lambda: vertex_families(running.vertex, "1.2.3"), "127.0.0.1", 0) as endpoint,
     ):
         assert endpoint.port is not None
         it = Shop(running.client(), endpoint.port)
