@@ -18,6 +18,9 @@ from ftlayer.jobs.orders import Orders
 from ftlayer.vertex.calls import Announced, AnnounceJob, Call, JobDetails, JobOrder, OrderState, Reply
 
 EVERY_S = 1.0
+SOON_S = 0.05
+"""The pause where there is news of an order: who asked for it waits."""
+
 DEADLINE_MS = 3_000
 """An announcement that has no answer by then has failed; the next one says more."""
 
@@ -114,8 +117,7 @@ class JobAnnouncer:
     def _run(self) -> None:
         while not self._closing:
             self._wake.clear()
-            if not self._announce_all():
-                self._wake.wait(self._every_s)
+            self._wake.wait(min(SOON_S, self._every_s) if self._announce_all() else self._every_s)
         self._finish()
 
     def _announce_all(self) -> bool:

@@ -24,6 +24,7 @@ from ftlayer.vertex.calls.jobs import (
     JobOrder,
     OrderAction,
 )
+from ftlayer.vertex.wire.bounds import MAX_NAME_BYTES
 
 KEPT_BATCHES = 100
 RATE_MS = 10_000
@@ -40,6 +41,11 @@ PHASES = (
     ("commit", "written", "committed"),
 )
 """Each phase of a batch, and the steps that it lies between."""
+
+
+def title_of(name: str) -> str:
+    """Return a query's name as the vertex may have it: of any text that Spark takes, in bounded length."""
+    return shortened(name.replace("\0", "\\0"), MAX_NAME_BYTES)
 
 
 class BatchLog:
@@ -155,7 +161,7 @@ class QueryTelling:
         error = supervisor.error
         return JobDetails(
             owner=self._owner,
-            name=supervisor.name,
+            name=title_of(supervisor.name),
             kind=JobKind.QUERY,
             run=self.run,
             mode="acker",
@@ -167,7 +173,7 @@ class QueryTelling:
             host=socket.gethostname(),
             pid=os.getpid(),
             line=(
-                f"{supervisor.name}: {state} · {counters.get('batches', 0):,} batches · "
+                f"{title_of(supervisor.name)}: {state} · {counters.get('batches', 0):,} batches · "
                 f"{counters.get('records_in', 0):,} in ({rates.get('records_in', 0):,.0f}/s) · "
                 f"{counters.get('failed', 0):,} failed · {counters.get('dead', 0):,} dead{restarts}"
             ),

@@ -29,7 +29,7 @@ from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor
-from ftlayer.spark.query.telling import BatchLog, QueryTelling
+from ftlayer.spark.query.telling import BatchLog, QueryTelling, title_of
 from ftlayer.spark.sessions import links_of, tells_of_its_end
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
@@ -175,6 +175,8 @@ class TrackedWriter:
             limits[SINK] = limits[WHOLE_QUERY]
         circuits = QueryCircuits(self._name, limits) if limits else None
         execution, log = uuid.uuid4().hex, BatchLog()
+        # Before anything runs that could not be handed out, where one of them fails.
+        announcer, links = self._plan.layer.job_announcer, links_of(source.frame.sparkSession)
         since_ms = time.time_ns() // 1_000_000
         runs = itertools.count(1)
 
@@ -199,14 +201,14 @@ class TrackedWriter:
             needed_by=self._needed_by,
         )
         note_wrapped(supervisor, source.frame)
-        self._plan.layer.job_announcer.add(
+        announcer.add(
             QueryTelling(
                 supervisor,
                 log,
                 owner=mark.query,
                 run=execution,
                 checkpoint=self._checkpoint,
-                links=links_of(source.frame.sparkSession),
+                links=links,
                 since_ms=since_ms,
             )
         )
@@ -226,7 +228,9 @@ class TrackedWriter:
         layer = self._plan.layer
         client = layer.client
         directory.remove_torn_offsets()
-        opened = client.call(OpenQuery(mark.query, run, (stream,), layer.stream_options, self._name))
+        opened = client.call(
+            OpenQuery(mark.query, run, (stream,), layer.stream_options, title_of(self._name))
+        )
         assert isinstance(opened, QueryOpened)
         if directory.last_commit > opened.last_committed:
             raise CheckpointMismatchError(

@@ -77,9 +77,11 @@ class Counting(ProcessFunction):
         yield key, partition, number, count.get()
 
 
-def numbers(partition: int, count: int, keys: int, pace_s: float) -> Iterator[Any]:
-    """The records of one partition; ``pace_s`` is the time of 100 of them."""
+def numbers(partition: int, count: int, keys: int, pace_s: float, gate: Path | None = None) -> Iterator[Any]:
+    """The records of one partition; ``pace_s`` is the time of 100 of them, the half waits until ``gate`` is there."""
     for number in range(count):
+        while gate is not None and number == count // 2 and not gate.exists():
+            time.sleep(0.02)
         if pace_s and number % 100 == 99:
             time.sleep(pace_s)
         yield f"k{(number * 7 + partition) % keys}", partition, number
@@ -110,13 +112,14 @@ def build(
     function: Callable[[Any], Any] = lambda record: record,
     process: ProcessFunction | None = None,
     passing: int | None = None,
+    gate: Path | None = None,
 ) -> None:
     """Build the topology in an environment.
 
     ``passing``: parallelism of the map, which has to be the source's: records of a partition keep their order only
     where none is dealt out.
     """
-    made = [partial(numbers, partition, count, keys, pace_s) for partition in range(sources)]
+    made = [partial(numbers, partition, count, keys, pace_s, gate) for partition in range(sources)]
     (
         env.source(partitions(*made), NUMBERED, uid="numbers")
         .map(function, NUMBERED, uid="passing", parallelism=passing)

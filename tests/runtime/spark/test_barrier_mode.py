@@ -28,7 +28,7 @@ from ftlayer import (
 from ftlayer.checkpoint.storage.opening import load_checkpoint
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, SlotLostError
 from ftlayer.runtime.environment import LATEST
-from ftlayer.vertex.calls import Deliverable
+from ftlayer.vertex.calls import Deliverable, GetJob
 
 pytestmark = pytest.mark.spark
 
@@ -50,7 +50,9 @@ def environment(spark: Any, tmp_path: Path, request: pytest.FixtureRequest) -> I
             jobs.append(super().execute_async(**options))
             return jobs[-1]
 
-    def make(*, name: str = "", parallelism: int = 2, restart: Any = None, **config: Any) -> Any:
+    def make(
+        *, name: str = "", parallelism: int = 2, restart: Any = None, board: Any = None, **config: Any
+    ) -> Any:
         config = {"interval": "200ms", "directory": str(tmp_path / "checkpoints"), **config}
         return Environment(
             spark,
@@ -58,6 +60,7 @@ def environment(spark: Any, tmp_path: Path, request: pytest.FixtureRequest) -> I
             parallelism=parallelism,
             restart=restart or FixedDelay(attempts=100, delay="10ms"),
             checkpointing=CheckpointConfig(**config),
+            board=board,
         )
 
     yield make
@@ -178,7 +181,7 @@ def test_a_savepoint_of_a_job_that_goes_on_disturbs_nothing(
     environment: Any, kit: ModuleType, tmp_path: Path
 ) -> None:
     env = environment()
-    kit.build(env, tmp_path, count=4_000, pace_s=0.04)
+    kit.build(env, tmp_path, count=4_000, gate=tmp_path / "gate")
     job = env.execute_async()
     until(job, lambda: completed(job) >= 1)
     # From another process: it finds the job by what this one leaves for tools of its user.
@@ -190,20 +193,35 @@ def test_a_savepoint_of_a_job_that_goes_on_disturbs_nothing(
     location = asked.stdout.strip()
     assert load_checkpoint(location).kind == "savepoint"
     job.checkpoint()
+    (tmp_path / "gate").touch()
     assert job.wait(600)
     kit.Ledger(tmp_path, count=4_000).check()
     assert load_checkpoint(location).kind == "savepoint"
 
 
 def test_a_cancelled_job_goes_on_from_its_latest_checkpoint(
-    environment: Any, kit: ModuleType, tmp_path: Path
+    environment: Any, kit: ModuleType, tmp_path: Path, vertex: FTLayer
 ) -> None:
     for _ in range(2):
-        env = environment(name="retained", retention=RETAIN)
+        # A vertex that tracks nothing of it shows it, and keeps what it said last.
+        env = environment(name="retained", retention=RETAIN, board=vertex)
         kit.build(env, tmp_path, count=4_000, pace_s=0.08)
         job = env.execute_async(restore_from=LATEST)
         until(job, lambda running=job: completed(running) >= 3)  # type: ignore[misc]
         job.cancel()
+
+        def last(running: Any = job) -> Any:
+            found = vertex.client.call(GetJob("retained"))
+            return found.job.run == running.job and found.job.final and found.job
+
+        while not (told := last()):
+            pass
+        assert (told.state, told.mode, told.checkpoint_totals.completed >= 3) == (
+            "cancelled",
+            "barrier",
+            True,
+        )
+        assert told.checkpoint_totals.retained
     env = environment(name="retained", retention=RETAIN)
     kit.build(env, tmp_path, count=4_000)
     env.execute_async(restore_from=LATEST).wait()

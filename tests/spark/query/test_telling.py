@@ -9,8 +9,9 @@ import pytest
 
 from ftlayer.errors import QueryError, UnsupportedError
 from ftlayer.spark.protocol import JUDGED, BatchReport
-from ftlayer.spark.query.telling import KEPT_BATCHES, RATE_MS, BatchLog, QueryTelling, rates_of
-from ftlayer.vertex.calls import AnnounceJob, BatchState, Incident, JobOrder, OrderAction
+from ftlayer.spark.query.telling import KEPT_BATCHES, RATE_MS, BatchLog, QueryTelling, rates_of, title_of
+from ftlayer.vertex.calls import AnnounceJob, BatchState, Incident, JobOrder, OpenQuery, OrderAction
+from ftlayer.vertex.wire.checks import check_call
 from ftlayer.vertex.wire.job_checks import check_job_call
 
 STEPS = ("begin", "begun", "run", JUDGED, "sealed", "written", "committed", "reported")
@@ -131,6 +132,15 @@ def test_its_last_word_says_what_it_ended_with(telling: QueryTelling, supervisor
     first, again = telling.details(0, with_plan=False), telling.details(0, with_plan=False)
     assert (first.state, first.final, first.last_failure) == ("failed", True, "no table")
     assert first.ended_ms == again.ended_ms > 0
+
+
+@pytest.mark.parametrize("name", ["x" * 5_000, "é" * 150, "a\0b", "\0", "lone \ud800", "two words"])
+def test_any_name_that_spark_takes_is_one_that_the_vertex_takes(
+    telling: QueryTelling, supervisor: Any, name: str
+) -> None:
+    supervisor.name = name
+    check_job_call(AnnounceJob(telling.details(0, with_plan=False)))
+    check_call(OpenQuery("3f2a", "run-1.1", (), title=title_of(name)))
 
 
 def order(action: OrderAction, timeout_ms: int = 0) -> JobOrder:
