@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ import typer
 from ftlayer.cli.connection import EXIT_ERROR, Asking, asking, warn
 from ftlayer.cli.jobs import JobName
 from ftlayer.cli.printing import print_json
+from ftlayer.errors import VertexUnavailableError
 from ftlayer.printable import printable
 
 if TYPE_CHECKING:
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from ftlayer.monitor.names import JobKey
     from ftlayer.vertex.calls import JobOrder, OrderRecord
 
-POLL_S = 0.25
+POLL_S = 0.1
+ASK_DEADLINE_MS = 5_000
 
 Directory = Annotated[str, typer.Option(help="Where the savepoint goes; else where the job has its own.")]
 Wait = Annotated[str, typer.Option(help="How long to wait here for the end of it; it goes on behind that.")]
@@ -114,7 +117,7 @@ def _carry_out(
             timeout_ms=timeout_ms,
             slot=slot,
         )
-        record = _await_end(gatherer, key, order, wait_ms)
+        record = await_end(gatherer, key, order, wait_ms)
     answer = record.answer
     if asking.as_json:
         print_json(order_facts(record))
@@ -131,14 +134,42 @@ def _carry_out(
 _ENDS = {"failed": "has failed", "refused": "was refused", "expired": "was not taken in time"}
 
 
-def _await_end(gatherer: Gatherer, key: JobKey, order: JobOrder, wait_ms: int) -> OrderRecord:
+def await_end(gatherer: Gatherer, key: JobKey, order: JobOrder, wait_ms: int) -> OrderRecord:
+    """Ask until the order has come to an end, or the wait is over; once at least.
+
+    The vertex of a program ends with it: where it is gone after an order that ends the job, the order was carried out.
+    """
+    until = time.monotonic() + wait_ms / 1_000
+    record = _asked(gatherer, key, order)
+    while not record.answer.state.is_final and time.monotonic() < until:
+        time.sleep(POLL_S)
+        try:
+            record = _asked(gatherer, key, order)
+        except VertexUnavailableError:
+            if not _has_ended(gatherer, key.vertex):
+                raise
+            return _ended_with_its_program(record)
+    return record
+
+
+def _asked(gatherer: Gatherer, key: JobKey, order: JobOrder) -> OrderRecord:
     from ftlayer.vertex.calls import AskJob, OrderRecord
 
-    client = gatherer.client(key.vertex)
-    until = time.monotonic() + wait_ms / 1_000
-    while True:
-        record = client.call(AskJob(order))
-        assert isinstance(record, OrderRecord)
-        if record.answer.state.is_final or time.monotonic() >= until:
-            return record
-        time.sleep(POLL_S)
+    record = gatherer.client(key.vertex).call(AskJob(order), deadline_ms=ASK_DEADLINE_MS)
+    assert isinstance(record, OrderRecord)
+    return record
+
+
+def _has_ended(gatherer: Gatherer, vertex: str) -> bool:
+    return any(view.vertex == vertex and view.is_gone for view in gatherer.gather())
+
+
+def _ended_with_its_program(record: OrderRecord) -> OrderRecord:
+    from ftlayer.vertex.calls import OrderAction, OrderState
+
+    ends = record.order.action in (OrderAction.STOP, OrderAction.DRAIN, OrderAction.CANCEL)
+    if ends and record.answer.state is OrderState.TAKEN:
+        text = "its driver has taken the order, and its program has ended"
+        return replace(record, answer=replace(record.answer, state=OrderState.DONE, text=text))
+    text = "its program has ended, and what has become of the order is not known"
+    return replace(record, answer=replace(record.answer, state=OrderState.FAILED, text=text))

@@ -55,13 +55,22 @@ def json_of_row(batch: pa.RecordBatch) -> dict[str, Any]:
 
     Raises `ConfigError` naming the column for a type that has no form here (a union).
     """
-    row = {}
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        try:
-            row[field.name] = _plain(column[0])
-        except _UnfitError as error:
-            raise ConfigError(f"column {field.name!r}: {error}") from None
-    return row
+    return {
+        name: _plain_of(column, name) for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    }
+
+
+def json_of_column(batch: pa.RecordBatch, name: str) -> Any:
+    """Return one column of the one row of ``batch`` as JSON has it, None where there is none. Raises `ConfigError`."""
+    place = batch.schema.get_field_index(name)
+    return None if place < 0 else _plain_of(batch.column(place), name)
+
+
+def _plain_of(column: pa.Array, name: str) -> Any:
+    try:
+        return _plain(column[0])
+    except _UnfitError as error:
+        raise ConfigError(f"column {name!r}: {error}") from None
 
 
 def row_of_json(values: object, schema: pa.Schema) -> pa.RecordBatch:

@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from ftlayer.checks import duration_ms, shown
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.editing import json_of_row
+from ftlayer.monitor.editing import json_of_column, json_of_row
 from ftlayer.monitor.names import JobNames
 from ftlayer.vertex.calls import RecordInfo
 
@@ -371,19 +371,13 @@ def _pushed_age(operator: str, then_ms: int) -> tuple[dict[str, Any], bool] | No
 
 
 class _Subject:
-    """A record that conditions are asked about; its payload is read when one asks for it."""
+    """A record that conditions are asked about; of its payload those columns are read that they name."""
 
     def __init__(self, vertex: str, info: RecordInfo, names: JobNames, now_ms: int) -> None:
         self.vertex = vertex
         self.info = info
         self.names = names
         self.now_ms = now_ms
-        self._record: dict[str, Any] | None = None
-
-    def record(self) -> dict[str, Any]:
-        if self._record is None:
-            self._record = json_of_row(self.info.payload)
-        return self._record
 
     def value(self, path: tuple[str, ...]) -> Any:
         match path[0]:
@@ -393,8 +387,10 @@ class _Subject:
                 return self.info.key.hex()
             case "root" | "origin" as word:
                 return f"{getattr(self.info, word):016x}"
-        found: Any = self.record()
-        for name in path[1:]:
+        if len(path) == 1:
+            return json_of_row(self.info.payload)
+        found: Any = json_of_column(self.info.payload, path[1])
+        for name in path[2:]:
             if not isinstance(found, dict):
                 return None
             found = found.get(name)

@@ -20,9 +20,12 @@ from typer.testing import CliRunner
 
 from ftlayer.cli.keys import Key, key_of
 from ftlayer.cli.main import app
+from ftlayer.cli.orders import await_end
 from ftlayer.cli.top import Position, moved
 from ftlayer.config import VertexOptions
+from ftlayer.errors import VertexUnavailableError
 from ftlayer.monitor.names import JobKey
+from ftlayer.monitor.views import VertexView
 from ftlayer.vertex import calls
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
@@ -43,12 +46,18 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vertex(store: Path) -> Iterator[EmbeddedVertex]:
+def started(store: Path) -> Iterator[EmbeddedVertex]:
     with EmbeddedVertex(VertexOptions(store, max_store_bytes=1 << 26)) as started:
-        with started.client() as client:
-            for job in (topology(), query()):
-                client.call(calls.AnnounceJob(job))
         yield started
+
+
+@pytest.fixture
+def vertex(started: EmbeddedVertex) -> EmbeddedVertex:
+    """Announce two jobs, which are silent after 30 s."""
+    with started.client() as client:
+        for job in (topology(), query()):
+            client.call(calls.AnnounceJob(job))
+    return started
 
 
 def topology(name: str = "orders") -> calls.JobDetails:
@@ -250,6 +259,41 @@ def test_an_order_whose_driver_does_not_take_it_goes_on(vertex: EmbeddedVertex, 
     code, _, errors = ftlayer("savepoint", "slow", "--wait", "0s", "--vertex", store)
     assert code == 1
     assert "is still under way after 0s; it goes on: see ftlayer jobs slow" in errors
+
+
+class Ending:
+    """What asks a vertex that ends with its program behind the first answer."""
+
+    def __init__(self, first: calls.OrderState) -> None:
+        self._answers = [first]
+
+    def client(self, vertex: str) -> Ending:
+        return self
+
+    def gather(self) -> tuple[VertexView, ...]:
+        return (VertexView("ft", "", is_gone=True),)
+
+    def call(self, call: calls.AskJob, *, deadline_ms: int) -> calls.OrderRecord:
+        if not self._answers:
+            raise VertexUnavailableError("no answer")
+        answer = calls.OrderAnswer(call.order.id, self._answers.pop(), "", NOW_MS)
+        return calls.OrderRecord(call.order, answer)
+
+
+@pytest.mark.parametrize(
+    ("action", "state", "end"),
+    [
+        ("stop", calls.OrderState.TAKEN, calls.OrderState.DONE),
+        ("savepoint", calls.OrderState.TAKEN, calls.OrderState.FAILED),
+        ("cancel", calls.OrderState.WAITING, calls.OrderState.FAILED),
+    ],
+)
+def test_a_vertex_ends_with_the_program_that_an_order_has_ended(
+    action: str, state: calls.OrderState, end: calls.OrderState
+) -> None:
+    order = calls.JobOrder("id", "orders", "run-1", calls.OrderAction(action), "me", NOW_MS)
+    record = await_end(Ending(state), JobKey("ft", "orders"), order, 60_000)  # type: ignore[arg-type]
+    assert (record.answer.state, "its program has ended" in record.answer.text) == (end, True)
 
 
 def test_cancel_asks_first(vertex: EmbeddedVertex, store: Path) -> None:
