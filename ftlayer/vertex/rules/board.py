@@ -9,7 +9,8 @@ that it names, with the reply to that run's next announcement. It is carried out
 - an id stands for one order. Asked again, it is answered with what has become of it.
 
 What a board says is in memory. It is written down at each change of a job's state, and every `WRITE_EVERY_MS`; orders
-and checkpoints that ended at once. Where a store has no room left for reports, they are not written until it has.
+and checkpoints that ended at once. Where a store has no room left for reports, they are not written until it has; where
+it is full nothing is, orders neither.
 
 A board needs a store and no vertex: a driver that has none keeps one by itself, over a `MemoryStore`. As with
 `FTLayerCore`, memory is ahead of the store until a transaction is committed: if it is lost, make a new board.
@@ -74,6 +75,9 @@ _NEVER_MS = 1 << 62
 _NOT_TAKEN = "run {} has ended without taking it"
 _UNKNOWN = "run {} had taken it and has ended without a word of it: it may be carried out or not"
 
+# Above 0.95 a store on disk takes deletes alone, and memory would be lost with each announcement.
+_FULL_SHARE = 0.94
+
 _OUTCOMES = {OrderState.WAITING: "asked"}
 
 _JOB_FORMAT = 1
@@ -112,6 +116,7 @@ class _Job:
 
     details: JobDetails
     is_whole: bool
+    is_stored: bool
     heard_ms: int
     written_ms: int
     incidents: tuple[Incident, ...] = ()
@@ -202,7 +207,7 @@ class Board:
             asked.end(OrderState.REFUSED, text, now.wall_ms)
         job.orders[order.id] = asked
         self._asked[order.owner] = job
-        _write_order(txn, asked, now)
+        self._write_order(txn, asked, now)
         return asked.record
 
     def jobs(self, now: Now) -> JobList:
@@ -260,16 +265,16 @@ class Board:
     def _begin_run(self, txn: WriteTransaction, details: JobDetails, before: _Job | None, now: Now) -> _Job:
         """Take a new run; orders to the one before have come to their end."""
         if before is None:
-            job = _Job(replace(details, plan=None), True, now.wall_ms, -1)
+            job = _Job(replace(details, plan=None), True, False, now.wall_ms, -1)
             self._jobs[details.owner] = job
             return job
         for order in before.orders.values():
             if order.answer.state is OrderState.WAITING:
                 order.end(OrderState.EXPIRED, _NOT_TAKEN.format(order.order.run), now.wall_ms)
-                _write_order(txn, order, now)
+                self._write_order(txn, order, now)
             elif order.answer.state is OrderState.TAKEN:
                 order.end(OrderState.FAILED, _UNKNOWN.format(order.order.run), now.wall_ms)
-                _write_order(txn, order, now)
+                self._write_order(txn, order, now)
         before.former = (*before.former, before.details.run)[-KEEP_RUNS:]
         before.details = replace(details, plan=None)
         before.written_ms, before.known = -1, 0
@@ -286,7 +291,7 @@ class Board:
             if order is None or order.ended or order.answer.state is answer.state:
                 continue
             order.answer = answer
-            _write_order(txn, order, now)
+            self._write_order(txn, order, now)
 
     def _expire(self, txn: WriteTransaction, job: _Job, now: Now) -> None:
         """End orders whose time is over: nobody has taken them, or the run that had has ended since."""
@@ -300,7 +305,7 @@ class Board:
             else:
                 seconds = ORDER_EXPIRES_MS // 1_000
                 order.end(OrderState.EXPIRED, f"its run has not taken it within {seconds} s", now.wall_ms)
-            _write_order(txn, order, now)
+            self._write_order(txn, order, now)
         if all(order.ended for order in job.orders.values()):
             self._asked.pop(job.details.owner, None)
 
@@ -325,6 +330,25 @@ class Board:
             f"job {job.details.owner!r} was given {MAX_ORDERS} orders within {KEEP_ORDERS_MS // 60_000} minutes: "
             "wait until some of them are older"
         )
+
+    def _write_order(self, txn: WriteTransaction, order: _Order, now: Now) -> None:
+        """Store an order, and write its line of the audit log where it was asked just now or has come to its end."""
+        owner = order.order.owner
+        if self._is_full() or not self._jobs[owner].is_stored:
+            return
+        values: list[Any] = [_ORDER.pack(order.order), _ANSWER.pack(order.answer), order.asked_ms]
+        tables.put_order(txn, owner, order.order.id, values)
+        if order.answer.state is not OrderState.TAKEN:
+            outcome = f"{_OUTCOMES.get(order.answer.state, order.answer.state)}: {order.answer.text}"
+            audit.note(
+                txn,
+                now,
+                who=order.order.by,
+                what=str(order.order.action),
+                which=f"{owner}, run {order.order.run}",
+                count=1,
+                outcome=outcome.removesuffix(": "),
+            )
 
     # ------------------------------------------------------------ what is kept
 
@@ -353,8 +377,14 @@ class Board:
         """Whether the store has room for what could be left out. The rest of it is for records."""
         return self._store.used_share < INTAKE_SHARE
 
+    def _is_full(self) -> bool:
+        """Whether the store may soon take deletes alone: then what is said of jobs stays in memory."""
+        return self._store.used_share >= _FULL_SHARE
+
     def _write(self, txn: WriteTransaction, job: _Job, now: Now) -> None:
-        job.written_ms = now.wall_ms
+        if self._is_full():
+            return
+        job.written_ms, job.is_stored = now.wall_ms, True
         details = job.details if self._has_room() else _listed(job.details)
         incidents = [_INCIDENT.pack(incident) for incident in job.incidents]
         values = [_JOB_FORMAT, _DETAILS.pack(details), incidents, job.heard_ms, job.former, job.known]
@@ -421,24 +451,6 @@ def _listed(details: JobDetails) -> JobDetails:
 # ---------------------------------------------------------------- as they are stored
 
 
-def _write_order(txn: WriteTransaction, order: _Order, now: Now) -> None:
-    """Store an order, and write its line of the audit log where it was asked just now or has come to its end."""
-    values: list[Any] = [_ORDER.pack(order.order), _ANSWER.pack(order.answer), order.asked_ms]
-    tables.put_order(txn, order.order.owner, order.order.id, values)
-    if order.answer.state is not OrderState.TAKEN:
-        audit.note(
-            txn,
-            now,
-            who=order.order.by,
-            what=str(order.order.action),
-            which=f"{order.order.owner}, run {order.order.run}",
-            count=1,
-            outcome=f"{_OUTCOMES.get(order.answer.state, order.answer.state)}: {order.answer.text}".removesuffix(
-                ": "
-            ),
-        )
-
-
 def _read_order(owner: str, values: list[Any]) -> _Order:
     what = f"an order to job {owner!r}"
     try:
@@ -457,6 +469,7 @@ def _read_job(owner: str, values: list[Any]) -> _Job:
         return _Job(
             details=_listed(_unpacked(_DETAILS, details, what)),
             is_whole=False,
+            is_stored=True,
             heard_ms=int(heard_ms),
             written_ms=int(heard_ms),
             incidents=tuple(_unpacked(_INCIDENT, incident, what) for incident in incidents),

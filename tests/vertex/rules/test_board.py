@@ -207,6 +207,22 @@ def test_a_full_store_keeps_no_checkpoints_and_asks_for_them_again(shell: Shell)
     assert shell.announce(job(checkpoints=(checkpoint(1, 100),))).known_checkpoint == 1
 
 
+def test_a_full_store_is_not_written_to_and_orders_reach_their_job_all_the_same(shell: Shell) -> None:
+    shell.store.share = 0.96
+    shell.announce(job(plan=PLAN, checkpoints=(checkpoint(1, 100),)))
+    shell.ask(order())
+    assert shell.announce(job(state="restarting")).orders == (order(),)
+    assert shell.announce(job(), answer(OrderState.TAKEN)).orders == (order(),)
+    assert shell.stored() == []
+    shell.store.share = 0.5
+    shell.advance(rules.WRITE_EVERY_MS)
+    shell.announce(job(), answer(OrderState.DONE))
+    assert shell.stored() == [b"job/orders\0"]
+    shell.announce(job())
+    shell.restart()
+    assert shell.get().job.state == "running"
+
+
 def test_a_job_is_written_when_its_state_changes_and_every_ten_seconds(shell: Shell) -> None:
     shell.announce(job(rates={"in": 1.0}))
     shell.advance(1_000)

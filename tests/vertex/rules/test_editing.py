@@ -197,3 +197,22 @@ def test_old_lines_go(letters: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line[0] for line in log(letters)] == ["n-3", "n-4", "n-5", "n-6", "n-7"]
     letters.advance(audit.KEEP_MS - 61_500)
     assert [line[0] for line in log(letters)] == ["n-7"]
+
+
+def test_a_query_gets_an_edited_record_with_its_next_batch(vertex: Any, kit: Any) -> None:
+    clicks, payload = "ingest/clicks", pa.record_batch({"v": ["a", "b"]})
+    epoch = vertex.call(calls.OpenQuery("q", "run", (clicks,))).epoch
+    vertex.call(calls.Ingest(clicks, payload))
+    first = vertex.call(calls.ReadDeliveries(clicks, 0, 2)).batches[0]
+    failure = calls.Failure(int(first.roots[0]), "no", "clean", fatal=True)
+    vertex.call(calls.BeginBatch("q", epoch, 0))
+    vertex.call(calls.Seal("q", epoch, 0, {clicks: (0, 2)}, redelivered=(failure,)))
+    vertex.call(calls.Commit("q", epoch, 0))
+    (letter,) = vertex.list("dead")
+    vertex.call(EditAndRequeue((Edit(letter.key, pa.record_batch({"v": ["A"]})),), "anna"))
+    assert vertex.call(calls.Deliverable(clicks, 2, 10)).end == 3
+    (again,) = vertex.call(calls.ReadDeliveries(clicks, 2, 3)).batches
+    assert (again.payload.to_pylist(), again.origins.tolist()) == ([{"v": "A"}], [int(first.origins[0])])
+    (listed,) = vertex.list("delivery")
+    assert (listed.edited_by, listed.title) == ("anna", "q")
+    assert log(vertex)[-1][:4] == ("anna", "edit", f"q/ingest/clicks: {letter.origin:016x}", 1)
