@@ -75,6 +75,7 @@ def _server(options: ConsoleOptions, console: Console) -> uvicorn.Server:
     config = uvicorn.Config(
         create_app(console),
         log_config=None,
+        log_level="warning",
         access_log=False,  # links have tokens in them
         server_header=False,
         proxy_headers=False,  # anyone could say that he is somebody else

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ftlayer.checkpoint.options import CheckpointConfig
-from ftlayer.checks import check_bool, check_instance, check_text, known_options, shown
+from ftlayer.checks import check_bool, check_instance, check_int, check_text, known_options, shown
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.jobs.local_board import local_announcer, tell_prometheus
+from ftlayer.notebook import tell
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
@@ -59,13 +60,14 @@ from ftlayer.topology.iterations import check_forced, warn_of_losses
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.topology.streams.data_stream import DataStream
-from ftlayer.transport.address import Address, parse_address
+from ftlayer.transport.address import MAX_PORT, Address, parse_address
 from ftlayer.transport.client import Endpoint
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.client.client import VertexClient
 
 if TYPE_CHECKING:
+    from ftlayer.console.child import ConsoleProcess
     from ftlayer.spark.facade import FTLayer
 
 # The name on a job's certificate: slots ask for it, whatever address the driver has.
@@ -139,6 +141,7 @@ class StreamEnvironment:
         self._spark = spark
         self._layer = None if layer is None else layer._layer
         self._board = None if board is None else board._layer
+        self._console: ConsoleProcess | None = None
         self._checkpointing = checkpointing
         self._restart = restart
         self._options = TopologyOptions() if options is None else options
@@ -215,16 +218,22 @@ class StreamEnvironment:
     # ------------------------------------------------------------ running it
 
     @known_options
-    def execute(self, *, stop_at_latest: bool = False, restore_from: str | None = None) -> Job:
+    def execute(
+        self, *, stop_at_latest: bool = False, restore_from: str | None = None, console: int | None = None
+    ) -> Job:
         """Run the topology to its end, with a line of progress; Ctrl-C cancels it and is raised.
 
         Arguments and errors as `execute_async`; also raises what the job fails with.
         """
         hide_spark_bar(self._spark)
-        return follow(self.execute_async(stop_at_latest=stop_at_latest, restore_from=restore_from))
+        return follow(
+            self.execute_async(stop_at_latest=stop_at_latest, restore_from=restore_from, console=console)
+        )
 
     @known_options
-    def execute_async(self, *, stop_at_latest: bool = False, restore_from: str | None = None) -> Job:
+    def execute_async(
+        self, *, stop_at_latest: bool = False, restore_from: str | None = None, console: int | None = None
+    ) -> Job:
         """Start the topology and return its handle; it runs in threads of this process and slots of the session.
 
         In acker mode, what an earlier run of the same name left pending is replayed first. If another driver still has
@@ -237,6 +246,8 @@ class StreamEnvironment:
                 ``directory``, if there is any; it is subsumed by the job's own ones. Where the job has ended for good
                 (by itself, or stopped with a savepoint) nothing is run: the handle is of a job that has ended, with
                 its `Job.result`. None, or a path, begins a new run and forgets that result.
+            console: the port on loopback at which the console shows the topology in a browser, 0 for any free one; it
+                ends with this program. None: there is none.
 
         Raises:
             InvalidTopologyError: the topology cannot be tracked, or cannot be sent to the slots; names the operator.
@@ -245,8 +256,11 @@ class StreamEnvironment:
             SessionLostError: Spark's JVM, or its Connect server, ends meanwhile.
             VertexError: the vertex does not answer, or the layer is closed (`LayerClosedError`).
             CheckpointError: there is nothing to restore from there, it is damaged, or it does not fit the topology.
+            MachineError: the extra ``console`` is not installed.
         """
         check_bool(stop_at_latest, "stop_at_latest")
+        if console is not None:
+            check_int(console, "console", least=0, most=MAX_PORT)
         if restore_from is not None:
             check_text(
                 restore_from, "restore_from", "the directory of a checkpoint or savepoint, or 'latest'"
@@ -270,10 +284,27 @@ class StreamEnvironment:
         taken.take(graph.name, graph.slots)
         try:
             with tells_of_its_end(self._spark):
+                if console is not None:
+                    self._show(console)
                 return self._start(graph, stop_at_latest, restore_from)
         except BaseException:
             taken.give_back(graph.name)
             raise
+
+    def _show(self, port: int) -> None:
+        """Start the console of this program over the topology's vertex, or over the board that the driver serves."""
+        from ftlayer.console.child import ConsoleProcess
+        from ftlayer.console.options import ConsoleOptions
+
+        options = ConsoleOptions(f"127.0.0.1:{port}")
+        tracked = self._layer is not None and self._layer.status is FTStatus.ON
+        layer = self._layer if tracked else self._board
+        if layer is not None:
+            layer.client_for(self._spark)  # which places an embedded vertex
+            layer.console(options)
+        elif self._console is None:
+            self._console = ConsoleProcess(options)
+            tell(f"ftlayer: the console is at {self._console.link}")
 
     def _start(self, graph: JobGraph, stop_at_latest: bool, restore_from: str | None) -> Job:
         check_task_slots(self._spark, graph.slots, graph.name)

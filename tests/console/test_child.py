@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,11 @@ import sys
 import time
 from pathlib import Path
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 
+from ftlayer import FTLayer
 from ftlayer.console.child import ConsoleOrder, ConsoleProcess
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.errors import ConfigError
@@ -75,3 +77,20 @@ def test_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
     """With the error that the command would end with."""
     with pytest.raises(ConfigError, match="login_file"):
         ConsoleProcess(ConsoleOptions("127.0.0.1:0", login_file=tmp_path / "nothing"))
+
+
+def test_a_layer_shows_its_vertex(tmp_path: Path) -> None:
+    """Asked again it is the same console; it ends with the layer."""
+    layer = FTLayer.embedded(tmp_path / "ft")
+    try:
+        console = layer.console()
+        assert layer.console() is console
+        where, _, token = console.link.partition("/login?token=")
+        request = Request(f"{where}/api/v1/vertices", headers={"Authorization": f"Bearer {token}"})
+        (vertex,) = json.load(urlopen(request, timeout=PATIENCE_S))["items"]
+        assert (vertex["path"], vertex["state"]) == (str(tmp_path / "ft"), "up")
+        with pytest.raises(ConfigError, match="port"):
+            layer.console(port=-1)
+    finally:
+        layer.close()
+    assert not _is_there(console.link)
