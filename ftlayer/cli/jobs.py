@@ -108,6 +108,15 @@ def jobs_of(views: Iterable[VertexView]) -> list[tuple[VertexView, AnnouncedJob]
     return [(view, announced) for view in views for announced in view.jobs]
 
 
+def state_of(view: VertexView, announced: AnnouncedJob) -> str:
+    """Return a job's state in a word; of one that has not ended and cannot be asked about any more, that."""
+    if announced.job.final:
+        return announced.job.state
+    if view.is_gone:
+        return "gone"
+    return "silent" if announced.is_silent else announced.job.state if view.is_up else "no answer"
+
+
 def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int) -> Part:
     from ftlayer.monitor.health import job_health, spoken
 
@@ -123,7 +132,7 @@ def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int
         table.add_row(
             names.label(view.vertex, job.owner),
             str(job.kind),
-            "silent" if announced.is_silent else job.state,
+            state_of(view, announced),
             str(health),
             rate_text(None if job.final else job.rates.get("records_in")),
             spoken((job.ended_ms or job.at_ms) - job.since_ms),

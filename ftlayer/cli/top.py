@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftlayer.cli.connection import Asking, asking
-from ftlayer.cli.jobs import job_parts, jobs_of, overview_parts
+from ftlayer.cli.jobs import job_parts, jobs_of, overview_parts, state_of
 from ftlayer.cli.keys import Key, next_key, pressed_keys
 from ftlayer.cli.printing import Line, Part, rate_text
 from ftlayer.errors import FTLayerError
@@ -117,8 +117,8 @@ def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
         judged = job_health(view.vertex, announced)
         why = f": {judged.findings[0].text}" if judged.findings else ""
         rate = rate_text(job.rates.get("records_in"))
-        state = "silent" if announced.is_silent else job.state
         pace = f", {rate} records/s" if rate and not job.final else ""
+        state = state_of(view, announced)
         yield printable(f"{at}  {names.label(view.vertex, job.owner)}: {state}{pace}, {judged.health}{why}")
 
 

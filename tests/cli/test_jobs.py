@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ftlayer.cli.jobs import state_of
 from ftlayer.cli.keys import Key, key_of
 from ftlayer.cli.main import app
 from ftlayer.cli.orders import await_end
@@ -349,6 +350,19 @@ def test_keys_are_what_terminals_send_for_them() -> None:
     }
     assert {code: key_of(code) for code in sent} == sent
     assert [key_of(code) for code in (b"x", b"\x1b[H", b"")] == [None, None, None]
+
+
+def test_the_state_of_a_job_that_cannot_be_asked_about_is_said() -> None:
+    up, silent, gone = (
+        VertexView("ft", "", is_up=True),
+        VertexView("ft", ""),
+        VertexView("ft", "", is_gone=True),
+    )
+    running = calls.AnnouncedJob(topology(), 0, False)
+    ended = calls.AnnouncedJob(replace(topology(), state="ended", final=True), 0, False)
+    assert [state_of(view, running) for view in (up, silent, gone)] == ["running", "no answer", "gone"]
+    assert [state_of(view, ended) for view in (up, silent, gone)] == ["ended", "ended", "ended"]
+    assert state_of(up, replace(running, is_silent=True)) == "silent"
 
 
 def test_top_in_a_terminal_is_walked_by_keys(vertex: EmbeddedVertex, store: Path) -> None:
