@@ -448,7 +448,7 @@ def test_every_metric_is_listed() -> None:
 
 
 def test_every_metric_of_prometheus_is_listed() -> None:
-    told = [*catalogue.RECORDS.values(), *catalogue.VERTEX.values()]
+    told = [*catalogue.RECORDS.values(), *catalogue.VERTEX.values(), *catalogue.BATCH_ROWS.values()]
     told += [value for value in vars(catalogue).values() if isinstance(value, Metric)]
     names = {f"{each.name}_total" if each.kind is MetricKind.COUNTER else each.name for each in told}
     table = section(page("docs/operations.md"), "### Metrics").partition("\nBefore, each value")[0]

@@ -140,10 +140,18 @@ OPERATOR_WATERMARK_LAG = _gauge(
 EDGE_BYTES = _gauge("edge_queued_bytes", "Bytes that wait at the end of an edge, in one slot.")
 
 BATCHES = _counter("batches", "Micro-batches of a query that have ended in this run.")
-BATCH_ROWS = _counter(
-    "batch_rows",
-    "Rows of a query's micro-batches in this run, by outcome: delivered, failed (to be retried), dead.",
-)
+BATCH_ROWS = {
+    "records_in": _counter("batch_rows_read", "Rows of a query's micro-batches in this run."),
+    "delivered": _counter(
+        "batch_rows_from_vertex",
+        "Of the rows of micro-batches, those from the vertex: replays, ingested ones.",
+    ),
+    "failed": _counter("batch_rows_failed", "Records of a query's micro-batches that failed, in this run."),
+    "dead": _counter(
+        "batch_rows_died", "Of the records that failed in micro-batches, those that are dead letters."
+    ),
+}
+"""By the name in `JobDetails.counters`."""
 BATCH = _histogram("batch_seconds", "From the begin of a micro-batch to its commit.")
 BATCH_PHASE = _histogram("batch_phase_seconds", "A phase of a micro-batch: run, verdict, seal, sink, commit.")
 

@@ -80,8 +80,8 @@ def _add_batches(families: Families, job: JobDetails, owner: Mapping[str, str]) 
     if job.kind is not JobKind.QUERY:
         return
     families.add(catalogue.BATCHES, job.counters.get("batches", 0), owner)
-    for outcome in ("delivered", "failed", "dead"):
-        families.add(catalogue.BATCH_ROWS, job.counters.get(outcome, 0), {**owner, "outcome": outcome})
+    for name, metric in catalogue.BATCH_ROWS.items():
+        families.add(metric, job.counters.get(name, 0), owner)
 
 
 def _add_checkpoints(families: Families, job: JobDetails, owner: Mapping[str, str]) -> None:

@@ -90,7 +90,7 @@ def query(step: int = 0) -> JobDetails:
         final=False,
         since_ms=SINCE_MS,
         at_ms=SINCE_MS + 1_000 * step,
-        counters={"batches": 3 + step, "delivered": 100 * step, "failed": 4, "dead": 1},
+        counters={"batches": 3 + step, "records_in": 100 * step, "delivered": 5, "failed": 4, "dead": 1},
         histograms={
             "batch|": _histogram(0.8, 3 + step, BATCH_BOUNDS),
             **{f"batch_{phase}|": _histogram(0.1, 3 + step, BATCH_BOUNDS) for phase in phases},

@@ -200,6 +200,15 @@ def test_durations_are_told_by_phase_and_part(jobs: Any) -> None:
     assert _histograms(families, catalogue.PERSIST)[_labels(topology="shop", source="orders")].count == 10
 
 
+def test_rows_of_batches_are_counted_by_what_became_of_them(jobs: Any) -> None:
+    families = _of_jobs(AnnouncedJob(jobs.query(2), 0, False))
+    found = {name: _samples(families, metric) for name, metric in catalogue.BATCH_ROWS.items()}
+    labels = _labels(query="clean orders")
+    assert found == {
+        name: {labels: count} for name, count in jobs.query(2).counters.items() if name != "batches"
+    }
+
+
 def test_a_job_that_is_over_is_told_of_for_a_while(jobs: Any) -> None:
     ended = replace(jobs.query(), state="failed", final=True, ended_ms=NOW_MS)
     shown = _of_jobs(AnnouncedJob(ended, SHOWN_AFTER_END_MS - 1, False))
