@@ -46,6 +46,13 @@ def console(
         Path | None,
         typer.Option(help="PEM of what browsers' certificates are signed by; they then need one."),
     ] = None,
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="A directory whose checkpoints are listed; repeatable.",
+        ),
+    ] = None,
     mask_payloads: Annotated[
         bool, typer.Option("--mask-payloads", help="Show types and lengths in place of what records hold.")
     ] = False,
@@ -61,7 +68,9 @@ def console(
     from ftlayer.console.options import ConsoleOptions
     from ftlayer.console.serve import serve
 
-    options = ConsoleOptions(listen, login_file, tls_cert, tls_key, tls_client_ca, mask_payloads)
+    options = ConsoleOptions(
+        listen, login_file, tls_cert, tls_key, tls_client_ca, mask_payloads, tuple(checkpoints or ())
+    )
     look = _look(vertex or [], token_file, root_certs, client_pem)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(options, look, on_ready=lambda link: typer.echo(f"ftlayer console at {link}"))

@@ -15,7 +15,7 @@ from ftlayer.console.api import records as api_records
 from ftlayer.console.forms import RefusedError
 from ftlayer.console.guard import API, EVENTS, Guard, error_body
 from ftlayer.console.live import events
-from ftlayer.console.pages import audit, dead, edit, entry, jobs, overview, records
+from ftlayer.console.pages import audit, checkpoints, dead, edit, entry, jobs, overview, records
 from ftlayer.console.rendering import STATIC_FILES, page
 from ftlayer.console.state import Console
 from ftlayer.errors import (
@@ -52,7 +52,7 @@ def create_app(console: Console) -> ASGIApp:
         redoc_url=None,
     )
     app.state.console = console
-    for routes in (entry, overview, jobs, dead, records, edit, audit, api_jobs, api_records):
+    for routes in (entry, overview, jobs, dead, records, edit, audit, checkpoints, api_jobs, api_records):
         app.include_router(routes.router)
     streams: set[object] = set()
     app.add_route(EVENTS, lambda request: events(request, LIVE_PAGES, streams), include_in_schema=False)

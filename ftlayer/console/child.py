@@ -51,6 +51,7 @@ class ConsoleOrder:
         options = order["options"]
         for name in _PATHS:
             options[name] = None if options[name] is None else Path(options[name])
+        options["checkpoints"] = tuple(options["checkpoints"])
         for source in order["sources"]:
             for name in ("root_certs", "client_pem"):
                 source[name] = None if source[name] is None else base64.b64decode(source[name])

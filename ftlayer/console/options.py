@@ -25,6 +25,7 @@ class ConsoleOptions:
         tls_cert, tls_key: PEM files of the certificate chain and its private key.
         tls_client_ca: PEM file of what clients' certificates have to be signed by.
         mask_payloads: show types and lengths in place of what records hold.
+        checkpoints: paths or URLs of directories whose checkpoints are listed.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -33,6 +34,7 @@ class ConsoleOptions:
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
     mask_payloads: bool = False
+    checkpoints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise `ConfigError` for what is not safe, or makes no sense."""

@@ -36,7 +36,6 @@ def templates() -> Environment:
         "static": _static,
         "formats": formats,
         "charts": charts,
-        "navigation": NAVIGATION,
         "href_of": places.href_of,
         "job_href": places.job_href,
         "record_href": places.record_href,
@@ -54,6 +53,7 @@ def page(
     **context: Any,
 ) -> HTMLResponse:
     """Render a page; ``here`` is where it is in the navigation, ``events`` where its news come from."""
+    options = console_of(request).options
     caller = caller_of(request)
     session = None if caller is None else caller.session
     said = None
@@ -65,7 +65,8 @@ def page(
         here=here,
         events=events,
         said=said,
-        masked=console_of(request).options.mask_payloads,
+        masked=options.mask_payloads,
+        navigation=[*NAVIGATION, *([("/checkpoints", "Checkpoints")] if options.checkpoints else ())],
         **context,
     )
     return HTMLResponse(html, status)

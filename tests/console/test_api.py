@@ -26,6 +26,7 @@ READ = (
     "/records",
     "/dead/groups",
     "/audit",
+    "/checkpoints",
     "/openapi.json",
 )
 
@@ -72,6 +73,7 @@ def test_all_paths_are_tried(shop: Any) -> None:
         "/records/{vertex}/{key}",
         "/records/{vertex}/{key}/explain",
         "/audit",
+        "/checkpoints",
         "/dead/groups",
         "/dead/plans/{plan}",
         "/dead/plans/{plan}/export",

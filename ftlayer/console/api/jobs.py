@@ -12,6 +12,7 @@ from ftlayer.console.asking import Asked, ask, split_job
 from ftlayer.console.forms import AnyCaller, ApiOperator
 from ftlayer.console.jobs import shown_job, shown_order
 from ftlayer.console.rendering import console_of
+from ftlayer.console.stored import stored_checkpoints
 from ftlayer.monitor.facts import (
     Facts,
     hour_facts,
@@ -151,3 +152,10 @@ def get_order(request: Request, job: str, order: str, caller: AnyCaller) -> Fact
         if record.order.id == order:
             return shown_order(order_facts(record, mask=console.options.mask_payloads), caller)
     raise HTTPException(404, f"order {order} of {job} is not known (any more)")
+
+
+@router.get("/checkpoints")
+def stored(request: Request, caller: AnyCaller) -> Facts:
+    """Checkpoints in the directories that the console was given, the latest of each first."""
+    found = stored_checkpoints(console_of(request).options.checkpoints)
+    return {"items": [{"url": place.url, "failure": place.failure, "items": place.items} for place in found]}
