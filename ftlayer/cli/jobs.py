@@ -59,10 +59,11 @@ def jobs(
             return
         key = names.find(name)
         job, hour = gatherer.job(key.vertex, key.owner), gatherer.hour(key.vertex, key.owner)
+    view = next(view for view in views if view.vertex == key.vertex)
     if asking.as_json:
-        print_json(job_facts(key.vertex, job, names, hour=hour))
+        print_json(job_facts(key.vertex, job, names, hour=hour, view=view))
     else:
-        print_parts(printing_console(), job_parts(key.vertex, job, names, hour))
+        print_parts(printing_console(), job_parts(view, job, names, hour))
 
 
 # ---------------------------------------------------------------- all
@@ -127,7 +128,7 @@ def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int
     )
     for place, (view, announced) in enumerate(jobs_of(views)):
         job = announced.job
-        health = job_health(view.vertex, announced).health
+        health = job_health(view.vertex, announced, view=view).health
         colour = "" if health == "ok" else _COLOURS[health]
         table.add_row(
             names.label(view.vertex, job.owner),
@@ -146,14 +147,16 @@ def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int
 # ---------------------------------------------------------------- one
 
 
-def job_parts(vertex: str, announced: AnnouncedJob, names: JobNames, hour: Hour | None) -> Iterator[Part]:
-    """Give all that is known of a job."""
+def job_parts(
+    view: VertexView, announced: AnnouncedJob, names: JobNames, hour: Hour | None
+) -> Iterator[Part]:
+    """Give all that is known of a job, and what its vertex holds of it."""
     from ftlayer.monitor.bottleneck import bottleneck
     from ftlayer.monitor.health import job_health, spoken
 
     job = announced.job
-    yield Line(f"{job.kind} {names.label(vertex, job.owner)}: {job.state}", "bold")
-    yield from _judgement_parts(job_health(vertex, announced, hour))
+    yield Line(f"{job.kind} {names.label(view.vertex, job.owner)}: {job.state}", "bold")
+    yield from _judgement_parts(job_health(view.vertex, announced, hour, view))
     found = bottleneck(job)
     lines = {
         "heard": f"{spoken(announced.heard_ago_ms)} ago",
@@ -167,11 +170,25 @@ def job_parts(vertex: str, announced: AnnouncedJob, names: JobNames, hour: Hour 
         **job.links,
     }
     yield from (Line(f"  {name:11}{value}") for name, value in lines.items() if value)
+    yield from _held(view, job.owner)
     if job.checkpoint_totals is not None:
         yield _checkpoints_line(job.checkpoint_totals)
     tables = (_operators(job), _slots(job), _checkpoints(job), _batches(job), _circuits(job))
     yield from (table for table in tables if table.row_count)
     yield from _incidents(announced)
+
+
+def _held(view: VertexView, owner: str) -> Iterator[Line]:
+    """Give what a vertex holds of a job, where it keeps its records."""
+    streams = [stream for stream in view.streams if stream.owner == owner]
+    if streams:
+        counts = {
+            "pending": sum(stream.pending for stream in streams),
+            "waiting": sum(stream.waiting for stream in streams),
+            "in delivery": sum(stream.in_delivery for stream in streams),
+            "dead": sum(stream.dead for stream in streams),
+        }
+        yield Line(f"  {'records':11}{', '.join(f'{count:,} {name}' for name, count in counts.items())}")
 
 
 def _operators(job: JobDetails) -> Table:

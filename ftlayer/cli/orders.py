@@ -15,7 +15,7 @@ import typer
 from ftlayer.cli.connection import EXIT_ERROR, Asking, asking, warn
 from ftlayer.cli.jobs import JobName
 from ftlayer.cli.printing import print_json
-from ftlayer.errors import VertexUnavailableError
+from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.printable import printable
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def savepoint(name: JobName, directory: Directory = "", wait: Wait = "10m", *, a
 
 @asking
 def stop(name: JobName, directory: Directory = "", wait: Wait = "10m", *, asking: Asking) -> None:
-    """Stop a job in order: a topology in barrier mode with a savepoint, a wrapped query behind its batch."""
+    """Stop a job: a topology in barrier mode with a savepoint, a wrapped query at once (drain lets it finish)."""
     _carry_out(asking, name, "stop", wait, directory=directory)
 
 
@@ -97,7 +97,7 @@ def _carry_out(
     from ftlayer.monitor.facts import order_facts
     from ftlayer.monitor.names import JobNames
     from ftlayer.monitor.sources import user_name
-    from ftlayer.vertex.calls import JobOrder, OrderAction, OrderState
+    from ftlayer.vertex.calls import JobKind, JobOrder, OrderAction, OrderState
 
     wait_ms = duration_ms(wait, "--wait", least=0)
     with asking.gatherer() as gatherer:
@@ -106,10 +106,13 @@ def _carry_out(
         label = names.label(key.vertex, key.owner)
         if question:
             typer.confirm(question.format(label), abort=True)
+        job = gatherer.job(key.vertex, key.owner).job
+        if directory and job.kind is JobKind.QUERY:
+            raise ConfigError(f"--directory: {label} is a wrapped query, which takes no savepoints")
         order = JobOrder(
             id=uuid.uuid4().hex,
             owner=key.owner,
-            run=gatherer.job(key.vertex, key.owner).job.run,
+            run=job.run,
             action=OrderAction(action),
             by=user_name(),
             asked_ms=system_now().wall_ms,

@@ -114,7 +114,7 @@ def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
         yield printable(f"{at}  vertex {view.vertex}: {state}{f', {counts}' if counts else ''}")
     for view, announced in jobs_of(views):
         job = announced.job
-        judged = job_health(view.vertex, announced)
+        judged = job_health(view.vertex, announced, view=view)
         why = f": {judged.findings[0].text}" if judged.findings else ""
         rate = rate_text(job.rates.get("records_in"))
         pace = f", {rate} records/s" if rate and not job.final else ""
@@ -173,7 +173,8 @@ def _parts(gatherer: Gatherer, position: Position) -> Iterable[Part]:
         job = gatherer.job(key.vertex, key.owner)
     except FTLayerError as error:
         return [Line(names.label(key.vertex, key.owner), "bold"), Line(str(error), "red")]
-    return job_parts(key.vertex, job, names, None)
+    view = next(view for view in views if view.vertex == key.vertex)
+    return job_parts(view, job, names, None)
 
 
 def _rendered(parts: Iterable[Part]) -> Iterator[RenderableType]:

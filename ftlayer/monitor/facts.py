@@ -72,7 +72,9 @@ def overview_facts(views: Iterable[VertexView], names: JobNames, *, mask: bool =
         **judgement_facts(judged, mask=mask),
         "vertices": [vertex_facts(view, mask=mask) for view in views],
         "jobs": [
-            job_summary_facts(view.vertex, job, names, mask=mask) for view in views for job in view.jobs
+            job_summary_facts(view.vertex, job, names, mask=mask, view=view)
+            for view in views
+            for job in view.jobs
         ],
     }
 
@@ -181,8 +183,15 @@ def finite(value: float) -> float | int | None:
 # ---------------------------------------------------------------- jobs
 
 
-def job_summary_facts(vertex: str, announced: AnnouncedJob, names: JobNames, *, mask: bool = False) -> Facts:
-    """Return a job in a few fields, as lists of jobs have it."""
+def job_summary_facts(
+    vertex: str,
+    announced: AnnouncedJob,
+    names: JobNames,
+    *,
+    mask: bool = False,
+    view: VertexView | None = None,
+) -> Facts:
+    """Return a job in a few fields, as lists of jobs have it; with ``view`` it is judged by its records too."""
     job = announced.job
     return {
         "job": f"{vertex}:{job.owner}",
@@ -206,19 +215,25 @@ def job_summary_facts(vertex: str, announced: AnnouncedJob, names: JobNames, *, 
         "in_per_second": job.rates.get("records_in"),
         "restarts": job.restarts,
         "last_failure": masked_failure(job.last_failure) if mask else job.last_failure,
-        **judgement_facts(job_health(vertex, announced), mask=mask),
+        **judgement_facts(job_health(vertex, announced, view=view), mask=mask),
     }
 
 
 def job_facts(
-    vertex: str, announced: AnnouncedJob, names: JobNames, *, hour: Hour | None = None, mask: bool = False
+    vertex: str,
+    announced: AnnouncedJob,
+    names: JobNames,
+    *,
+    hour: Hour | None = None,
+    mask: bool = False,
+    view: VertexView | None = None,
 ) -> Facts:
-    """Return all that is known of a job."""
+    """Return all that is known of a job; with ``hour`` and ``view`` it is judged by these too."""
     job = announced.job
     found = bottleneck(job)
     return {
-        **job_summary_facts(vertex, announced, names, mask=mask),
-        **judgement_facts(job_health(vertex, announced, hour), mask=mask),
+        **job_summary_facts(vertex, announced, names, mask=mask, view=view),
+        **judgement_facts(job_health(vertex, announced, hour, view), mask=mask),
         "checkpoint_location": job.checkpoint_location,
         "bottleneck": None
         if found is None

@@ -6,11 +6,12 @@ One that gives no answer keeps its last one, with when that was: a page still sh
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -39,6 +40,9 @@ from ftlayer.vertex.calls import (
 DEADLINE_MS = 3_000
 """So long a vertex may take to say how it is; it answers in a millisecond, or hangs."""
 
+DIED = "died_per_second"
+"""The series of `Hour` that says how many records of a vertex die."""
+
 _AT_ONCE = 16
 
 T = TypeVar("T")
@@ -62,7 +66,6 @@ class _Vertex:
     client: Client
     view: VertexView
     error: FTLayerError | None = None
-    dead: deque[tuple[int, int]] = field(default_factory=deque)  # (when, how many there were)
 
 
 class Gatherer:
@@ -180,7 +183,7 @@ class Gatherer:
             view = replace(before, is_up=False, is_gone=False, asked_ms=now_ms, failure=str(error))
         with self._lock:
             vertex.error = failure
-            vertex.view = self._with_rise(vertex, view) if view.is_up else view
+            vertex.view = view
 
     def _follow(self, vertex: _Vertex, source: Source) -> None:
         """Connect anew where the driver was started again: its vertex has another address and token."""
@@ -202,17 +205,18 @@ class Gatherer:
         streams = _expect(call(ListStreams()), StreamList).streams
         view = replace(view, has_records=True, stats=stats.values, circuits=stats.circuits, streams=streams)
         if not stats.values.get("dead_letters"):
-            return replace(view, groups=(), indexed=1.0)
+            return replace(view, groups=(), indexed=1.0, died_lately=None)
         groups = _expect(call(DeadGroups()), GroupList)
-        return replace(view, groups=groups.groups, indexed=groups.indexed)
+        died = _died_lately(_expect(call(GetHour()), Hour))
+        return replace(view, groups=groups.groups, indexed=groups.indexed, died_lately=died)
 
-    def _with_rise(self, vertex: _Vertex, view: VertexView) -> VertexView:
-        """Note how many dead letters there are, and say how many came lately: those that went since are not counted."""
-        counted = [stream.died for stream in view.streams]
-        vertex.dead.append((view.as_of_ms, sum(counted)))
-        while vertex.dead[0][0] < view.as_of_ms - LATELY_MS:
-            vertex.dead.popleft()
-        return replace(view, died_lately=max(sum(counted) - min(dead for _, dead in vertex.dead), 0))
+
+def _died_lately(hour: Hour) -> int | None:
+    """Return how many records died in the last minutes; None where some of them are not known."""
+    points = hour.series.get(DIED, ())[-LATELY_MS // hour.step_ms :]
+    if len(points) * hour.step_ms < LATELY_MS or any(map(math.isnan, points)):
+        return None
+    return round(sum(points) * hour.step_ms / 1_000)
 
 
 def _mark(identity: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -95,8 +95,24 @@ def together(judgements: Iterable[Judgement]) -> Judgement:
     return _judged(finding for judgement in judgements for finding in judgement.findings)
 
 
-def job_health(vertex: str, announced: AnnouncedJob, hour: Hour | None = None) -> Judgement:
-    """Judge a job by what its driver said last; with ``hour`` by its watermark too."""
+def job_health(
+    vertex: str, announced: AnnouncedJob, hour: Hour | None = None, view: VertexView | None = None
+) -> Judgement:
+    """Judge a job by what its driver said last; with ``hour`` by its watermark, with ``view`` by its records too."""
+    own = _health_of_driver(vertex, announced, hour)
+    return own if view is None else together([own, _health_of_records(view, announced.job.owner)])
+
+
+def _health_of_records(view: VertexView, owner: str) -> Judgement:
+    """Judge what a vertex holds of a job."""
+    streams = tuple(stream for stream in view.streams if stream.owner == owner)
+    names = {stream.stream for stream in streams}
+    groups = tuple(group for group in view.groups if group.stream in names)
+    narrowed = replace(view, streams=streams, groups=groups, died_lately=None)
+    return _judged([*_dead(narrowed), *_intake(narrowed)])
+
+
+def _health_of_driver(vertex: str, announced: AnnouncedJob, hour: Hour | None) -> Judgement:
     job = announced.job
     if announced.is_silent:
         return _judged([_silent_driver(vertex, announced)])

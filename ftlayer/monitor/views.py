@@ -24,7 +24,7 @@ class VertexView:
         stats: counters and gauges by name, as `ftlayer.vertex.calls.StatsReply` has them.
         circuits: circuit breakers by name, by topology or query.
         indexed: share of the dead letters that ``groups`` counts.
-        died_lately: how many dead letters came while it was looked at, 5 minutes at most.
+        died_lately: how many records died in the last 5 minutes; None where that is not known, as behind a restart.
     """
 
     vertex: str
@@ -42,4 +42,4 @@ class VertexView:
     streams: tuple[StreamDetails, ...] = ()
     groups: tuple[DeadGroup, ...] = ()
     indexed: float = 1.0
-    died_lately: int = 0
+    died_lately: int | None = None

@@ -163,10 +163,15 @@ class Where:
 
 
 def parse_where(text: str) -> Where:
-    """Read a filter; "" takes all. Raises `ConfigError` that says where what is wrong."""
+    """Read a filter; "" takes all. Raises `ConfigError` that says where what is wrong.
+
+    Blanks alone are none: they come from a variable that was not set, and would mean everything.
+    """
+    if text and not text.strip():
+        raise ConfigError("where: expected a filter, got blanks")
     if len(text) > LONGEST:
         raise ConfigError(f"where: expected {LONGEST:,} characters at most, got {len(text):,}")
-    return Where(_Parser(text).parsed()) if text.strip() else Where()
+    return Where(_Parser(text).parsed()) if text else Where()
 
 
 # ---------------------------------------------------------------- parsing

@@ -136,6 +136,15 @@ def test_json_has_records_groups_and_totals(letters: Letters) -> None:
     assert shown["attempts"][0]["traceback"] == "Traceback: here"
 
 
+@pytest.mark.parametrize("command", ["requeue", "purge"])
+def test_a_variable_that_is_not_set_does_not_mean_everything(letters: Letters, command: str) -> None:
+    letters.make([1.5])
+    for where in ("", "   "):
+        assert letters.run("dead", command, "--where", where, "--dry-run")[0] == 2
+        assert letters.run("dead", command, "--where", where, "--yes")[0] == 2
+    assert len(letters.found()) == 1
+
+
 def test_a_filter_that_is_none_is_a_usage_error(letters: Letters) -> None:
     code, output = letters.run("dead", "list", "--where", "oprator = x")
     assert code == 2

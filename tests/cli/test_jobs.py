@@ -254,6 +254,11 @@ def test_an_order_that_is_refused_has_exit_code_1(vertex: EmbeddedVertex, store:
     assert [order.timeout_ms for order in orders] == [0, 300_000]
 
 
+def test_a_directory_is_refused_for_a_query(vertex: EmbeddedVertex, store: Path) -> None:
+    code, _, errors = ftlayer("stop", "clean-orders", "--directory", "/sp", "--vertex", store)
+    assert (code, "--directory: clean-orders is a wrapped query" in errors) == (2, True)
+
+
 def test_an_order_whose_driver_does_not_take_it_goes_on(vertex: EmbeddedVertex, store: Path) -> None:
     with vertex.client() as client:
         client.call(calls.AnnounceJob(topology("slow")))

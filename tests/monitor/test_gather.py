@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import Source
 from ftlayer.vertex.calls import (
     DeadGroups,
+    GetHour,
     GetJob,
     GroupList,
+    Hour,
     JobList,
     ListJobs,
     ListStreams,
@@ -102,6 +105,7 @@ def test_groups_are_asked_for_where_there_are_dead_letters(made: Any) -> None:
     client.answers |= {
         Stats: StatsReply({"dead_letters": 12.0}),
         DeadGroups: GroupList((made.group(),), 0.5),
+        GetHour: Hour(60_000, 1_000_000, {}),
     }
     gathering = gatherer({"a": client}, Clock(), at("a"))
     (view,) = gathering.gather()
@@ -131,21 +135,21 @@ def test_names_are_unique_and_stay(made: Any) -> None:
         gathering.client("ft")
 
 
-def test_dead_letters_that_came_in_the_last_minutes_are_counted(made: Any) -> None:
-    client, clock = vertex(made, died=100), Clock()
-    gathering = gatherer({"a": client}, clock, at("a"))
+def test_dead_letters_of_the_last_minutes_are_counted_by_the_vertex(made: Any) -> None:
+    client = vertex(made)
+    client.answers |= {Stats: StatsReply({"dead_letters": 12.0}), DeadGroups: GroupList((made.group(),), 1.0)}
+    gathering = gatherer({"a": client}, Clock(), at("a"))
 
-    def came(died: int, after_ms: int) -> int:
-        client.answers[ListStreams] = StreamList((made.stream(died=died),))
-        clock.wall_ms += after_ms
+    def died(*points: float) -> int | None:
+        client.answers[GetHour] = Hour(60_000, 1_000_000, {"died_per_second": points} if points else {})
         (view,) = gathering.gather()
         return view.died_lately
 
-    assert came(100, 0) == 0
-    assert came(112, 60_000) == 12
-    assert came(112, 240_000) == 12
-    assert came(113, 1) == 1
-    assert came(5, 1_000) == 0  # the vertex was started again, and counts anew
+    assert died(9.0, 0.0, 0.0, 0.5, 0.0, 0.1) == 36
+    assert died(math.nan, 0.0, 0.0, 0.5, 0.0, 0.1) == 36
+    assert died(0.0, math.nan, 0.0, 0.5, 0.0, 0.1) is None  # the vertex was started again
+    assert died(0.5, 0.1) is None
+    assert died() is None
 
 
 class Files:

@@ -180,6 +180,15 @@ def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
     assert vertex_health(made.view(groups=(old,))).health is Health.OK
 
 
+def test_a_job_is_judged_by_its_records_where_its_vertex_is_known(made: Any) -> None:
+    streams = (made.stream(), made.stream("clean/in"))
+    view = made.view(groups=(made.group(),), streams=streams, died_lately=12)
+    assert job_health("local", made.job()).health is Health.OK
+    (finding,) = job_health("local", made.job(), view=view).findings
+    assert finding.text == "dead letters of orders in the last 5 min, all in parse"
+    assert job_health("local", made.job("clean"), view=view).health is Health.OK
+
+
 def test_all_of_it_is_as_its_worst_part_which_is_said_first(made: Any) -> None:
     look = vertex_health(made.view(indexed=0.5))
     broken = job_health("local", made.job(state="failed", final=True))

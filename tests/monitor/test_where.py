@@ -147,6 +147,8 @@ def test_a_record_that_has_not_failed_has_no_age(made: Any) -> None:
         ("not", "character 4: expected one of stream"),
         ("(" * 100 + "operator = x", "at most 50 parentheses"),
         ("not " * 100 + "operator = x", "at most 50 parentheses"),
+        ("   ", "expected a filter, got blanks"),
+        ("\n", "expected a filter, got blanks"),
         ("x" * 10_001, "expected 10,000 characters at most"),
     ],
 )
