@@ -16,7 +16,13 @@ from functools import partial
 from typing import Protocol, TypeVar
 
 from ftlayer.clock import Now, system_now
-from ftlayer.errors import ConfigError, FTLayerError, UnsupportedError
+from ftlayer.errors import (
+    ConfigError,
+    FTLayerError,
+    UnknownJobError,
+    UnsupportedError,
+    VertexUnavailableError,
+)
 from ftlayer.monitor.health import LATELY_MS
 from ftlayer.monitor.sources import Source
 from ftlayer.monitor.views import VertexView
@@ -124,11 +130,24 @@ class Gatherer:
         return self._named(vertex).error
 
     def job(self, vertex: str, owner: str, checkpoints_since_ms: int = 0) -> AnnouncedJob:
-        """Return all that a vertex knows of a job. Raises `UnknownJobError`, and what its client does."""
+        """Return all that a vertex knows of a job; of one that is gone what it said last, without what lists leave out.
+
+        Raises `UnknownJobError`, and what its client does.
+        """
+        view = self._named(vertex).view
+        if view.is_gone:
+            last = next((announced for announced in view.jobs if announced.job.owner == owner), None)
+            if last is None:
+                raise UnknownJobError(
+                    f"job {owner!r} is not known of vertex {vertex}, whose program has ended"
+                )
+            return last
         return _expect(self.client(vertex).call(GetJob(owner, checkpoints_since_ms)), AnnouncedJob)
 
     def hour(self, vertex: str, owner: str = "") -> Hour:
         """Return the last hour of a job, or of the vertex. Raises `UnknownJobError`, and what its client does."""
+        if self._named(vertex).view.is_gone:
+            raise VertexUnavailableError(f"vertex {vertex} has ended with its program")
         return _expect(self.client(vertex).call(GetHour(owner)), Hour)
 
     def close(self) -> None:

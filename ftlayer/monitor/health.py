@@ -132,7 +132,7 @@ def _health_of_driver(vertex: str, announced: AnnouncedJob, hour: Hour | None) -
 def vertex_health(view: VertexView) -> Judgement:
     """Judge a vertex by its last answers; its jobs are judged by themselves."""
     if view.is_gone:
-        return Judgement(Health.OK)
+        return _judged(_left_behind(view))
     if not view.is_up:
         return _judged(_silent_vertex(view))
     circuits = (
@@ -256,6 +256,16 @@ def _silent_vertex(view: VertexView) -> Iterator[Finding]:
     ago_ms = view.asked_ms - view.as_of_ms
     health = Health.BROKEN if ago_ms >= SILENT_MS else Health.LOOK
     yield Finding(health, f"vertex {view.vertex} was heard {spoken(ago_ms)} ago: {view.failure}", place)
+
+
+def _left_behind(view: VertexView) -> Iterator[Finding]:
+    dead = int(view.stats.get("dead_letters", 0))
+    if dead:
+        text = (
+            f"the program of vertex {view.vertex} has ended and left {dead:,} dead letters in its store: to change "
+            "them start it again, or ftlayer serve the directory"
+        )
+        yield Finding(Health.LOOK, text, Place(Page.VERTEX, view.vertex))
 
 
 def _store(view: VertexView) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ftlayer.clock import Now
-from ftlayer.errors import ConfigError, UnsupportedError, VertexUnavailableError
+from ftlayer.errors import ConfigError, UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import Source
 from ftlayer.vertex.calls import (
@@ -178,6 +178,11 @@ def test_a_driver_that_is_started_again_is_followed(made: Any, monkeypatch: pyte
     (view,) = gathering.gather()
     assert (view.is_up, view.is_gone, view.failure) == (False, True, "its program has ended")
     assert view.jobs
+    assert gathering.job("ft", "orders") == view.jobs[0]
+    with pytest.raises(UnknownJobError, match="'other' is not known of vertex ft, whose program has ended"):
+        gathering.job("ft", "other")
+    with pytest.raises(VertexUnavailableError, match="has ended with its program"):
+        gathering.hour("ft")
     files.now = at("b", path="/ft", file="/ft/vertex.access")
     (view,) = gathering.gather()
     assert (view.vertex, view.is_up, view.is_gone, view.address) == ("ft", True, False, "b")

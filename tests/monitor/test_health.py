@@ -130,6 +130,13 @@ def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
             Place(Page.VERTEX, "local"),
         ),
         (
+            made.view(is_up=False, is_gone=True, stats={"dead_letters": 5505.0}),
+            Health.LOOK,
+            "the program of vertex local has ended and left 5,505 dead letters in its store: to change them start it "
+            "again, or ftlayer serve the directory",
+            Place(Page.VERTEX, "local"),
+        ),
+        (
             made.view(stats={"used_share": 0.9}),
             Health.BROKEN,
             "the store of local is 90% full, and takes nothing new: purge dead letters, or start it with a "
@@ -176,6 +183,7 @@ def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
     for view, health, text, place in cases:
         (finding,) = vertex_health(view).findings
         assert (finding.health, finding.text, finding.place) == (health, text, place)
+    assert vertex_health(made.view(is_up=False, is_gone=True)).health is Health.OK
     old = made.group(last_seen_ms=now - 300_000)
     assert vertex_health(made.view(groups=(old,))).health is Health.OK
 
