@@ -257,7 +257,7 @@ def _checkpoints(job: JobDetails) -> Table:
 def _batches(job: JobDetails) -> Table:
     from ftlayer.monitor.health import spoken
 
-    numbers = ("batch", "rows", "delivered", "failed", "dead", "took")
+    numbers = ("batch", "rows", "from vertex", "failed", "dead", "took")
     table = new_table(*numbers, "phases", numbers=numbers)
     for batch in job.batches[-SHOWN:]:
         phases = ", ".join(f"{name} {spoken(round(phase))}" for name, phase in batch.phases_ms.items())

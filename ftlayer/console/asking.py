@@ -38,7 +38,7 @@ _STOP = Action(
 _STOP_QUERY = Action(
     OrderAction.STOP,
     "Stop",
-    "The query ends behind its batch; it goes on from its checkpoint when started again.",
+    "The query ends at once; its batch that is under way is run again when it is started again. Drain finishes it.",
 )
 _DRAIN = Action(
     OrderAction.DRAIN, "Drain", "Sources are read no further; the job ends when all that waits is done."

@@ -174,7 +174,8 @@ class QueryTelling:
             pid=os.getpid(),
             line=(
                 f"{title_of(supervisor.name)}: {state} · {counters.get('batches', 0):,} batches · "
-                f"{counters.get('records_in', 0):,} in ({rates.get('records_in', 0):,.0f}/s) · "
+                f"{counters.get('records_in', 0):,} rows ({rates.get('records_in', 0):,.0f}/s), "
+                f"{counters.get('delivered', 0):,} of them from the vertex · "
                 f"{counters.get('failed', 0):,} failed · {counters.get('dead', 0):,} dead{restarts}"
             ),
             restarts=supervisor.restarts,

@@ -188,6 +188,8 @@ class CheckpointTotals:
 class BatchDetails:
     """One micro-batch of a wrapped query: when it was through, its rows, and how long each phase took.
 
+    ``delivered`` are those of its ``rows`` that came from the vertex, replays and ingested ones: not what reached the
+    sink. ``failed`` are records that failed, and ``dead`` those of them that are dead letters.
     ``phases_ms`` has ``run``, ``verdict``, ``seal``, ``sink``, ``commit``, as far as they came.
     """
 

@@ -124,7 +124,8 @@ def test_it_is_told_by_the_name_that_people_gave_it(telling: QueryTelling) -> No
     assert (details.checkpoint_location, details.links) == ("/chk", {"Spark UI": "http://x:4040"})
     assert [batch.batch for batch in details.batches] == [1]
     assert details.incidents[0].kind == "restart"
-    assert "clean-orders: running · 1 batches · 100 in" in details.line
+    assert "5 of them from the vertex" in details.line
+    assert "clean-orders: running · 1 batches · 100 rows (" in details.line
 
 
 def test_its_last_word_says_what_it_ended_with(telling: QueryTelling, supervisor: Any) -> None:
