@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ftlayer.clock import Now
 from ftlayer.console.watch import Watch
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.search import DEAD, Search, Selection
 from ftlayer.monitor.where import Where, parse_where
@@ -49,11 +49,15 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found, each with its vertex; ``next`` goes on, "" at the end. ``examined`` were looked at."""
+    """What was found, each with its vertex; ``next`` goes on, "" at the end. ``examined`` were looked at.
+
+    ``troubles`` say which vertices were not searched, and why.
+    """
 
     records: tuple[tuple[str, RecordInfo], ...]
     next: str
     examined: int
+    troubles: tuple[str, ...] = ()
 
 
 def selections_of(watch: Watch, wanted: Filter, now_ms: int) -> tuple[Selection, ...]:
@@ -121,7 +125,13 @@ def search(
         if call is None:  # no record can be meant
             place, cursor = place + 1, b""
             continue
-        page = watch.client(vertex).call(replace(call, after=cursor, root=root or call.root))
+        try:
+            page = watch.client(vertex).call(replace(call, after=cursor, root=root or call.root))
+        except VertexUnavailableError:
+            if wanted.vertex or wanted.job:
+                raise
+            place, cursor = place + 1, b""
+            continue
         assert isinstance(page, RecordPage)
         records += [(vertex, info) for info in step.take(page)]
         examined += page.examined
@@ -131,7 +141,15 @@ def search(
         if clock().mono_ms - began.mono_ms >= BUDGET_MS:
             break
     more = "" if place >= len(selections) else f"{place}.{cursor.hex()}"
-    return Found(tuple(records), more, examined)
+    return Found(tuple(records), more, examined, () if wanted.vertex or wanted.job else _not_searched(watch))
+
+
+def _not_searched(watch: Watch) -> tuple[str, ...]:
+    return tuple(
+        f"{view.vertex} was not searched: {view.failure}"
+        for view in watch.views()
+        if view.has_records and view.asked_ms and not view.is_up
+    )
 
 
 def _root(text: str) -> int:

@@ -76,8 +76,16 @@ class Watch:
             self._gatherer.gather()
 
     def client(self, vertex: str) -> Client:
-        """Return the connection to a vertex. `ConfigError` for a name that none has."""
-        return self._gatherer.client(vertex)
+        """Return the connection to a vertex.
+
+        Raises `ConfigError` for a name that none has, and `VertexUnavailableError` at once for one that gave no answer
+        when it was asked last, a moment ago: no page waits for it again.
+        """
+        client = self._gatherer.client(vertex)
+        for view in self.views():
+            if view.vertex == vertex and view.asked_ms and not view.is_up:
+                raise VertexUnavailableError(f"{vertex} gives no answer: {view.failure}")
+        return client
 
     def job(self, vertex: str, owner: str) -> AnnouncedJob:
         """Return all that is known of a job; while its vertex gives no answer, what was known last.
@@ -98,7 +106,7 @@ class Watch:
 
     def is_up(self, vertex: str) -> bool:
         """Whether a vertex has answered when it was asked last. `ConfigError` for a name that none has."""
-        self.client(vertex)
+        self._gatherer.client(vertex)  # which says so where there is none
         return any(view.is_up for view in self._gatherer.views() if view.vertex == vertex)
 
     def _last_of(self, vertex: str, owner: str) -> AnnouncedJob:

@@ -14,7 +14,7 @@ from ftlayer.transport.sockets import socket_directories
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.access import ACCESS_FILE, FOUND_ACCESS_FILE, read_access
 
-DEADLINE_MS = 30_000
+DEADLINE_MS = 10_000
 """So long a call may take that changes something."""
 
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")

@@ -85,7 +85,10 @@ def test_what_is_gone_is_shown_as_it_was(
     assert "shop" in visitor.get("/").text
     assert "gives no answer" in visitor.get("/dead").text
     assert visitor.get("/jobs/shop:nothing").status_code == 503
-    assert visitor.get("/records").status_code == 503
+    found = visitor.get("/records")
+    assert found.status_code == 200
+    assert "shop was not searched" in found.text
+    assert visitor.get("/records?vertex=shop").status_code == 503
     vertex.is_gone = False
 
 

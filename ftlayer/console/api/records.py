@@ -87,6 +87,7 @@ def records(
         "items": [record_facts(at, info, names, mask=mask) for at, info in found.records],
         "next": found.next,
         "examined": found.examined,
+        "troubles": list(found.troubles),
     }
 
 

@@ -57,6 +57,7 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
         many=len(watch.views()) > 1,
         records=records,
         examined=found.examined,
+        troubles=found.troubles,
         selectable=wanted.state == "dead" and caller.user.is_operator,
         more=with_query("/records", fields | {"after": found.next}) if found.next else "",
         narrowed=narrowed,
