@@ -19,15 +19,27 @@ class FoundGroups:
 def dead_groups(
     watch: Watch, *, vertex: str = "", job: str = "", stream: str = "", operator: str = "", mask: bool
 ) -> FoundGroups:
-    """Return the groups that a filter leaves; "" is all. A vertex that gives no answer is said so."""
+    """Return the groups that a filter leaves; "" is all. A vertex that gives no answer is said so.
+
+    Raises `ConfigError` for a vertex that there is not.
+    """
     names = watch.names()
+    if vertex:
+        watch.is_up(vertex)  # which says so where there is none
     if job:
         vertex, _, owner = job.partition(":")
         stream = stream or owner
     groups: list[Facts] = []
     troubles = []
     for view in watch.views():
-        if not view.has_records or view.is_gone or vertex not in ("", view.vertex):
+        if not view.has_records or vertex not in ("", view.vertex):
+            continue
+        if view.is_gone:
+            if dead := int(view.stats.get("dead_letters", 0)):
+                troubles.append(
+                    f"The program of {view.vertex} has ended, and {dead:,} dead letters are in its store, {view.path}: "
+                    "start it again, or serve the store with `ftlayer serve`, to look at them and to change them."
+                )
             continue
         if not view.is_up:
             troubles.append(f"{view.vertex} gives no answer: {view.failure}")

@@ -242,7 +242,7 @@ def job_facts(
         "operators": operator_facts(job),
         "slots": slot_facts(job, mask=mask),
         "edges": edge_facts(job),
-        "counters": dict(job.counters),
+        "counters": {name: value for name, value in job.counters.items() if "/" not in name},
         "rates": dict(job.rates),
         "histograms": histogram_facts(job.histograms),
         "incidents": [incident_facts(incident, mask=mask) for incident in announced.incidents],
@@ -276,31 +276,38 @@ def plan_facts(job: JobDetails) -> Facts:
 
 
 def operator_facts(job: JobDetails) -> list[Facts]:
-    """Return the chains with their subtasks: records added up, the busiest one's shares, the least watermark."""
+    """Return the chains with their subtasks: totals of the run, the busiest one's shares, the least watermark.
+
+    A subtask counts from 0 again when its slot is started again, and is not there any more when the job has ended.
+    """
     found: dict[str, list[SubtaskDetails]] = {}
     for subtask in job.subtasks:
         found.setdefault(subtask.uid, []).append(subtask)
     names = {} if job.plan is None else {node.uid: list(node.names) for node in job.plan.nodes}
     order = list(names) + [uid for uid in found if uid not in names]
-    return [_operator(uid, names.get(uid, []), found.get(uid, []), job.at_ms) for uid in order]
+    return [_operator(uid, names.get(uid, []), found.get(uid, []), job) for uid in order]
 
 
-def _operator(uid: str, names: list[str], subtasks: list[SubtaskDetails], at_ms: int) -> Facts:
+def _operator(uid: str, names: list[str], subtasks: list[SubtaskDetails], job: JobDetails) -> Facts:
+    def total(name: str) -> int:
+        counted: int = sum(getattr(subtask, name) for subtask in subtasks)
+        return job.counters.get(f"{name}/{uid}", counted)
+
     marks = [subtask.watermark_ms for subtask in subtasks if subtask.watermark_ms is not None]
     mark = min(marks, default=None)
     return {
         "uid": uid,
         "names": names,
         "parallelism": len(subtasks),
-        "records_in": sum(subtask.records_in for subtask in subtasks),
-        "records_out": sum(subtask.records_out for subtask in subtasks),
+        "records_in": total("records_in"),
+        "records_out": total("records_out"),
         "in_per_second": sum(subtask.in_per_s for subtask in subtasks),
         "out_per_second": sum(subtask.out_per_s for subtask in subtasks),
         "busy_ratio": max((subtask.busy for subtask in subtasks), default=0.0),
         "back_pressured_ratio": max((subtask.back_pressured for subtask in subtasks), default=0.0),
         "watermark": None if mark is None else _event_time(mark),
-        "watermark_lag_seconds": None if mark is None else seconds(at_ms - mark),
-        "late": sum(subtask.late for subtask in subtasks),
+        "watermark_lag_seconds": None if mark is None else seconds(job.at_ms - mark),
+        "late": total("late"),
         "subtasks": [
             {
                 "slot": subtask.slot,

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ftlayer.monitor.sources import Source
 from ftlayer.vertex.calls import GetJob, Stats
 
 STREAM = "orders/lines"
@@ -259,3 +260,33 @@ def _quoted(text: str) -> str:
     from urllib.parse import quote
 
     return quote(text, safe="") or "-"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/records?wheer=age", "there is no option 'wheer': did you mean 'where'"),
+        ("/records?state=dead&bogus=1", "there is no option 'bogus'"),
+        ("/dead/groups?vertex=nope", "no vertex is called 'nope'"),
+        ("/overview?limit=3", "there is no option 'limit'"),
+    ],
+)
+def test_a_parameter_that_there_is_not_lists_nothing(shop: Any, path: str, said: str) -> None:
+    """One that is misspelled would list all."""
+    answer = shop.api("reader", "GET", path)
+    assert answer.status_code == 400
+    assert said in answer.json()["message"]
+
+
+def test_letters_of_a_program_that_has_ended_are_said_to_be_there(
+    shop: Any, console: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Source, "refreshed", lambda source: None)
+    console.watch.refresh()
+    for _ in range(2):
+        found = shop.api("reader", "GET", "/dead/groups").json()
+        assert found["items"] == []
+        (trouble,) = found["troubles"]
+        assert "has ended, and 3 dead letters are in its store" in trouble
+        assert "3 dead letters are in its store" in shop.log_in("reader").get("/dead").text
+        console.watch.refresh()

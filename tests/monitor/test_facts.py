@@ -138,6 +138,17 @@ def test_facts_are_plain_and_in_seconds(made: Any) -> None:
     assert shown["hour"]["series"] == {"in": [1, None, 2.5]}
 
 
+def test_totals_of_an_operator_outlive_its_subtasks(made: Any) -> None:
+    """A slot that is started again counts from 0, and an ended job has none."""
+    counters = {"records_in": 50, "records_in/parse": 50, "records_out/parse": 48, "late/parse": 1}
+    job = made.job(plan=JobPlan((PlanNode("parse", ("parse",), 1),), ()), counters=counters)
+    (parse,) = facts.operator_facts(job.job)
+    assert (parse["records_in"], parse["records_out"], parse["late"]) == (50, 48, 1)
+    view = made.view(jobs=(job,))
+    shown = facts.job_facts("local", job, JobNames((view,)), mask=False)
+    assert shown["counters"] == {"records_in": 50}
+
+
 def test_nothing_that_a_record_says_is_in_masked_facts(made: Any) -> None:
     shown = everything(made, mask=True)
     assert SECRET in json.dumps(everything(made, mask=False))

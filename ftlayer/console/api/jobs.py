@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
+from ftlayer.console.api.parameters import only_known
 from ftlayer.console.asking import Asked, ask, split_job
 from ftlayer.console.forms import AnyCaller, ApiOperator
 from ftlayer.console.jobs import shown_job, shown_order
@@ -23,7 +24,7 @@ from ftlayer.monitor.facts import (
     vertex_facts,
 )
 
-router = APIRouter(prefix="/api/v1", tags=["jobs"])
+router = APIRouter(prefix="/api/v1", tags=["jobs"], dependencies=[Depends(only_known)])
 
 
 class OrderBody(BaseModel):

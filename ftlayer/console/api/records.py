@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query, Request
+from fastapi import APIRouter, Body, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from ftlayer.console.api.parameters import only_known
 from ftlayer.console.audits import ENTRIES, MOST_ENTRIES, audit_of
 from ftlayer.console.choosing import Choice, ChosenGroup, choice_of
 from ftlayer.console.editing import check_editable, requeue_edited
@@ -22,7 +23,7 @@ from ftlayer.console.works import Wanted, Work
 from ftlayer.monitor.editing import row_of_json
 from ftlayer.monitor.facts import Facts, iso, letter_group_facts, record_facts
 
-router = APIRouter(prefix="/api/v1", tags=["records"])
+router = APIRouter(prefix="/api/v1", tags=["records"], dependencies=[Depends(only_known)])
 
 MAX_CHOSEN = 10_000
 

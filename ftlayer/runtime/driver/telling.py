@@ -100,7 +100,7 @@ class TopologyTelling:
             slots=tuple(_slot(slot) for slot in status.slots),
             subtasks=status.subtasks,
             edges=status.edges,
-            counters=status.counters | self._written(),
+            counters=status.counters | _chain_totals(status) | self._written(),
             rates=status.rates,
             histograms=status.histograms
             | {name: HistogramDetails.of(each) for name, each in times.histograms.items()},
@@ -180,6 +180,19 @@ class TopologyTelling:
             retained=checkpoints.retained,
             last_completed_ms=self._last_completed_ms,
         )
+
+
+def _chain_totals(status: JobStatus) -> dict[str, int]:
+    """Return what chains took and sent in all: subtasks count anew in each instance, and are gone at the end."""
+    return {
+        f"{name}/{chain.uid}": value
+        for chain in status.chains
+        for name, value in (
+            ("records_in", chain.records_in),
+            ("records_out", chain.records_out),
+            ("late", chain.late),
+        )
+    }
 
 
 def plan_of(graph: JobGraph) -> JobPlan:
