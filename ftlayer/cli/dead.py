@@ -389,4 +389,5 @@ def _print_groups(asking: Asking, groups: list[LetterGroup], names: JobNames) ->
     console = printing_console()
     if groups:
         print_table(console, table_of_groups(groups, names))
-    console.print(f"{total:,} dead letters in {len(groups):,} groups" if groups else "none")
+    letters, kinds = "letter" if total == 1 else "letters", "group" if len(groups) == 1 else "groups"
+    console.print(f"{total:,} dead {letters} in {len(groups):,} {kinds}" if groups else "none")

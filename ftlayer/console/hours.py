@@ -37,8 +37,8 @@ class Shown:
 
 
 VERTEX_SERIES = (
-    Series("in_per_second", "Records in", formats.rate),
-    Series("done_per_second", "Done", formats.rate),
+    Series("in_per_second", "Records stored", formats.rate),
+    Series("done_per_second", "Stored ones done", formats.rate),
     Series("failed_per_second", "Failed attempts", formats.rate),
     Series("pending", "Pending", formats.short),
     Series("waiting", "Waiting", formats.short),

@@ -222,7 +222,10 @@ class _Parser:
     def _fail(self, said: str, token: _Token | None = None) -> NoReturn:
         token = token or self._token
         got = "the end" if token.kind == "end" else shown(token.text)
-        raise ConfigError(f"where, character {token.start + 1}: {said}, got {got}, in {shown(self._text)}")
+        raise ConfigError(f"{self._place(token)}: {said}, got {got}, in {shown(self._text)}")
+
+    def _place(self, token: _Token) -> str:
+        return f"where, character {token.start + 1}"
 
     def _some(self) -> Condition:
         return self._joined("or", self._every, Some)
@@ -306,7 +309,7 @@ class _Parser:
         try:
             _check_value(word, value.text)
         except ConfigError as error:
-            self._fail(str(error), token)
+            raise ConfigError(f"{self._place(token)}: {error}, in {shown(self._text)}") from None
         self._take()
         return value
 

@@ -156,7 +156,7 @@ def test_a_dry_run_says_how_many_and_changes_nothing(letters: Letters) -> None:
     for command in ("requeue", "purge", "export"):
         code, output = letters.run("dead", command, "--where", "record.price > 2", "--dry-run")
         assert code == 0
-        assert output.splitlines()[-1] == "2 dead letters in 1 groups"
+        assert output.splitlines()[-1] == "2 dead letters in 1 group"
     assert len(letters.found()) == 3
 
 
