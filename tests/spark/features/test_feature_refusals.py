@@ -206,7 +206,7 @@ def test_spark_connect() -> None:
 
 def test_options_of_the_delivery_source(spark: Any) -> None:
     spark.dataSource.register(DeliverySource)
-    good = {"address": "grpc://127.0.0.1:1", "token": "x" * 20, "stream": "s/s"}
+    good = {"address": "grpc://127.0.0.1:1", "token": "x" * 20, "stream": "s/s", "query": "s"}
 
     def load(**options: str) -> Any:
         return spark.readStream.format("ftlayer").schema("n int").options(**options).load()
