@@ -112,11 +112,14 @@ SMOKE = (
     "ci/test_skips.py::test_an_unlisted_skip_fails",
     "cli/test_bundled_java.py",
     "dead_letters/test_telling.py",
+    "console/test_login.py",
     "demo/test_ledger.py",
     "docs/test_checkpointing_reference.py",
     "functions/chains/test_chain.py",
     "functions/test_conversion.py",
     "handler/test_record_ids.py",
+    "jobs/test_orders.py",
+    "monitor/test_health.py",
     "partitioning/test_key_groups.py",
     "records/test_ids.py",
     "runtime/acker_mode/driver/test_job_vertex.py",
@@ -162,6 +165,7 @@ SMOKE = (
     "vertex/service/test_embedded.py::test_a_killed_vertex_comes_back_with_its_records_and_clients_go_on",
     "vertex/service/test_shard.py",
     "vertex/wire/test_frames.py",
+    "vertex/metrics/test_families.py",
 )
 """Files, and tests of files, of every room: ``pytest -m smoke`` runs them in a minute or two."""
 
