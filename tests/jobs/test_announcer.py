@@ -122,7 +122,7 @@ def test_an_announcement_that_fails_is_counted_and_shown_in_the_next(
     assert set(counted) == {"announcements_failed"}
     board.until(always)
     assert board.job().job.counters["announcements_failed"] >= 2
-    assert len([line for line in caplog.records if "cannot be announced now" in line.message]) == 1
+    assert len([line for line in caplog.records if "cannot be announced now" in line.getMessage()]) == 1
 
 
 def test_a_status_that_fails_leaves_other_jobs_announced(
