@@ -19,7 +19,7 @@ from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
-    from ftlayer.monitor.sources import Source
+    from ftlayer.monitor.sources import VertexSource
 
 EXIT_ERROR = 1
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7077"
@@ -106,7 +106,7 @@ class Asking:
         finally:
             gatherer.close()
 
-    def _sources(self) -> tuple[Source, ...]:
+    def _sources(self) -> tuple[VertexSource, ...]:
         from ftlayer.monitor.sources import sources_given, sources_here
 
         places = list(self.vertex or ())

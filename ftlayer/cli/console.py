@@ -13,7 +13,7 @@ from ftlayer.cli.connection import ClientPem, RootCerts, TokenFile, read_file, t
 from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
-    from ftlayer.monitor.sources import Source
+    from ftlayer.monitor.sources import VertexSource
 
 
 def console(
@@ -78,7 +78,7 @@ def console(
 
 def _look(
     places: Sequence[str], token_file: Path | None, root_certs: Path | None, client_pem: Path | None
-) -> Callable[[], Sequence[Source]]:
+) -> Callable[[], Sequence[VertexSource]]:
     from ftlayer.monitor.sources import sources_given, sources_here
 
     if not places:

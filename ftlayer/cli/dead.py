@@ -51,7 +51,7 @@ DryRun = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
-class Format(StrEnum):
+class ExportFormat(StrEnum):
     """The values of ``export --format``."""
 
     JSONL = "jsonl"
@@ -213,7 +213,7 @@ def export(
         Path | None, typer.Option(help="A new file; without it, JSON lines go to standard output.")
     ] = None,
     where: WhereText = "",
-    format: Annotated[Format | None, typer.Option(help="Else the ending of the file says it.")] = None,
+    format: Annotated[ExportFormat | None, typer.Option(help="Else the ending of the file says it.")] = None,
     dry_run: DryRun = False,
     *,
     asking: Asking,
@@ -222,8 +222,10 @@ def export(
     from ftlayer.cli.exporting import export_letters
     from ftlayer.monitor.names import JobNames
 
-    kind = format or (Format.PARQUET if output is not None and output.suffix == ".parquet" else Format.JSONL)
-    if kind is Format.PARQUET and output is None:
+    kind = format or (
+        ExportFormat.PARQUET if output is not None and output.suffix == ".parquet" else ExportFormat.JSONL
+    )
+    if kind is ExportFormat.PARQUET and output is None:
         raise ConfigError("--output: name a file to write Parquet to")
     with asking.gatherer() as gatherer:
         names = JobNames(gatherer.views())
@@ -231,7 +233,7 @@ def export(
         if dry_run:
             _print_groups(asking, _grouped(gatherer, selections, names), names)
             return
-        count = export_letters(gatherer, selections, names, output, is_parquet=kind is Format.PARQUET)
+        count = export_letters(gatherer, selections, names, output, is_parquet=kind is ExportFormat.PARQUET)
     if output is not None:
         if asking.as_json:
             print_json({"exported": count, "output": str(output)})
@@ -308,12 +310,12 @@ def _selections(gatherer: Gatherer, where: str, keys: tuple[bytes, ...] = ()) ->
 
 def _letters(gatherer: Gatherer, selections: list[Selection], names: JobNames) -> Letters:
     """Find the letters that are meant."""
-    from ftlayer.monitor.plans import Counting, Scope
+    from ftlayer.monitor.plans import Counting, PlanScope
     from ftlayer.monitor.search import first_pages
 
     now_ms = system_now().wall_ms
     scopes = [
-        Scope(selection.vertex, call)
+        PlanScope(selection.vertex, call)
         for selection in selections
         for call in first_pages(selection, names, now_ms)
     ]

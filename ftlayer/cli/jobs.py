@@ -9,8 +9,8 @@ import typer
 
 from ftlayer.cli.connection import Asking, asking
 from ftlayer.cli.printing import (
-    Line,
     Part,
+    PrintedLine,
     new_table,
     print_json,
     print_parts,
@@ -85,9 +85,9 @@ def overview_parts(views: Iterable[VertexView], names: JobNames, selected: int =
 def _judgement_parts(judged: Judgement) -> Iterator[Part]:
     """Give how something is, a line a reason; "ok" alone where all is well."""
     for finding in judged.findings:
-        yield Line(f"{finding.health}: {finding.text}", _COLOURS[finding.health])
+        yield PrintedLine(f"{finding.health}: {finding.text}", _COLOURS[finding.health])
     if not judged.findings:
-        yield Line("ok", _COLOURS["ok"])
+        yield PrintedLine("ok", _COLOURS["ok"])
 
 
 def _table_of_vertices(views: tuple[VertexView, ...]) -> Table:
@@ -141,7 +141,7 @@ def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int
             *((view.vertex,) if several else ()),
             style=f"{colour} reverse" if place == selected else colour,
         )
-    return table if table.row_count else Line("no topology or query has announced itself")
+    return table if table.row_count else PrintedLine("no topology or query has announced itself")
 
 
 # ---------------------------------------------------------------- one
@@ -155,7 +155,7 @@ def job_parts(
     from ftlayer.monitor.health import job_health, spoken
 
     job = announced.job
-    yield Line(f"{job.kind} {names.label(view.vertex, job.owner)}: {job.state}", "bold")
+    yield PrintedLine(f"{job.kind} {names.label(view.vertex, job.owner)}: {job.state}", "bold")
     yield from _judgement_parts(job_health(view.vertex, announced, hour, view))
     found = bottleneck(job)
     lines = {
@@ -169,7 +169,7 @@ def job_parts(
         "checkpoint": job.checkpoint_location,
         **job.links,
     }
-    yield from (Line(f"  {name:11}{value}") for name, value in lines.items() if value)
+    yield from (PrintedLine(f"  {name:11}{value}") for name, value in lines.items() if value)
     yield from _held(view, job.owner)
     if job.checkpoint_totals is not None:
         yield _checkpoints_line(job.checkpoint_totals)
@@ -178,7 +178,7 @@ def job_parts(
     yield from _incidents(announced)
 
 
-def _held(view: VertexView, owner: str) -> Iterator[Line]:
+def _held(view: VertexView, owner: str) -> Iterator[PrintedLine]:
     """Give what a vertex holds of a job, where it keeps its records."""
     streams = [stream for stream in view.streams if stream.owner == owner]
     if streams:
@@ -188,7 +188,9 @@ def _held(view: VertexView, owner: str) -> Iterator[Line]:
             "in delivery": sum(stream.in_delivery for stream in streams),
             "dead": sum(stream.dead for stream in streams),
         }
-        yield Line(f"  {'records':11}{', '.join(f'{count:,} {name}' for name, count in counts.items())}")
+        yield PrintedLine(
+            f"  {'records':11}{', '.join(f'{count:,} {name}' for name, count in counts.items())}"
+        )
 
 
 def _operators(job: JobDetails) -> Table:
@@ -231,9 +233,9 @@ def _slots(job: JobDetails) -> Table:
     return table
 
 
-def _checkpoints_line(totals: CheckpointTotals) -> Line:
+def _checkpoints_line(totals: CheckpointTotals) -> PrintedLine:
     counts = f"{totals.completed:,} completed, {totals.failed:,} failed, {totals.in_progress:,} under way"
-    return Line(f"  {'taken':11}checkpoints: {counts}")
+    return PrintedLine(f"  {'taken':11}checkpoints: {counts}")
 
 
 def _checkpoints(job: JobDetails) -> Table:
@@ -276,9 +278,9 @@ def _circuits(job: JobDetails) -> Table:
     return table
 
 
-def _incidents(announced: AnnouncedJob) -> Iterator[Line]:
+def _incidents(announced: AnnouncedJob) -> Iterator[PrintedLine]:
     if announced.incidents:
-        yield Line("what happened", "bold")
+        yield PrintedLine("what happened", "bold")
     for incident in announced.incidents[-SHOWN:]:
         where = f"slot {incident.slot}: " if incident.slot >= 0 else ""
-        yield Line(f"  {time_text(incident.at_ms)}  {incident.kind}  {where}{incident.text}")
+        yield PrintedLine(f"  {time_text(incident.at_ms)}  {incident.kind}  {where}{incident.text}")

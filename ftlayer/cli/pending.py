@@ -10,9 +10,9 @@ import typer
 from ftlayer.cli.connection import Asking, asking
 from ftlayer.cli.printing import new_table, print_json, print_table
 from ftlayer.cli.records import (
-    Found,
+    FoundRecords,
     Limit,
-    Listing,
+    RecordListing,
     WhereText,
     keepers,
     page_of,
@@ -88,12 +88,12 @@ def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobName
         console.print(f"{sum(getattr(stream, name) for _, stream in found):,} {name.replace('_', ' ')}")
 
 
-def _oldest(gatherer: Gatherer, names: JobNames, where: str, state: State, limit: int) -> Listing:
+def _oldest(gatherer: Gatherer, names: JobNames, where: str, state: State, limit: int) -> RecordListing:
     """Find the oldest of each stream, which is listed from its oldest on, and of all these the oldest."""
     from ftlayer.monitor.search import Search, Selection
 
     filter_, now_ms = parsed_where(where), system_now().wall_ms
-    found: list[Found] = []
+    found: list[FoundRecords] = []
     examined, is_all = 0, True
     for view in gatherer.views():
         for stream in view.streams if view.is_up else ():
@@ -104,13 +104,13 @@ def _oldest(gatherer: Gatherer, names: JobNames, where: str, state: State, limit
             is_all = is_all and search.is_over
     found.sort(key=lambda record: _since_ms(record.info))
     is_all = is_all and len(found) <= limit
-    return Listing(tuple(found[:limit]), len(found), examined, is_all)
+    return RecordListing(tuple(found[:limit]), len(found), examined, is_all)
 
 
-def _first(gatherer: Gatherer, vertex: str, search: Search, limit: int) -> list[Found]:
-    found: list[Found] = []
+def _first(gatherer: Gatherer, vertex: str, search: Search, limit: int) -> list[FoundRecords]:
+    found: list[FoundRecords] = []
     while len(found) < limit and (call := search.next_call(limit)) is not None:
-        found += [Found(vertex, info) for info in search.take(page_of(gatherer.client(vertex), call))]
+        found += [FoundRecords(vertex, info) for info in search.take(page_of(gatherer.client(vertex), call))]
     return found
 
 

@@ -20,14 +20,14 @@ WIDEST = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PrintedLine:
     """A line of text; on a terminal in a ``style``."""
 
     text: str
     style: str = ""
 
 
-Part = Union["Line", "Table"]
+Part = Union["PrintedLine", "Table"]
 """A line or a table of what a command prints."""
 
 
@@ -67,7 +67,7 @@ def print_long(console: Console, table: Table) -> None:
 def print_parts(console: Console, parts: Iterable[Part]) -> None:
     """Print lines, however long, and tables."""
     for part in parts:
-        if isinstance(part, Line):
+        if isinstance(part, PrintedLine):
             console.print(part.text, style=part.style, soft_wrap=True)
         else:
             print_table(console, part)

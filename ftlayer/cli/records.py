@@ -40,7 +40,7 @@ Limit = Annotated[int, typer.Option(min=1, help="How many to list at most.")]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRecords:
     """A record, and the vertex that has it."""
 
     vertex: str
@@ -48,10 +48,10 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class RecordListing:
     """What a listing shows: ``count`` of ``found`` so far; ``examined`` of ``total`` unless all was (``is_all``)."""
 
-    records: tuple[Found, ...]
+    records: tuple[FoundRecords, ...]
     count: int
     examined: int
     is_all: bool
@@ -89,11 +89,13 @@ def page_of(client: Client, call: SelectRecords) -> RecordPage:
     return page
 
 
-def listed(gatherer: Gatherer, searches: dict[str, Search], limit: int, known: int | None = None) -> Listing:
+def listed(
+    gatherer: Gatherer, searches: dict[str, Search], limit: int, known: int | None = None
+) -> RecordListing:
     """Find ``limit`` records, and go on for a while to count the others, unless it is ``known`` how many there are."""
     from ftlayer.vertex.calls import MAX_SELECTED
 
-    found: list[Found] = []
+    found: list[FoundRecords] = []
     count, until = 0, time.monotonic() + COUNTING_S
     for vertex, search in searches.items():
         client = gatherer.client(vertex)
@@ -102,14 +104,14 @@ def listed(gatherer: Gatherer, searches: dict[str, Search], limit: int, known: i
                 break
             records = search.take(page_of(client, call))
             count += len(records)
-            found += [Found(vertex, info) for info in records[: limit - len(found)]]
+            found += [FoundRecords(vertex, info) for info in records[: limit - len(found)]]
     examined = sum(search.examined for search in searches.values())
     if known is not None:
-        return Listing(tuple(found), max(known, len(found)), examined, True)
-    return Listing(tuple(found), count, examined, all(search.is_over for search in searches.values()))
+        return RecordListing(tuple(found), max(known, len(found)), examined, True)
+    return RecordListing(tuple(found), count, examined, all(search.is_over for search in searches.values()))
 
 
-def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[Found]:
+def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[FoundRecords]:
     """Find dead letters by their keys, on whatever vertex they are."""
     from ftlayer.monitor.names import JobNames
     from ftlayer.monitor.search import Search, Selection
@@ -118,13 +120,13 @@ def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[Found
         search = Search(Selection(vertex, keys=keys), JobNames([]), 0)
         while (call := search.next_call()) is not None:
             for info in search.take(page_of(gatherer.client(vertex), call)):
-                yield Found(vertex, info)
+                yield FoundRecords(vertex, info)
 
 
 # ---------------------------------------------------------------- printing
 
 
-def print_listing(console: Console, listing: Listing, names: JobNames, now_ms: int, total: int) -> None:
+def print_listing(console: Console, listing: RecordListing, names: JobNames, now_ms: int, total: int) -> None:
     """Print records, two or three lines each, and how many there are; ``total`` is of all, whatever the filter says."""
     for record in listing.records:
         _print_head(console, record, names, now_ms)
@@ -136,7 +138,7 @@ def print_listing(console: Console, listing: Listing, names: JobNames, now_ms: i
     console.print(_said(listing, total), soft_wrap=True)
 
 
-def _said(listing: Listing, total: int) -> str:
+def _said(listing: RecordListing, total: int) -> str:
     shown = len(listing.records)
     if listing.is_all:
         more = f" of {listing.count:,}; --limit shows more" if listing.count > shown else ""
@@ -147,7 +149,7 @@ def _said(listing: Listing, total: int) -> str:
     )
 
 
-def _print_head(console: Console, record: Found, names: JobNames, now_ms: int) -> None:
+def _print_head(console: Console, record: FoundRecords, names: JobNames, now_ms: int) -> None:
     info = record.info
     parts = [info.key.hex(), names.stream(record.vertex, info.stream), f"attempt {info.attempt}"]
     since_ms = info.history[-1][0] if info.history else info.registered_ms
@@ -160,7 +162,7 @@ def _print_head(console: Console, record: Found, names: JobNames, now_ms: int) -
     console.print("  ".join(parts), style="cyan", soft_wrap=True)
 
 
-def print_record(console: Console, record: Found, names: JobNames, *, several: bool) -> None:
+def print_record(console: Console, record: FoundRecords, names: JobNames, *, several: bool) -> None:
     """Print all that is known of a record."""
     info = record.info
     console.print(info.key.hex(), style="bold cyan", soft_wrap=True)

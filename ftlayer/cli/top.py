@@ -14,7 +14,7 @@ import typer
 from ftlayer.cli.connection import Asking, asking
 from ftlayer.cli.jobs import job_parts, jobs_of, overview_parts, state_of
 from ftlayer.cli.keys import Key, next_key, pressed_keys
-from ftlayer.cli.printing import Line, Part, rate_text
+from ftlayer.cli.printing import Part, PrintedLine, rate_text
 from ftlayer.errors import FTLayerError
 from ftlayer.printable import printable, printing_console
 
@@ -157,7 +157,7 @@ def _keys(gatherer: Gatherer) -> list[JobKey]:
 def _drawn(gatherer: Gatherer, position: Position) -> RenderableType:
     from rich.console import Group
 
-    return Group(*_rendered([*_parts(gatherer, position), Line(""), Line(HELP, "dim")]))
+    return Group(*_rendered([*_parts(gatherer, position), PrintedLine(""), PrintedLine(HELP, "dim")]))
 
 
 def _parts(gatherer: Gatherer, position: Position) -> Iterable[Part]:
@@ -172,7 +172,7 @@ def _parts(gatherer: Gatherer, position: Position) -> Iterable[Part]:
     try:
         job = gatherer.job(key.vertex, key.owner)
     except FTLayerError as error:
-        return [Line(names.label(key.vertex, key.owner), "bold"), Line(str(error), "red")]
+        return [PrintedLine(names.label(key.vertex, key.owner), "bold"), PrintedLine(str(error), "red")]
     view = next(view for view in views if view.vertex == key.vertex)
     return job_parts(view, job, names, None)
 
@@ -181,4 +181,4 @@ def _rendered(parts: Iterable[Part]) -> Iterator[RenderableType]:
     from rich.styled import Styled
 
     # A text, and not rich's Text: the console makes it printable.
-    return (Styled(part.text, part.style) if isinstance(part, Line) else part for part in parts)
+    return (Styled(part.text, part.style) if isinstance(part, PrintedLine) else part for part in parts)

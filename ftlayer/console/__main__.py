@@ -13,7 +13,7 @@ import threading
 
 from ftlayer.console.child import ConsoleOrder
 from ftlayer.errors import FTLayerError
-from ftlayer.monitor.sources import Source, sources_here
+from ftlayer.monitor.sources import VertexSource, sources_here
 from ftlayer.vertex.service.child import ChildReport, watch_parent
 
 
@@ -27,7 +27,7 @@ def main() -> int:
     # Late, so that a program that is gone already is noticed during these imports.
     from ftlayer.console.serve import serve
 
-    def look() -> tuple[Source, ...]:
+    def look() -> tuple[VertexSource, ...]:
         return order.sources or sources_here().sources
 
     try:

@@ -68,7 +68,7 @@ def split_job(job: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OrderForm:
     """What somebody asks: ``run`` "" is the one that runs now, ``id`` "" a new order."""
 
     action: str
@@ -79,7 +79,7 @@ class Asked:
     slot: int = -1
 
 
-def ask(watch: Watch, job: str, asked: Asked, caller: Caller, now_ms: int) -> OrderRecord:
+def ask(watch: Watch, job: str, asked: OrderForm, caller: Caller, now_ms: int) -> OrderRecord:
     """Put an order on the board, and return where it is. Raises `ConfigError` for one that makes no sense."""
     vertex, owner = split_job(job)
     announced = watch.job(vertex, owner)

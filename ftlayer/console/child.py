@@ -15,7 +15,7 @@ from pathlib import Path
 from ftlayer.console.extra import check_extra
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.errors import FTLayerError, error_for_code
-from ftlayer.monitor.sources import Source
+from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.service.child import ChildReport, read_line
 
 START_TIMEOUT_S = 60.0
@@ -31,7 +31,7 @@ class ConsoleOrder:
     """
 
     options: ConsoleOptions
-    sources: tuple[Source, ...] = ()
+    sources: tuple[VertexSource, ...] = ()
 
     def to_line(self) -> bytes:
         """Return the order as a line of JSON."""
@@ -55,7 +55,7 @@ class ConsoleOrder:
         for source in order["sources"]:
             for name in ("root_certs", "client_pem"):
                 source[name] = None if source[name] is None else base64.b64decode(source[name])
-        return cls(ConsoleOptions(**options), tuple(Source(**source) for source in order["sources"]))
+        return cls(ConsoleOptions(**options), tuple(VertexSource(**source) for source in order["sources"]))
 
 
 class ConsoleProcess:
@@ -65,7 +65,7 @@ class ConsoleProcess:
         link: what to open in a browser; a token that lets one operator in is part of it.
     """
 
-    def __init__(self, options: ConsoleOptions, sources: tuple[Source, ...] = ()) -> None:
+    def __init__(self, options: ConsoleOptions, sources: tuple[VertexSource, ...] = ()) -> None:
         """Start it, and wait until it listens.
 
         Raises `MachineError` where the extra ``console`` is not installed, and `ConfigError` for a place where it

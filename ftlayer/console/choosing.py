@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ftlayer.console.searching import Filter, selections_of
+from ftlayer.console.searching import RecordFilter, selections_of
 from ftlayer.console.state import Console
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.search import DEAD, Selection
@@ -26,7 +26,7 @@ class Choice:
 
     groups: tuple[ChosenGroup, ...] = ()
     keys: tuple[tuple[str, bytes], ...] = ()
-    filter: Filter | None = None
+    filter: RecordFilter | None = None
 
     def selections(self, console: Console) -> list[Selection]:
         """Return where they are, no letter twice. Raises `ConfigError`, also where nothing was chosen."""

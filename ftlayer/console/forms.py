@@ -18,7 +18,7 @@ class RefusedError(Exception):
     """A request that its maker may not make."""
 
 
-class Form:
+class SubmittedForm:
     """The fields of a form, as text."""
 
     def __init__(self, data: FormData) -> None:
@@ -34,9 +34,9 @@ class Form:
         return tuple(value for value in self._data.getlist(name) if isinstance(value, str))
 
 
-async def _form(request: Request) -> Form:
+async def _form(request: Request) -> SubmittedForm:
     data = await request.form(max_files=0, max_fields=2_000)
-    form = Form(data)
+    form = SubmittedForm(data)
     _check_csrf(caller_of(request), form.text("csrf"))
     return form
 
@@ -72,7 +72,7 @@ def _check_csrf(caller: Caller | None, given: str) -> None:
         )
 
 
-PostedForm = Annotated[Form, Depends(_form)]
+PostedForm = Annotated[SubmittedForm, Depends(_form)]
 AnyCaller = Annotated[Caller, Depends(checked_caller)]
 Operator = Annotated[Caller, Depends(_operator)]
 ApiOperator = Annotated[Caller, Depends(_api_operator)]

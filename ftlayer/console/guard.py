@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ftlayer.console.login import Session, Sessions, Throttle, User, Users
+from ftlayer.console.login import LoginSession, Sessions, Throttle, User, Users
 
 API = "/api/"
 LOGIN = "/login"
@@ -40,7 +40,7 @@ _HEADERS = {
 class Caller:
     """Who makes a request. ``session`` is None for a Bearer token, which browsers send by no one's trick."""
 
-    def __init__(self, user: User, session: Session | None) -> None:
+    def __init__(self, user: User, session: LoginSession | None) -> None:
         self.user = user
         self.session = session
 

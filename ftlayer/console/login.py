@@ -115,7 +115,7 @@ def _user(words: list[str], where: str) -> User:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Notice:
     """What the next page says of what was done; ``kind`` is "ok", "warn" or "bad"."""
 
     text: str
@@ -123,14 +123,14 @@ class Said:
 
 
 @dataclass(slots=True)
-class Session:
+class LoginSession:
     """Somebody who has logged in; ``csrf`` stands in each form of theirs, ``said`` on the next page."""
 
     user: User
     csrf: str = field(repr=False)
     began_ms: int
     used_ms: int
-    said: Said | None = None
+    said: Notice | None = None
 
 
 class Sessions:
@@ -142,7 +142,7 @@ class Sessions:
     def __init__(self, clock: Callable[[], Now]) -> None:
         """Begin with none."""
         self._clock = clock
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, LoginSession] = {}
 
     def start(self, user: User) -> str:
         """Return the id of a new session; the oldest gives way where there are too many."""
@@ -151,10 +151,10 @@ class Sessions:
         if len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
         key = secrets.token_urlsafe(32)
-        self._sessions[key] = Session(user, secrets.token_urlsafe(32), now, now)
+        self._sessions[key] = LoginSession(user, secrets.token_urlsafe(32), now, now)
         return key
 
-    def find(self, key: str, *, used: bool) -> Session | None:
+    def find(self, key: str, *, used: bool) -> LoginSession | None:
         """Return a session that has not ended; ``used`` says that its user did something."""
         now = self._clock().mono_ms
         session = self._sessions.get(key)
@@ -172,7 +172,7 @@ class Sessions:
         self._sessions.pop(key, None)
 
 
-def _lives(session: Session, now_ms: int) -> bool:
+def _lives(session: LoginSession, now_ms: int) -> bool:
     return now_ms < session.began_ms + SESSION_MS and now_ms < session.used_ms + IDLE_MS
 
 

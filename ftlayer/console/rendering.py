@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from ftlayer.console import charts, formats, places
 from ftlayer.console.guard import Caller
-from ftlayer.console.login import Said
+from ftlayer.console.login import Notice
 from ftlayer.console.state import Console
 
 HERE = Path(__file__).parent
@@ -87,7 +87,7 @@ def say(request: Request, text: str, kind: str = "ok") -> None:
     """Have the next page of this session say something; ``kind`` is "ok", "warn" or "bad"."""
     caller = caller_of(request)
     if caller is not None and caller.session is not None:
-        caller.session.said = Said(text, kind)
+        caller.session.said = Notice(text, kind)
 
 
 def go_to(place: str) -> Response:

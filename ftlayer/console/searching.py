@@ -24,7 +24,7 @@ MOST = MAX_SELECTED
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class RecordFilter:
     """Which records are looked for, as a form or the API says it; "" is all.
 
     Attributes:
@@ -48,7 +48,7 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What was found, each with its vertex; ``next`` goes on, "" at the end. ``examined`` were looked at.
 
     ``troubles`` say which vertices were not searched, and why.
@@ -60,7 +60,7 @@ class Found:
     troubles: tuple[str, ...] = ()
 
 
-def selections_of(watch: Watch, wanted: Filter, now_ms: int) -> tuple[Selection, ...]:
+def selections_of(watch: Watch, wanted: RecordFilter, now_ms: int) -> tuple[Selection, ...]:
     """Return what a filter means in each vertex and stream, in an order that stays. Raises `ConfigError`."""
     if wanted.state not in STATES:
         raise ConfigError(f"state: expected one of {', '.join(STATES)}, got {wanted.state!r}")
@@ -79,7 +79,7 @@ def selections_of(watch: Watch, wanted: Filter, now_ms: int) -> tuple[Selection,
     )
 
 
-def _where(wanted: Filter) -> Where:
+def _where(wanted: RecordFilter) -> Where:
     if not wanted.operator:
         return parse_where(wanted.where)
     given = str(parse_where(wanted.where))  # which may be wrong, and says so
@@ -87,7 +87,7 @@ def _where(wanted: Filter) -> Where:
     return parse_where(f"({given}) and {operator}" if given else operator)
 
 
-def _places(watch: Watch, wanted: Filter, also: str) -> Sequence[tuple[str, str]]:
+def _places(watch: Watch, wanted: RecordFilter, also: str) -> Sequence[tuple[str, str]]:
     """Return the vertices, and in each the stream that is meant, "" for all."""
     vertex, stream = wanted.vertex, wanted.stream or also
     if wanted.job:
@@ -104,12 +104,12 @@ def _places(watch: Watch, wanted: Filter, also: str) -> Sequence[tuple[str, str]
 
 def search(
     watch: Watch,
-    wanted: Filter,
+    wanted: RecordFilter,
     *,
     after: str = "",
     limit: int = PAGE,
     clock: Callable[[], Now],
-) -> Found:
+) -> SearchResult:
     """Return up to ``limit`` records, going on behind ``after``. Raises `ConfigError`, and what a vertex raises."""
     began = clock()
     selections = selections_of(watch, wanted, began.wall_ms)
@@ -141,7 +141,9 @@ def search(
         if clock().mono_ms - began.mono_ms >= BUDGET_MS:
             break
     more = "" if place >= len(selections) else f"{place}.{cursor.hex()}"
-    return Found(tuple(records), more, examined, () if wanted.vertex or wanted.job else _not_searched(watch))
+    return SearchResult(
+        tuple(records), more, examined, () if wanted.vertex or wanted.job else _not_searched(watch)
+    )
 
 
 def _not_searched(watch: Watch) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.state import Console
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.gather import Gatherer
-from ftlayer.monitor.sources import Source
+from ftlayer.monitor.sources import VertexSource
 from ftlayer.transport.sockets import check_socket_free
 
 _BACKLOG = 128
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 def serve(
     options: ConsoleOptions,
-    look: Callable[[], Sequence[Source]],
+    look: Callable[[], Sequence[VertexSource]],
     *,
     on_ready: Callable[[str], None],
     stop: threading.Event | None = None,

@@ -14,7 +14,7 @@ from ftlayer.clock import Now
 from ftlayer.console.watch import Watch
 from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.monitor.grouped import LetterGroup, whole_groups
-from ftlayer.monitor.plans import Carrying, Change, Counting, Letters, Scope
+from ftlayer.monitor.plans import Carrying, Change, Counting, Letters, PlanScope
 from ftlayer.monitor.search import Selection, first_pages
 from ftlayer.monitor.where import Where
 from ftlayer.vertex.calls import Changed, RecordPage
@@ -132,7 +132,7 @@ class Works:
     def _count(self, work: Work, selections: Sequence[Selection], now_ms: int) -> None:
         names = self._watch.names()
         scopes = [
-            Scope(selection.vertex, call)
+            PlanScope(selection.vertex, call)
             for selection in selections
             for call in first_pages(selection, names, now_ms)
         ]

@@ -32,7 +32,7 @@ MAX_ANSWER_CHARS = 60_000
 logger = logging.getLogger(__name__)
 
 
-class Board(Protocol):
+class BoardCalls(Protocol):
     """Takes announcements: a vertex's client, or a board of this program. Any thread."""
 
     def call(self, call: Call, *, deadline_ms: int) -> Reply:
@@ -77,7 +77,7 @@ class JobAnnouncer:
     A forked process announces nothing of what its parent added.
     """
 
-    def __init__(self, board: Board, *, every_s: float = EVERY_S, end_s: float = END_S) -> None:
+    def __init__(self, board: BoardCalls, *, every_s: float = EVERY_S, end_s: float = END_S) -> None:
         """``every_s``: the pause between two announcements of a job; ``end_s`` as `END_S`. Starts nothing."""
         self._board = board
         self._every_s, self._end_s = every_s, end_s

@@ -24,7 +24,7 @@ from ftlayer.errors import (
     VertexUnavailableError,
 )
 from ftlayer.monitor.health import LATELY_MS
-from ftlayer.monitor.sources import Source
+from ftlayer.monitor.sources import VertexSource
 from ftlayer.monitor.views import VertexView
 from ftlayer.vertex.calls import (
     AnnouncedJob,
@@ -68,7 +68,7 @@ class Client(Protocol):
 class _Vertex:
     """One vertex: how to reach it, and what it said last."""
 
-    source: Source
+    source: VertexSource
     client: Client
     view: VertexView
     error: FTLayerError | None = None
@@ -83,11 +83,11 @@ class Gatherer:
 
     def __init__(
         self,
-        look: Callable[[], Sequence[Source]],
+        look: Callable[[], Sequence[VertexSource]],
         *,
         label: str = "monitor",
         clock: Callable[[], Now] = system_now,
-        connect: Callable[[Source, str], Client] = Source.client,
+        connect: Callable[[VertexSource, str], Client] = VertexSource.client,
         deadline_ms: int = DEADLINE_MS,
     ) -> None:
         """Ask nothing yet.
@@ -166,7 +166,7 @@ class Gatherer:
                 raise ConfigError(f"no vertex is called {vertex!r}; there are: {there}")
             return self._vertices[vertex]
 
-    def _meet(self, sources: Sequence[Source]) -> None:
+    def _meet(self, sources: Sequence[VertexSource]) -> None:
         with self._lock:
             new = [source for source in sources if source.identity not in self._names]
             alike = Counter([source.name for source in new] + list(self._vertices))
@@ -177,7 +177,7 @@ class Gatherer:
                 view = VertexView(name, source.address, source.path)
                 self._vertices[name] = _Vertex(source, self._connected(source), view)
 
-    def _connected(self, source: Source) -> Client:
+    def _connected(self, source: VertexSource) -> Client:
         return self._connect(source, self._label)
 
     def _ask(self, name: str) -> None:
@@ -204,7 +204,7 @@ class Gatherer:
             vertex.error = failure
             vertex.view = view
 
-    def _follow(self, vertex: _Vertex, source: Source) -> None:
+    def _follow(self, vertex: _Vertex, source: VertexSource) -> None:
         """Connect anew where the driver was started again: its vertex has another address and token."""
         with self._lock:
             if vertex.source != source:

@@ -63,7 +63,7 @@ class Page(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageLink:
     """Where to go: a page, and what it is about; "" is all."""
 
     page: Page
@@ -79,7 +79,7 @@ class Finding:
 
     health: Health
     text: str
-    place: Place
+    place: PageLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _health_of_driver(vertex: str, announced: AnnouncedJob, hour: Hour | None) -
     return _judged(
         [
             *_restarts(vertex, announced),
-            *_circuits(Place(Page.JOB, vertex, job.owner), job.name, job.circuits),
+            *_circuits(PageLink(Page.JOB, vertex, job.owner), job.name, job.circuits),
             *_stuck_functions(vertex, job),
             *_checkpoints(vertex, job),
             *_watermark(vertex, job, hour),
@@ -138,7 +138,7 @@ def vertex_health(view: VertexView) -> Judgement:
     circuits = (
         finding
         for owner, circuits in view.circuits.items()
-        for finding in _circuits(Place(Page.JOB, view.vertex, owner), owner, circuits)
+        for finding in _circuits(PageLink(Page.JOB, view.vertex, owner), owner, circuits)
         if owner not in {announced.job.owner for announced in view.jobs}
     )
     return _judged([*_store(view), *_dead(view), *_intake(view), *circuits, *_index(view)])
@@ -159,13 +159,13 @@ def _silent_driver(vertex: str, announced: AnnouncedJob) -> Finding:
         f"the driver of {job.name}{where} has not been heard for {spoken(announced.heard_ago_ms)}: "
         f"if it is gone, start it again"
     )
-    return Finding(Health.BROKEN, text, Place(Page.JOB, vertex, job.owner))
+    return Finding(Health.BROKEN, text, PageLink(Page.JOB, vertex, job.owner))
 
 
 def _ended(vertex: str, job: JobDetails) -> Iterator[Finding]:
     if job.state == "failed":
         why = f": {job.last_failure}" if job.last_failure else ""
-        yield Finding(Health.BROKEN, f"{job.name} has failed{why}", Place(Page.JOB, vertex, job.owner))
+        yield Finding(Health.BROKEN, f"{job.name} has failed{why}", PageLink(Page.JOB, vertex, job.owner))
 
 
 def _restarts(vertex: str, announced: AnnouncedJob) -> Iterator[Finding]:
@@ -179,10 +179,10 @@ def _restarts(vertex: str, announced: AnnouncedJob) -> Iterator[Finding]:
     if len(times) >= RESTARTS:
         why = f": {job.last_failure}" if job.last_failure else ""
         text = f"{job.name} was started again {len(times)} times in {spoken(LATELY_MS)}{why}"
-        yield Finding(Health.BROKEN, text, Place(Page.JOB, vertex, job.owner))
+        yield Finding(Health.BROKEN, text, PageLink(Page.JOB, vertex, job.owner))
 
 
-def _circuits(place: Place, name: str, circuits: dict[str, CircuitStatus]) -> Iterator[Finding]:
+def _circuits(place: PageLink, name: str, circuits: dict[str, CircuitStatus]) -> Iterator[Finding]:
     for operator, status in sorted(circuits.items()):
         if status.state is CircuitState.CLOSED:
             continue
@@ -200,14 +200,14 @@ def _stuck_functions(vertex: str, job: JobDetails) -> Iterator[Finding]:
         if slot.busy_ms >= STUCK_MS:
             what = slot.function or slot.busy
             text = f"{what} has not returned for {spoken(slot.busy_ms)} in slot {slot.slot} of {job.name}"
-            yield Finding(Health.LOOK, text, Place(Page.JOB, vertex, job.owner, operator=slot.busy))
+            yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner, operator=slot.busy))
 
 
 def _checkpoints(vertex: str, job: JobDetails) -> Iterator[Finding]:
     totals = job.checkpoint_totals
     if totals is None:
         return
-    place = Place(Page.CHECKPOINTS, vertex, job.owner)
+    place = PageLink(Page.CHECKPOINTS, vertex, job.owner)
     if totals.failures_in_a_row and 0 <= totals.tolerable_failures <= totals.failures_in_a_row:
         text = (
             f"{_checkpoints_in_a_row(totals)} of {job.name} failed, and {totals.tolerable_failures} may: with the next "
@@ -242,14 +242,14 @@ def _watermark(vertex: str, job: JobDetails, hour: Hour | None) -> Iterator[Find
             f"the watermark of {job.name} falls behind: {spoken(round(lags[-1] * 1_000))} now, "
             f"{spoken(round(lags[0] * 1_000))} {spoken(LATELY_MS)} ago"
         )
-        yield Finding(Health.LOOK, text, Place(Page.JOB, vertex, job.owner))
+        yield Finding(Health.LOOK, text, PageLink(Page.JOB, vertex, job.owner))
 
 
 # ---------------------------------------------------------------- vertices
 
 
 def _silent_vertex(view: VertexView) -> Iterator[Finding]:
-    place = Place(Page.VERTEX, view.vertex)
+    place = PageLink(Page.VERTEX, view.vertex)
     if not view.as_of_ms:
         yield Finding(Health.BROKEN, f"vertex {view.vertex} gives no answer: {view.failure}", place)
         return
@@ -265,12 +265,12 @@ def _left_behind(view: VertexView) -> Iterator[Finding]:
             f"the program of vertex {view.vertex} has ended and left {dead:,} dead letters in its store: to change "
             "them start it again, or ftlayer serve the directory"
         )
-        yield Finding(Health.LOOK, text, Place(Page.VERTEX, view.vertex))
+        yield Finding(Health.LOOK, text, PageLink(Page.VERTEX, view.vertex))
 
 
 def _store(view: VertexView) -> Iterator[Finding]:
     used = view.stats.get("used_share", 0.0)
-    place = Place(Page.VERTEX, view.vertex)
+    place = PageLink(Page.VERTEX, view.vertex)
     if used >= FULL_STORE:
         text = (
             f"the store of {view.vertex} is {used:.0%} full, and takes nothing new: purge dead letters, or start it "
@@ -298,7 +298,7 @@ def _dead(view: VertexView) -> Iterator[Finding]:
     where = f", all in {operator}" if operator else f", in {_list(operators)}" if operators else ""
     text = f"{count}{whose} in the last {spoken(LATELY_MS)}{where}"
     stream = next(iter(streams)) if len(streams) == 1 else ""
-    yield Finding(Health.LOOK, text, Place(Page.DEAD, view.vertex, stream=stream, operator=operator))
+    yield Finding(Health.LOOK, text, PageLink(Page.DEAD, view.vertex, stream=stream, operator=operator))
 
 
 def _intake(view: VertexView) -> Iterator[Finding]:
@@ -308,14 +308,14 @@ def _intake(view: VertexView) -> Iterator[Finding]:
                 f"{stream.title or stream.owner}/{stream.source} has {stream.pending:,} records pending of "
                 f"{stream.max_pending:,} that may be: its source has to wait"
             )
-            place = Place(Page.RECORDS, view.vertex, stream.owner, stream.stream)
+            place = PageLink(Page.RECORDS, view.vertex, stream.owner, stream.stream)
             yield Finding(Health.LOOK, text, place)
 
 
 def _index(view: VertexView) -> Iterator[Finding]:
     if view.indexed < 1:
         text = f"the dead letters of {view.vertex} are being counted anew: {view.indexed:.0%} are"
-        yield Finding(Health.LOOK, text, Place(Page.DEAD, view.vertex))
+        yield Finding(Health.LOOK, text, PageLink(Page.DEAD, view.vertex))
 
 
 # ---------------------------------------------------------------- words

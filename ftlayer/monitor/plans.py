@@ -26,7 +26,7 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class PlanScope:
     """Letters of one vertex: what it is asked to find them."""
 
     vertex: str
@@ -45,7 +45,7 @@ class Letters:
 class Counting:
     """Finds the letters that some scopes, and a filter, leave."""
 
-    def __init__(self, scopes: Sequence[Scope], where: Where, names: JobNames, now_ms: int) -> None:
+    def __init__(self, scopes: Sequence[PlanScope], where: Where, names: JobNames, now_ms: int) -> None:
         """Look for those that are dead at ``now_ms`` (Unix)."""
         self._scopes = list(scopes)
         self._where = where

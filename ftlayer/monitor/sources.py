@@ -21,7 +21,7 @@ _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class VertexSource:
     """A vertex, or a board that a driver serves for itself, and what it takes to be let in.
 
     Attributes:
@@ -45,7 +45,7 @@ class Source:
         """What stays the same when its driver is started again: the store, or else the address."""
         return self.path or self.address
 
-    def refreshed(self) -> Source | None:
+    def refreshed(self) -> VertexSource | None:
         """Return it as its access file has it now; None where its driver has ended and has removed that.
 
         Raises as `read_access`: where the driver was killed, say.
@@ -67,10 +67,10 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundSources:
     """Sources that were found, and of each that was passed over a sentence that says why."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[VertexSource, ...]
     left_out: tuple[str, ...] = ()
 
 
@@ -80,7 +80,7 @@ def sources_given(
     token: Callable[[], str],
     root_certs: bytes | None = None,
     client_pem: bytes | None = None,
-) -> tuple[Source, ...]:
+) -> tuple[VertexSource, ...]:
     """Return the vertices at ``places``: addresses, and paths of stores whose driver runs on this machine.
 
     ``token`` is called for an address alone, and the certificates are those of addresses: a path has its own. Raises
@@ -92,14 +92,14 @@ def sources_given(
     )
 
 
-def source_of_client(client: VertexClient) -> Source:
+def source_of_client(client: VertexClient) -> VertexSource:
     """Return the vertex that a client talks to."""
     return _at_address(client.address, client.token, client.root_certs, client.client_pem)
 
 
-def sources_here() -> Found:
+def sources_here() -> FoundSources:
     """Return all that drivers of this user serve on this machine; those whose driver is gone are left out, and said."""
-    sources: dict[str, Source] = {}
+    sources: dict[str, VertexSource] = {}
     left_out = []
     for directory in socket_directories():
         path = directory / FOUND_ACCESS_FILE
@@ -111,19 +111,19 @@ def sources_here() -> Found:
             left_out.append(str(error))
             continue
         sources[source.identity] = source
-    return Found(tuple(sources.values()), tuple(left_out))
+    return FoundSources(tuple(sources.values()), tuple(left_out))
 
 
-def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: bytes | None) -> Source:
+def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: bytes | None) -> VertexSource:
     where = parse_address(address, "--vertex")
     name = Path(where.path).stem if where.path else f"{where.host}-{where.port}"
     is_tls = where.tls
-    return Source(
+    return VertexSource(
         _short(name), address, token, root_certs if is_tls else None, client_pem if is_tls else None
     )
 
 
-def _at_path(path: Path) -> Source:
+def _at_path(path: Path) -> VertexSource:
     file = path / ACCESS_FILE if path.is_dir() else path
     if not file.exists():
         what = "has no vertex that is embedded in a running program" if path.is_dir() else "is not there"
@@ -134,10 +134,10 @@ def _at_path(path: Path) -> Source:
     return _of_file(file.resolve())
 
 
-def _of_file(file: Path) -> Source:
+def _of_file(file: Path) -> VertexSource:
     access = read_access(file)
     is_store = file.name == ACCESS_FILE
-    return Source(
+    return VertexSource(
         _short(file.parent.name) if is_store else f"driver-{access.pid}",
         access.address,
         access.token,

@@ -171,7 +171,7 @@ def parse_where(text: str) -> Where:
         raise ConfigError("where: expected a filter, got blanks")
     if len(text) > LONGEST:
         raise ConfigError(f"where: expected {LONGEST:,} characters at most, got {len(text):,}")
-    return Where(_Parser(text).parsed()) if text else Where()
+    return Where(_WhereParser(text).parsed()) if text else Where()
 
 
 # ---------------------------------------------------------------- parsing
@@ -184,7 +184,7 @@ class _Token:
     start: int
 
 
-class _Parser:
+class _WhereParser:
     """Reads a filter from the left; a rule of the grammar a method."""
 
     def __init__(self, text: str) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 
-from ftlayer.cli.records import Found, print_record
+from ftlayer.cli.records import FoundRecords, print_record
 from ftlayer.cli.tables import print_records
 from ftlayer.errors import MalformedRequestError
 from ftlayer.monitor.names import JobNames
@@ -70,7 +70,7 @@ def record() -> RecordInfo:
 def test_lists_and_details_of_records(capsys: pytest.CaptureFixture[str]) -> None:
     console = printing_console()
     print_records(console, iter([record()]), f"dead letters of {ATTACK}", 20)
-    print_record(console, Found(ATTACK, record()), JobNames([]), several=True)
+    print_record(console, FoundRecords(ATTACK, record()), JobNames([]), several=True)
     table = Table(ATTACK, title=ATTACK)
     table.add_row(ATTACK)
     console.print(table)

@@ -21,7 +21,7 @@ from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.state import Console
 from ftlayer.errors import FTLayerError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer
-from ftlayer.monitor.sources import Source
+from ftlayer.monitor.sources import VertexSource
 from ftlayer.store import MemoryStore
 from ftlayer.vertex.calls import (
     AnnounceJob,
@@ -287,7 +287,7 @@ def make_console(
 
     def make(**options: Any) -> Console:
         gatherer = Gatherer(
-            lambda: [Source("shop", "grpc://127.0.0.1:7077", "token", path="/var/lib/shop")],
+            lambda: [VertexSource("shop", "grpc://127.0.0.1:7077", "token", path="/var/lib/shop")],
             clock=clock,
             connect=lambda source, label: vertex,
         )

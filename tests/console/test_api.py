@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ftlayer.monitor.sources import Source
+from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.calls import GetJob, Stats
 
 STREAM = "orders/lines"
@@ -281,7 +281,7 @@ def test_a_parameter_that_there_is_not_lists_nothing(shop: Any, path: str, said:
 def test_letters_of_a_program_that_has_ended_are_said_to_be_there(
     shop: Any, console: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Source, "refreshed", lambda source: None)
+    monkeypatch.setattr(VertexSource, "refreshed", lambda source: None)
     console.watch.refresh()
     for _ in range(2):
         found = shop.api("reader", "GET", "/dead/groups").json()

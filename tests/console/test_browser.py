@@ -20,7 +20,7 @@ from ftlayer.console.app import create_app
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.state import Console
 from ftlayer.monitor.gather import Gatherer
-from ftlayer.monitor.sources import Source
+from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.calls import AnnounceJob, OrderAnswer, OrderState, Stats
 
 pytestmark = pytest.mark.browser
@@ -65,7 +65,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, kit: Any) -> Iterator[SimpleN
     vertex.announce(kit.query(system_now))
     vertex.open(STREAM)
     gatherer = Gatherer(
-        lambda: [Source("shop", "grpc://127.0.0.1:7077", "token", path="/var/lib/shop")],
+        lambda: [VertexSource("shop", "grpc://127.0.0.1:7077", "token", path="/var/lib/shop")],
         connect=lambda source, label: vertex,
     )
     console = Console.of(ConsoleOptions(login_file=logins), gatherer, system_now)

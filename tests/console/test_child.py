@@ -18,7 +18,7 @@ from ftlayer import FTLayer
 from ftlayer.console.child import ConsoleOrder, ConsoleProcess
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.sources import Source
+from ftlayer.monitor.sources import VertexSource
 
 PATIENCE_S = 60.0
 
@@ -34,7 +34,11 @@ def test_an_order_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Paths, certificates and all."""
     order = ConsoleOrder(
         ConsoleOptions("127.0.0.1:0", tmp_path / "logins", mask_payloads=True),
-        (Source("shop", "grpc://127.0.0.1:7077", "token", b"\x00pem", b"\xffkey", "/store", "/store/f", 7),),
+        (
+            VertexSource(
+                "shop", "grpc://127.0.0.1:7077", "token", b"\x00pem", b"\xffkey", "/store", "/store/f", 7
+            ),
+        ),
     )
     assert ConsoleOrder.from_line(order.to_line()) == order
 

@@ -10,7 +10,7 @@ import pytest
 from ftlayer.clock import Now
 from ftlayer.errors import ConfigError, UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer
-from ftlayer.monitor.sources import Source
+from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.calls import (
     DeadGroups,
     GetHour,
@@ -62,12 +62,12 @@ def vertex(made: Any, died: int = 0) -> Answering:
     )
 
 
-def gatherer(clients: dict[str, Answering], clock: Clock, *sources: Source) -> Gatherer:
+def gatherer(clients: dict[str, Answering], clock: Clock, *sources: VertexSource) -> Gatherer:
     return Gatherer(lambda: sources, clock=clock, connect=lambda source, label: clients[source.address])
 
 
-def at(address: str, name: str = "ft", path: str = "", file: str = "") -> Source:
-    return Source(name, address, TOKEN, path=path, file=file)
+def at(address: str, name: str = "ft", path: str = "", file: str = "") -> VertexSource:
+    return VertexSource(name, address, TOKEN, path=path, file=file)
 
 
 def test_what_each_said_last_is_remembered_with_its_time(made: Any) -> None:
@@ -156,10 +156,10 @@ class Files:
     """A source whose access file a test changes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now: Source | Exception | None = None
-        monkeypatch.setattr(Source, "refreshed", lambda source: self._refreshed())
+        self.now: VertexSource | Exception | None = None
+        monkeypatch.setattr(VertexSource, "refreshed", lambda source: self._refreshed())
 
-    def _refreshed(self) -> Source | None:
+    def _refreshed(self) -> VertexSource | None:
         if isinstance(self.now, Exception):
             raise self.now
         return self.now

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.monitor.health import Health, Page, Place, job_health, spoken, together, vertex_health
+from ftlayer.monitor.health import Health, Page, PageLink, job_health, spoken, together, vertex_health
 from ftlayer.vertex.calls.jobs import CheckpointTotals, Hour, Incident, SlotDetails
 
 OPEN = CircuitStatus(CircuitState.OPEN, 1, 100, 40, 5_000)
@@ -110,74 +110,74 @@ def test_a_watermark_that_falls_behind_for_five_minutes(made: Any) -> None:
 
 def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
     now = made.now_ms
-    cases: list[tuple[Any, Health, str, Place]] = [
+    cases: list[tuple[Any, Health, str, PageLink]] = [
         (
             made.view(is_up=False, as_of_ms=0, failure="connection refused"),
             Health.BROKEN,
             "vertex local gives no answer: connection refused",
-            Place(Page.VERTEX, "local"),
+            PageLink(Page.VERTEX, "local"),
         ),
         (
             made.view(is_up=False, as_of_ms=now - 30_000, failure="gone"),
             Health.BROKEN,
             "vertex local was heard 30 s ago: gone",
-            Place(Page.VERTEX, "local"),
+            PageLink(Page.VERTEX, "local"),
         ),
         (
             made.view(is_up=False, as_of_ms=now - 29_000, failure="gone"),
             Health.LOOK,
             "vertex local was heard 29 s ago: gone",
-            Place(Page.VERTEX, "local"),
+            PageLink(Page.VERTEX, "local"),
         ),
         (
             made.view(is_up=False, is_gone=True, stats={"dead_letters": 5505.0}),
             Health.LOOK,
             "the program of vertex local has ended and left 5,505 dead letters in its store: to change them start it "
             "again, or ftlayer serve the directory",
-            Place(Page.VERTEX, "local"),
+            PageLink(Page.VERTEX, "local"),
         ),
         (
             made.view(stats={"used_share": 0.9}),
             Health.BROKEN,
             "the store of local is 90% full, and takes nothing new: purge dead letters, or start it with a "
             "larger store",
-            Place(Page.VERTEX, "local"),
+            PageLink(Page.VERTEX, "local"),
         ),
         (
             made.view(stats={"used_share": 0.7}),
             Health.LOOK,
             "the store of local is 70% full; from 90% on it takes nothing new",
-            Place(Page.VERTEX, "local"),
+            PageLink(Page.VERTEX, "local"),
         ),
         (
             made.view(groups=(made.group(),), died_lately=12, streams=(made.stream(),)),
             Health.LOOK,
             "12 dead letters of orders in the last 5 min, all in parse",
-            Place(Page.DEAD, "local", stream="orders/lines", operator="parse"),
+            PageLink(Page.DEAD, "local", stream="orders/lines", operator="parse"),
         ),
         (
             made.view(groups=(made.group(), made.group("clean/in", "trim"))),
             Health.LOOK,
             "dead letters in the last 5 min, in parse and trim",
-            Place(Page.DEAD, "local"),
+            PageLink(Page.DEAD, "local"),
         ),
         (
             made.view(streams=(made.stream(pending=90, max_pending=100),)),
             Health.LOOK,
             "orders/lines has 90 records pending of 100 that may be: its source has to wait",
-            Place(Page.RECORDS, "local", "orders", "orders/lines"),
+            PageLink(Page.RECORDS, "local", "orders", "orders/lines"),
         ),
         (
             made.view(circuits={"clean": {"": OPEN}}),
             Health.LOOK,
             "the circuit of clean is open: 40 of 100 records failed, so work pauses; the next trial is in 5 s",
-            Place(Page.JOB, "local", "clean"),
+            PageLink(Page.JOB, "local", "clean"),
         ),
         (
             made.view(indexed=0.34),
             Health.LOOK,
             "the dead letters of local are being counted anew: 34% are",
-            Place(Page.DEAD, "local"),
+            PageLink(Page.DEAD, "local"),
         ),
     ]
     for view, health, text, place in cases:

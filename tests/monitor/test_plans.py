@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.plans import KEYS_A_CALL, Carrying, Change, Counting, Letters, Scope
+from ftlayer.monitor.plans import KEYS_A_CALL, Carrying, Change, Counting, Letters, PlanScope
 from ftlayer.monitor.where import parse_where
 from ftlayer.vertex.calls import MAX_KEYS, Changed, Purge, RecordPage, Requeue, SelectRecords
 
@@ -18,7 +18,7 @@ def keys(*numbers: int) -> tuple[bytes, ...]:
 
 
 def test_keys_alone_are_asked_for_where_the_vertex_can_do_all_of_a_filter() -> None:
-    scopes = [Scope("a", SelectRecords("dead", operator="parse")), Scope("b", SelectRecords("dead"))]
+    scopes = [PlanScope("a", SelectRecords("dead", operator="parse")), PlanScope("b", SelectRecords("dead"))]
     counting = Counting(scopes, parse_where("operator = parse"), JobNames([]), NOW_MS)
     asked = counting.next_call()
     assert asked is not None
@@ -41,7 +41,7 @@ def test_keys_alone_are_asked_for_where_the_vertex_can_do_all_of_a_filter() -> N
 
 def test_records_are_asked_for_where_the_filter_looks_into_them(made: Any) -> None:
     counting = Counting(
-        [Scope("a", SelectRecords("dead"))], parse_where("record.price > 1"), JobNames([]), NOW_MS
+        [PlanScope("a", SelectRecords("dead"))], parse_where("record.price > 1"), JobNames([]), NOW_MS
     )
     asked = counting.next_call()
     assert asked is not None

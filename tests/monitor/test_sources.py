@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ftlayer.errors import ConfigError, VertexUnavailableError
-from ftlayer.monitor.sources import Source, sources_given, sources_here
+from ftlayer.monitor.sources import VertexSource, sources_given, sources_here
 from ftlayer.transport import sockets
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.service.access import (
@@ -111,5 +111,5 @@ def test_a_source_follows_its_file(tmp_path: Path) -> None:
         source.refreshed()
     (path / ACCESS_FILE).unlink()
     assert source.refreshed() is None
-    named = Source("x", "grpc://127.0.0.1:1", TOKEN)
+    named = VertexSource("x", "grpc://127.0.0.1:1", TOKEN)
     assert named.refreshed() is named

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from ftlayer.console.api.parameters import only_known
-from ftlayer.console.asking import Asked, ask, split_job
+from ftlayer.console.asking import OrderForm, ask, split_job
 from ftlayer.console.forms import AnyCaller, ApiOperator
 from ftlayer.console.jobs import shown_job, shown_order
 from ftlayer.console.rendering import console_of
@@ -140,7 +140,7 @@ def _checkpoints(request: Request, job: str, caller: AnyCaller) -> dict[str, Any
 def post_order(request: Request, job: str, body: OrderBody, caller: ApiOperator) -> Facts:
     """Ask something of a job: savepoint, stop, drain, cancel, stack. What becomes of it is at ``orders/{id}``."""
     console = console_of(request)
-    asked = Asked(body.action, body.run, body.id, body.directory, body.timeout, body.slot)
+    asked = OrderForm(body.action, body.run, body.id, body.directory, body.timeout, body.slot)
     return order_facts(ask(console.watch, job, asked, caller, console.clock().wall_ms))
 
 

@@ -17,7 +17,7 @@ from ftlayer.console.groups import dead_groups
 from ftlayer.console.pages.dead import begin_change, begin_work, export, known_work
 from ftlayer.console.pages.records import check_masking, explanation_of, known_record
 from ftlayer.console.rendering import console_of
-from ftlayer.console.searching import MOST, PAGE, Filter, search
+from ftlayer.console.searching import MOST, PAGE, RecordFilter, search
 from ftlayer.console.state import Console
 from ftlayer.console.works import Wanted, Work
 from ftlayer.monitor.editing import row_of_json
@@ -80,7 +80,7 @@ def records(
 ) -> Facts:
     """Records in a state: ``next`` is the ``after`` of the next page. A page may be empty and have more behind it."""
     console = console_of(request)
-    wanted = Filter(state, vertex, job, stream, operator, group, q, root, where)
+    wanted = RecordFilter(state, vertex, job, stream, operator, group, q, root, where)
     check_masking(console, wanted)
     found = search(console.watch, wanted, after=after, limit=limit, clock=console.clock)
     names, mask = console.watch.names(), console.options.mask_payloads
@@ -158,7 +158,7 @@ def make_plan(request: Request, body: PlanBody, caller: ApiOperator) -> Facts:
     """Count letters: a dry run. Nothing happens to them before the plan is carried out."""
     console = console_of(request)
     chosen = tuple(ChosenGroup(group.vertex, group.group, group.stream) for group in body.groups)
-    wanted = None if body.filter is None else Filter(**body.filter.model_dump())
+    wanted = None if body.filter is None else RecordFilter(**body.filter.model_dump())
     if wanted is not None:
         check_masking(console, wanted)
     choice = Choice(chosen, choice_of((), tuple(body.keys)).keys, wanted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ftlayer.console.forms import Form, PostedForm
+from ftlayer.console.forms import PostedForm, SubmittedForm
 from ftlayer.console.guard import LOGIN, peer_of, session_key, too_many
 from ftlayer.console.login import SESSION_MS
 from ftlayer.console.rendering import console_of, go_to, page
@@ -23,7 +23,7 @@ def login_page(request: Request, token: str = "", next: str = "/") -> Response:
 async def log_in(request: Request) -> Response:
     """Begin a session."""
     console = console_of(request)
-    form = Form(await request.form(max_files=0, max_fields=10))
+    form = SubmittedForm(await request.form(max_files=0, max_fields=10))
     wanted = own_path(form.text("next"))
     peer = peer_of(request.scope)
     wait_ms = console.throttle.wait_ms(peer)

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from markupsafe import Markup
 
 from ftlayer.console import charts, formats
-from ftlayer.console.asking import Asked, actions_of, ask, drawn_id, split_job
+from ftlayer.console.asking import OrderForm, actions_of, ask, drawn_id, split_job
 from ftlayer.console.forms import Operator, PostedForm
 from ftlayer.console.graph import GraphEdge, GraphNode, draw
 from ftlayer.console.hours import JOB_SERIES, shown_hour
@@ -123,7 +123,7 @@ def order(request: Request, job: str, caller: Operator, form: PostedForm) -> Res
     slot = form.text("slot")
     if slot and not slot.isdecimal():
         raise ConfigError(f"slot: expected a number, got {slot!r}")
-    asked = Asked(
+    asked = OrderForm(
         action=form.text("action"),
         run=form.text("run"),
         id=form.text("id"),

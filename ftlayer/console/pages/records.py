@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from ftlayer.console.forms import AnyCaller
 from ftlayer.console.places import with_query
 from ftlayer.console.rendering import console_of, page
-from ftlayer.console.searching import STATES, Filter, record_of, search
+from ftlayer.console.searching import STATES, RecordFilter, record_of, search
 from ftlayer.console.state import Console
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
@@ -90,16 +90,16 @@ def record_page(request: Request, vertex: str, key: str) -> Response:
     )
 
 
-def filter_of(query: Mapping[str, str]) -> Filter:
+def filter_of(query: Mapping[str, str]) -> RecordFilter:
     """Read a filter from a query string. Raises `ConfigError`."""
     texts: dict[str, Any] = {name: query[name].strip() for name in _TEXTS if query.get(name, "").strip()}
     group = query.get("group", "")
     if group and not group.isdecimal():
         raise ConfigError(f"group: expected a number, got {group!r}")
-    return replace(Filter(group=int(group) if group else -1), **texts)
+    return replace(RecordFilter(group=int(group) if group else -1), **texts)
 
 
-def check_masking(console: Console, wanted: Filter) -> None:
+def check_masking(console: Console, wanted: RecordFilter) -> None:
     """Raise `ConfigError` for a question whose answer would tell what payloads hold."""
     if console.options.mask_payloads and (wanted.q or wanted.where):
         raise ConfigError("this console masks payloads: text and conditions on fields are not searched for")

@@ -48,7 +48,7 @@ def title_of(name: str) -> str:
     return shortened(name.replace("\0", "\\0"), MAX_NAME_BYTES)
 
 
-class BatchLog:
+class BatchHistory:
     """The last batches of a query, timed at the steps of the protocol: a clock is read once a step.
 
     `watch` and `through` are the batch's thread's; the rest is any thread's.
@@ -128,7 +128,7 @@ class QueryTelling:
     def __init__(
         self,
         supervisor: QuerySupervisor,
-        log: BatchLog,
+        log: BatchHistory,
         *,
         owner: str,
         run: str,

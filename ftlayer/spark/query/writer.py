@@ -29,7 +29,7 @@ from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor
-from ftlayer.spark.query.telling import BatchLog, QueryTelling, title_of
+from ftlayer.spark.query.telling import BatchHistory, QueryTelling, title_of
 from ftlayer.spark.sessions import links_of, tells_of_its_end
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
@@ -174,7 +174,7 @@ class TrackedWriter:
         if self._ending.rejects and WHOLE_QUERY in limits:
             limits[SINK] = limits[WHOLE_QUERY]
         circuits = QueryCircuits(self._name, limits) if limits else None
-        execution, log = uuid.uuid4().hex, BatchLog()
+        execution, log = uuid.uuid4().hex, BatchHistory()
         # Before anything runs that could not be handed out, where one of them fails.
         announcer, links = self._plan.layer.job_announcer, links_of(source.frame.sparkSession)
         since_ms = time.time_ns() // 1_000_000
@@ -222,7 +222,7 @@ class TrackedWriter:
         stream: str,
         circuits: QueryCircuits | None,
         run: str,
-        log: BatchLog,
+        log: BatchHistory,
     ) -> StreamingQuery:
         """Start one run of the Spark query: a new epoch, which fences the run before."""
         layer = self._plan.layer

@@ -31,7 +31,7 @@ from ftlayer.vertex.rules.editing import as_stored
 from ftlayer.vertex.rules.names import names_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.rules.walking import Passed, Span, Walks
+from ftlayer.vertex.rules.walking import PassedRows, Span, Walks
 
 SHOWN_ORIGINS = 3
 """The audit log names so many letters one by one."""
@@ -50,7 +50,7 @@ class Listing:
             streams = [stream for stream in streams if stream.name == call.stream]
         found: list[RecordInfo] = []
         for record in Walks(self._state, txn).records(call.state, Span(streams, call.after, call.limit + 1)):
-            if isinstance(record, Passed):
+            if isinstance(record, PassedRows):
                 continue
             if len(found) == call.limit:
                 return RecordList(tuple(found), found[-1].key)

@@ -9,7 +9,7 @@ from ftlayer.store.kv import ReadTransaction
 from ftlayer.vertex.calls import MAX_EXAMINED, MAX_PAGE_BYTES, RecordInfo, RecordPage, SelectRecords
 from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.state import ShardState
-from ftlayer.vertex.rules.walking import NEVER_MS, PASSED_AT_ONCE, Passed, Record, Span, Walks
+from ftlayer.vertex.rules.walking import NEVER_MS, PASSED_AT_ONCE, PassedRows, Record, Span, Walks
 
 
 def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> RecordPage:
@@ -25,7 +25,7 @@ def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> Reco
         if examined + passed >= MAX_EXAMINED or len(keys) == call.limit or size >= MAX_PAGE_BYTES:
             return RecordPage(tuple(infos), tuple(keys), examined, last)
         last = record.key
-        if isinstance(record, Passed):
+        if isinstance(record, PassedRows):
             passed += PASSED_AT_ONCE
             continue
         examined += 1
@@ -80,7 +80,7 @@ def _span(state: ShardState, call: SelectRecords) -> Span:
 
 def _candidates(
     state: ShardState, txn: ReadTransaction, call: SelectRecords, span: Span
-) -> Iterator[Record | Passed]:
+) -> Iterator[Record | PassedRows]:
     """Return the records that can be wanted, in the fewest steps that lead to them."""
     walks = Walks(state, txn)
     if call.keys:
@@ -96,7 +96,7 @@ def _candidates(
 
 def _dead_candidates(
     state: ShardState, walks: Walks, call: SelectRecords, span: Span
-) -> Iterator[Record | Passed]:
+) -> Iterator[Record | PassedRows]:
     if call.group >= 0:
         stream = state.find_stream(call.stream)
         return (

@@ -67,7 +67,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassedRows:
     """A walk has passed `PASSED_AT_ONCE` segments that have no such record, and come to ``key``."""
 
     key: bytes
@@ -121,7 +121,7 @@ class Walks:
         self._txn = txn
         self._names: dict[int, tuple[str, str]] = {}
 
-    def records(self, state: str, span: Span) -> Iterator[Record | Passed]:
+    def records(self, state: str, span: Span) -> Iterator[Record | PassedRows]:
         """Return the records in a state, one of `ListRecords.state`."""
         match state:
             case "pending":
@@ -190,7 +190,7 @@ class Walks:
         for sequence, rows, _ in by_segment(located.locations[located.pending]):
             yield from self._tracked_at(sequence, rows, is_due=False)
 
-    def _waiting(self, span: Span) -> Iterator[Record | Passed]:
+    def _waiting(self, span: Span) -> Iterator[Record | PassedRows]:
         after = span.after
         if not after.startswith(_IN_TABLE):
             if not span.since_ms:
@@ -198,7 +198,7 @@ class Walks:
             after = b""
         yield from self._failed(FailedTable.WAITING, span.behind(after[1:]), _IN_TABLE)
 
-    def _tracked(self, span: Span, *, is_due: bool) -> Iterator[Record | Passed]:
+    def _tracked(self, span: Span, *, is_due: bool) -> Iterator[Record | PassedRows]:
         """Return rows of tracked segments: those that are due, or those that are in flight."""
         first = int.from_bytes(span.after[:8], "big")
         if is_due:
@@ -212,7 +212,7 @@ class Walks:
             if live is None or not len(which):
                 passed += 1
                 if not passed % PASSED_AT_ONCE:
-                    yield Passed((_IN_SEGMENT if is_due else b"") + _row_key(sequence, _LAST_ROW))
+                    yield PassedRows((_IN_SEGMENT if is_due else b"") + _row_key(sequence, _LAST_ROW))
                 continue
             for at in range(0, len(which), span.most):
                 yield from self._rows(sequence, live, which[at : at + span.most], is_due=is_due)
@@ -252,7 +252,7 @@ class Walks:
         info = replace(info, roots=live.roots(which, info.roots))
         state, prefix = ("waiting", _IN_SEGMENT) if is_due else ("pending", b"")
         registered_ms = 0 if is_due else _registered_ms(live)
-        rows = _Rows(self, sequence, head, which, info, live.stream, state, registered_ms)
+        rows = _WalkedRows(self, sequence, head, which, info, live.stream, state, registered_ms)
         for index, row in enumerate(which.tolist()):
             yield _Row(rows, index, prefix + _row_key(sequence, row))
 
@@ -312,7 +312,7 @@ class Walks:
                 first = max(start - entry.start, 0)
                 for at in range(first, entry.rows, span.most):
                     which = np.arange(at, min(at + span.most, entry.rows))
-                    rows = _Rows(
+                    rows = _WalkedRows(
                         self, entry.segment, head, which, head.info.take(which), stream, "delivery", 0
                     )
                     for index in range(len(which)):
@@ -402,7 +402,7 @@ class _Failed(Record):
         )
 
 
-class _Rows:
+class _WalkedRows:
     """Rows of a segment whose payload is read when the first of them is looked into."""
 
     def __init__(
@@ -445,7 +445,7 @@ class _Row(Record):
 
     __slots__ = ("_index", "_rows")
 
-    def __init__(self, rows: _Rows, index: int, key: bytes) -> None:
+    def __init__(self, rows: _WalkedRows, index: int, key: bytes) -> None:
         info = rows.info
         super().__init__(key, rows.stream, int(info.roots[index]), int(info.origins[index]))
         self._rows = rows

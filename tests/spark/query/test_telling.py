@@ -9,7 +9,7 @@ import pytest
 
 from ftlayer.errors import QueryError, UnsupportedError
 from ftlayer.spark.protocol import JUDGED, BatchReport
-from ftlayer.spark.query.telling import KEPT_BATCHES, RATE_MS, BatchLog, QueryTelling, rates_of, title_of
+from ftlayer.spark.query.telling import KEPT_BATCHES, RATE_MS, BatchHistory, QueryTelling, rates_of, title_of
 from ftlayer.vertex.calls import AnnounceJob, BatchState, Incident, JobOrder, OpenQuery, OrderAction
 from ftlayer.vertex.wire.checks import check_call
 from ftlayer.vertex.wire.job_checks import check_job_call
@@ -25,7 +25,7 @@ class Clock:
         return self.ms
 
 
-def run_batch(log: BatchLog, clock: Clock, batch: int, *, ms: float = 10.0, at_ms: int = 1_000) -> None:
+def run_batch(log: BatchHistory, clock: Clock, batch: int, *, ms: float = 10.0, at_ms: int = 1_000) -> None:
     for step in STEPS:
         log.watch(step, batch)
         clock.ms += ms
@@ -34,7 +34,7 @@ def run_batch(log: BatchLog, clock: Clock, batch: int, *, ms: float = 10.0, at_m
 
 def test_phases_are_the_times_between_the_steps() -> None:
     clock = Clock()
-    log = BatchLog(clock)
+    log = BatchHistory(clock)
     for step, ms in zip(STEPS, (1, 100, 20, 3, 50, 7, 2, 0), strict=True):
         log.watch(step, 4)
         clock.ms += ms
@@ -53,7 +53,7 @@ def test_phases_are_the_times_between_the_steps() -> None:
 
 def test_a_batch_that_was_committed_before_has_no_phases() -> None:
     clock = Clock()
-    log = BatchLog(clock)
+    log = BatchHistory(clock)
     run_batch(log, clock, 1)
     for step in ("begin", "begun", "reported"):
         log.watch(step, 2)
@@ -63,7 +63,7 @@ def test_a_batch_that_was_committed_before_has_no_phases() -> None:
 
 def test_the_last_batches_are_kept_and_all_are_counted() -> None:
     clock = Clock()
-    log = BatchLog(clock)
+    log = BatchHistory(clock)
     for batch in range(KEPT_BATCHES + 20):
         run_batch(log, clock, batch)
     assert [batch.batch for batch in log.batches] == list(range(20, KEPT_BATCHES + 20))
@@ -73,7 +73,7 @@ def test_the_last_batches_are_kept_and_all_are_counted() -> None:
 
 def test_rates_are_those_of_the_last_seconds() -> None:
     clock = Clock()
-    log = BatchLog(clock)
+    log = BatchHistory(clock)
     run_batch(log, clock, 1, at_ms=1_000)
     run_batch(log, clock, 2, at_ms=5_000)
     assert rates_of(log.batches, 6_000) == {"records_in": 20.0, "failed": 2.0}
@@ -93,7 +93,7 @@ def supervisor() -> Any:
 @pytest.fixture
 def telling(supervisor: Any) -> QueryTelling:
     clock = Clock()
-    log = BatchLog(clock)
+    log = BatchHistory(clock)
     run_batch(log, clock, 1)
     return QueryTelling(
         supervisor,
