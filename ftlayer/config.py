@@ -62,7 +62,7 @@ class VertexOptions:
         tracker: ``"table"``, or ``"exact"`` for the diagnostic one (some hundred times slower).
         timeout_buckets: a root expires between its timeout and timeout × (1 + 1 / (buckets − 1)).
         metrics_port: port of the Prometheus endpoint (on the host that the vertex listens on, 127.0.0.1 behind a Unix
-            socket), None for none. Whoever reaches it reads it: there is no token, and no record in what it says.
+            socket), None for none. All that reach it can read it: there is no token, and no record in what it says.
     """
 
     path: str | Path

@@ -253,7 +253,7 @@ def test_the_throttle_forgets_peers(clock: Any) -> None:
 
 
 def test_a_session_that_was_ended_is_none(clock: Any) -> None:
-    """A session that has ended is no session, whoever brings its id."""
+    """A session that has ended is no session, no matter who brings its id."""
     sessions = Sessions(clock)
     key = sessions.start(Users.drawn().first)
     assert sessions.find(key, used=True) is not None

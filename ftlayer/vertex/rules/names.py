@@ -44,4 +44,4 @@ def _owner(state: ShardState, stream: Stream) -> tuple[str, JobKind | None]:
     if stream.name.startswith(INGEST):
         return "", None
     owner = owner_of(stream.name)
-    return owner, JobKind.TOPOLOGY if state.owners.has_claimed(owner) else None
+    return owner, JobKind.TOPOLOGY if state.owners.run_of(owner) else None

@@ -137,10 +137,13 @@ class DeadLetters:
 
     def _shown(self, txn: ReadTransaction, taken: Sequence[tuple[Stream, FailedRecord]]) -> str:
         """Return the streams of letters by the names that people gave, and of a few letters their origins."""
-        origins: dict[str, list[str]] = {}
+        by_stream: dict[int, list[str]] = {}
         for stream, record in taken:
-            names = names_of(self._state, txn, stream)
-            origins.setdefault(f"{names.title}/{names.source}", []).append(f"{record.origin:016x}")
+            by_stream.setdefault(stream.number, []).append(f"{record.origin:016x}")
+        origins: dict[str, list[str]] = {}
+        for number, each in by_stream.items():
+            names = names_of(self._state, txn, self._state.numbers[number])
+            origins.setdefault(f"{names.title}/{names.source}", []).extend(each)
         if len(taken) <= SHOWN_ORIGINS:
             return "; ".join(f"{name}: {', '.join(each)}" for name, each in sorted(origins.items()))
         return "; ".join(sorted(origins))

@@ -31,10 +31,6 @@ class Owners:
         """Read who has claimed what."""
         self._runs = dict(all_jobs(txn))
 
-    def has_claimed(self, job: str) -> bool:
-        """Whether a run has claimed a topology of that name, ever."""
-        return job in self._runs
-
     def claim(self, txn: WriteTransaction, call: ClaimJob) -> JobClaimed:
         """Give a job to a new run."""
         previous = self._runs.get(call.job, "")
