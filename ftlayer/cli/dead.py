@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,6 +25,7 @@ from ftlayer.cli.records import (
 )
 from ftlayer.clock import system_now
 from ftlayer.errors import ConfigError
+from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.printable import printable, printing_console
 
 if TYPE_CHECKING:
@@ -49,13 +49,6 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say how many it would be, and of what; change nothing.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-
-
-class ExportFormat(StrEnum):
-    """The values of ``export --format``."""
-
-    JSONL = "jsonl"
-    PARQUET = "parquet"
 
 
 # ---------------------------------------------------------------- looking
@@ -210,7 +203,8 @@ def edit(
 @asking
 def export(
     output: Annotated[
-        Path | None, typer.Option(help="A new file; without it, JSON lines go to standard output.")
+        Path | None,
+        typer.Option(help="A new file, .jsonl or .parquet; without it, JSON lines go to standard output."),
     ] = None,
     where: WhereText = "",
     format: Annotated[ExportFormat | None, typer.Option(help="Else the ending of the file says it.")] = None,
@@ -219,21 +213,17 @@ def export(
     asking: Asking,
 ) -> None:
     """Write dead letters to a file, records with all of their attempts; they stay where they are."""
-    from ftlayer.cli.exporting import export_letters
+    from ftlayer.cli.exporting import export_letters, format_for
     from ftlayer.monitor.names import JobNames
 
-    kind = format or (
-        ExportFormat.PARQUET if output is not None and output.suffix == ".parquet" else ExportFormat.JSONL
-    )
-    if kind is ExportFormat.PARQUET and output is None:
-        raise ConfigError("--output: name a file to write Parquet to")
+    wanted = format_for(output, format)
     with asking.gatherer() as gatherer:
         names = JobNames(gatherer.views())
         selections = _selections(gatherer, where)
         if dry_run:
             _print_groups(asking, _grouped(gatherer, selections, names), names)
             return
-        count = export_letters(gatherer, selections, names, output, is_parquet=kind is ExportFormat.PARQUET)
+        count = export_letters(gatherer, selections, names, output, wanted)
     if output is not None:
         if asking.as_json:
             print_json({"exported": count, "output": str(output)})

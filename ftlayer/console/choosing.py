@@ -35,6 +35,10 @@ class Choice:
             what = "nothing was chosen" if not given else "groups, letters and a filter were chosen at once"
             raise ConfigError(f"{what}; choose groups, or letters, or say a filter")
         if self.filter is not None:
+            if self.filter.root:
+                raise ConfigError(
+                    "root: a filter that changes letters has none; choose the letters that it finds"
+                )
             wanted = replace(self.filter, state=DEAD)
             return list(selections_of(console.watch, wanted, console.clock().wall_ms))
         selections = [

@@ -188,6 +188,8 @@ def test_letters_are_exported_as_lines_and_as_parquet(letters: Letters, tmp_path
     code, output = letters.run("dead", "export", "--output", lines)
     assert (code, "is there already" in output) == (2, True)
     assert letters.run("dead", "export", "--format", "parquet")[0] == 2
+    code, output = letters.run("dead", "export", "--output", tmp_path / "letters.txt")
+    assert (code, "letters.txt ends in neither .jsonl" in output) == (2, True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["letters.jsonl", "letters.parquet"]
     assert len(letters.found()) == 3
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
+import io
 import json
 import re
 from typing import Any
 
 import pytest
+from pyarrow import parquet
 
 from ftlayer.vertex.calls import DeadGroups, Stats
 
@@ -167,16 +170,58 @@ def test_a_selection_of_letters(visitor: Any, vertex: Any) -> None:
 
 @pytest.mark.usefixtures("letters")
 def test_an_export(visitor: Any, vertex: Any) -> None:
-    """A line of JSON a letter, with its attempts."""
+    """As lines of JSON or as Parquet, each letter with what is known of it."""
     visitor.log_in("operator")
     groups = ids_of(visitor.get("/dead").text)
     plan = visitor.post("/dead/plans", {"action": "export", "group": groups}).headers["location"]
     assert "5 letters" in settled(visitor, plan)
     answer = visitor.get(f"{plan}/export")
-    assert "attachment" in answer.headers["content-disposition"]
+    assert re.search(r'attachment; filename="[^"]+\.jsonl"', answer.headers["content-disposition"])
     letters = [json.loads(line) for line in answer.text.splitlines()]
     assert sorted(letter["record"]["id"] for letter in letters) == [0, 1, 2, 3, 4]
+    answer = visitor.get(f"{plan}/export?format=parquet")
+    assert re.search(r'attachment; filename="[^"]+\.parquet"', answer.headers["content-disposition"])
+    rows = parquet.read_table(io.BytesIO(answer.content)).to_pylist()
+    assert {row["key"] for row in rows} == {letter["key"] for letter in letters}
+    assert visitor.get(f"{plan}/export?format=csv").status_code == 400
     assert visitor.post(f"{plan}/export").status_code in (400, 405)
+    assert dead(vertex) == 5
+
+
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize(
+    ("search", "found"),
+    [
+        ("operator=parse", [0, 1, 2]),
+        ("where=record.id %3E= 2 and operator = parse", [2]),
+        ("q=who", [3, 4]),
+        ("", [0, 1, 2, 3, 4]),
+    ],
+)
+def test_all_that_a_search_finds(visitor: Any, vertex: Any, search: str, found: list[int]) -> None:
+    """Not what is shown of it alone: exported, and then purged."""
+    page = visitor.log_in("operator").get(f"/records?state=dead&{search}").text
+    whole = re.search(r'name="filter" value="([^"]+)"', page)
+    assert whole is not None
+    chosen = {"filter": html.unescape(whole[1])}
+    plan = visitor.post("/dead/plans", chosen | {"action": "export"}).headers["location"]
+    settled(visitor, plan)
+    lines = visitor.get(f"{plan}/export").text.splitlines()
+    assert sorted(json.loads(line)["record"]["id"] for line in lines) == found
+    plan = visitor.post("/dead/plans", chosen | {"action": "purge"}).headers["location"]
+    settled(visitor, plan)
+    visitor.post(f"{plan}/purge")
+    settled(visitor, plan)
+    assert dead(vertex) == 5 - len(found)
+
+
+@pytest.mark.usefixtures("letters")
+def test_a_search_for_a_root_changes_what_is_chosen_alone(visitor: Any, vertex: Any) -> None:
+    """A filter does not take the root with it: it would change all letters."""
+    visitor.log_in("operator")
+    assert 'name="filter"' not in visitor.get("/records?state=dead&root=0000000000000001").text
+    answer = visitor.post("/dead/plans", {"action": "purge", "filter": "state=dead&root=0000000000000001"})
+    assert answer.status_code == 400
     assert dead(vertex) == 5
 
 

