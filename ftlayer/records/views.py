@@ -35,10 +35,10 @@ def check_views(batch: pa.RecordBatch, most: int) -> None:
 
 def check_view_types(schema: pa.Schema) -> None:
     """Raise ValueError for columns that cannot be taken apart: run-end encoded ones, views in unions and such."""
-    for kind in _kinds(schema.types):
+    for kind in kinds_within(schema.types):
         if pa.types.is_run_end_encoded(kind):
             raise ValueError("a run-end encoded column; send its rows one by one")
-        if not _is_taken_apart(kind) and any(inner.id in _IDS for inner in _kinds([kind])):
+        if not _is_taken_apart(kind) and any(inner.id in _IDS for inner in kinds_within([kind])):
             raise ValueError(f"string or binary views within {kind}; send them as string or binary")
 
 
@@ -76,10 +76,10 @@ def _may_have_inner(kind: pa.DataType) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def _views_within(kind: pa.DataType) -> bool:
-    return any(inner.id in _IDS for inner in _kinds([kind]))
+    return any(inner.id in _IDS for inner in kinds_within([kind]))
 
 
-def _kinds(kinds: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
+def kinds_within(kinds: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
     """Return types, and those within them."""
     waiting = list(kinds)
     while waiting:

@@ -7,10 +7,12 @@ stream, since a message alone lacks the dictionaries.
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from ftlayer.errors import StoreDamagedError
+from ftlayer.records.alone import may_share, row_alone
 from ftlayer.records.ipc import as_message, has_dictionaries
 from ftlayer.records.views import with_views, without_views
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
@@ -20,6 +22,18 @@ _PREFIX = b"schema/"
 _DIGEST_BYTES = 16
 
 
+class _KnownSchema(NamedTuple):
+    """A schema, whether parts of it are coded by dictionaries, and whether its rows may share values."""
+
+    schema: pa.Schema
+    dictionaries: bool
+    shares: bool
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> _KnownSchema:
+        return cls(schema, has_dictionaries(schema), may_share(schema))
+
+
 class Payloads:
     """Writes and reads payload, and remembers the schemas it met. Schemas are never removed: they are few
     and small.
@@ -27,25 +41,30 @@ class Payloads:
 
     def __init__(self) -> None:
         self._latest: tuple[pa.Schema, bytes] | None = None
-        self._schemas: dict[bytes, tuple[pa.Schema, bool]] = {}
+        self._schemas: dict[bytes, _KnownSchema] = {}
 
     def write(self, txn: WriteTransaction, payload: pa.RecordBatch) -> tuple[bytes, memoryview]:
         """Return the digest of the payload's schema, which is stored if it is new, and the IPC bytes."""
         digest = self._digest(payload.schema)
         if txn.get("meta", _PREFIX + digest) is None:
             txn.put("meta", _PREFIX + digest, memoryview(payload.schema.serialize()))
-        return digest, memoryview(as_message(payload, dictionaries=self._schemas[digest][1]))
+        return digest, memoryview(as_message(payload, dictionaries=self._schemas[digest].dictionaries))
+
+    def write_row(self, txn: WriteTransaction, payload: pa.RecordBatch, row: int) -> tuple[bytes, memoryview]:
+        """As `write`, for one row of a payload: what is returned has nothing of the rows beside it."""
+        known = self._schemas[self._digest(payload.schema)]
+        return self.write(txn, row_alone(payload, row, shares=known.shares))
 
     def read(self, txn: ReadTransaction, digest: bytes, body: bytes | memoryview) -> pa.RecordBatch:
         """Return the record batch written as ``body``; it owns its memory.
 
         Raises `StoreDamagedError` for an unknown schema or bytes that are not its record batch.
         """
-        schema, has_dictionaries = self._schema(txn, digest)
+        known = self._schema(txn, digest)
         owned = pa.py_buffer(body if isinstance(body, bytes) else bytes(body))
         try:
-            if not has_dictionaries:
-                return pa.ipc.read_record_batch(owned, schema)
+            if not known.dictionaries:
+                return pa.ipc.read_record_batch(owned, known.schema)
             with pa.ipc.open_stream(owned) as reader:
                 return reader.read_next_batch()
         except (pa.ArrowException, OSError) as error:
@@ -55,21 +74,21 @@ class Payloads:
         if self._latest is not None and self._latest[0].equals(schema, check_metadata=True):
             return self._latest[1]
         digest = hashlib.blake2b(memoryview(schema.serialize()), digest_size=_DIGEST_BYTES).digest()
-        self._schemas[digest] = schema, has_dictionaries(schema)
+        self._schemas[digest] = _KnownSchema.of(schema)
         self._latest = schema, digest
         return digest
 
     def schema(self, txn: ReadTransaction, digest: bytes) -> pa.Schema:
         """Return the schema of this digest; `StoreDamagedError` if the store lacks it."""
-        return self._schema(txn, digest)[0]
+        return self._schema(txn, digest).schema
 
-    def _schema(self, txn: ReadTransaction, digest: bytes) -> tuple[pa.Schema, bool]:
+    def _schema(self, txn: ReadTransaction, digest: bytes) -> _KnownSchema:
         if digest not in self._schemas:
             stored = txn.get("meta", _PREFIX + digest)
             if stored is None:
                 raise StoreDamagedError(f"the store lacks the schema {digest.hex()} of rows it holds")
             schema = pa.ipc.read_schema(pa.py_buffer(bytes(stored)))
-            self._schemas[digest] = schema, has_dictionaries(schema)
+            self._schemas[digest] = _KnownSchema.of(schema)
         return self._schemas[digest]
 
 

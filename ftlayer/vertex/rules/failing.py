@@ -76,7 +76,7 @@ class Failing:
         info = rows.info
         origin, attempt = int(info.origins[row]), int(info.attempts[row])
         retry = next_attempt(stream.options, origin, attempt, cause, wall_ms=now.wall_ms)
-        digest, body = self._state.payloads.write(txn, rows.payload.slice(row, 1))
+        digest, body = self._state.payloads.write_row(txn, rows.payload, row)
         hashes, flat = failed.hashes_of(info.key_hashes, row)
         frames, last_line = split_traceback(cut(cause.traceback, MAX_TRACEBACK))
         shared = len(frames) >= SHARED_FROM
