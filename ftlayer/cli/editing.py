@@ -15,7 +15,7 @@ import typer
 
 from ftlayer.cli.connection import EXIT_ERROR, read_file, warn
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.editing import json_of_row, row_of_json, value_of_text
+from ftlayer.monitor.row_json import json_of_row, row_of_json, value_of_text
 from ftlayer.vertex.calls import RecordInfo
 
 

@@ -191,7 +191,7 @@ def payload_text(info: RecordInfo, longest: int | None = None) -> str:
     """Return a record's payload as JSON, cut to ``longest`` characters."""
     import json
 
-    from ftlayer.monitor.editing import json_of_row
+    from ftlayer.monitor.row_json import json_of_row
 
     text = json.dumps(json_of_row(info.payload), ensure_ascii=False)
     return text if longest is None or len(text) <= longest else f"{text[: longest - 1]}…"

@@ -12,7 +12,7 @@ from ftlayer.console.asking import by
 from ftlayer.console.guard import Caller
 from ftlayer.console.state import Console
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.editing import row_of_json
+from ftlayer.monitor.row_json import row_of_json
 from ftlayer.monitor.search import DEAD
 from ftlayer.vertex.calls import Changed, Edit, EditAndRequeue, RecordInfo
 

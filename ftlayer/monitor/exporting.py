@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from ftlayer.dead_letters.letter import letter_of, row_of
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
-from ftlayer.monitor.editing import json_of_row
 from ftlayer.monitor.facts import record_facts
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.row_json import json_of_row
 from ftlayer.vertex.calls import RecordInfo
 
 GROUP_ROWS = 5_000

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from ftlayer.records.arrow_types import is_binary, is_string
+
 
 def says(batch: pa.RecordBatch, sought: bytes) -> bool:
     """Whether a text or binary value in ``batch`` has ``sought`` in it. Unions are not looked into."""
@@ -28,23 +30,8 @@ def _values(column: pa.Array) -> Iterator[bytes]:
         yield from _values(column.items.slice(first, end - first))
     elif pa.types.is_nested(kind) and not pa.types.is_union(kind):
         yield from _values(column.flatten())
-    elif _is_text(kind):
+    elif is_string(kind):
         # As bytes: what is stored need not be UTF-8.
         yield from (value.as_py() for value in column.cast(pa.large_binary()).drop_null())
-    elif _is_binary(kind):
+    elif is_binary(kind):
         yield from (value.as_py() for value in column.drop_null())
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return any((pa.types.is_string(kind), pa.types.is_large_string(kind), pa.types.is_string_view(kind)))
-
-
-def _is_binary(kind: pa.DataType) -> bool:
-    return any(
-        (
-            pa.types.is_binary(kind),
-            pa.types.is_large_binary(kind),
-            pa.types.is_fixed_size_binary(kind),
-            pa.types.is_binary_view(kind),
-        )
-    )

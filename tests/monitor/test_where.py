@@ -4,22 +4,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.names import JobNames
-from ftlayer.monitor.where import (
-    Comparison,
-    Every,
-    Negation,
-    Pushed,
-    Some,
-    Value,
-    Where,
-    parse_where,
-    value_of,
-)
+from ftlayer.monitor.where import Where, parse_where
+from ftlayer.monitor.where.conditions import Comparison, Every, Negation, Some, Value
+from ftlayer.monitor.where.pushing import Pushed
 from ftlayer.vertex.calls import RecordInfo
 
 NOW_MS = 1_800_000_000_000
@@ -161,10 +153,18 @@ def test_what_is_wrong_is_said_with_its_place(text: str, said: str) -> None:
 # ---------------------------------------------------------------- properties
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+
+
+def value_of(text: str) -> Value:
+    """Return ``text`` as a value, in quotes where it is no word."""
+    is_word = not set(text) & set('"()=<>!~') and len(text.split()) == 1 and text == text.strip()
+    return Value(text, quoted=not is_word or text in ("and", "or", "not"))
+
+
 VALUES = st.one_of(
     TEXTS.map(value_of),
     st.text(st.characters(exclude_categories=("Cs",)), max_size=4).map(lambda text: Value(text, quoted=True)),
-    st.sampled_from(["12.5", "null", "true", "-3"]).map(Value),
+    st.sampled_from(["12.5", "null", "true", "-3", "7", "7.0"]).map(Value),
 )
 ORDERED = ("=", "!=", "<", "<=", ">", ">=")
 COMPARISONS = st.one_of(
@@ -247,7 +247,8 @@ def test_any_text_is_a_filter_or_an_error_of_ours(text: str) -> None:
     where.pushed(NOW_MS)
 
 
-@given(CONDITIONS, st.integers(0, 1_200_000), st.sampled_from(["parse", "trim"]))
+@given(CONDITIONS, st.integers(0, 1_200_000), st.sampled_from(["parse", "trim", "7"]))
+@example(Comparison(("operator",), "=", Value("7.0")), 0, "7")
 def test_a_vertex_gives_at_least_what_holds(condition: Any, age_ms: int, operator: str) -> None:
     where = Where(condition)
     info = a_record(operator=operator, history=((NOW_MS - age_ms, "x", operator),))

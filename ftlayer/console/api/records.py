@@ -20,9 +20,9 @@ from ftlayer.console.rendering import console_of
 from ftlayer.console.searching import MOST, PAGE, RecordFilter, search
 from ftlayer.console.state import Console
 from ftlayer.console.works import Wanted, Work
-from ftlayer.monitor.editing import row_of_json
 from ftlayer.monitor.facts import Facts, iso, letter_group_facts, record_facts
 from ftlayer.monitor.file_formats import ExportFormat
+from ftlayer.monitor.row_json import row_of_json
 
 router = APIRouter(prefix="/api/v1", tags=["records"], dependencies=[Depends(only_known)])
 

@@ -1,0 +1,144 @@
+"""Facts of jobs: all that their drivers announced, orders to them, and how they are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ftlayer.monitor.bottleneck import bottleneck
+from ftlayer.monitor.facts.checkpoints import checkpoints_facts
+from ftlayer.monitor.facts.common import Facts, circuit_facts, iso, judgement_facts, seconds
+from ftlayer.monitor.facts.graph import edge_facts, operator_facts, plan_facts, slot_facts
+from ftlayer.monitor.facts.masking import masked_failure
+from ftlayer.monitor.health import job_health
+from ftlayer.monitor.names import JobNames
+from ftlayer.monitor.views import VertexView
+from ftlayer.vertex.calls.jobs import (
+    AnnouncedJob,
+    BatchDetails,
+    HistogramDetails,
+    Hour,
+    Incident,
+    OrderRecord,
+)
+
+
+def job_summary_facts(
+    vertex: str,
+    announced: AnnouncedJob,
+    names: JobNames,
+    *,
+    mask: bool = False,
+    view: VertexView | None = None,
+) -> Facts:
+    """Return a job in a few fields, as lists of jobs have it; with ``view`` it is judged by its records too."""
+    job = announced.job
+    return {
+        "job": f"{vertex}:{job.owner}",
+        "vertex": vertex,
+        "owner": job.owner,
+        "name": names.label(vertex, job.owner),
+        "kind": str(job.kind),
+        "mode": job.mode,
+        "run": job.run,
+        "state": job.state,
+        "final": job.final,
+        "silent": announced.is_silent,
+        "heard_ago_seconds": seconds(announced.heard_ago_ms),
+        "as_of": iso(job.at_ms),
+        "since": iso(job.since_ms),
+        "ended": iso(job.ended_ms),
+        "uptime_seconds": seconds(max((job.ended_ms or job.at_ms) - job.since_ms, 0)),
+        "host": job.host,
+        "pid": job.pid,
+        "line": masked_failure(job.line) if mask else job.line,
+        "in_per_second": job.rates.get("records_in"),
+        "restarts": job.restarts,
+        "last_failure": masked_failure(job.last_failure) if mask else job.last_failure,
+        **judgement_facts(job_health(vertex, announced, view=view), mask=mask),
+    }
+
+
+def job_facts(
+    vertex: str,
+    announced: AnnouncedJob,
+    names: JobNames,
+    *,
+    hour: Hour | None = None,
+    mask: bool = False,
+    view: VertexView | None = None,
+) -> Facts:
+    """Return all that is known of a job; with ``hour`` and ``view`` it is judged by these too."""
+    job = announced.job
+    found = bottleneck(job)
+    return {
+        **job_summary_facts(vertex, announced, names, mask=mask, view=view),
+        **judgement_facts(job_health(vertex, announced, hour, view), mask=mask),
+        "checkpoint_location": job.checkpoint_location,
+        "bottleneck": None
+        if found is None
+        else {"operator": found.uid, "slot": found.slot, "text": found.text},
+        "plan": None if job.plan is None else plan_facts(job),
+        "operators": operator_facts(job),
+        "slots": slot_facts(job, mask=mask),
+        "edges": edge_facts(job),
+        "counters": {name: value for name, value in job.counters.items() if "/" not in name},
+        "rates": dict(job.rates),
+        "histograms": histogram_facts(job.histograms),
+        "incidents": [incident_facts(incident, mask=mask) for incident in announced.incidents],
+        "checkpoints": checkpoints_facts(job, mask=mask),
+        "circuits": {name: circuit_facts(status) for name, status in job.circuits.items()},
+        "batches": [batch_facts(batch) for batch in job.batches],
+        "orders": [order_facts(order, mask=mask) for order in announced.orders],
+        "links": dict(job.links),
+    }
+
+
+def incident_facts(incident: Incident, *, mask: bool = False) -> Facts:
+    """Return something that happened to a job."""
+    return {
+        "at": iso(incident.at_ms),
+        "kind": incident.kind,
+        "slot": None if incident.slot < 0 else incident.slot,
+        "text": masked_failure(incident.text) if mask else incident.text,
+    }
+
+
+def histogram_facts(histograms: Mapping[str, HistogramDetails]) -> list[Facts]:
+    """Return histograms: how many observations are at most each bound, the last count those above all."""
+    found = []
+    for name, histogram in sorted(histograms.items()):
+        metric, _, operator = name.partition("|")
+        facts = {"metric": metric, "operator": operator, "bounds": list(histogram.bounds)}
+        found.append({**facts, "counts": list(histogram.counts), "total_seconds": histogram.total})
+    return found
+
+
+def batch_facts(batch: BatchDetails) -> Facts:
+    """Return a micro-batch of a query."""
+    return {
+        "batch": batch.batch,
+        "at": iso(batch.at_ms),
+        "rows": batch.rows,
+        "delivered": batch.delivered,
+        "failed": batch.failed,
+        "dead": batch.dead,
+        "duration_seconds": seconds(batch.duration_ms),
+        "phases_seconds": {name: seconds(phase) for name, phase in batch.phases_ms.items()},
+    }
+
+
+def order_facts(record: OrderRecord, *, mask: bool = False) -> Facts:
+    """Return an order and what has become of it."""
+    order, answer = record.order, record.answer
+    return {
+        "id": order.id,
+        "action": str(order.action),
+        "by": order.by,
+        "asked": iso(order.asked_ms),
+        "directory": order.directory,
+        "timeout_seconds": seconds(order.timeout_ms) if order.timeout_ms else None,
+        "slot": None if order.slot < 0 else order.slot,
+        "state": str(answer.state),
+        "text": masked_failure(answer.text) if mask else answer.text,
+        "at": iso(answer.at_ms),
+    }
