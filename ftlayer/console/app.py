@@ -13,10 +13,11 @@ from ftlayer import __version__
 from ftlayer.console.api import jobs as api_jobs
 from ftlayer.console.api import records as api_records
 from ftlayer.console.forms import RefusedError
-from ftlayer.console.guard import API, EVENTS, Guard, error_body
+from ftlayer.console.guard import API, EVENTS, METRICS, Guard, error_body
 from ftlayer.console.live import events
+from ftlayer.console.metrics import Counted, console_families, exposition
 from ftlayer.console.pages import audit, checkpoints, dead, edit, entry, jobs, overview, records
-from ftlayer.console.rendering import STATIC_FILES, page
+from ftlayer.console.rendering import STATIC_FILES, console_of, page
 from ftlayer.console.state import Console
 from ftlayer.errors import (
     ConfigError,
@@ -56,13 +57,14 @@ def create_app(console: Console) -> ASGIApp:
         app.include_router(routes.router)
     streams: set[object] = set()
     app.add_route(EVENTS, lambda request: events(request, LIVE_PAGES, streams), include_in_schema=False)
+    app.add_route(METRICS, _metrics, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=STATIC_FILES), name="static")
     app.add_exception_handler(FTLayerError, _on_error)
     app.add_exception_handler(RefusedError, _on_refused)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(Exception, _on_fault)
-    return Guard(
+    guard = Guard(
         app,
         hosts=console.options.hosts(),
         users=console.users,
@@ -70,6 +72,15 @@ def create_app(console: Console) -> ASGIApp:
         throttle=console.throttle,
         cookie=console.cookie,
     )
+    return Counted(guard, console.traffic)
+
+
+def _metrics(request: Request) -> Response:
+    """Answer a scraper, which brings a user's token as any other caller does."""
+    console = console_of(request)
+    families = console_families(console.traffic, console.sessions, console.watch, console.clock().wall_ms)
+    text, media_type = exposition(families, request.headers.get("accept", ""))
+    return Response(text, media_type=media_type)
 
 
 def _on_error(request: Request, error: Exception) -> Response:

@@ -20,6 +20,7 @@ API = "/api/"
 LOGIN = "/login"
 STATIC = "/static/"
 EVENTS = "/events"
+METRICS = "/metrics"
 MAX_BODY_BYTES = 4 << 20
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -190,7 +191,7 @@ def _bounded(receive: Receive) -> Receive:
 
 async def _log_in_first(scope: Scope, send: Send) -> None:
     path: str = scope["path"]
-    if path.startswith(API) or path == EVENTS:
+    if path.startswith(API) or path in (EVENTS, METRICS):
         await _answer(
             path, send, 401, "UNAUTHORIZED", "log in, or send a token: 'Authorization: Bearer TOKEN'"
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ftlayer.clock import Now
 from ftlayer.console.login import Sessions, Throttle, Users
+from ftlayer.console.metrics import Traffic
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.console.watch import Watch
 from ftlayer.console.works import Works
@@ -26,6 +27,7 @@ class Console:
         cookie: name of the session's cookie.
         watch: what is known of vertices and jobs.
         works: what operators have it do to many letters.
+        traffic: the requests that it has answered.
     """
 
     options: ConsoleOptions
@@ -36,6 +38,7 @@ class Console:
     cookie: str
     watch: Watch
     works: Works
+    traffic: Traffic
 
     @classmethod
     def of(
@@ -46,4 +49,6 @@ class Console:
         cookie = "__Host-ftlayer" if options.has_tls else f"ftlayer-{port}"
         watch = Watch(gatherer, clock)
         works = Works(watch, clock)
-        return cls(options, options.users(), Sessions(clock), Throttle(clock), clock, cookie, watch, works)
+        return cls(
+            options, options.users(), Sessions(clock), Throttle(clock), clock, cookie, watch, works, Traffic()
+        )

@@ -64,6 +64,10 @@ class Watch:
         self._looked_ms = self._clock().mono_ms
         return self._gatherer.views()
 
+    def known(self) -> tuple[VertexView, ...]:
+        """Return what is known, for one who does not look: a scraper."""
+        return self._gatherer.views()
+
     def names(self) -> JobNames:
         """Return what jobs and streams are called."""
         return JobNames(self._gatherer.views())
