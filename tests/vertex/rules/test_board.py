@@ -30,8 +30,8 @@ from ftlayer.vertex.calls import (
     OrderState,
     PlanNode,
 )
-from ftlayer.vertex.rules import board as rules
-from ftlayer.vertex.rules.board import Board
+from ftlayer.vertex.rules.board import Board, orders
+from ftlayer.vertex.rules.board import board as rules
 
 PLAN = JobPlan((PlanNode("parse", ("parse",), 2),), ())
 
@@ -328,15 +328,15 @@ def test_an_id_stands_for_one_order(shell: Shell) -> None:
 
 def test_a_job_takes_so_many_orders_and_forgets_old_ones(shell: Shell) -> None:
     shell.announce(job())
-    for number in range(rules.MAX_ORDERS):
+    for number in range(orders.MAX_ORDERS):
         shell.ask(order(f"o-{number}"))
         shell.announce(job(), answer(OrderState.REFUSED, f"o-{number}"))
     with pytest.raises(ProtocolError, match="100 orders within 10 minutes"):
         shell.ask(order("one more"))
-    shell.advance(rules.KEEP_ORDERS_MS)
+    shell.advance(orders.KEEP_ORDERS_MS)
     assert shell.ask(order("one more")).answer.state is OrderState.WAITING
     assert b"order/orders\0o-0" not in shell.stored()
-    assert len([key for key in shell.stored() if key.startswith(b"order/")]) == rules.MAX_ORDERS
+    assert len([key for key in shell.stored() if key.startswith(b"order/")]) == orders.MAX_ORDERS
 
 
 # ---------------------------------------------------------------- jobs that are gone
