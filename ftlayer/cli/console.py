@@ -62,10 +62,9 @@ def console(
 
     # gRPC's log is on stderr, a line an attempt; the console says the same. Read when gRPC loads.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from ftlayer.console.extra import check_extra
+    from ftlayer.console.options import ConsoleOptions, check_extra
 
     check_extra()
-    from ftlayer.console.options import ConsoleOptions
     from ftlayer.console.serve import serve
 
     options = ConsoleOptions(

@@ -28,7 +28,7 @@ def main() -> int:
     from ftlayer.console.serve import serve
 
     def look() -> tuple[VertexSource, ...]:
-        return order.sources or sources_here().sources
+        return order.sources or tuple(source for source in sources_here().sources if source.pid == parent)
 
     try:
         serve(order.options, look, on_ready=lambda link: _report(ChildReport(address=link)), stop=stop)

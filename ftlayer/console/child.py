@@ -12,8 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ftlayer.console.extra import check_extra
-from ftlayer.console.options import ConsoleOptions
+from ftlayer.console.options import ConsoleOptions, check_extra
 from ftlayer.errors import FTLayerError, error_for_code
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.vertex.service.child import ChildReport, read_line
@@ -25,7 +24,7 @@ _PATHS = ("login_file", "tls_cert", "tls_key", "tls_client_ca")
 
 @dataclass(frozen=True)
 class ConsoleOrder:
-    """What a console process is to show: ``sources``, or with none of them all that programs of this user serve here.
+    """What a console process is to show: ``sources``, or with none of them what the program that starts it serves.
 
     It has tokens in it, so it travels through a pipe and not in argv.
     """

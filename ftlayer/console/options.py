@@ -1,18 +1,34 @@
-"""Where a console listens and who may use it, checked before anything starts."""
+"""What a console needs, where it listens and who may use it, checked before anything starts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from ftlayer.console.login import Users
-from ftlayer.errors import ConfigError
+from ftlayer.errors import ConfigError, MachineError
 from ftlayer.secret_files import read_secret
 from ftlayer.transport.address import Address, parse_listen
 
 DEFAULT_LISTEN = "127.0.0.1:7080"
 
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+PACKAGES = {
+    "fastapi": "fastapi",
+    "uvicorn": "uvicorn",
+    "jinja2": "jinja2",
+    "python_multipart": "python-multipart",
+}
+"""What the extra ``console`` installs: modules, and what they are called to pip."""
+
+
+def check_extra() -> None:
+    """Raise `MachineError` that says what to install, where something is missing."""
+    missing = [name for module, name in PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise MachineError(f"the console needs {', '.join(missing)}: pip install 'ftlayer[console]'")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ import contextlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from ftlayer.demo.browser import in_browser
 from ftlayer.demo.choices import Engine, Kill, Kind, Mode, doomed, kind_of
 from ftlayer.demo.functions import Service
 from ftlayer.demo.kills import KillPlan
@@ -56,10 +56,8 @@ def run_demo(options: DemoOptions, console: Console) -> int:
     root = _new_directory(options.directory)
     kept = options.keep or options.directory is not None
     directory = RunDirectory(root)
-    shown = _shown_in_browser(console) if options.console else contextlib.nullcontext()
     try:
-        with shown:
-            outcome = _run(options, kind, directory, console)
+        outcome = _run(options, kind, directory, console)
     except (ConfigError, KeyboardInterrupt):
         if not kept:
             _remove(root)
@@ -87,10 +85,12 @@ def _run(options: DemoOptions, kind: Kind, directory: RunDirectory, console: Con
         path.mkdir()
     tally: Tally = BatchTally() if kind is Kind.QUERY else TopologyTally()
     text = explanation(kind, prepared, victims)
-    with (
-        Screen(console, tally, text, prepared.lines) as screen,
-        Supervisor(directory, kind, kills) as supervisor,
-    ):
+    with contextlib.ExitStack() as stack:
+        supervisor = stack.enter_context(Supervisor(directory, kind, kills))
+        if options.console:
+            link = stack.enter_context(in_browser(supervisor, directory))
+            console.print(f"Open the console: {link}", soft_wrap=True)
+        screen = stack.enter_context(Screen(console, tally, text, prepared.lines))
         for happening in supervisor.happenings():
             if happening is not None:
                 screen.show(happening)
@@ -100,20 +100,6 @@ def _run(options: DemoOptions, kind: Kind, directory: RunDirectory, console: Con
     if kind is Kind.CHECKPOINTED:
         checkpoints = json.loads(directory.checkpoint_list.read_text("utf-8"))
     return RunOutcome(kind, ledger, tally, seconds, checkpoints)
-
-
-@contextlib.contextmanager
-def _shown_in_browser(console: Console) -> Iterator[None]:
-    """Serve ftlayer's console while the demo runs, over all that programs of this user serve here."""
-    from ftlayer.console.child import ConsoleProcess
-    from ftlayer.console.options import ConsoleOptions
-
-    process = ConsoleProcess(ConsoleOptions(listen="127.0.0.1:0"))
-    try:
-        console.print(f"Open the console: {process.link}", soft_wrap=True)
-        yield
-    finally:
-        process.stop()
 
 
 def _settle(kind: Kind, directory: RunDirectory, *, killed: bool) -> Ledger:

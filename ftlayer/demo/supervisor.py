@@ -87,6 +87,11 @@ class Supervisor:
         if self._driver is not None:
             self._kill_driver()
 
+    @property
+    def driver_pid(self) -> int:
+        """The driver that runs, or ran last; 0 before the first."""
+        return 0 if self._driver is None else self._driver.pid
+
     def happenings(self) -> Iterator[Happening | None]:
         """Run to the end, yielding what happens (None: nothing for a moment).
 

@@ -292,7 +292,7 @@ class StreamEnvironment:
             raise
 
     def _show(self, port: int) -> None:
-        """Start the console of this program over the topology's vertex, or over the board that the driver serves."""
+        """Start the console of this program over the topology's vertex, or over the board that this process serves."""
         from ftlayer.console.child import ConsoleProcess
         from ftlayer.console.options import ConsoleOptions
 

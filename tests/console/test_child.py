@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import pytest
 
-from ftlayer import FTLayer
+from ftlayer import CheckpointConfig, FTLayer, StreamEnvironment, partitions
 from ftlayer.console.child import ConsoleOrder, ConsoleProcess
 from ftlayer.console.options import ConsoleOptions
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.sources import VertexSource
+from ftlayer.monitor.sources import VertexSource, sources_here
+from ftlayer.transport.sockets import SocketDirectory
+from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
 
 PATIENCE_S = 60.0
 
@@ -83,18 +89,76 @@ def test_what_keeps_it_from_starting_is_said(tmp_path: Path) -> None:
         ConsoleProcess(ConsoleOptions("127.0.0.1:0", login_file=tmp_path / "nothing"))
 
 
+def shown(link: str, what: str) -> list[dict[str, Any]]:
+    """Return the items of a list of the API, with the token that is in the link."""
+    where, _, token = link.partition("/login?token=")
+    request = Request(f"{where}/api/v1/{what}", headers={"Authorization": f"Bearer {token}"})
+    items: list[dict[str, Any]] = json.load(urlopen(request, timeout=PATIENCE_S))["items"]
+    return items
+
+
+@pytest.fixture
+def others() -> Iterator[None]:
+    """What another program of this user serves on this machine; its process is this one's parent."""
+    directory = SocketDirectory.make()
+    assert directory is not None
+    access = AccessFile("grpc://127.0.0.1:9", "its-token", None, None, os.getppid())
+    write_access(Path(directory.path) / FOUND_ACCESS_FILE, access)
+    assert os.getppid() in {source.pid for source in sources_here().sources}
+    yield
+    directory.remove()
+
+
+@pytest.mark.usefixtures("others")
+def test_a_program_shows_what_it_serves_itself(tmp_path: Path) -> None:
+    """And not what else of its user's runs on the machine."""
+    with FTLayer.embedded(tmp_path / "ft") as layer:
+        assert layer.stats()["pending"] == 0
+        console = ConsoleProcess(ConsoleOptions("127.0.0.1:0"))
+        try:
+            assert [vertex["path"] for vertex in shown(console.link, "vertices")] == [str(tmp_path / "ft")]
+        finally:
+            console.stop()
+
+
 def test_a_layer_shows_its_vertex(tmp_path: Path) -> None:
     """Asked again it is the same console; it ends with the layer."""
     layer = FTLayer.embedded(tmp_path / "ft")
     try:
         console = layer.console()
         assert layer.console() is console
-        where, _, token = console.link.partition("/login?token=")
-        request = Request(f"{where}/api/v1/vertices", headers={"Authorization": f"Bearer {token}"})
-        (vertex,) = json.load(urlopen(request, timeout=PATIENCE_S))["items"]
+        (vertex,) = shown(console.link, "vertices")
         assert (vertex["path"], vertex["state"]) == (str(tmp_path / "ft"), "up")
         with pytest.raises(ConfigError, match="port"):
             layer.console(port=-1)
     finally:
         layer.close()
     assert not _is_there(console.link)
+
+
+def numbers() -> Iterator[int]:
+    """A partition that goes on until its job is cancelled."""
+    number = 0
+    while True:
+        time.sleep(0.01)
+        yield (number := number + 1)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("others")
+def test_a_topology_is_shown(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One without a vertex too, by the board that its driver serves."""
+    env = StreamEnvironment(spark, name="alone", parallelism=1, checkpointing=CheckpointConfig())
+    env.source(partitions(numbers), "number bigint", uid="numbers").sink(print, uid="out")
+    with caplog.at_level(logging.INFO, "ftlayer.notebook"):
+        job = env.execute_async(console=0)
+    try:
+        (link,) = re.findall(r"the console is at (\S+)", caplog.text)
+        deadline = time.monotonic() + PATIENCE_S
+        while not (jobs := shown(link, "jobs")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert [(each["name"], each["mode"]) for each in jobs] == [("alone", "barrier")]
+        assert len(shown(link, "vertices")) == 1
+    finally:
+        job.cancel()
