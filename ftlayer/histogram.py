@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,6 +54,21 @@ class Histogram:
         self.total += seconds * count
         if root:
             self.exemplars[bucket] = Exemplar(seconds, root, at_ms)
+
+    def quantile(self, share: float) -> float:
+        """Return the value that so large a share of the observations (0 to 1) is at most, NaN where there is none.
+
+        Observations count as spread evenly over their bucket, as Prometheus has it: above all bounds it is the last.
+        """
+        wanted, below = share * self.count, 0
+        for bucket, count in enumerate(self.counts):
+            if count and below + count >= wanted:
+                if bucket == len(self.bounds):
+                    return self.bounds[-1]
+                lower = self.bounds[bucket - 1] if bucket else 0.0
+                return lower + (self.bounds[bucket] - lower) * (wanted - below) / count
+            below += count
+        return math.nan
 
     def merge(self, other: Histogram) -> None:
         """Add what ``other`` has, and its exemplars where they are later. `ValueError` for other bounds."""

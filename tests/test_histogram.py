@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,3 +91,28 @@ def test_details_bring_all_of_it(observations: list[tuple[float, int, int]]) -> 
     assert _content(read) == _content(histogram)
     read.observe(0.5, root=9, at_ms=99)
     assert HistogramDetails.of(histogram) == details
+
+
+@given(OBSERVATIONS, st.floats(0, 1), st.floats(0, 1))
+def test_a_quantile_is_in_the_bucket_of_the_observation_that_it_is_asked_for(
+    observations: Any, one: float, other: float
+) -> None:
+    histogram = _filled(observations)
+    if not observations:
+        assert math.isnan(histogram.quantile(one))
+        return
+    low, high = sorted((one, other))
+    assert histogram.quantile(low) <= histogram.quantile(high)
+    values = sorted(max(seconds, 0.0) for seconds, count, _ in observations for _ in range(count))
+    exact = values[max(math.ceil(high * len(values)) - 1, 0)]
+    bucket = bisect_left(BOUNDS, exact)
+    lower, upper = (0.0, *BOUNDS)[bucket], (*BOUNDS, BOUNDS[-1])[bucket]
+    assert lower <= histogram.quantile(high) <= upper or histogram.quantile(high) == pytest.approx(lower)
+
+
+def test_observations_of_a_bucket_are_spread_evenly_over_it() -> None:
+    histogram = Histogram(BOUNDS)
+    histogram.observe(0.05, 10)
+    assert histogram.quantile(0.5) == pytest.approx(0.055)
+    histogram.observe(7.0, 90)
+    assert histogram.quantile(0.99) == 1.0

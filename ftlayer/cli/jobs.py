@@ -173,7 +173,7 @@ def job_parts(
     yield from _held(view, job.owner)
     if job.checkpoint_totals is not None:
         yield _checkpoints_line(job.checkpoint_totals)
-    tables = (_operators(job), _slots(job), _checkpoints(job), _batches(job), _circuits(job))
+    tables = (_operators(job), _latencies(job), _slots(job), _checkpoints(job), _batches(job), _circuits(job))
     yield from (table for table in tables if table.row_count)
     yield from _incidents(announced)
 
@@ -211,6 +211,18 @@ def _operators(job: JobDetails) -> Table:
             f"{operator['back_pressured_ratio']:.0%}",
             "" if lag is None else spoken(round(lag * 1_000)),
         )
+    return table
+
+
+def _latencies(job: JobDetails) -> Table:
+    from ftlayer.monitor.facts import latency_facts
+    from ftlayer.monitor.health import spoken
+
+    numbers = ("half within", "99 % within", "measured")
+    table = new_table("source", "sink", *numbers, numbers=numbers)
+    for each in latency_facts(job):
+        times = (spoken(round(each[name] * 1_000)) for name in ("p50_seconds", "p99_seconds"))
+        table.add_row(each["source"], each["sink"], *times, f"{each['count']:,}")
     return table
 
 

@@ -76,7 +76,7 @@ GRAPH_PAGE = LivePage(
     "/jobs/{job}",
     "job.html",
     (
-        *("job_title", "job_verdict", "graph", "operators", "slots", "batches"),
+        *("job_title", "job_verdict", "graph", "operators", "latencies", "slots", "batches"),
         *("hours", "orders", "incidents"),
     ),
     _graph_page,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from ftlayer.monitor.facts.common import Facts, hour_facts, iso, seconds
 from ftlayer.monitor.facts.graph import operator_facts
 from ftlayer.monitor.facts.jobs import job_facts, job_summary_facts, order_facts
+from ftlayer.monitor.facts.latencies import latency_facts
 from ftlayer.monitor.facts.records import (
     audit_facts,
     explained_facts,
@@ -30,6 +31,7 @@ __all__ = [
     "iso",
     "job_facts",
     "job_summary_facts",
+    "latency_facts",
     "letter_group_facts",
     "operator_facts",
     "order_facts",

@@ -8,6 +8,7 @@ from ftlayer.monitor.bottleneck import bottleneck
 from ftlayer.monitor.facts.checkpoints import checkpoints_facts
 from ftlayer.monitor.facts.common import Facts, circuit_facts, iso, judgement_facts, seconds
 from ftlayer.monitor.facts.graph import edge_facts, operator_facts, plan_facts, slot_facts
+from ftlayer.monitor.facts.latencies import latency_facts
 from ftlayer.monitor.facts.masking import masked_failure
 from ftlayer.monitor.health import job_health
 from ftlayer.monitor.names import JobNames
@@ -83,6 +84,7 @@ def job_facts(
         "edges": edge_facts(job),
         "counters": {name: value for name, value in job.counters.items() if "/" not in name},
         "rates": dict(job.rates),
+        "latencies": latency_facts(job),
         "histograms": histogram_facts(job.histograms),
         "incidents": [incident_facts(incident, mask=mask) for incident in announced.incidents],
         "checkpoints": checkpoints_facts(job, mask=mask),

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ftlayer.histogram import LATENCY_BOUNDS
+from ftlayer.histogram import LATENCY_BOUNDS, Exemplar
 from ftlayer.runtime.driver.driver_mode import DriverMode
 from ftlayer.runtime.driver.job_core import JobCore
 from ftlayer.runtime.driver.job_status import JobStatus, chain_status, edges_of, slot_status, subtasks_of
 from ftlayer.runtime.driver.meter import Meter
-from ftlayer.runtime.protocol.durations import PERSIST, histograms_of
+from ftlayer.runtime.protocol.durations import END_TO_END, PERSIST, histograms_of
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import HistogramDetails, StreamStatus
 
@@ -33,6 +34,7 @@ class JobReport:
         self._lock = lock
         self._asking = threading.Lock()
         self._meter = Meter()
+        self._exemplars: dict[str, Exemplar] = {}
         self._is_over = False
         self._last_status: StreamStatus | None = None
         self._before = mode.vertex_status()
@@ -44,6 +46,13 @@ class JobReport:
     def update(self, instance: str, counters: dict[str, int], now_ms: int) -> None:
         """Take what an instance has counted so far."""
         self._meter.update(instance, counters, now_ms)
+
+    def update_exemplars(self, exemplars: Mapping[str, Exemplar]) -> None:
+        """Take an instance's exemplars; of those of one bucket the latest is kept."""
+        for name, exemplar in exemplars.items():
+            known = self._exemplars.get(name)
+            if known is None or known.at_ms <= exemplar.at_ms:
+                self._exemplars[name] = exemplar
 
     def ending(self) -> None:
         """The job has come to its final state: its time stands still."""
@@ -76,10 +85,7 @@ class JobReport:
                 chains=tuple(chain_status(v.uid, totals, rates) for v in self._graph.vertices),
                 counters={name: value for name, value in totals.items() if "/" not in name},
                 rates={name: rate for name, rate in rates.items() if "/" not in name},
-                histograms={
-                    f"{PERSIST}|{uid}": HistogramDetails.of(histogram)
-                    for uid, histogram in histograms_of(PERSIST, totals, LATENCY_BOUNDS).items()
-                },
+                histograms=dict(self._histograms(totals)),
                 vertex=vertex,
                 before=self._before,
                 restarts=core.restarts,
@@ -90,6 +96,12 @@ class JobReport:
                 edges=() if self._is_over else tuple(edges_of(core.slots, self._graph)),
                 incidents=core.incidents.at(self._to_wall_ms),
             )
+
+    def _histograms(self, totals: Mapping[str, int]) -> Iterator[tuple[str, HistogramDetails]]:
+        for name in (PERSIST, END_TO_END):
+            found = histograms_of(name, totals, LATENCY_BOUNDS, self._exemplars)
+            for part, histogram in found.items():
+                yield f"{name}|{part}", HistogramDetails.of(histogram)
 
     def _vertex_status(self) -> StreamStatus | None:
         if not self._is_over:

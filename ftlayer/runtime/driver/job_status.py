@@ -92,7 +92,8 @@ class JobStatus:
         edges: what waits for them, by slot.
         incidents: the last 50 losses, restarts and changes of state, the oldest first; times by the wall clock at the
             job's start.
-        histograms: durations since the job's begin, by ``"<metric>|<operator>"``: ``persist``, by source.
+        histograms: durations since the job's begin, by ``"<metric>|<part>"``: ``persist`` by source,
+            ``end_to_end`` by ``"<source>|<sink>"``.
     """
 
     name: str

@@ -335,6 +335,8 @@ class JobThread:
         match said.message:
             case Heartbeat(counters=counters) | SlotEnded(counters=counters) | SlotFailed(counters=counters):
                 self._report.update(said.instance, counters, now_ms)
+        if isinstance(said.message, Heartbeat):
+            self._report.update_exemplars(said.message.exemplars)
         self._mode.before(said)
         match said.message:
             case SourceFailed(reason=reason, pause_ms=pause_ms):

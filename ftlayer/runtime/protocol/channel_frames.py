@@ -30,18 +30,19 @@ from ftlayer.runtime.protocol.elements import (
     Element,
     EndOfStream,
     Idle,
+    LatencyMarker,
     RecordIds,
     Watermark,
 )
 from ftlayer.topology.job_graph import Channel, JobEdge
 
-# version, kind, flags, edge, sender, receiver, rows, ids, payload bytes (for marks: a watermark's time, or the
-# number of a checkpoint).
+# version, kind, flags, edge, sender, receiver, rows, ids, payload bytes (for marks: the time of a watermark or a
+# latency marker, or the number of a checkpoint).
 _HEADER = struct.Struct("<BBHIIIIIq")
 HEADER_BYTES = _HEADER.size
 _VERSION = 1
 
-_BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL = range(6)
+_BATCH, _WATERMARK, _IDLE, _END, _BARRIER, _CANCEL, _LATENCY = range(7)
 
 _LINEAGE, _OFFSETS, _ORIGINS, _TIMES, _STREAM, _TRIES = 1, 2, 4, 8, 16, 32
 _ALL_FLAGS = _LINEAGE | _OFFSETS | _ORIGINS | _TIMES | _STREAM | _TRIES
@@ -51,6 +52,9 @@ _PADDING = bytes(8)
 # Behind the header of a barrier: started_ms, timeout_ms (-1: none), alignment, kind, final, full; the location follows
 # as UTF-8.
 _BARRIER_BODY = struct.Struct("<qqBBBB")
+
+# Behind the header of a latency marker: the root; the source's uid follows as UTF-8.
+_LATENCY_BODY = struct.Struct("<Q")
 
 _ALIGNMENTS = tuple(Alignment)
 _KINDS = tuple(SnapshotKind)
@@ -80,6 +84,8 @@ class ElementCodec:
                 return _mark(channel, _BARRIER, checkpoint) + _pack_barrier(element)
             case CancelMarker(checkpoint):
                 return _mark(channel, _CANCEL, checkpoint)
+            case LatencyMarker(source, wall_ms, root):
+                return _mark(channel, _LATENCY, wall_ms) + _LATENCY_BODY.pack(root) + source.encode()
 
     def decode(self, frame: pa.Buffer) -> tuple[Channel, Element]:
         """Read a frame; arrays and columns are views of it, and cannot be written to.
@@ -215,7 +221,7 @@ class _Header:
         header = cls(*fields)
         if version != _VERSION:
             raise CodecError(f"a frame of version {version}; this slot reads version {_VERSION}")
-        if header.kind > _CANCEL or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
+        if header.kind > _LATENCY or header.flags & ~_ALL_FLAGS or (header.kind != _BATCH and header.flags):
             raise CodecError(f"a frame of kind {header.kind} with flags {header.flags:#x} makes no sense")
         if not header.flags & _LINEAGE and header.flags & (_OFFSETS | _ORIGINS | _TRIES):
             raise CodecError("a frame has parts of a lineage and no lineage")
@@ -261,6 +267,8 @@ def _check_offsets(offsets: npt.NDArray[np.int32] | None, rows: int, ids: int) -
 def _decode_mark(frame: pa.Buffer, header: _Header) -> Element:
     if header.kind == _BARRIER:
         return _unpack_barrier(header.number, frame.slice(HEADER_BYTES))
+    if header.kind == _LATENCY:
+        return _unpack_latency(header.number, frame.slice(HEADER_BYTES))
     if frame.size != HEADER_BYTES:
         raise CodecError(f"a mark has {HEADER_BYTES} bytes, not {frame.size}")
     if header.kind == _WATERMARK:
@@ -307,6 +315,19 @@ def _pack_barrier(barrier: Barrier) -> bytes:
         barrier.full,
     )
     return body + barrier.location.encode()
+
+
+def _unpack_latency(wall_ms: int, body: pa.Buffer) -> LatencyMarker:
+    if body.size < _LATENCY_BODY.size:
+        raise CodecError(
+            f"a latency marker of {body.size} bytes is truncated; {_LATENCY_BODY.size} are needed"
+        )
+    (root,) = _LATENCY_BODY.unpack_from(body)
+    try:
+        source = body[_LATENCY_BODY.size :].to_pybytes().decode()
+    except UnicodeDecodeError as error:
+        raise CodecError(f"the source of a latency marker is not readable ({error})") from None
+    return LatencyMarker(source, wall_ms, root)
 
 
 def _unpack_barrier(checkpoint: int, body: pa.Buffer) -> Barrier:

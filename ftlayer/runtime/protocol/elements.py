@@ -52,5 +52,17 @@ class EndOfStream:
     """Nothing comes on this channel any more. Implies `MAX_TIME_MS`."""
 
 
-Mark = Watermark | Idle | EndOfStream | Barrier | CancelMarker
+@dataclass(frozen=True, slots=True)
+class LatencyMarker:
+    """Records that ``source`` had read at ``wall_ms`` (Unix) are on their way before it; ``root`` is one of them, or 0.
+
+    It says nothing of time or end, is part of no checkpoint, and may be lost with what carries it.
+    """
+
+    source: str
+    wall_ms: int
+    root: int = 0
+
+
+Mark = Watermark | Idle | EndOfStream | Barrier | CancelMarker | LatencyMarker
 Element = Batch | Mark

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
+from ftlayer.histogram import Exemplar
 
 # ---------------------------------------------------------------- from a slot
 
@@ -78,6 +79,7 @@ class Heartbeat:
         function: of the user's that it has called, if it has run for a second: name, file and line.
         subtasks: what each subtask did in the last second; none before the first one is over.
         edges: what waits for them now.
+        exemplars: of durations, by the counter of their bucket.
     """
 
     probe: int
@@ -89,6 +91,7 @@ class Heartbeat:
     function: str = ""
     subtasks: tuple[SubtaskLoad, ...] = ()
     edges: tuple[EdgeLoad, ...] = ()
+    exemplars: dict[str, Exemplar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

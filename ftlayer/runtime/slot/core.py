@@ -17,6 +17,7 @@ from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
 from ftlayer.handler.record_ids import RecordIds
+from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, is_limits
@@ -40,7 +41,7 @@ from ftlayer.runtime.slot.instructions import Grant, ModeWork, RunTask, SlotInst
 from ftlayer.runtime.slot.mode import ModeEvent, OpenRules, SlotParts
 from ftlayer.runtime.slot.outgoing import Outgoing
 from ftlayer.runtime.slot.outputs import RemoteOutput
-from ftlayer.runtime.slot.seat import Seat, counters_of, seat_tasks
+from ftlayer.runtime.slot.seat import Seat, counters_of, exemplars_of, seat_tasks
 from ftlayer.runtime.slot.turns import Turns
 from ftlayer.runtime.task.actions import (
     Action,
@@ -357,6 +358,10 @@ class SlotCore:
         """
         none = dict.fromkeys(("persisted", "replayed", "failed"), 0)
         return none | {"dropped": self._dropped} | self._mode.counters() | counters_of(self._seats)
+
+    def exemplars(self) -> dict[str, Exemplar]:
+        """Return exemplars of durations by their counters; may be called by any thread."""
+        return self._mode.exemplars() | exemplars_of(self._seats)
 
     def held_roots(self) -> list[U64Array]:
         """Return the roots of all that waits here, save what is being worked on; may be called by any thread.

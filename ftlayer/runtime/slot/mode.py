@@ -9,6 +9,7 @@ from typing import Protocol, TypeAlias
 from ftlayer.clock import Now
 from ftlayer.config import TopologyOptions
 from ftlayer.errors import CodecError
+from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import Barrier, Element
@@ -154,6 +155,9 @@ class SlotMode(Protocol):
 
     def counters(self) -> dict[str, int]:
         """Return totals by name; any thread."""
+
+    def exemplars(self) -> dict[str, Exemplar]:
+        """Return exemplars of durations among `counters`, by name; any thread."""
 
     def held_roots(self) -> list[U64Array]:
         """Return the roots of all that waits here. Any thread: what it reads is replaced, never changed."""

@@ -18,6 +18,7 @@ from ftlayer.runtime.protocol.elements import (
     Element,
     EndOfStream,
     Idle,
+    LatencyMarker,
     Watermark,
 )
 from ftlayer.runtime.slot.batching import can_join, cut, joined, size_of
@@ -104,7 +105,7 @@ class RemoteOutput:
         """Take an element; it goes out by `flush` and `take`."""
         if not isinstance(element, Batch):
             self.flush()
-            if not isinstance(element, Barrier | CancelMarker):
+            if not isinstance(element, Barrier | CancelMarker | LatencyMarker):
                 self._mark = element
             self.window.put(self._codec.encode(self.channel, element))
             return

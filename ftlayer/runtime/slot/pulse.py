@@ -110,6 +110,7 @@ class Pulse:
             function,
             self._subtasks,
             edge_loads(core.seats),
+            core.exemplars(),
         )
 
     def held_roots(self) -> list[U64Array]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from ftlayer.config import TopologyOptions
 from ftlayer.functions.token_bucket import TokenBucket
+from ftlayer.histogram import Exemplar, Histogram
+from ftlayer.runtime.protocol import durations
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, MIN_TIME_MS
 from ftlayer.runtime.slot.feedback import FeedbackOutput, inbox_for
@@ -31,6 +33,7 @@ class Seat:
         inbox: what waits for it.
         outputs: where it sends, by channel.
         is_source, is_replay, is_sink: what it is; a sink is a chain without outputs.
+        last: the uid of the chain's last operator, which is the sink's if there is one.
         reading: a source that has not ended.
         ended: it has said `TaskEnded`.
         wake_ms: when its `on_time` is to be called; None: not at all.
@@ -47,6 +50,7 @@ class Seat:
     is_source: bool
     is_replay: bool
     is_sink: bool
+    last: str
     outputs: dict[Channel, Output] = field(default_factory=dict)
     reading: bool = False
     ended: bool = False
@@ -77,6 +81,12 @@ class Seat:
         """How many records came too late to be kept; any thread may look."""
         count: int = getattr(self.task, "late", 0)
         return count
+
+    @property
+    def latencies(self) -> dict[str, Histogram]:
+        """How old records are at its sink, by ``"<source>|<sink>"``; any thread may look."""
+        by_source: Mapping[str, Histogram] = getattr(self.task, "latencies", {})
+        return {f"{source}|{self.last}": histogram for source, histogram in by_source.items()}
 
     @property
     def watermark_ms(self) -> int | None:
@@ -176,7 +186,8 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
     """Return totals by name; may be called by any thread.
 
     ``records_in`` counts what sources read, ``records_out`` what chains without outputs were given, and
-    ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came to joins too late to be kept.
+    ``…/<uid>`` what a chain took and sent (a copy a channel), ``late`` what came to joins too late to be kept, and
+    the counters of `END_TO_END` how old records were at sinks.
     """
     counters = Counter(dict.fromkeys(("records_in", "records_out", "late"), 0))
     for seat in seats:
@@ -184,10 +195,19 @@ def counters_of(seats: Iterable[Seat]) -> dict[str, int]:
         counters["records_out"] += seat.records_in if seat.is_sink else 0
         counters[f"records_in/{seat.uid}"] += seat.records_in
         counters[f"records_out/{seat.uid}"] += seat.records_out
+        counters.update(durations.counters_of(durations.END_TO_END, seat.latencies))
         if seat.late:
             counters["late"] += seat.late
             counters[f"late/{seat.uid}"] += seat.late
     return dict(counters)
+
+
+def exemplars_of(seats: Iterable[Seat]) -> dict[str, Exemplar]:
+    """Return exemplars of the counters of `END_TO_END`; may be called by any thread."""
+    found: dict[str, Exemplar] = {}
+    for seat in seats:
+        found |= durations.exemplars_of(durations.END_TO_END, seat.latencies)
+    return found
 
 
 def _seat(vertex: JobVertex, subtask: int, task: Task, inbox: Inbox, graph: JobGraph) -> Seat:
@@ -200,6 +220,7 @@ def _seat(vertex: JobVertex, subtask: int, task: Task, inbox: Inbox, graph: JobG
         is_source=isinstance(first, Source),
         is_replay=isinstance(first, Replay),
         is_sink=not graph.edges_from(vertex.uid),
+        last=vertex.operators[-1].uid,
         reading=isinstance(first, Source),
         rate_limit=rate_limit_of(first),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ftlayer.clock import Now
+from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.sinks import open_sink
 from ftlayer.runtime.protocol.elements import Barrier, Element
@@ -107,6 +108,10 @@ class UntrackedSlot:
 
     def counters(self) -> dict[str, int]:
         """See `SlotMode.counters`."""
+        return {}
+
+    def exemplars(self) -> dict[str, Exemplar]:
+        """See `SlotMode.exemplars`: no record has a root."""
         return {}
 
     def held_roots(self) -> list[U64Array]:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from ftlayer.clock import Now
 from ftlayer.functions.chains.topology import TimerOutput
 from ftlayer.handler.handler import Handler
+from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
-from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element, EndOfStream, Idle, Watermark
+from ftlayer.runtime.protocol.elements import (
+    MAX_TIME_MS,
+    Batch,
+    Element,
+    EndOfStream,
+    Idle,
+    LatencyMarker,
+    Watermark,
+)
 from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.companion import ChainCompanion
@@ -131,6 +141,11 @@ class ChainTask:
         return self._pipeline.stages[-1].watermark_ms
 
     @property
+    def latencies(self) -> Mapping[str, Histogram]:
+        """By source: how old records are at the sink, if the chain ends in one. Any thread may look."""
+        return self._outlet.latencies.histograms
+
+    @property
     def row(self) -> int | None:
         """The row of its batch that a function works on now, None if unknown. Any thread may look."""
         return self._pipeline.row
@@ -142,6 +157,8 @@ class ChainTask:
             return []
         if isinstance(element, Batch):
             actions, records = self._take(self._input[channel.edge], element, now), element.num_rows
+        elif isinstance(element, LatencyMarker):
+            actions, records = self._outlet.marker(element, now), 0
         else:
             self._gate.mark(channel, element)
             actions, records = self.gate_moved(now), 0

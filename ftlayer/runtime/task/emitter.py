@@ -13,7 +13,7 @@ from ftlayer.handler.children import Children
 from ftlayer.handler.handler import Handler
 from ftlayer.handler.record_ids import RecordIds
 from ftlayer.records.ids import I32Array, I64Array, U64Array
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Idle, LatencyMarker, Watermark
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.routes import Routes, StoredRouting, ask, asked
 from ftlayer.runtime.task.selection import OutEdge, taken
@@ -85,6 +85,7 @@ class Emitter:
         self._operator = last.uid
         self._rules = rules_of_operator(last)
         self._stored_routing = StoredRouting(graph, last) if isinstance(last, Replay) else None
+        self._markers = 0
 
     def ask(self, tag: str, payload: pa.RecordBatch) -> Routes | None:
         """Ask the user's partitioner functions where rows of an output go; None if there is none to be asked.
@@ -211,6 +212,12 @@ class Emitter:
     def mark(self, element: Watermark | Idle | EndOfStream) -> list[Send]:
         """Send a mark to all channels of all edges."""
         return [Send(channel, element) for out in self._edges for channel in out.channels]
+
+    def marker(self, marker: LatencyMarker) -> list[Send]:
+        """Send a latency marker by one channel of each edge, in turn; none goes round a loop."""
+        self._markers += 1
+        onward = (out.channels for out in self._edges if not out.edge.feedback)
+        return [Send(channels[self._markers % len(channels)], marker) for channels in onward]
 
     def _send(
         self,

@@ -7,9 +7,10 @@ DataStream API): it ends when its ordinary inputs have, and nothing has come bac
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from ftlayer.clock import Now
+from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import MAX_TIME_MS, Batch, Element
 from ftlayer.runtime.task.actions import Action
@@ -145,6 +146,11 @@ class HeadTask:
     def progress(self) -> int:
         """See `ChainTask.progress`."""
         return self._chain.progress
+
+    @property
+    def latencies(self) -> Mapping[str, Histogram]:
+        """See `ChainTask.latencies`."""
+        return self._chain.latencies
 
     @property
     def row(self) -> int | None:

@@ -20,7 +20,7 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import I64Array, U64Array
 from ftlayer.records.keyhash import key_column, spark_hash
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, RecordIds, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.alarm import Alarm
 from ftlayer.runtime.task.emitter import Emitter
@@ -117,6 +117,8 @@ class JoinTask:
             case ElementCame(channel, element):
                 if isinstance(element, Batch):
                     return self._take(self._input[channel.edge], element, now)
+                if isinstance(element, LatencyMarker):
+                    return [*self._emitter.marker(element)]
                 self._gate.mark(channel, element)
                 return self._gate_moved(now)
             case TimeCame():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ftlayer.clock import Now
+from ftlayer.histogram import Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.protocol.elements import MIN_TIME_MS
 from ftlayer.runtime.task.actions import Action, Send, TaskEnded
@@ -58,6 +61,11 @@ class LinkedTask:
     def late(self) -> int:
         """How many records came too late to be kept."""
         return sum(getattr(task, "late", 0) for task in (self._first, self._second))
+
+    @property
+    def latencies(self) -> Mapping[str, Histogram]:
+        """By source: how old records are at the second one's sink, if there is one. Any thread may look."""
+        return getattr(self._second, "latencies", {})
 
     @property
     def row(self) -> int | None:

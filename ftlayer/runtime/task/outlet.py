@@ -13,10 +13,11 @@ from ftlayer.functions.chains.topology import MAIN
 from ftlayer.functions.failures import RowFailure
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import NO_ROOTS, I64Array, U64Array
-from ftlayer.runtime.protocol.elements import EndOfStream, Idle, RecordIds, Watermark
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import SinkBody
 from ftlayer.runtime.task.emitter import Emitter
+from ftlayer.runtime.task.latency import SinkLatencies
 from ftlayer.runtime.task.pipeline import Passed, Rows
 from ftlayer.runtime.task.routes import Routes
 
@@ -24,7 +25,13 @@ _NOTHING_OWED: U64Array = np.zeros(1, np.uint64)
 
 
 class Outlet(Protocol):
-    """The end of a chain. What it settles and fails lies in the handler, to be taken from there."""
+    """The end of a chain. What it settles and fails lies in the handler, to be taken from there.
+
+    Attributes:
+        latencies: how old records are when a sink is done with them; nothing where there is none.
+    """
+
+    latencies: SinkLatencies
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """Take what came of a batch of so many records."""
@@ -34,6 +41,9 @@ class Outlet(Protocol):
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
         """Pass a mark on, behind what was taken before it."""
+
+    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+        """Pass a latency marker on behind what was taken before it, or see how old it is where that is written."""
 
     def accepted(self, ticket: int) -> list[Action]:
         """The vertex has persisted what was asked for."""
@@ -67,6 +77,7 @@ class ChannelOutlet:
     def __init__(self, handler: Handler, emitter: Emitter) -> None:
         self._handler = handler
         self._emitter = emitter
+        self.latencies = SinkLatencies()
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
@@ -113,6 +124,10 @@ class ChannelOutlet:
         """See `Outlet.mark`."""
         return [*self._emitter.mark(mark)]
 
+    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+        """See `Outlet.marker`."""
+        return [*self._emitter.marker(marker)]
+
     def accepted(self, ticket: int) -> list[Action]:
         """Nothing is persisted here."""
         raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
@@ -125,7 +140,11 @@ class ChannelOutlet:
 
 
 class SinkOutlet:
-    """Rows go into a sink, and a failure fails the task: no record has to be settled."""
+    """Rows go into a sink, and a failure fails the task: no record has to be settled.
+
+    Attributes:
+        latencies: how old records are when the sink has been given them.
+    """
 
     waiting = False
     held = NO_ROOTS
@@ -133,6 +152,7 @@ class SinkOutlet:
     def __init__(self, handler: Handler, sink: SinkBody) -> None:
         self._handler = handler
         self._sink = sink
+        self.latencies = SinkLatencies()
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
@@ -148,6 +168,11 @@ class SinkOutlet:
 
     def mark(self, mark: Watermark | Idle | EndOfStream) -> list[Action]:
         """Do nothing: a sink has no output."""
+        return []
+
+    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+        """See `Outlet.marker`."""
+        self.latencies.came(marker, now)
         return []
 
     def accepted(self, ticket: int) -> list[Action]:

@@ -13,6 +13,7 @@ from ftlayer.runtime.task.companion import NoCompanion
 from ftlayer.runtime.task.contract import ReplayTask, Task
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.events import SourceOver, SourceRows, TaskEvent, TaskStart, TimeCame, refused
+from ftlayer.runtime.task.latency import SourceMarkers
 from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.outlet import ChannelOutlet, Outlet, SinkOutlet
 from ftlayer.state.heap import HeapBackend
@@ -63,12 +64,14 @@ class UntrackedSourceTask:
         self.uid = uid
         self.subtask = subtask
         self._emitter = Emitter(graph, uid, subtask, handler)
+        self._markers = SourceMarkers(self._emitter, uid)
 
     def handle(self, event: TaskEvent, now: Now) -> list[Action]:
         """See `Task.handle`."""
         match event:
             case SourceRows():
-                return [*self._emitter.roots(event.payload, None).sends]
+                sends = self._emitter.roots(event.payload, None).sends
+                return [*sends, *self._markers.behind(event.payload.num_rows, now)]
             case SourceOver():
                 return [*self._emitter.mark(EndOfStream()), TaskEnded()]
             case TaskStart() | TimeCame():

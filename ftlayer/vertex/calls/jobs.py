@@ -262,7 +262,7 @@ class JobDetails:
         plan: what it is made of; a board that knows it already asks for none, and it is None.
         counters: totals of the run by name, and of each chain ``records_in/<uid>``, ``records_out/<uid>`` and
             ``late/<uid>``; ``rates`` are those without a uid per second.
-        histograms: by ``"<metric>|<operator>"``, the operator "" where there is none.
+        histograms: by ``"<metric>|<part>"``, the part an operator, ``"<source>|<sink>"``, or "" where there is none.
         checkpoints: those under way, and those that ended since what the board says that it knows.
         links: what else there is to look at, by name (``"Spark UI"``).
     """

@@ -156,6 +156,10 @@ BATCH = _histogram("batch_seconds", "From the begin of a micro-batch to its comm
 BATCH_PHASE = _histogram("batch_phase_seconds", "A phase of a micro-batch: run, verdict, seal, sink, commit.")
 
 PERSIST = _histogram("persist_seconds", "From a slot's call that stores records to the vertex's answer.")
+END_TO_END = _histogram(
+    "end_to_end_latency_seconds",
+    "From the moment at which a source had read records until a sink was done with them; sampled once a second.",
+)
 CHECKPOINT = _histogram("checkpoint_seconds", "From the trigger of a checkpoint to its completion.")
 CHECKPOINT_PART = _histogram(
     "checkpoint_part_seconds",
@@ -171,17 +175,18 @@ CHECKPOINT_FAILURES = _gauge(
     "checkpoint_failures_in_a_row", "Checkpoints that have failed since the last one that completed."
 )
 
-JOB_HISTOGRAMS = {
-    "persist": (PERSIST, "source", {}),
-    "batch": (BATCH, "", {}),
+JOB_HISTOGRAMS: dict[str, tuple[Metric, tuple[str, ...], dict[str, str]]] = {
+    "persist": (PERSIST, ("source",), {}),
+    "end_to_end": (END_TO_END, ("source", "operator"), {}),
+    "batch": (BATCH, (), {}),
     **{
-        f"batch_{phase}": (BATCH_PHASE, "", {"phase": phase})
+        f"batch_{phase}": (BATCH_PHASE, (), {"phase": phase})
         for phase in ("run", "verdict", "seal", "sink", "commit")
     },
-    "checkpoint": (CHECKPOINT, "", {}),
+    "checkpoint": (CHECKPOINT, (), {}),
     **{
-        f"checkpoint_{part}": (CHECKPOINT_PART, "operator", {"part": part})
+        f"checkpoint_{part}": (CHECKPOINT_PART, ("operator",), {"part": part})
         for part in ("start_delay", "alignment", "sync", "async")
     },
 }
-"""By the metric in `JobDetails.histograms`: the metric, the label for what is behind the bar, and labels besides."""
+"""By the metric in `JobDetails.histograms`: the metric, a label for each part behind a bar, and labels besides."""

@@ -97,8 +97,9 @@ def _add_checkpoints(families: Families, job: JobDetails, owner: Mapping[str, st
 
 def _add_histograms(families: Families, job: JobDetails, owner: Mapping[str, str]) -> None:
     for key, details in sorted(job.histograms.items()):
-        name, _, part = key.partition("|")
+        name, *parts = key.split("|")
         if name in catalogue.JOB_HISTOGRAMS:
-            metric, label, more = catalogue.JOB_HISTOGRAMS[name]
-            labels = {**owner, **more, **({label: part} if label else {})}
+            metric, names, more = catalogue.JOB_HISTOGRAMS[name]
+            # A whole has an empty part, and no label for it.
+            labels = {**owner, **more, **dict(zip(names, parts, strict=False))}
             families.observe(metric, details.histogram(), labels)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ftlayer.histogram import LATENCY_BOUNDS, Histogram
 from ftlayer.runtime.driver.meter import Meter
-from ftlayer.runtime.protocol.durations import counters_of, histograms_of
+from ftlayer.runtime.protocol.durations import counters_of, exemplars_of, histograms_of
 
 TIMES = st.tuples(
     st.sampled_from(["a", "b"]), st.sampled_from(["orders", "with/slash"]), st.floats(0, 100), st.booleans()
@@ -32,3 +32,15 @@ def test_what_instances_have_counted_is_one_histogram(times: list[tuple[str, str
     for source, histogram in whole.items():
         assert found[source].counts == histogram.counts
         assert found[source].total == pytest.approx(histogram.total, abs=2e-6)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["orders|out", "b"]), st.floats(0, 100), st.integers(0, 9))))
+def test_exemplars_go_beside_the_counters_of_their_buckets(times: list[tuple[str, float, int]]) -> None:
+    histograms: dict[str, Histogram] = {}
+    for moment, (part, seconds, root) in enumerate(times):
+        histograms.setdefault(part, Histogram()).observe(seconds, root=root, at_ms=moment)
+    told = counters_of("latency", histograms), exemplars_of("latency", histograms)
+    found = histograms_of("latency", told[0], LATENCY_BOUNDS, told[1])
+    assert {part: each.exemplars for part, each in found.items()} == {
+        part: each.exemplars for part, each in histograms.items()
+    }

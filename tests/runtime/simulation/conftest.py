@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,9 +23,9 @@ from ftlayer.config import TopologyOptions
 from ftlayer.handler.handler import FTHandler
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
 from ftlayer.runtime.protocol.messages import EndReplays, ReplayNow
-from ftlayer.runtime.task import actions
+from ftlayer.runtime.task import actions, latency
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.events import (
     ChannelReset,
@@ -142,6 +142,15 @@ class Simulation:
     @property
     def now(self) -> Now:
         return Now(self.mono, self.wall)
+
+    @property
+    def latencies(self) -> Counter[tuple[str, str]]:
+        """How many markers sinks that live have seen, by source and chain."""
+        seen: Counter[tuple[str, str]] = Counter()
+        for (uid, _), task in self.tasks.items():
+            for source, histogram in getattr(task, "latencies", {}).items():
+                seen[source, uid] += histogram.count
+        return seen
 
     # ------------------------------------------------------------ the vertex
 
@@ -359,7 +368,7 @@ class Simulation:
                         "an empty batch was sent"
                     )
                     self.queues.setdefault(channel, deque()).append(element)
-                    if not isinstance(element, Batch):
+                    if not isinstance(element, Batch | LatencyMarker):
                         self.marks[channel] = element
                 case actions.PersistRoots(ticket, call):
                     self.ledger.note(call.roots, call.ids)
@@ -387,6 +396,14 @@ class Simulation:
 
     def _call(self, slot: int, call: Any, then: Callable[[Any], None] | None = None) -> None:
         self.calls.append(_Call(slot, self.instances[slot], call, then))
+
+
+@pytest.fixture(scope="module")
+def markers_everywhere() -> Iterator[None]:
+    """Let sources send a latency marker behind every batch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latency, "EVERY_MS", 0)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,12 @@ from ftlayer.topology.job_graph import JobGraph
 from ftlayer.topology.job_graph_generator import job_graph
 from ftlayer.vertex.calls import StreamOptions
 
+pytestmark = pytest.mark.usefixtures("markers_everywhere")
+
 NUMBER = "n bigint"
 RETRY = StreamOptions(timeout_ms=30_000, max_attempts=3, backoff_ms=(100,), jitter=0.0)
 ROWS = 23
+ROWS_A_BATCH = 5
 
 
 class Collector:
@@ -165,9 +168,9 @@ def test_two_sources_two_sinks_and_a_side_output(simulate: Any, seed: int) -> No
     left, right = numbers(env, "left"), numbers(env, "right", parallelism=1)
     both = left.union(right.map(lambda n: n + 100))
     sorted_out = both.process(Sort(), NUMBER, side={"odd": NUMBER})
-    sorted_out.key_by("n").sink(even)
-    sorted_out.side_output("odd").map(Stumbles({7, 101}, 2, same)).sink(odd)
-    left.sink(all_of_them)
+    sorted_out.key_by("n").sink(even, uid="even")
+    sorted_out.side_output("odd").map(Stumbles({7, 101}, 2, same), uid="odd").sink(odd)
+    left.sink(all_of_them, uid="all")
     run = simulate(graph_of(env), {"left": split(list(range(ROWS)), 2), "right": [list(range(ROWS))]}, seed)
     run.run()
     values = [*range(ROWS), *range(100, 100 + ROWS)]
@@ -177,6 +180,14 @@ def test_two_sources_two_sinks_and_a_side_output(simulate: Any, seed: int) -> No
     # 7 is read once for each attempt by the other sink, which did not fail.
     assert all_of_them.counts[7] == 3
     assert run.dead() == []
+    # By a side output too, and where the rows of a batch have all gone elsewhere; nothing behind replays.
+    batches = sum(-(-len(part) // ROWS_A_BATCH) for part in split(list(range(ROWS)), 2))
+    others = -(-ROWS // ROWS_A_BATCH)
+    seen = {(source, uid): count for (source, uid), count in run.latencies.items()}
+    assert seen == {
+        **{("left", uid): batches for uid in ("even", "odd", "all")},
+        **{("right", uid): others for uid in ("even", "odd")},
+    }
 
 
 def test_sources_without_rows_end(simulate: Any) -> None:
@@ -330,10 +341,11 @@ def test_a_join_pairs_what_belongs_together_whatever_fails(simulate: Any, where:
         schema="l bigint, r bigint",
         volatile_state=True,
     )
-    joined.rebalance().map(stumble("behind", lambda r: r[0])).sink(out)
+    joined.rebalance().map(stumble("behind", lambda r: r[0]), uid="behind").sink(out)
     rows = {"left": events(20, 3, seed), "right": events(20, 3, seed + 100)}
     run = simulate(graph_of(env), {uid: [values] for uid, values in rows.items()}, seed)
     run.run()
+    assert run.latencies == {("left", "behind"): 4, ("right", "behind"): 4}
     wanted = pairs_of(rows["left"], rows["right"])
     if where in ("nowhere",):
         assert out.counts == Counter(wanted)

@@ -17,7 +17,7 @@ from ftlayer.runtime.acker_mode.slot.acks import CALL_ROOTS, MAX_WAIT_MS
 from ftlayer.runtime.protocol.channel_frames import ElementCodec
 from ftlayer.runtime.protocol.credit_frames import decode_grants, encode_grants
 from ftlayer.runtime.protocol.durations import PERSIST, histograms_of
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream, Watermark
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker, Watermark
 from ftlayer.runtime.protocol.messages import ReplayNow
 from ftlayer.runtime.slot.events import ReplaysCame, RootsAccepted, RowsRead, TimePassed, Turn
 from ftlayer.runtime.slot.instructions import Grant, RowsDone, RunTask, Transmit
@@ -223,7 +223,8 @@ def test_a_new_instance_hears_the_last_mark_first(tools: Any) -> None:
     slot = one_of_two(tools)
     slot.core.peer_up(1)
     output = next(iter(slot.core.seating.remote.values()))
-    for mark in (Watermark(5), Watermark(7)):
+    # A latency marker is none that a new instance has to hear.
+    for mark in (Watermark(5), Watermark(7), LatencyMarker("source", 3)):
         output.send(mark, 0)
     slot.core.drop_peer(1, tools.now)
     slot.core.peer_up(1)
@@ -253,8 +254,10 @@ def test_roots_are_held_from_the_asking_for_their_persistence_to_the_last_send(t
     assert sum(len(event.roots) for event in slot.vertex.xors) > 0
     assert not held()
     assert slot.core.counters()["persisted"] == 6
-    (took,) = histograms_of(PERSIST, slot.core.counters(), LATENCY_BOUNDS).items()
+    exemplars = slot.core.exemplars()
+    (took,) = histograms_of(PERSIST, slot.core.counters(), LATENCY_BOUNDS, exemplars).items()
     assert (took[0], took[1].count, took[1].total) == ("source", 1, 0.02)
+    assert [each.root for each in took[1].exemplars if each] == [6]
 
 
 def test_frames_and_credit_leave_before_a_function_runs(tools: Any) -> None:

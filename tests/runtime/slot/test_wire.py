@@ -20,6 +20,7 @@ from ftlayer.runtime.protocol.elements import (
     CancelMarker,
     EndOfStream,
     Idle,
+    LatencyMarker,
     RecordIds,
     Watermark,
 )
@@ -155,6 +156,30 @@ def test_barriers_with_all_they_say(barrier: Barrier) -> None:
 @given(BARRIERS, st.integers(0, 80), st.integers(0, 255))
 def test_a_damaged_barrier_is_an_error_or_a_barrier(barrier: Barrier, at: int, byte: int) -> None:
     frame = bytearray(CODEC.encode(CHANNEL, barrier))
+    frame[at % len(frame)] = byte
+    for damaged in (bytes(frame), bytes(frame[: at % len(frame)])):
+        try:
+            CODEC.decode(pa.py_buffer(damaged))
+        except CodecError:
+            continue
+
+
+LATENCIES = st.builds(
+    LatencyMarker, st.text(max_size=40), st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**64 - 1)
+)
+
+
+@given(LATENCIES)
+def test_latency_markers_with_all_they_say(marker: LatencyMarker) -> None:
+    frame = CODEC.encode(CHANNEL, marker)
+    assert CODEC.decode(pa.py_buffer(frame)) == (CHANNEL, marker)
+    assert len(roots_in(frame)) == 0
+    assert not is_barrier(frame)
+
+
+@given(LATENCIES, st.integers(0, 80), st.integers(0, 255))
+def test_a_damaged_latency_marker_is_an_error_or_a_mark(marker: LatencyMarker, at: int, byte: int) -> None:
+    frame = bytearray(CODEC.encode(CHANNEL, marker))
     frame[at % len(frame)] = byte
     for damaged in (bytes(frame), bytes(frame[: at % len(frame)])):
         try:

@@ -8,7 +8,7 @@ import pytest
 from ftlayer.clock import Now
 from ftlayer.errors import InvalidTopologyError, ProtocolError
 from ftlayer.partitioning.partitioners import Broadcast
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker
 from ftlayer.runtime.task.actions import Send, TaskEnded
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.events import RowsPersisted, SourceOver, SourceRows, TaskStart, TimeCame
@@ -44,7 +44,8 @@ def test_rows_are_sent_as_they_are_read_and_nobody_is_told(mode: TaskMode) -> No
     assert source.handle(TaskStart(), NOW) == source.handle(TimeCame(), NOW) == []
     rows = pa.record_batch([[1, 2]], schema=SCHEMA)
     sends = source.handle(SourceRows("p", 0, 0, rows, None), NOW)
-    assert sends == [Send(Channel(0, 0, receiver), Batch(rows)) for receiver in (0, 1)]
+    batches = [Send(Channel(0, 0, receiver), Batch(rows)) for receiver in (0, 1)]
+    assert sends == [*batches, Send(Channel(0, 0, 1), LatencyMarker("first", 0))]
     assert len(source.held_roots()) == 0
     ends = [Send(Channel(0, 0, receiver), EndOfStream()) for receiver in (0, 1)]
     assert source.handle(SourceOver(), NOW) == [*ends, TaskEnded()]

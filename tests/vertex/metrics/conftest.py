@@ -69,6 +69,7 @@ def topology(step: int = 0) -> JobDetails:
         checkpoint_totals=CheckpointTotals(9, 0, 7 + step, 2, 1, 1, 3, 10_000),
         histograms={
             "persist|orders": _histogram(0.004, 10 + step, LATENCY_BOUNDS, root=0xABC),
+            "end_to_end|orders|out": _histogram(0.3, 10 + step, LATENCY_BOUNDS, root=0xABC),
             "checkpoint|": _histogram(1.5, 7 + step, BATCH_BOUNDS),
             **{f"checkpoint_{part}|parse": _histogram(0.2, 7 + step, BATCH_BOUNDS) for part in parts},
             "of a later version|": _histogram(0.2, 1, BATCH_BOUNDS),

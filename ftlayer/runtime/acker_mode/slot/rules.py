@@ -6,11 +6,11 @@ from collections.abc import Collection
 from typing import Protocol, assert_never, cast
 
 from ftlayer.clock import Now
-from ftlayer.histogram import Histogram
+from ftlayer.histogram import Exemplar, Histogram
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.acks import AckBuffer
 from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
-from ftlayer.runtime.protocol.durations import PERSIST, counters_of
+from ftlayer.runtime.protocol.durations import PERSIST, counters_of, exemplars_of
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import (
     AllowReplays,
@@ -86,8 +86,11 @@ class AckerSlot:
         """See `SlotMode.handle`."""
         match event:
             case RootsAccepted(key, ticket, took_s):
-                self._totals["persisted"] += len(self._unaccepted[key][ticket])
-                self._persist_times.setdefault(key[0], Histogram()).observe(took_s)
+                roots = self._unaccepted[key][ticket]
+                self._totals["persisted"] += len(roots)
+                root = int(roots[-1]) if len(roots) else 0
+                times = self._persist_times.setdefault(key[0], Histogram())
+                times.observe(took_s, root=root, at_ms=now.wall_ms)
                 return [RunTask(key, RowsPersisted(ticket))]
             case ReplaysCame():
                 return [self._replays_came(event)]
@@ -251,6 +254,10 @@ class AckerSlot:
     def counters(self) -> dict[str, int]:
         """Return how many records were ``persisted``, ``replayed`` and ``failed``, and how long persisting took."""
         return self._totals | counters_of(PERSIST, self._persist_times.copy())
+
+    def exemplars(self) -> dict[str, Exemplar]:
+        """See `SlotMode.exemplars`."""
+        return exemplars_of(PERSIST, self._persist_times.copy())
 
     def held_roots(self) -> list[U64Array]:
         """See `SlotMode.held_roots`: what the vertex was asked to persist, and what it has not been told of."""

@@ -10,15 +10,20 @@ from ftlayer.functions.chains.topology import MAIN
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.task.settle import Done, SettleQueue
-from ftlayer.runtime.protocol.elements import EndOfStream, Idle, RecordIds, Watermark
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.contract import Settled, SinkBody
+from ftlayer.runtime.task.latency import SinkLatencies
 from ftlayer.runtime.task.outlet import unharmed
 from ftlayer.runtime.task.pipeline import Passed, Rows
 
 
 class AckingSinkOutlet:
-    """`ftlayer.runtime.task.outlet.Outlet` of a chain with a sink; records are settled when all their rows are."""
+    """`ftlayer.runtime.task.outlet.Outlet` of a chain with a sink; records are settled when all their rows are.
+
+    Attributes:
+        latencies: how old records are when the sink has settled their rows.
+    """
 
     waiting = False
 
@@ -26,6 +31,7 @@ class AckingSinkOutlet:
         self._handler = handler
         self._sink = sink
         self._queue = SettleQueue()
+        self.latencies = SinkLatencies()
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
@@ -58,13 +64,22 @@ class AckingSinkOutlet:
         """Do nothing: a sink has no output."""
         return []
 
+    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+        """See `Outlet.marker`."""
+        self.latencies.came(marker, now, given=self._queue.given, settled=self._queue.settled)
+        return []
+
     def accepted(self, ticket: int) -> list[Action]:
         """Nothing is persisted here."""
         raise ValueError(f"ticket {ticket} was accepted, and nothing is persisted here")
 
     def flush(self, now: Now, *, force: bool) -> None:
         """See `Outlet.flush`."""
+        self.latencies.look(self._queue.settled, now)
         self._settle(self._sink.flush(now.mono_ms, force=force))
+        if force:
+            # No call may come behind this one.
+            self.latencies.look(self._queue.settled, now)
 
     def close(self) -> None:
         """See `Outlet.close`."""
@@ -72,8 +87,11 @@ class AckingSinkOutlet:
 
     @property
     def due_ms(self) -> int | None:
-        """See `Outlet.due_ms`."""
-        return self._sink.due_ms
+        """See `Outlet.due_ms`.
+
+        A write takes its time, and no clock is read behind it: the next call sees how old the records are now.
+        """
+        return 0 if self.latencies.is_due(self._queue.settled) else self._sink.due_ms
 
     @property
     def held(self) -> U64Array:

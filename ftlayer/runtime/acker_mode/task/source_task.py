@@ -23,6 +23,7 @@ from ftlayer.runtime.task.events import (
     TimeCame,
     refused,
 )
+from ftlayer.runtime.task.latency import SourceMarkers
 from ftlayer.runtime.task.reports import failures_of
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.vertex.calls import Failure
@@ -48,6 +49,7 @@ class PersistingSourceTask:
         self._stream = graph.stream_of(uid)
         self._handler = handler
         self._emitter = Emitter(graph, uid, subtask, handler)
+        self._markers = SourceMarkers(self._emitter, uid)
         self._unsent: deque[_Unsent] = deque()
         self._first_ticket = 1  # of the first in `_unsent`
         self._held: tuple[U64Array, ...] = ()
@@ -57,7 +59,7 @@ class PersistingSourceTask:
         """See `Task.handle`. `ProtocolError` for a ticket that is not out."""
         match event:
             case SourceRows():
-                return self._persist(event)
+                return self._persist(event, now)
             case RowsPersisted(ticket):
                 return self._persisted(ticket)
             case SourceOver():
@@ -68,7 +70,7 @@ class PersistingSourceTask:
             case _:
                 raise refused(self.uid, event)
 
-    def _persist(self, rows: SourceRows) -> list[Action]:
+    def _persist(self, rows: SourceRows, now: Now) -> list[Action]:
         """Make roots of the rows, and have them persisted (none and a position, too)."""
         persister = self._handler.persister
         n = rows.payload.num_rows
@@ -85,7 +87,10 @@ class PersistingSourceTask:
             position=rows.position,
             ids=emission.ids,
         )
-        self._unsent.append(_Unsent(roots, emission.sends, failures_of(roots, emission.failures)))
+        # It is as old as the rows, which wait for the vertex first.
+        markers = self._markers.behind(n, now, int(roots[-1]) if n else 0)
+        sends = [*emission.sends, *markers]
+        self._unsent.append(_Unsent(roots, sends, failures_of(roots, emission.failures)))
         self._publish()
         return [PersistRoots(self._first_ticket + len(self._unsent) - 1, call)]
 

@@ -12,7 +12,7 @@ from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError
 from ftlayer.handler.handler import Handler
 from ftlayer.records.ids import I64Array, U64Array
-from ftlayer.runtime.protocol.elements import EndOfStream, Idle, RecordIds, Watermark
+from ftlayer.runtime.protocol.elements import EndOfStream, Idle, LatencyMarker, RecordIds, Watermark
 from ftlayer.runtime.task.actions import Action, FailRoots, PersistRoots, Send
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.outlet import ChannelOutlet
@@ -137,6 +137,7 @@ class TimerRootsOutlet:
         """``channels`` takes what comes of records; both have one emitter."""
         self._channels = channels
         self._roots = roots
+        self.latencies = channels.latencies
 
     def take(self, lineage: RecordIds | None, records: int, passed: Passed, now: Now) -> list[Action]:
         """See `Outlet.take`."""
@@ -153,6 +154,10 @@ class TimerRootsOutlet:
     def mark(self, mark: Mark) -> list[Action]:
         """See `Outlet.mark`."""
         return self._roots.mark(mark)
+
+    def marker(self, marker: LatencyMarker, now: Now) -> list[Action]:
+        """See `Outlet.marker`. Results of timers are roots of their own, and it waits for none."""
+        return self._channels.marker(marker, now)
 
     def accepted(self, ticket: int) -> list[Action]:
         """See `Outlet.accepted`."""

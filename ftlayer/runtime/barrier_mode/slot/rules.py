@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.clock import Now
+from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.barrier_mode.slot.barriers import Barriers, CheckpointParts
 from ftlayer.runtime.barrier_mode.slot.debloating import Debloating
@@ -157,6 +158,10 @@ class BarrierSlot:
     def counters(self) -> dict[str, int]:
         """See `Barriers.counters`."""
         return self._barriers.counters()
+
+    def exemplars(self) -> dict[str, Exemplar]:
+        """See `SlotMode.exemplars`: no record has a root."""
+        return {}
 
     def held_roots(self) -> list[U64Array]:
         """See `SlotMode.held_roots`: no record has roots."""

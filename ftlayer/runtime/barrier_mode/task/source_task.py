@@ -17,6 +17,7 @@ from ftlayer.runtime.protocol.messages import EndTasks
 from ftlayer.runtime.task.actions import Action, TaskEnded
 from ftlayer.runtime.task.emitter import Emitter
 from ftlayer.runtime.task.events import SourceOver, SourceRows, TaskEvent, TaskStart, TimeCame, refused
+from ftlayer.runtime.task.latency import SourceMarkers
 from ftlayer.topology.job_graph import JobGraph
 
 
@@ -35,6 +36,7 @@ class CheckpointedSourceTask:
         self.uid = uid
         self.subtask = subtask
         self._emitter = Emitter(graph, uid, subtask, handler)
+        self._markers = SourceMarkers(self._emitter, uid)
         parallelism = graph.vertex(uid).parallelism
         self._positions = {
             partition: position
@@ -46,7 +48,7 @@ class CheckpointedSourceTask:
         """See `Task.handle`. Behind `SourceOver` the task goes on: barriers come until `EndTasks`."""
         match event:
             case SourceRows():
-                return self._read(event)
+                return self._read(event, now)
             case SourceOver():
                 return [*self._emitter.mark(Watermark(MAX_TIME_MS))]
             case EndTasks():
@@ -56,12 +58,13 @@ class CheckpointedSourceTask:
             case _:
                 raise refused(self.uid, event)
 
-    def _read(self, rows: SourceRows) -> list[Action]:
+    def _read(self, rows: SourceRows, now: Now) -> list[Action]:
         """Send rows, and take their position over. One without rows counts, too."""
         if rows.position is None:
             raise SourceError(f"source {self.uid!r} cannot rewind: it gives no positions to restore it from")
         self._positions[rows.position.partition] = rows.position.end
-        return [*self._emitter.roots(rows.payload, None).sends]
+        sends = self._emitter.roots(rows.payload, None).sends
+        return [*sends, *self._markers.behind(rows.payload.num_rows, now)]
 
     def held_roots(self) -> U64Array:
         """Nothing is held."""

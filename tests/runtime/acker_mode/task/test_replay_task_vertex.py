@@ -19,7 +19,7 @@ from ftlayer.records.keyhash import partition_of
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.replay_task import StreamReplayTask
 from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
-from ftlayer.runtime.protocol.elements import Batch
+from ftlayer.runtime.protocol.elements import Batch, LatencyMarker
 from ftlayer.runtime.protocol.messages import ReplayNow
 from ftlayer.runtime.task.actions import (
     Acknowledge,
@@ -113,7 +113,7 @@ class World:
                 case AskReplays(stream, limit):
                     answer = self.call(calls.TakeReplays(stream, limit))
                     self.do(self.replay.handle(Replayed(answer.batches), self.now), failing)
-                case WakeAt():
+                case WakeAt() | Send(_, LatencyMarker()):
                     pass
                 case _:
                     raise AssertionError(action)

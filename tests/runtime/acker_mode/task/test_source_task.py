@@ -16,7 +16,7 @@ from ftlayer.partitioning.partitioners import Broadcast, Forward, HashByKey
 from ftlayer.records.ids import xor_fold_by_root
 from ftlayer.records.selector import KeySelector
 from ftlayer.runtime.acker_mode.task.source_task import PersistingSourceTask
-from ftlayer.runtime.protocol.elements import Batch, EndOfStream
+from ftlayer.runtime.protocol.elements import Batch, EndOfStream, LatencyMarker
 from ftlayer.runtime.task.actions import Action, PersistRoots, Send, TaskEnded
 from ftlayer.runtime.task.events import RowsPersisted, SourceOver, SourceRows, TaskStart, TimeCame
 from ftlayer.topology.ft_builder import OpFTLayerBuilder
@@ -64,8 +64,9 @@ def sent(actions: list[Action]) -> list[Batch]:
     found = []
     for action in actions:
         assert isinstance(action, Send)
-        assert isinstance(action.element, Batch)
-        found.append(action.element)
+        if not isinstance(action.element, LatencyMarker):
+            assert isinstance(action.element, Batch)
+            found.append(action.element)
     return found
 
 
@@ -97,6 +98,23 @@ def test_rows_are_registered_with_the_ids_of_all_that_will_be_sent() -> None:
     assert roots.tolist() == call.roots.tolist()
     assert values.tolist() == call.values.tolist()
     assert sum(len(lineage) for lineage in lineages if lineage) == 3 * (1 + 1 + 2)
+
+
+def test_a_latency_marker_is_as_old_as_the_rows_and_waits_for_the_vertex_behind_them() -> None:
+    source = task()
+    read_at, accepted_at = Now(5_000, 60_000), Now(5_400, 60_400)
+    tickets = [ticket_of(source.handle(rows(n, 7, first=2 * n), read_at)) for n in range(2)]
+    assert source.handle(RowsPersisted(tickets[1]), accepted_at) == []
+    elements = [
+        action.element
+        for action in source.handle(RowsPersisted(tickets[0]), accepted_at)
+        if isinstance(action, Send) and action.channel.edge == 0
+    ]
+    first, marker, second = elements
+    assert isinstance(first, Batch)
+    assert isinstance(second, Batch)
+    assert first.lineage is not None
+    assert marker == LatencyMarker("s", 60_000, int(first.lineage.roots[-1]))
 
 
 def test_a_vertex_with_the_exact_tracker_gets_the_single_ids() -> None:

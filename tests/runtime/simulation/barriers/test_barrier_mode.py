@@ -13,13 +13,22 @@ CHUNK = 15
 CAMPAIGN = int(os.environ.get("FTLAYER_SEEDS", "3000"))
 
 
+@pytest.mark.usefixtures("markers_everywhere")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_fails(runs: Any, name: str, mode: str) -> None:
     run = runs.Run(runs.Plan(name, seed=1, config=runs.MODES[mode])).run()
     assert run.world.driver.checkpoints.counts.completed > 1
+    graph, status = run.world.driver.graph, run.world.driver.job.status()
+    markers = [details for part, details in status.histograms.items() if part.startswith("end_to_end|")]
+    sinks = {part.split("|")[2] for part in status.histograms if part.startswith("end_to_end|")}
+    assert sinks == {
+        vertex.operators[-1].uid for vertex in graph.vertices if not graph.edges_from(vertex.uid)
+    }
+    assert all(sum(details.counts) > 1 for details in markers)
 
 
+@pytest.mark.usefixtures("markers_everywhere")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["union", "forward"])
 def test_everything_fails_once(runs: Any, name: str, mode: str) -> None:

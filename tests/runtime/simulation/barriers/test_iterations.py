@@ -150,6 +150,7 @@ def loops(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return runs
 
 
+@pytest.mark.usefixtures("markers_everywhere")
 @pytest.mark.parametrize("name", ["loop", "beside"])
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
 @pytest.mark.parametrize("mode", MODES)

@@ -8,6 +8,7 @@ import secrets
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from pyspark import cloudpickle
 
 from ftlayer.config import FTStatus, TopologyOptions, VertexOptions
 from ftlayer.errors import ProtocolError
+from ftlayer.histogram import LATENCY_BOUNDS, Histogram
 from ftlayer.restart import RestartStrategy
 from ftlayer.runtime.acker_mode.slot.shell import AckerSlotFactory
 from ftlayer.runtime.driver.control_server import ControlServer
+from ftlayer.runtime.protocol.durations import END_TO_END, histograms_of
 from ftlayer.runtime.protocol.messages import (
     Cancel,
     Deploy,
@@ -228,6 +231,14 @@ class Slots:
 
     def counted(self, name: str) -> int:
         return sum(beat.counters.get(name, 0) for beat in self.beats.values())
+
+    def latencies(self) -> dict[str, Histogram]:
+        """How old records were at sinks, of all slots together, with exemplars."""
+        counters, exemplars = Counter[str](), {}
+        for slot, ended in self.ended.items():
+            counters.update(ended)
+            exemplars |= self.beats[slot].exemplars
+        return histograms_of(END_TO_END, counters, LATENCY_BOUNDS, exemplars)
 
     # ------------------------------------------------------------ ending
 

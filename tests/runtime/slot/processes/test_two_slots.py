@@ -27,6 +27,11 @@ def test_a_bounded_job_ends_with_everything(jobs: Any, tracked: bool) -> None:
     assert slots.total("records_in") == 2 * N
     assert slots.total("persisted") == (2 * N if tracked else 0)
     assert slots.total("records_out/source") == 2 * N
+    latencies = slots.latencies()
+    assert latencies.keys() == {"source|sink"}
+    assert latencies["source|sink"].count >= 1
+    roots = [exemplar.root for exemplar in latencies["source|sink"].exemplars if exemplar]
+    assert all(roots) if tracked else not roots
 
 
 def test_a_record_that_fails_is_replayed_to_its_task(jobs: Any) -> None:
