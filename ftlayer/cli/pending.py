@@ -115,7 +115,7 @@ def _first(gatherer: Gatherer, vertex: str, search: Search, limit: int) -> list[
 
 
 def _since_ms(info: RecordInfo) -> int:
-    return info.registered_ms or (info.history[-1][0] if info.history else info.not_before_ms)
+    return info.registered_ms or (info.history[-1].at_ms if info.history else info.not_before_ms)
 
 
 def _count(view: VertexView, state: State) -> int:

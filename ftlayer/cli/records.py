@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ftlayer.monitor.names import JobNames
     from ftlayer.monitor.search import Search
     from ftlayer.monitor.where import Where
-    from ftlayer.vertex.calls import RecordInfo, RecordPage, SelectRecords
+    from ftlayer.vertex.calls import Attempt, RecordInfo, RecordPage, SelectRecords
 
 COUNTING_S = 2.0
 """So long a listing goes on to count what it does not show."""
@@ -152,7 +152,7 @@ def _said(listing: RecordListing, total: int) -> str:
 def _print_head(console: Console, record: FoundRecords, names: JobNames, now_ms: int) -> None:
     info = record.info
     parts = [info.key.hex(), names.stream(record.vertex, info.stream), f"attempt {info.attempt}"]
-    since_ms = info.history[-1][0] if info.history else info.registered_ms
+    since_ms = info.history[-1].at_ms if info.history else info.registered_ms
     if since_ms:
         from ftlayer.monitor.health import spoken
 
@@ -181,10 +181,22 @@ def print_record(console: Console, record: FoundRecords, names: JobNames, *, sev
     for name, value in lines.items():
         if value:
             console.print(f"  {name:9}{value}", soft_wrap=True)
-    for at_ms, reason, operator in info.history:
-        console.print(f"  failed   {time_text(at_ms)}  {operator}: {reason}", soft_wrap=True)
-    if info.traceback:
-        console.print(info.traceback.rstrip(), style="dim", soft_wrap=True)
+    _print_attempts(console, info.history)
+
+
+def _print_attempts(console: Console, attempts: tuple[Attempt, ...]) -> None:
+    """Print failed attempts with their tracebacks; one that is as that before is not printed again."""
+    before = ""
+    for attempt in attempts:
+        where = f"  ({attempt.place})" if attempt.place else ""
+        said = f"{attempt.operator}: {attempt.reason}" if attempt.operator else attempt.reason
+        head = f"  failed   {attempt.number:<3} {time_text(attempt.at_ms)}  {said}{where}"
+        console.print(head, soft_wrap=True)
+        if attempt.traceback and attempt.traceback == before:
+            console.print("  (traceback as above)", style="dim", soft_wrap=True)
+        elif attempt.traceback:
+            console.print(attempt.traceback.rstrip(), style="dim", soft_wrap=True)
+        before = attempt.traceback
 
 
 def payload_text(info: RecordInfo, longest: int | None = None) -> str:

@@ -45,7 +45,7 @@ class DeadLetter:
 
 def letter_of(info: RecordInfo) -> DeadLetter:
     """Return a dead letter from its listing."""
-    first, last = (info.history[0][0], info.history[-1][0]) if info.history else (0, 0)
+    first, last = (info.history[0].at_ms, info.history[-1].at_ms) if info.history else (0, 0)
     return DeadLetter(
         info.key.hex(),
         info.stream,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import traceback
 from dataclasses import dataclass
 
@@ -43,7 +45,7 @@ def failure_of(row: int, operator: str, error: BaseException, rules: RetryRules 
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     text = "".join(traceback.format_exception(type(error), error, frames))
     if len(text) > MAX_TRACEBACK:
-        half = MAX_TRACEBACK // 2
+        half = (MAX_TRACEBACK - 64) // 2
         text = f"{text[:half]}\n… {len(text) - 2 * half} characters left out …\n{text[-half:]}"
     return RowFailure(
         row,
@@ -54,6 +56,11 @@ def failure_of(row: int, operator: str, error: BaseException, rules: RetryRules 
         decision.after_ms,
         decision.uses_attempt,
     )
+
+
+def this_process(what: str) -> str:
+    """Return where failures of this process happen, in words; ``what`` the process is."""
+    return f"{what} on {socket.gethostname()}, pid {os.getpid()}"
 
 
 def _encodable(text: str) -> str:

@@ -32,7 +32,7 @@ class LetterGroups:
 
     def add(self, vertex: str, info: RecordInfo) -> None:
         """Count a letter."""
-        at_ms = info.history[-1][0] if info.history else 0
+        at_ms = info.history[-1].at_ms if info.history else 0
         name = (vertex, info.stream, info.operator, kind_of(info.reason))
         group = self._groups.get(name, LetterGroup(*name, 0, at_ms, at_ms))
         first_ms, last_ms = min(group.first_seen_ms, at_ms), max(group.last_seen_ms, at_ms)

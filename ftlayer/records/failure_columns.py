@@ -19,6 +19,9 @@ COLUMNS = ("roots", "texts", "reasons", "operators", "frames", "last_lines", "fa
 WISHES = ("after_ms", "uses_attempt")
 """Columns that are there where a failure says something of its next attempt, both or none."""
 
+PLACES = "places"
+"""A column that is there where a failure says where it happened."""
+
 NO_PAUSE = -1
 """In ``after_ms``: the failure asks for no pause of its own."""
 
@@ -33,6 +36,7 @@ class FailureRow(NamedTuple):
     fatal: bool
     after_ms: int | None = None
     uses_attempt: bool = True
+    place: str = ""
 
 
 class Why(Protocol):
@@ -57,13 +61,15 @@ class FailureLike(Why, Protocol):
 
     @property
     def root(self) -> int: ...  # noqa: D102
+    @property
+    def place(self) -> str: ...  # noqa: D102
 
 
 def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
-    """Return failures as plain values for msgpack, under the names in `COLUMNS` and, where needed, `WISHES`.
+    """Return failures as plain values for msgpack, under the names in `COLUMNS` and, where needed, `WISHES`, `PLACES`.
 
-    ``roots`` is a list of numbers, ``texts`` one of texts; ``reasons``, ``operators``, ``frames`` and
-    ``last_lines`` are little-endian int32 positions in ``texts``, ``fatal`` and ``uses_attempt`` a byte 0 or 1 for
+    ``roots`` is a list of numbers, ``texts`` one of texts; ``reasons``, ``operators``, ``frames``, ``last_lines`` and
+    ``places`` are little-endian int32 positions in ``texts``, ``fatal`` and ``uses_attempt`` a byte 0 or 1 for
     each, ``after_ms`` little-endian int64, `NO_PAUSE` for none. Lone surrogates, which UTF-8 does not have (file
     names from the system may), are written as their escapes.
 
@@ -79,6 +85,7 @@ def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
     numbers: list[int] = []
     fatal, uses_attempt = bytearray(), bytearray()
     pauses: list[int] = []
+    places: list[int] = []
     for failure in failures:
         traceback = failure.traceback
         half = halves.get(traceback)
@@ -90,12 +97,18 @@ def to_columns(failures: Iterable[FailureLike]) -> dict[str, Any]:
         fatal.append(failure.fatal)
         uses_attempt.append(failure.uses_attempt)
         pauses.append(_pause(failure.after_ms))
+        if failure.place or places:
+            # Those before the first that says a place say none.
+            places += [number("")] * (len(roots) - 1 - len(places))
+            places.append(number(failure.place))
     positions = np.array(numbers, "<i4").reshape(-1, 4)
     columns = [np.ascontiguousarray(column).tobytes() for column in positions.T]
     written = [well_formed(text) for text in texts]
     found = dict(zip(COLUMNS, (roots, written, *columns, bytes(fatal)), strict=True))
     if not all(uses_attempt) or any(pause != NO_PAUSE for pause in pauses):
         found |= zip(WISHES, (np.array(pauses, "<i8").tobytes(), bytes(uses_attempt)), strict=True)
+    if places:
+        found[PLACES] = np.array(places, "<i4").tobytes()
     return found
 
 
@@ -104,8 +117,10 @@ def from_columns(columns: Any) -> list[FailureRow]:
 
     Raises ValueError that says what is wrong with ``columns``, whatever they are.
     """
-    if type(columns) is not dict or set(columns) not in (set(COLUMNS), {*COLUMNS, *WISHES}):
-        raise ValueError(f"expected a map with {', '.join(COLUMNS)}, and maybe {' and '.join(WISHES)}")
+    if type(columns) is not dict or columns.keys() - {PLACES} not in (set(COLUMNS), {*COLUMNS, *WISHES}):
+        raise ValueError(
+            f"expected a map with {', '.join(COLUMNS)}, and maybe {' and '.join(WISHES)}, and maybe {PLACES}"
+        )
     roots, texts, fatal = columns["roots"], columns["texts"], columns["fatal"]
     if type(roots) is not list or any(type(root) is not int for root in roots):
         raise ValueError("roots: expected an array of integers")
@@ -116,17 +131,23 @@ def from_columns(columns: Any) -> list[FailureRow]:
     reasons, operators, frames, last_lines = (
         _positions(columns[name], name, len(roots), len(texts)).tolist() for name in COLUMNS[2:6]
     )
+    places = [""] * len(roots)
+    if PLACES in columns:
+        numbers = _positions(columns[PLACES], PLACES, len(roots), len(texts)).tolist()
+        places = [texts[number] for number in numbers]
     joined: dict[tuple[int, int], str] = {}
     rows = []
     halves = zip(frames, last_lines, strict=True)
-    lists = (roots, reasons, operators, halves, fatal, pauses, uses_attempt)
-    for root, reason, operator, half, is_fatal, pause, uses in zip(*lists, strict=True):
+    lists = (roots, reasons, operators, halves, fatal, pauses, uses_attempt, places)
+    for root, reason, operator, half, is_fatal, pause, uses, place in zip(*lists, strict=True):
         traceback = joined.get(half)
         if traceback is None:
             traceback = joined[half] = texts[half[0]] + texts[half[1]]
         after_ms = None if pause == NO_PAUSE else pause
         rows.append(
-            FailureRow(root, texts[reason], texts[operator], traceback, is_fatal == 1, after_ms, uses == 1)
+            FailureRow(
+                root, texts[reason], texts[operator], traceback, is_fatal == 1, after_ms, uses == 1, place
+            )
         )
     return rows
 

@@ -19,7 +19,8 @@ PAGE = 1_000
 COLUMNS = (
     "key string, stream string, state string, root bigint, origin bigint, attempt int, not_before timestamp, "
     "reason string, operator string, traceback string, "
-    "history array<struct<at: timestamp, reason: string, operator: string>>, record string"
+    "history array<struct<number: int, at: timestamp, reason: string, operator: string, place: string, "
+    "traceback: string>>, record string"
 )
 """The columns of `record_frame` (DDL). Ids are shown as signed 64-bit; ``key`` is hexadecimal, as `Requeue`
 takes it; ``record`` is the payload as JSON."""
@@ -66,7 +67,10 @@ def record_row(info: RecordInfo) -> tuple[Any, ...]:
         info.reason,
         info.operator,
         info.traceback,
-        [(at(when), reason, operator) for when, reason, operator in info.history],
+        [
+            (each.number, at(each.at_ms), each.reason, each.operator, each.place, each.traceback)
+            for each in info.history
+        ],
         json.dumps(shown_record(info.payload), default=json_text, ensure_ascii=False),
     )
 

@@ -33,6 +33,7 @@ class StoredFailure:
     fatal: bool
     after_ms: int | None = None
     uses_attempt: bool = True
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ import numpy as np
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, pack, unpack
+from ftlayer.store.rows import NOT_EDITED, Edit, History, decode_history, decode_old_history, pack, unpack
 
-_FORMAT = 3
+_FORMAT = 4
+_FORMAT_WITHOUT_PLACES = 3
 _FORMAT_WITHOUT_EDIT = 2
 _STREAM_BYTES = 4
 KEY_BYTES = 20
@@ -33,9 +34,8 @@ class FailedTable(StrEnum):
 @dataclass(frozen=True, slots=True)
 class FailedRecord:
     """A failed record. ``root`` is the id its failed attempt had, ``attempt`` the number of the one to come
-    (of the last one, if dead). ``body`` is its payload as `Payloads` writes it. Its traceback is the text of
-    the digest ``frames`` (see `ftlayer.store.texts`; b"" is none) and then ``last_line``. ``edit`` is the last change
-    of its payload; ``key_hashes`` are those of the payload before.
+    (of the last one, if dead). ``body`` is its payload as `Payloads` writes it. ``edit`` is the last change of its
+    payload; ``key_hashes`` are those of the payload before.
     """
 
     root: int
@@ -44,8 +44,6 @@ class FailedRecord:
     key_hashes: tuple[int, ...] | None
     flat_hashes: bool
     history: History
-    frames: bytes
-    last_line: str
     digest: bytes
     body: bytes
     edit: Edit = NOT_EDITED
@@ -109,8 +107,6 @@ def put(txn: WriteTransaction, table: FailedTable, key: bytes, record: FailedRec
             record.key_hashes,
             record.flat_hashes,
             record.history,
-            record.frames,
-            record.last_line,
             record.digest,
             record.body,
             *record.edit,
@@ -135,21 +131,23 @@ def scan(
 def decode(value: bytes | memoryview) -> FailedRecord:
     """Return the record of a stored value; `StoreDamagedError` if it is not one."""
     try:
-        version, root, origin, attempt, hashes, flat, history, frames, last_line, digest, body, *edit = (
-            unpack(value)
-        )
-        if version not in (_FORMAT, _FORMAT_WITHOUT_EDIT):
+        version, root, origin, attempt, hashes, flat, entries, *more = unpack(value)
+        if version == _FORMAT:
+            history = decode_history(entries)
+        elif version in (_FORMAT_WITHOUT_PLACES, _FORMAT_WITHOUT_EDIT):
+            frames, last_line, *more = more
+            *earlier, last = decode_old_history(entries)
+            history = (*earlier, last._replace(frames=frames, last_line=last_line))
+        else:
             raise ValueError(f"format {version}")
-        edited_ms, edited_by = edit if version == _FORMAT else NOT_EDITED
+        digest, body, edited_ms, edited_by = (*more, *NOT_EDITED) if version == _FORMAT_WITHOUT_EDIT else more
         return FailedRecord(
             root,
             origin,
             attempt,
             None if hashes is None else tuple(hashes),
             flat,
-            decode_history(history),
-            frames,
-            last_line,
+            history,
             digest,
             body,
             (edited_ms, edited_by),

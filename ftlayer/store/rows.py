@@ -7,9 +7,9 @@ apart, so that reading ids never touches payload. The schema of a body is stored
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import msgpack
 import numpy as np
@@ -22,15 +22,33 @@ U64: TypeAlias = npt.NDArray[np.uint64]
 I64: TypeAlias = npt.NDArray[np.int64]
 I32: TypeAlias = npt.NDArray[np.int32]
 
-History: TypeAlias = tuple[tuple[int, str, str], ...]
-"""One (wall_ms, reason, operator) for each failed attempt, oldest first."""
+
+class StoredAttempt(NamedTuple):
+    """A failed attempt: the ``number``-th failure of its record, at ``wall_ms``.
+
+    Its traceback is the text of the digest ``frames`` (see `ftlayer.store.texts`; b"" is none), and then ``last_line``;
+    None stands for the reason and a line's end, which it mostly is.
+    """
+
+    number: int
+    wall_ms: int
+    reason: str
+    operator: str
+    place: str = ""
+    frames: bytes = b""
+    last_line: str | None = ""
+
+
+History: TypeAlias = tuple[StoredAttempt, ...]
+"""The failed attempts of a record that are kept, oldest first."""
 
 Edit: TypeAlias = tuple[int, str]
 """When a payload was changed last (wall_ms), and by whom."""
 
 NOT_EDITED: Edit = (0, "")
 
-_FORMAT = 1
+_FORMAT = 2
+_FORMAT_WITHOUT_NUMBERS = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +57,7 @@ class RowInfo:
 
     ``roots`` and ``origins`` are uint64[n], ``attempts`` int32[n] (1 on the first run), ``key_hashes``
     int32[n] or int32[n, selectors]. ``histories`` has one history a row, or is empty when no row ever failed;
-    ``edits`` one edit, or is empty when no row was edited.
+    ``edits`` one edit, or is empty when no row was edited. ``texts`` are those that histories name, and maybe more.
     """
 
     roots: U64
@@ -48,6 +66,7 @@ class RowInfo:
     key_hashes: I32 | None = None
     histories: tuple[History, ...] = ()
     edits: tuple[Edit, ...] = ()
+    texts: Mapping[bytes, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.roots)
@@ -61,6 +80,7 @@ class RowInfo:
             None if self.key_hashes is None else self.key_hashes[rows],
             tuple(self.histories[row] for row in rows) if self.histories else (),
             tuple(self.edits[row] for row in rows) if self.edits else (),
+            self.texts,
         )
 
     def history(self, row: int) -> History:
@@ -103,26 +123,36 @@ def encode_info(info: RowInfo) -> list[object]:
         None if hashes is None else [list(hashes.shape[1:]), hashes.astype(np.int32).tobytes()],
         info.histories or None,
     ]
+    if info.texts:
+        return [*values, info.edits, dict(info.texts)]
     return [*values, info.edits] if info.edits else values
 
 
 def decode_info(values: Sequence[Any]) -> RowInfo:
     """Return what `encode_info` was given; arrays are read-only. `StoreDamagedError` for another format."""
     try:
-        version, roots, origins, attempts, hashes, histories, *edits = values
-        if version != _FORMAT:
+        version, roots, origins, attempts, hashes, histories, *more = values
+        if version not in (_FORMAT, _FORMAT_WITHOUT_NUMBERS):
             raise ValueError(f"format {version}")
+        edits = more[0] if more else ()
+        texts = more[1] if len(more) > 1 else {}
         ids = np.frombuffer(roots, np.uint64)
         return RowInfo(
             ids,
             ids if origins is None else np.frombuffer(origins, np.uint64),
             np.ones(len(ids), np.int32) if attempts is None else np.frombuffer(attempts, np.int32),
             None if hashes is None else _decode_hashes(hashes, len(ids)),
-            () if histories is None else tuple(decode_history(history) for history in histories),
-            tuple((int(wall), str(by)) for wall, by in edits[0]) if edits else (),
+            _decode_histories(version, histories),
+            tuple((int(wall), str(by)) for wall, by in edits),
+            texts,
         )
     except (ValueError, TypeError) as error:
         raise StoreDamagedError(f"stored rows that cannot be read: {error}") from error
+
+
+def _decode_histories(version: int, histories: Any) -> tuple[History, ...]:
+    decode = decode_history if version == _FORMAT else decode_old_history
+    return () if histories is None else tuple(decode(history) for history in histories)
 
 
 def _decode_hashes(hashes: Any, rows: int) -> I32:
@@ -130,9 +160,17 @@ def _decode_hashes(hashes: Any, rows: int) -> I32:
     return np.frombuffer(data, np.int32).reshape(rows, *shape)
 
 
-def decode_history(entries: Sequence[Sequence[Any]]) -> History:
-    """Return a history from its plain form."""
-    return tuple((int(wall), str(reason), str(operator)) for wall, reason, operator in entries)
+def decode_history(entries: Iterable[Sequence[Any]]) -> History:
+    """Return a history from its plain form. ValueError or TypeError for what is none."""
+    return tuple(StoredAttempt(*entry) for entry in entries)
+
+
+def decode_old_history(entries: Iterable[Sequence[Any]]) -> History:
+    """Return a history of the form before: (wall_ms, reason, operator) for each attempt."""
+    return tuple(
+        StoredAttempt(number, wall_ms, reason, operator)
+        for number, (wall_ms, reason, operator) in enumerate(entries, 1)
+    )
 
 
 def pack(values: object) -> bytes:

@@ -7,10 +7,11 @@ fill a page.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Mapping
 
 from ftlayer.errors import StoreDamagedError
 from ftlayer.store.kv import ReadTransaction, WriteTransaction
-from ftlayer.store.rows import pack, unpack
+from ftlayer.store.rows import History, pack, unpack
 
 SHARED_FROM = 256
 """Texts of fewer characters are not worth an entry of their own."""
@@ -28,7 +29,7 @@ class TextChanges:
         self._digests: dict[str, bytes] = {}
 
     def hold(self, text: str) -> bytes:
-        """Count one more record that has ``text``; return the digest to `read` it by."""
+        """Count one more attempt that has ``text``; return the digest to `read` it by."""
         digest = self._digests.get(text)
         if digest is None:
             digest = hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
@@ -36,10 +37,25 @@ class TextChanges:
         self._changes[digest] = self._changes.get(digest, 0) + 1
         return digest
 
-    def release(self, digest: bytes) -> None:
-        """Count one record less that has the text of ``digest``; b"" stands for no text."""
-        if digest:
-            self._changes[digest] = self._changes.get(digest, 0) - 1
+    def hold_all(self, history: History, known: Mapping[bytes, str]) -> None:
+        """Count the texts of a record's attempts again; ``known`` has them by their digests."""
+        for attempt in history:
+            if attempt.frames:
+                self._texts[attempt.frames] = known[attempt.frames]
+                self._changes[attempt.frames] = self._changes.get(attempt.frames, 0) + 1
+
+    def release_all(self, history: History) -> None:
+        """Count the texts of a record's attempts, which is no failed one any more, once less."""
+        for attempt in history:
+            if attempt.frames:
+                self._changes[attempt.frames] = self._changes.get(attempt.frames, 0) - 1
+
+    def of_all(self, txn: ReadTransaction, histories: Iterable[History]) -> dict[bytes, str]:
+        """Return the texts of attempts by digest; those that are released in this transaction can still be read."""
+        digests = {attempt.frames for history in histories for attempt in history} - {b""}
+        return {
+            digest: self._texts[digest] if digest in self._texts else read(txn, digest) for digest in digests
+        }
 
     def write(self, txn: WriteTransaction) -> None:
         """Store the counts; a text that no record has any more is deleted.

@@ -23,7 +23,7 @@ from ftlayer.printable import (
     shortened,
 )
 from ftlayer.transport.failures import flight_error
-from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.calls import Attempt, RecordInfo
 
 ATTACK = "\x1b]52;c;ZXZpbA==\x07 \x1b[2J \x9b31m \r\x08 \u202e \x7f"
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -59,10 +59,7 @@ def record() -> RecordInfo:
         origin=1,
         attempt=1,
         not_before_ms=0,
-        reason=ATTACK,
-        operator=ATTACK,
-        traceback=ATTACK,
-        history=((1, ATTACK, ATTACK),),
+        history=(Attempt(1, 1, ATTACK, ATTACK, ATTACK, ATTACK),),
         payload=payload,
     )
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from ftlayer.monitor.views import VertexView
-from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.calls import Attempt, RecordInfo
 from ftlayer.vertex.calls.jobs import AnnouncedJob, JobDetails, JobKind
 from ftlayer.vertex.calls.records import DeadGroup, StreamDetails
 
@@ -82,10 +82,7 @@ def a_letter(price: int) -> RecordInfo:
         origin=price,
         attempt=1,
         not_before_ms=0,
-        reason="ValueError: no number",
-        operator="parse",
-        traceback="",
-        history=((NOW_MS - 1_000, "ValueError: no number", "parse"),),
+        history=(Attempt(1, NOW_MS - 1_000, "ValueError: no number", "parse"),),
         payload=pa.record_batch({"price": [price]}),
     )
 

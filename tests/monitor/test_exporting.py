@@ -15,7 +15,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.monitor.exporting import GROUP_ROWS, Page, exported
 from ftlayer.monitor.file_formats import ExportFormat
 from ftlayer.monitor.names import JobNames
-from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.calls import Attempt, RecordInfo
 
 NAMES = JobNames(())
 PAGE = 1_000
@@ -30,10 +30,7 @@ def letter(number: int, text: str = "x") -> RecordInfo:
         origin=number,
         attempt=1,
         not_before_ms=0,
-        reason="ValueError: no",
-        operator="parse",
-        traceback="Traceback",
-        history=(),
+        history=(Attempt(1, 1_000, "ValueError: no", "parse", "slot 1", "Traceback"),),
         payload=pa.record_batch({"id": [number], "text": [text]}),
     )
 

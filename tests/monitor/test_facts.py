@@ -9,7 +9,7 @@ from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.monitor import facts
 from ftlayer.monitor.facts.masking import masked_failure, masked_reason, masked_traceback
 from ftlayer.monitor.names import JobNames
-from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.calls import Attempt, RecordInfo
 from ftlayer.vertex.calls.jobs import (
     AuditEntry,
     BatchDetails,
@@ -82,10 +82,10 @@ def a_record(made: Any) -> RecordInfo:
         origin=1 << 63,
         attempt=2,
         not_before_ms=0,
-        reason=WORDS,
-        operator="parse",
-        traceback=TRACEBACK,
-        history=((made.now_ms - 1_000, WORDS, "parse"), (made.now_ms, WORDS, "parse")),
+        history=(
+            Attempt(1, made.now_ms - 1_000, WORDS, "parse", "slot 1 on a, pid 1", TRACEBACK),
+            Attempt(2, made.now_ms, WORDS, "parse", "slot 2 on b, pid 2", TRACEBACK),
+        ),
         payload=pa.record_batch(
             {"price": [SECRET], "tags": [[SECRET]], "none": pa.nulls(1, pa.string()), "n": [4711]}
         ),
@@ -134,7 +134,7 @@ def test_facts_are_plain_and_in_seconds(made: Any) -> None:
     assert record["origin"] == "8000000000000000"
     assert record["record"] == {"price": SECRET, "tags": [SECRET], "none": None, "n": 4711}
     assert record["types"]["tags"] == "list<item: string>"
-    assert [each["traceback"] for each in record["attempts"]] == ["", TRACEBACK]
+    assert [each["traceback"] for each in record["attempts"]] == [TRACEBACK, TRACEBACK]
     assert shown["hour"]["series"] == {"in": [1, None, 2.5]}
 
 
@@ -172,6 +172,19 @@ def test_what_is_left_of_words_that_may_quote_a_record() -> None:
     assert masked_failure("slot 2: heartbeats stopped") == "slot 2: heartbeats stopped"
     assert masked_failure("slot 2: KeyError('x')") == "slot 2: KeyError: …"
     assert masked_traceback(TRACEBACK).splitlines() == TRACEBACK.splitlines()[:2]
+
+
+def test_words_of_an_exception_are_masked_though_they_look_like_a_place() -> None:
+    cause = 'Traceback (most recent call last):\n  File "job.py", line 7, in parse\n    ~~~^^^\nKeyError: 1\n'
+    between = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    words = f'ValueError: in\n  File "{SECRET}", line 1, in {SECRET}\n{SECRET}\n'
+    own = f'Traceback (most recent call last):\n  File "job.py", line 3, in parse\n    float(x)\n{words}'
+    assert masked_traceback(cause + between + own).splitlines() == [
+        "Traceback (most recent call last):",
+        '  File "job.py", line 7, in parse',
+        "Traceback (most recent call last):",
+        '  File "job.py", line 3, in parse',
+    ]
 
 
 def test_a_vertex_that_never_answered_and_a_board_without_records_have_no_figures(made: Any) -> None:

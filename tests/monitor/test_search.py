@@ -8,7 +8,7 @@ from ftlayer.monitor.grouped import LetterGroup, LetterGroups, whole_groups
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.search import Search, Selection, first_pages
 from ftlayer.monitor.where import parse_where
-from ftlayer.vertex.calls import MAX_KEYS, RecordInfo, RecordPage, SelectRecords
+from ftlayer.vertex.calls import MAX_KEYS, Attempt, RecordInfo, RecordPage, SelectRecords
 
 NOW_MS = 1_800_000_000_000
 
@@ -22,10 +22,7 @@ def letter(number: int, operator: str = "parse", reason: str = "ValueError: no n
         origin=number,
         attempt=1,
         not_before_ms=0,
-        reason=reason,
-        operator=operator,
-        traceback="",
-        history=((NOW_MS - 1_000 * number, reason, operator),),
+        history=(Attempt(1, NOW_MS - 1_000 * number, reason, operator),),
         payload=pa.record_batch({"price": [number]}),
     )
 

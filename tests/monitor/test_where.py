@@ -12,7 +12,7 @@ from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.where import Where, parse_where
 from ftlayer.monitor.where.conditions import Comparison, Every, Negation, Some, Value
 from ftlayer.monitor.where.pushing import Pushed
-from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.calls import Attempt, RecordInfo
 
 NOW_MS = 1_800_000_000_000
 RECORD: dict[str, Any] = {
@@ -35,10 +35,10 @@ def a_record(**fields: Any) -> RecordInfo:
         "origin": 0xCD,
         "attempt": 3,
         "not_before_ms": 0,
-        "reason": "TimeoutError: timeout after 5 s",
-        "operator": "parse",
-        "traceback": "",
-        "history": ((NOW_MS - 900_000, "x", "parse"), (NOW_MS - 600_000, "y", "parse")),
+        "history": (
+            Attempt(1, NOW_MS - 900_000, "x", "parse"),
+            Attempt(2, NOW_MS - 600_000, "TimeoutError: timeout after 5 s", "parse"),
+        ),
         "payload": pa.RecordBatch.from_pylist([RECORD]),
     }
     return RecordInfo(**given_fields | fields)
@@ -251,7 +251,8 @@ def test_any_text_is_a_filter_or_an_error_of_ours(text: str) -> None:
 @example(Comparison(("operator",), "=", Value("7.0")), 0, "7")
 def test_a_vertex_gives_at_least_what_holds(condition: Any, age_ms: int, operator: str) -> None:
     where = Where(condition)
-    info = a_record(operator=operator, history=((NOW_MS - age_ms, "x", operator),))
+    reason = "TimeoutError: timeout after 5 s"
+    info = a_record(history=(Attempt(1, NOW_MS - age_ms, reason, operator),))
     names = JobNames([])
     pushed, holds = where.pushed(NOW_MS), where.matches("local", info, names, NOW_MS)
     given_by_vertex = (

@@ -24,6 +24,7 @@ rows = st.builds(
     st.booleans(),
     st.none() | st.integers(0, 2**40),
     st.booleans(),
+    st.sampled_from(["", "", "slot 1 on w1, pid 4711"]),
 )
 
 
@@ -71,6 +72,7 @@ def test_lone_surrogates_become_their_escapes() -> None:
         ({"frames": b"\xff" * 8}, "frames"),
         ({"last_lines": b"\x07\0\0\0\0\0\0\0"}, "last_lines"),
         ({"fatal": b"\0\2"}, "fatal"),
+        ({"places": b"\xff" * 8}, "places"),
         ({"more": 1}, "map"),
     ],
 )

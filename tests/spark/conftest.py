@@ -88,7 +88,9 @@ class FakeFrame:
     def mapInArrow(self, function: Any, schema: Any) -> FakeFrame:
         done = []
         for number, part in enumerate(self.partitions):
-            context = SimpleNamespace(partitionId=lambda number=number: number)
+            context = SimpleNamespace(
+                partitionId=lambda number=number: number, stageId=lambda: 7, attemptNumber=lambda: 0
+            )
             with patch("pyspark.TaskContext.get", return_value=context):
                 done.append(list(function(iter(part))))
         return FakeFrame(done)

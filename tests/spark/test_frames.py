@@ -9,18 +9,18 @@ from typing import Any
 import pyarrow as pa
 
 from ftlayer.spark.frames import record_row
-from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.calls import Attempt, RecordInfo
 
 
 def shown(**columns: pa.Array) -> Any:
     payload = pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
     info = RecordInfo(
-        b"k", "s/s", "dead", 1 << 63, 5, 2, 0, "why", "op", "", ((1_000, "why", "op"),), payload
+        b"k", "s/s", "dead", 1 << 63, 5, 2, 0, (Attempt(1, 1_000, "why", "op", "slot 1", "trace"),), payload
     )
     row = record_row(info)
     assert row[:3] == ("6b", "s/s", "dead")
     assert row[3:6] == (-(1 << 63), 5, 2)
-    assert row[10] == [(dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC), "why", "op")]
+    assert row[10] == [(1, dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC), "why", "op", "slot 1", "trace")]
     return json.loads(row[-1])
 
 

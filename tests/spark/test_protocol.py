@@ -205,7 +205,7 @@ def test_a_record_that_the_sink_rejects_fails_with_all_its_rows_and_the_rest_is_
         assert (report.failed, report.waiting, report.differs) == (1, 1, False)
     page = query.call(calls.ListRecords("waiting", "", 100, b""))
     (record,) = page.records
-    assert [(reason, operator) for _, reason, operator in record.history] == [("ValueError: no 2", "sinks")]
+    assert [(each.reason, each.operator) for each in record.history] == [("ValueError: no 2", "sinks")]
     query.sinks.take = take  # type: ignore[method-assign]
     query.drain()
     assert sum(query.sinks.overwritten.values(), Counter()) == Counter([1, 2, 3])

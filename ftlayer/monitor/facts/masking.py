@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 _CLASS = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Failure|Interrupt|Rejected|Later|Warning)(?=\W|$)")
-_PLACES = re.compile(r"  File \".*\", line \d+.*|Traceback \(most recent call last\):")
+_PLACE = re.compile(r"  File \".*\", line \d+(?:, in \S+)?")
+_TITLE = "Traceback (most recent call last):"
 HIDDEN = "…"
 
 
@@ -26,8 +27,17 @@ def masked_failure(text: str) -> str:
 
 
 def masked_traceback(traceback: str) -> str:
-    """Return the places of a traceback, without lines of programs and without words of exceptions."""
-    return "\n".join(line for line in traceback.splitlines() if _PLACES.fullmatch(line))
+    """Return the places of a traceback, without lines of programs and without words of exceptions.
+
+    Words begin with the first line that is not indented, and go on to the next title: they may look like places.
+    """
+    shown: list[str] = []
+    within = False
+    for line in traceback.splitlines():
+        within = line == _TITLE or (within and line.startswith("  "))
+        if within and (line == _TITLE or _PLACE.fullmatch(line)):
+            shown.append(line)
+    return "\n".join(shown)
 
 
 def masked_value(value: object, kind: str) -> str | None:

@@ -44,7 +44,7 @@ def letter_group_facts(group: LetterGroup, names: JobNames, *, mask: bool = Fals
 
 
 def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool = False) -> Facts:
-    """Return a record with all of its attempts, the last one's traceback included."""
+    """Return a record with all of its failed attempts that are kept."""
     reason = masked_reason(info.reason) if mask else info.reason
     return {
         "key": info.key.hex(),
@@ -61,7 +61,7 @@ def record_facts(vertex: str, info: RecordInfo, names: JobNames, *, mask: bool =
         "reason": reason,
         "next_due": iso(info.not_before_ms),
         "registered": iso(info.registered_ms),
-        "failed_at": iso(info.history[-1][0]) if info.history else None,
+        "failed_at": iso(info.history[-1].at_ms) if info.history else None,
         "attempts": _attempts(info, mask=mask),
         "edited": iso(info.edited_ms),
         "edited_by": info.edited_by or None,
@@ -77,19 +77,17 @@ def record_stream(vertex: str, info: RecordInfo, names: JobNames) -> str:
 
 
 def _attempts(info: RecordInfo, *, mask: bool) -> list[Facts]:
-    attempts = [
+    return [
         {
-            "number": number,
-            "at": iso(at_ms),
-            "reason": masked_reason(reason) if mask else reason,
-            "operator": operator,
-            "traceback": "",
+            "number": attempt.number,
+            "at": iso(attempt.at_ms),
+            "reason": masked_reason(attempt.reason) if mask else attempt.reason,
+            "operator": attempt.operator,
+            "place": attempt.place,
+            "traceback": masked_traceback(attempt.traceback) if mask else attempt.traceback,
         }
-        for number, (at_ms, reason, operator) in enumerate(info.history, 1)
+        for attempt in info.history
     ]
-    if attempts:
-        attempts[-1]["traceback"] = masked_traceback(info.traceback) if mask else info.traceback
-    return attempts
 
 
 def explained_facts(root: int, explained: Explained) -> Facts:

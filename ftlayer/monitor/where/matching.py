@@ -64,7 +64,7 @@ def _compared(path: tuple[str, ...], operator: str, value: Value, subject: Subje
         case "age":
             if not subject.info.history:
                 return False
-            age_ms = subject.now_ms - subject.info.history[-1][0]
+            age_ms = subject.now_ms - subject.info.history[-1].at_ms
             return _ordered(operator, age_ms, duration_ms(value.text, "age", least=0))
         case "attempt":
             return _ordered(operator, subject.info.attempt, int(value.text))

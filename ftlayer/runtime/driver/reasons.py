@@ -108,6 +108,7 @@ def conviction(root: int, slot: SlotRecord) -> Failure:
         slot.loss_in,
         slot.loss,
         fatal=True,
+        place=f"slot {slot.number}",
     )
 
 

@@ -6,7 +6,7 @@ import operator as op
 
 from ftlayer.errors import ConfigError
 from ftlayer.failures import RowsRejected
-from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.failures import RowFailure, failure_of, this_process
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.vertex.calls import Failure
 
@@ -19,6 +19,7 @@ def rejections(rejected: RowsRejected, operator: str, rules: RetryRules = NO_RUL
     Raises `ConfigError` for what is no such name.
     """
     found = []
+    place = this_process("the driver")
     for key, error in rejected.errors.items():
         try:
             root = op.index(key) & _MASK
@@ -29,7 +30,7 @@ def rejections(rejected: RowsRejected, operator: str, rules: RetryRules = NO_RUL
             if isinstance(error, str)
             else failure_of(0, operator, error, rules)
         )
-        found.append(Failure.of(root, failure))
+        found.append(Failure.of(root, failure, place))
     if not found:
         raise ConfigError(
             f"sink {operator!r} raised RowsRejected without a row: name one at least, or return"

@@ -18,6 +18,7 @@ from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.functions.writers import call_commit, call_write, check_writer
 from ftlayer.spark.batch.raised import error_of_sink
 from ftlayer.spark.batch.rejected import rejections
+from ftlayer.spark.stages.task import task_place
 from ftlayer.vertex.calls import Failure
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ class WriteTask:
             messages.extend(self._write([part]))
 
         failed = settle(self.bisects, rows.drop_columns([ROW_TAG]), write, rules=self.rules)
-        return messages, [Failure.of(int(tags[failure.row]), failure) for failure in failed]
+        place = task_place()
+        return messages, [Failure.of(int(tags[failure.row]), failure, place) for failure in failed]
 
 
 def stream_writer(

@@ -62,7 +62,8 @@ class PageHead:
     origins and tries (`ftlayer.records.tries`). ``carried`` are
     the carriers of resumed rows, end to end. ``seen_roots`` and ``sent_roots``, filled where a
     transform is watched, are the distinct roots of the rows in and out. ``emitted_ids``, filled for a vertex
-    that keeps every id, are the ids of the rows handed on, ``emitted_parents`` the root of each. Roots and
+    that keeps every id, are the ids of the rows handed on, ``emitted_parents`` the root of each. ``place`` is the task
+    that made the page, in words. Roots and
     ids are uint64, little-endian.
     """
 
@@ -82,6 +83,7 @@ class PageHead:
     emitted_ids: bytes = b""
     delivered_origins: bytes = b""
     delivered_tries: bytes = b""
+    place: str = ""
 
     def to_bytes(self) -> bytes:
         """Return the head as msgpack."""

@@ -17,6 +17,7 @@ import pyarrow as pa
 from ftlayer.errors import QueryError
 from ftlayer.functions.chains.chain import CHUNK_ROWS, Chain, ChainResult, RowFailure, rows_at_once
 from ftlayer.functions.current import UNTRACKED, Tries
+from ftlayer.functions.failures import this_process
 from ftlayer.functions.steps import FunctionStep
 from ftlayer.handler.persister import FTPersister
 from ftlayer.records.ids import child_ids, operator_key, xor_fold_by_root
@@ -104,11 +105,13 @@ class StageTask:
         context = TaskContext.get()
         if context is None:
             raise QueryError("a stage runs inside a Spark task; there is none here")
-        yield from self.pages(batches, context.partitionId())
+        yield from self.pages(batches, context.partitionId(), task_place())
 
-    def pages(self, batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
-        """Turn the rows of ``partition`` into pages (`__call__` without Spark)."""
-        page = _Page(self, partition, 0)
+    def pages(
+        self, batches: Iterator[pa.RecordBatch], partition: int, place: str = ""
+    ) -> Iterator[pa.RecordBatch]:
+        """Turn the rows of ``partition`` into pages (`__call__` without Spark); ``place`` says in words where."""
+        page = _Page(self, partition, place, 0)
         ordinal = 0
         for batch in batches:
             # What may end its process is run again in parts of this many rows.
@@ -119,7 +122,7 @@ class StageTask:
                 ordinal += rows.num_rows
                 if page.bytes >= PAGE_BYTES:
                     yield from page.close()
-                    page = _Page(self, partition, page.next_out)
+                    page = _Page(self, partition, place, page.next_out)
         if not page.empty:
             yield from page.close()
 
@@ -147,6 +150,18 @@ class StageTask:
         return Chain(self.functions)
 
 
+def task_place() -> str:
+    """Return which of Spark's tasks this is, and where, in words; "" outside of any."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return ""
+    return this_process(
+        f"Spark stage {context.stageId()}, partition {context.partitionId()}, attempt {context.attemptNumber()}"
+    )
+
+
 def _may_pass_now(failure: RowFailure) -> bool:
     """Whether trying again at once makes sense: not for what is dead, nor for what asked for a pause."""
     return not failure.fatal and failure.after_ms is None
@@ -165,10 +180,11 @@ def _merge_retry(result: ChainResult, failed: list[int], retry: ChainResult) -> 
 class _Page:
     """A page being filled."""
 
-    def __init__(self, task: StageTask, partition: int, next_out: int) -> None:
+    def __init__(self, task: StageTask, partition: int, place: str, next_out: int) -> None:
         """``next_out`` is the number of rows that earlier pages of the partition put out."""
         self._task = task
         self._partition = partition
+        self._place = place
         self.next_out = next_out
         self._rows_in = 0
         self._out: list[pa.RecordBatch] = []
@@ -335,6 +351,7 @@ class _Page:
             emitted_values=values.tobytes(),
             emitted_parents=_join([part for part, _ in self._emitted]).tobytes() if exact else b"",
             emitted_ids=_join([part for _, part in self._emitted]).tobytes() if exact else b"",
+            place=self._place,
         )
         spread = self._task.spread
         yield page_row(head, None if spread else rows_to_ipc(self._out), rows_to_ipc(self._source))

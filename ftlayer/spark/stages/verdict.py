@@ -99,6 +99,7 @@ def add_failures(verdict: Verdict, head: PageHead) -> None:
                 failed.fatal,
                 failed.after_ms,
                 failed.uses_attempt,
+                head.place,
             )
         )
         if failed.row >= 0 and whole is not None:

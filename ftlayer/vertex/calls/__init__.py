@@ -86,6 +86,7 @@ from ftlayer.vertex.calls.jobs import (
 )
 from ftlayer.vertex.calls.operating import (
     MAX_PAGE,
+    Attempt,
     Changed,
     CircuitsReported,
     Cursor,
@@ -160,6 +161,7 @@ __all__ = [
     "Announced",
     "AnnouncedJob",
     "AskJob",
+    "Attempt",
     "AuditEntry",
     "AuditPage",
     "BatchBegun",

@@ -126,7 +126,8 @@ class Failure:
     """Why one root failed. ``traceback`` is cut to a bound by the layer. ``fatal`` skips further attempts.
 
     ``after_ms`` is the pause before the next attempt, exactly; None: as the stream's options say. A failure that does
-    not use up an attempt (``uses_attempt``) is followed by the attempt of the same number.
+    not use up an attempt (``uses_attempt``) is followed by the attempt of the same number. ``place`` says in words in
+    which process it happened; "" where that is not known.
     """
 
     root: int
@@ -136,11 +137,14 @@ class Failure:
     fatal: bool = False
     after_ms: int | None = None
     uses_attempt: bool = True
+    place: str = ""
 
     @classmethod
-    def of(cls, root: int, why: Why) -> Self:
+    def of(cls, root: int, why: Why, place: str = "") -> Self:
         """Return a failure of a record, however it is kept, as that of a root."""
-        return cls(root, why.reason, why.operator, why.traceback, why.fatal, why.after_ms, why.uses_attempt)
+        return cls(
+            root, why.reason, why.operator, why.traceback, why.fatal, why.after_ms, why.uses_attempt, place
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,32 @@ class ListRecords:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """A failed attempt of a record, its ``number``-th failure: of many, those in the middle are not kept.
+
+    Attributes:
+        at_ms: when it failed, Unix time.
+        reason: the exception's class and message, up to 1,024 characters.
+        operator: the uid of the function that raised it, as far as it is known.
+        place: which process that was, in words: the slot, or the Spark task, its host and pid; "" if not known.
+        traceback: up to 4,096 characters; of the first attempt and the last three. Others say that it is not kept.
+    """
+
+    number: int
+    at_ms: int
+    reason: str
+    operator: str = ""
+    place: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordInfo:
     """One record as `ListRecords` and `SelectRecords` show it.
 
     Attributes:
-        history: one (wall_ms, reason, operator) a failed attempt.
+        history: its failed attempts, the oldest first.
+        reason, operator, traceback: of the last of them; "" where none has failed.
         payload: one row.
         title, source: the query or topology, as people call it, and its source.
         registered_ms: of a pending record when its attempt began; 0 where that is not known.
@@ -44,16 +65,28 @@ class RecordInfo:
     origin: int
     attempt: int
     not_before_ms: int
-    reason: str
-    operator: str
-    traceback: str
-    history: tuple[tuple[int, str, str], ...]
+    history: tuple[Attempt, ...]
     payload: pa.RecordBatch
     title: str = ""
     source: str = ""
     registered_ms: int = 0
     edited_ms: int = 0
     edited_by: str = ""
+
+    @property
+    def reason(self) -> str:
+        """See the class."""
+        return self.history[-1].reason if self.history else ""
+
+    @property
+    def operator(self) -> str:
+        """See the class."""
+        return self.history[-1].operator if self.history else ""
+
+    @property
+    def traceback(self) -> str:
+        """See the class."""
+        return self.history[-1].traceback if self.history else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ class Batches:
                 part.stream,
                 part.rows.payload,
                 part.rows.info.roots,
-                tuple(Failure.of(failure.root, failure) for failure in part.failures),
+                tuple(Failure.of(failure.root, failure, failure.place) for failure in part.failures),
                 part.rows.info.key_hashes,
             )
             for part in batches.parts(txn, query.number, batch, head.parts, self._state.payloads)
@@ -272,7 +272,7 @@ class Batches:
             BatchState.SEALED,
             failed,
             tuple(failure.root for failure in head.redelivered),
-            tuple(Failure.of(failure.root, failure) for failure in head.resumed),
+            tuple(Failure.of(failure.root, failure, failure.place) for failure in head.resumed),
         )
 
 

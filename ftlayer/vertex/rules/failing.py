@@ -9,7 +9,7 @@ from ftlayer.records.failure_columns import split_traceback
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import WriteTransaction
-from ftlayer.store.rows import U64, StoredBatch
+from ftlayer.store.rows import U64, History, RowInfo, StoredBatch
 from ftlayer.store.streams import put_asked_pause_ms
 from ftlayer.store.texts import SHARED_FROM
 from ftlayer.vertex.rules.live import by_segment
@@ -69,6 +69,20 @@ class Failing:
             return causes
         return [held(cause) for cause in causes]
 
+    def _history(self, info: RowInfo, row: int, cause: Cause, now: Now) -> History:
+        """Return the attempts of a record that has failed once more, whose tracebacks are held from here on."""
+        *earlier, last = extended(info.history(row), now.wall_ms, cause)
+        texts = self._state.group.texts
+        texts.hold_all(tuple(earlier), info.texts)
+        frames, last_line = split_traceback(cut(cause.traceback, MAX_TRACEBACK))
+        if len(frames) < SHARED_FROM:
+            return (*earlier, last._replace(last_line=frames + last_line))
+        is_reason = last_line == f"{last.reason}\n"
+        return (
+            *earlier,
+            last._replace(frames=texts.hold(frames), last_line=None if is_reason else last_line),
+        )
+
     def move(
         self, txn: WriteTransaction, stream: Stream, rows: StoredBatch, row: int, cause: Cause, now: Now
     ) -> bytes | None:
@@ -78,17 +92,13 @@ class Failing:
         retry = next_attempt(stream.options, origin, attempt, cause, wall_ms=now.wall_ms)
         digest, body = self._state.payloads.write_row(txn, rows.payload, row)
         hashes, flat = failed.hashes_of(info.key_hashes, row)
-        frames, last_line = split_traceback(cut(cause.traceback, MAX_TRACEBACK))
-        shared = len(frames) >= SHARED_FROM
         record = FailedRecord(
             root=int(info.roots[row]),
             origin=origin,
             attempt=retry.attempt if retry else attempt,
             key_hashes=hashes,
             flat_hashes=flat,
-            history=extended(info.history(row), now.wall_ms, cause),
-            frames=self._state.group.texts.hold(frames) if shared else b"",
-            last_line=last_line if shared else frames + last_line,
+            history=self._history(info, row, cause, now),
             digest=digest,
             body=bytes(body),
             edit=info.edit(row),

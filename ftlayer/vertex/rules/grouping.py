@@ -154,8 +154,7 @@ class DeadIndex:
             name, number = ("", _OTHER_KIND), _OTHER
         else:
             self._put_state(txn, IndexState(RULES, number + 1, self._state.built))
-        reason = record.history[-1][1] if record.history else ""
-        return groups.setdefault(name, GroupRecord(stream, number, *name, reason))
+        return groups.setdefault(name, GroupRecord(stream, number, *name, record.history[-1].reason))
 
     def _of(self, stream: int) -> dict[tuple[str, str], GroupRecord]:
         return self._groups.setdefault(stream, {})
@@ -209,8 +208,8 @@ class DeadIndex:
 
 
 def _group_name(record: FailedRecord) -> tuple[str, str]:
-    _, reason, operator = record.history[-1] if record.history else (0, "", "")
-    return operator, kind_of(reason)
+    last = record.history[-1]
+    return last.operator, kind_of(last.reason)
 
 
 def _shown(group: GroupRecord, stream: str) -> DeadGroup:

@@ -79,7 +79,7 @@ class DeadLetters:
         """Delete dead letters permanently."""
         purged = self._take_all(txn, call.keys)
         for stream, record in purged:
-            self._state.group.texts.release(record.frames)
+            self._state.group.texts.release_all(record.history)
             stream.counters.purged += 1
         return self._changed(txn, "purge", call.by, len(call.keys), purged, now)
 

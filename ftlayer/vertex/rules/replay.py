@@ -96,7 +96,7 @@ class Replays:
                 break
             record = failed.decode(value)
             txn.delete(FailedTable.WAITING, key)
-            state.group.texts.release(record.frames)
+            state.group.texts.release_all(record.history)
             if key in state.cancelled:
                 state.cancelled.discard(key)
                 continue
@@ -111,7 +111,7 @@ class Replays:
         for key in self._state.cancelled:
             record = failed.get(txn, FailedTable.WAITING, key)
             if record is not None:
-                self._state.group.texts.release(record.frames)
+                self._state.group.texts.release_all(record.history)
                 txn.delete(FailedTable.WAITING, key)
         self._state.cancelled.clear()
 
@@ -160,6 +160,7 @@ class Replays:
             attempts=np.array([record.attempt for record in records], np.int32),
             key_hashes=np.array([record.hash_row() for record in records], np.int32) if hashed else None,
             histories=tuple(record.history for record in records),
+            texts=state.group.texts.of_all(txn, [record.history for record in records]),
             edits=tuple(record.edit for record in records) if records[0].is_edited else (),
         )
         stream.counters.replayed += len(records)
@@ -171,7 +172,7 @@ def records_of(rows: StoredBatch) -> Records:
     info = rows.info
     first_failed = None
     if info.histories:
-        times = [history[0][0] if history else 0 for history in info.histories]
+        times = [history[0].wall_ms if history else 0 for history in info.histories]
         first_failed = np.array(times, np.uint64)
     is_edited = bool(info.edits)
     return Records(

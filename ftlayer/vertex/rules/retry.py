@@ -6,13 +6,17 @@ from dataclasses import dataclass, replace
 
 from ftlayer.errors import MalformedRequestError
 from ftlayer.store.batches import StoredFailure
-from ftlayer.store.rows import History
+from ftlayer.store.rows import History, StoredAttempt
 from ftlayer.vertex.calls import Failure, StreamOptions
 
 MAX_REASON = 1_024  # characters
 MAX_OPERATOR = 256  # characters
-MAX_TRACEBACK = 8_192  # characters: some 100 frames, of which the first and the last tell most
+MAX_PLACE = 256  # characters
+MAX_TRACEBACK = 4_096  # characters: some 50 frames, of which the first and the last tell most
 MAX_HISTORY = 16  # failed attempts; the first and the newest are kept
+MAX_TRACEBACKS = 4  # of them have their traceback; the first and the newest again
+
+NOT_KEPT = f"[not kept: the first attempt and the last {MAX_TRACEBACKS - 1} have their tracebacks]"
 
 _MASK = (1 << 64) - 1
 
@@ -27,6 +31,7 @@ class Cause:
     fatal: bool = False
     after_ms: int | None = None
     uses_attempt: bool = True
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ def cause_of(failure: Failure | StoredFailure) -> Cause:
         failure.fatal,
         failure.after_ms,
         failure.uses_attempt,
+        failure.place,
     )
 
 
@@ -74,11 +80,29 @@ def next_attempt(
 
 
 def extended(history: History, wall_ms: int, cause: Cause) -> History:
-    """Return ``history`` with one more failed attempt, cut to `MAX_HISTORY`."""
-    entry = (wall_ms, cut(cause.reason, MAX_REASON), cut(cause.operator, MAX_OPERATOR))
+    """Return ``history`` with one more failed attempt, which has no traceback yet.
+
+    It is cut to `MAX_HISTORY` attempts, of which `MAX_TRACEBACKS`, the new one among them, keep their tracebacks.
+    """
+    number = history[-1].number + 1 if history else 1
+    attempt = StoredAttempt(
+        number,
+        wall_ms,
+        cut(cause.reason, MAX_REASON),
+        cut(cause.operator, MAX_OPERATOR),
+        cut(cause.place, MAX_PLACE),
+    )
     if len(history) >= MAX_HISTORY:
         history = history[:1] + history[len(history) - MAX_HISTORY + 2 :]
-    return (*history, entry)
+    if len(history) >= MAX_TRACEBACKS:
+        at = len(history) - MAX_TRACEBACKS + 1
+        history = (*history[:at], _without_traceback(history[at]), *history[at + 1 :])
+    return (*history, attempt)
+
+
+def _without_traceback(attempt: StoredAttempt) -> StoredAttempt:
+    has_one = bool(attempt.frames or attempt.last_line is None or attempt.last_line)
+    return attempt._replace(frames=b"", last_line=NOT_KEPT if has_one else "")
 
 
 def cut(text: str, limit: int) -> str:

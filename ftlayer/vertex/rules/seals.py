@@ -21,7 +21,15 @@ from ftlayer.store.segments import SegmentKind
 from ftlayer.store.streams import get_bounds, log_entries
 from ftlayer.vertex.calls import EmittedRows, Fail, Failure, Report, Reseal, Seal, Xor
 from ftlayer.vertex.calls.event_ids import plain_event_ids, stored_event_ids
-from ftlayer.vertex.rules.retry import MAX_OPERATOR, MAX_REASON, MAX_TRACEBACK, cause_of, cut, next_attempt
+from ftlayer.vertex.rules.retry import (
+    MAX_OPERATOR,
+    MAX_PLACE,
+    MAX_REASON,
+    MAX_TRACEBACK,
+    cause_of,
+    cut,
+    next_attempt,
+)
 from ftlayer.vertex.rules.state import ShardState
 
 
@@ -174,6 +182,7 @@ def stored_failure(failure: Failure) -> StoredFailure:
         failure.fatal,
         failure.after_ms,
         failure.uses_attempt,
+        cut(failure.place, MAX_PLACE),
     )
 
 

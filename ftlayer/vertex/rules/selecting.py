@@ -35,7 +35,7 @@ def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> Reco
         if not call.keys_only:
             info = record.info()
             infos.append(info)
-            size += info.payload.nbytes
+            size += info.payload.nbytes + sum(len(each.traceback) for each in info.history)
     return RecordPage(tuple(infos), tuple(keys), examined, b"")
 
 

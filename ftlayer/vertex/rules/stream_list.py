@@ -57,5 +57,5 @@ def _waits_since_ms(state: ShardState, txn: ReadTransaction, stream: Stream) -> 
     for key, value in failed.scan(txn, FailedTable.WAITING, stream.number):
         if key not in state.cancelled:
             history = failed.decode(value).history
-            return history[0][0] if history else 0
+            return history[0].wall_ms if history else 0
     return 0

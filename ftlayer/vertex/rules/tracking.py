@@ -99,7 +99,7 @@ class Tracking:
     def register_replays(self, stream: Stream, sequence: int, info: RowInfo, now: Now) -> None:
         """Enter all rows of a tracked segment that is new, each with its root as its one copy's id."""
         roots = info.roots
-        oldest_ms = min((history[0][0] for history in info.histories if history), default=now.wall_ms)
+        oldest_ms = min((history[0].wall_ms for history in info.histories if history), default=now.wall_ms)
         self._state.live.add(sequence, stream, np.zeros(len(roots), np.bool_), now, oldest_ms)
         self.enter(stream, roots, roots, locations_of(sequence, len(roots)), now, self._own_ids(roots))
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -26,7 +26,7 @@ from ftlayer.store.kv import ReadTransaction
 from ftlayer.store.rows import I64, History, RowInfo
 from ftlayer.store.segments import Head, Mask
 from ftlayer.store.streams import get_bounds, log_entries
-from ftlayer.vertex.calls import RecordInfo
+from ftlayer.vertex.calls import Attempt, RecordInfo
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
 from ftlayer.vertex.rules.names import names_of
 from ftlayer.vertex.rules.state import ShardState
@@ -109,8 +109,8 @@ class Record(ABC):
     @property
     def last_failure(self) -> tuple[str, str]:
         """The reason and the operator of the last attempt that failed, "" both where none has."""
-        _, reason, operator = self.history[-1] if self.history else (0, "", "")
-        return reason, operator
+        last = self.history[-1] if self.history else None
+        return ("", "") if last is None else (last.reason, last.operator)
 
 
 class Walks:
@@ -120,6 +120,7 @@ class Walks:
         self._state = state
         self._txn = txn
         self._names: dict[int, tuple[str, str]] = {}
+        self._texts: dict[bytes, str] = {}
 
     def records(self, state: str, span: Span) -> Iterator[Record | PassedRows]:
         """Return the records in a state, one of `ListRecords.state`."""
@@ -336,9 +337,29 @@ class Walks:
         """Return the payload of a failed record."""
         return self._state.payloads.read(self._txn, record.digest, record.body)
 
-    def traceback_of(self, record: FailedRecord) -> str:
-        """Return the traceback of a failed record."""
-        return texts.read(self._txn, record.frames) + record.last_line
+    def attempts(self, history: History, known: Mapping[bytes, str] | None = None) -> tuple[Attempt, ...]:
+        """Return failed attempts as a reply has them; ``known`` has their texts, None: the store has them."""
+        return tuple(
+            Attempt(
+                attempt.number,
+                attempt.wall_ms,
+                attempt.reason,
+                attempt.operator,
+                attempt.place,
+                self._text(attempt.frames, known)
+                + (f"{attempt.reason}\n" if attempt.last_line is None else attempt.last_line),
+            )
+            for attempt in history
+        )
+
+    def _text(self, digest: bytes, known: Mapping[bytes, str] | None) -> str:
+        if not digest:
+            return ""
+        if known is not None:
+            return known[digest]
+        if digest not in self._texts:
+            self._texts[digest] = texts.read(self._txn, digest)
+        return self._texts[digest]
 
     def segment_may_say(self, sequence: int, sought: bytes) -> bool:
         """Whether ``sought`` can be in the payload of a segment."""
@@ -380,7 +401,6 @@ class _Failed(Record):
 
     def info(self) -> RecordInfo:
         record, walks = self._record, self._walks
-        reason, operator = self.last_failure
         title, source = walks.names(self.stream)
         return RecordInfo(
             key=self.key,
@@ -390,10 +410,7 @@ class _Failed(Record):
             origin=record.origin,
             attempt=record.attempt,
             not_before_ms=self.time_ms if self._table is FailedTable.WAITING else 0,
-            reason=reason,
-            operator=operator,
-            traceback=walks.traceback_of(record),
-            history=record.history,
+            history=walks.attempts(record.history),
             payload=self.payload(),
             title=title,
             source=source,
@@ -467,7 +484,6 @@ class _Row(Record):
 
     def info(self) -> RecordInfo:
         rows = self._rows
-        reason, operator = self.last_failure
         edited_ms, edited_by = rows.info.edit(self._index)
         title, source = rows.walks.names(self.stream)
         return RecordInfo(
@@ -478,10 +494,7 @@ class _Row(Record):
             origin=self.origin,
             attempt=int(rows.info.attempts[self._index]),
             not_before_ms=0,
-            reason=reason,
-            operator=operator,
-            traceback="",
-            history=self.history,
+            history=rows.walks.attempts(self.history, rows.info.texts),
             payload=self.payload(),
             title=title,
             source=source,

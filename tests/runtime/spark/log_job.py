@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 import zlib
@@ -248,6 +249,8 @@ class Ledger:
         # What was killed uses up no attempt.
         assert {len(letter.history) for letter in self.letters()} == {MAX_ATTEMPTS}
         assert {letter.operator for letter in self.letters()} == {"parse"}
+        places = {attempt.place for letter in self.letters() for attempt in letter.history}
+        assert all(re.fullmatch(r"slot \d on .+, pid \d+", place) for place in places), places
         if exact:
             assert sink == rows
             by_word = Counter(word for _, _, _, word in rows.elements())

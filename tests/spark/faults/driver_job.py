@@ -255,7 +255,12 @@ def main(job: Job) -> None:
         "restarts": {kind: query.restarts for kind, query in queries.items()},
         "status": {kind: asdict(query.ft_status()) for kind, query in queries.items()},
         "dead": [
-            (letter.stream.split("/")[-1], letter.operator, letter.payload[0][0].as_py(), letter.history)
+            (
+                letter.stream.split("/")[-1],
+                letter.operator,
+                letter.payload[0][0].as_py(),
+                [each.reason for each in letter.history],
+            )
             for letter in layer.list_dead()
         ],
         "pending": layer.stats(),

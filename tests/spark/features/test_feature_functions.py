@@ -95,7 +95,7 @@ def test_batches_row_for_row(layer: Any, numbers: Any, kept: Any, tools: Any, ki
     assert sorted((row.n, row.twice) for row in kept.rows) == [(n, 2 * n) for n in range(100) if n != 13]
     (dead,) = tools.dead_of(layer, f"batches-{kind}")
     assert dead.reason == "ValueError: thirteen"
-    assert [reason for _, reason, _ in dead.history] == ["ValueError: thirteen"] * 3
+    assert [each.reason for each in dead.history] == ["ValueError: thirteen"] * 3
 
 
 def test_tagged_batches_may_lose_and_repeat_rows(layer: Any, numbers: Any, kept: Any, tools: Any) -> None:

@@ -118,7 +118,7 @@ def test_without_an_answer_records_time_out_and_are_dead_letters_at_last(
     dead = tools.dead_of(layer, "unheard")
     assert sorted(info.payload.to_pylist()[0]["n"] for info in dead) == list(range(5))
     assert {info.attempt for info in dead} == {2}
-    assert all("400 ms" in reason or "timeout" in reason for info in dead for _, reason, _ in info.history)
+    assert all("400 ms" in each.reason or "timeout" in each.reason for info in dead for each in info.history)
     assert sum(report.delivered for report in query.recent_batches) == 5
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,10 @@ def test_waiting_records_and_dead_letters_can_be_read_requeued_and_purged(
         assert "in broken" in dead[0].traceback
         assert [len(row.history) for row in dead] == [2] * 4
         assert dead[0].history[0].operator == "broken"
+        assert all("in broken" in each.traceback for each in dead[0].history)
+        assert re.fullmatch(
+            r"Spark stage \d+, partition \d, attempt 0 on .+, pid \d+", dead[0].history[1].place
+        )
         assert layer.purge([dead[3].key]) == 1
         assert layer.purge([dead[3].key]) == 0
         mended.touch()

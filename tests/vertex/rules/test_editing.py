@@ -73,7 +73,7 @@ def test_an_edited_letter_is_tried_again_with_its_new_payload_and_its_history(le
     failure = calls.Failure(int(batch.roots[0]), "still no", "parse")
     letters.call(calls.Fail((failure,), letters.layer.incarnation))
     again = next(letter for letter in letters.list("dead") if letter.edited_by)
-    assert [reason for _, reason, _ in again.history] == ["no", "still no"]
+    assert [each.reason for each in again.history] == ["no", "still no"]
     assert again.payload.to_pylist() == [{"name": "A", "price": 2.5}]
 
 

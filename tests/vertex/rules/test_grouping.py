@@ -160,7 +160,7 @@ def machine(kit: Any) -> type[RuleBasedStateMachine]:
                     times = [failed.time_of(key) for key in keys]
                     assert (group.count, group.first_ms, group.last_ms) == (len(keys), times[0], times[-1])
                     for key in keys:
-                        _, reason, operator = covered[key].history[-1]
+                        reason, operator = covered[key].history[-1].reason, covered[key].history[-1].operator
                         assert group.number == 0 or (group.operator, group.kind) == (
                             operator,
                             kind_of(reason),

@@ -59,8 +59,8 @@ def test_a_history_keeps_the_first_and_the_newest_attempts():
     for attempt in range(40):
         history = extended(history, attempt, Cause("r" * 5_000, "op"))
     assert len(history) == retry.MAX_HISTORY
-    assert [entry[0] for entry in history] == [0, *range(40 - retry.MAX_HISTORY + 1, 40)]
-    assert len(history[0][1]) == retry.MAX_REASON
+    assert [entry.wall_ms for entry in history] == [0, *range(40 - retry.MAX_HISTORY + 1, 40)]
+    assert len(history[0].reason) == retry.MAX_REASON
 
 
 def test_a_long_traceback_is_bounded_in_the_store(vertex):

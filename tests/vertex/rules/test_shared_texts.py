@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ftlayer.errors import StoreDamagedError, StoreFullError
 from ftlayer.store import failed, texts
 from ftlayer.store.failed import FailedTable
-from ftlayer.store.rows import unpack
+from ftlayer.store.rows import StoredAttempt, unpack
 from ftlayer.vertex import calls
 
 FRAMES = ["Traceback:\n" + f"  File {name}\n" * 40 for name in ("one", "two")]
@@ -27,7 +27,7 @@ def stored_texts(vertex: Any) -> dict[bytes, int]:
 def held_texts(vertex: Any) -> dict[bytes, int]:
     with vertex.store.read() as txn:
         records = [failed.decode(value) for table in FailedTable for _, value in txn.scan(table)]
-    return Counter(record.frames for record in records if record.frames)
+    return Counter(each.frames for record in records for each in record.history if each.frames)
 
 
 def fail(vertex: Any, *roots: int, traceback: str, fatal: bool = False) -> calls.Failed:
@@ -68,7 +68,7 @@ def test_a_lost_transaction_leaves_no_count(vertex):
 def test_a_missing_text_is_damage(vertex):
     with vertex.store.write(intake=False) as txn:
         changes = texts.TextChanges()
-        changes.release(b"\1" * 16)
+        changes.release_all((StoredAttempt(1, 1, "why", "op", frames=b"\1" * 16),))
         with pytest.raises(StoreDamagedError, match="lacks the text"):
             changes.write(txn)
         with pytest.raises(StoreDamagedError, match="lacks the text"):

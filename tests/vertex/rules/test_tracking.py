@@ -203,7 +203,7 @@ def test_rule_9_attempts_and_history_survive_a_restart(vertex):
     vertex.restart()
     (record,) = vertex.list("waiting")
     assert record.attempt == 3
-    assert [entry[1:] for entry in record.history] == [("broken", "op")] * 2
+    assert [(entry.reason, entry.operator) for entry in record.history] == [("broken", "op")] * 2
     assert record.traceback == "trace"
     vertex.advance(100)
     ((root, _, _, _),) = vertex.take()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from ftlayer.functions.failures import this_process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
@@ -40,6 +41,7 @@ class AckerSlotShell:
         self._client = client
         self._slot = slot
         self._graph = slot.order.graph
+        self._place = this_process(f"slot {slot.order.slot}")
         self._port: VertexPort | None = None
         self._opened: dict[str, OpenedStream] = {}
 
@@ -79,7 +81,7 @@ class AckerSlotShell:
             case XorCall(event):
                 self._port.xor(event)
             case FailCall(failures):
-                self._port.fail(failures)
+                self._port.fail(tuple(replace(failure, place=self._place) for failure in failures))
             case TakeReplaysCall(key, ask):
                 self._port.take_replays(key, ask)
             case _:
