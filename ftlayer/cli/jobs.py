@@ -61,7 +61,7 @@ def jobs(
         job, hour = gatherer.job(key.vertex, key.owner), gatherer.hour(key.vertex, key.owner)
     view = next(view for view in views if view.vertex == key.vertex)
     if asking.as_json:
-        print_json(job_facts(key.vertex, job, names, hour=hour, view=view))
+        print_json(job_facts(view, job, names, hour=hour))
     else:
         print_parts(printing_console(), job_parts(view, job, names, hour))
 
@@ -71,13 +71,10 @@ def jobs(
 
 def overview_parts(views: Iterable[VertexView], names: JobNames, selected: int = -1) -> Iterator[Part]:
     """Give how all is, the vertices and the jobs; the job at the place ``selected`` is marked."""
-    from ftlayer.monitor.health import job_health, together, vertex_health
+    from ftlayer.monitor.health import overall_health
 
     views = tuple(views)
-    judged = together(
-        [*map(vertex_health, views), *(job_health(view.vertex, job) for view in views for job in view.jobs)]
-    )
-    yield from _judgement_parts(judged)
+    yield from _judgement_parts(overall_health(views))
     yield _table_of_vertices(views)
     yield _table_of_jobs(views, names, selected)
 
@@ -109,17 +106,9 @@ def jobs_of(views: Iterable[VertexView]) -> list[tuple[VertexView, AnnouncedJob]
     return [(view, announced) for view in views for announced in view.jobs]
 
 
-def state_of(view: VertexView, announced: AnnouncedJob) -> str:
-    """Return a job's state in a word; of one that has not ended and cannot be asked about any more, that."""
-    if announced.job.final:
-        return announced.job.state
-    if view.is_gone:
-        return "gone"
-    return "silent" if announced.is_silent else announced.job.state if view.is_up else "no answer"
-
-
 def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int) -> Part:
-    from ftlayer.monitor.health import job_health, spoken
+    from ftlayer.monitor.health import job_health
+    from ftlayer.monitor.words import spoken, state_of
 
     several = len(views) > 1
     numbers = ("in/s", "up", "restarts")
@@ -128,7 +117,7 @@ def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int
     )
     for place, (view, announced) in enumerate(jobs_of(views)):
         job = announced.job
-        health = job_health(view.vertex, announced, view=view).health
+        health = job_health(view, announced).health
         colour = "" if health == "ok" else _COLOURS[health]
         table.add_row(
             names.label(view.vertex, job.owner),
@@ -152,14 +141,17 @@ def job_parts(
 ) -> Iterator[Part]:
     """Give all that is known of a job, and what its vertex holds of it."""
     from ftlayer.monitor.bottleneck import bottleneck
-    from ftlayer.monitor.health import job_health, spoken
+    from ftlayer.monitor.health import job_health
+    from ftlayer.monitor.words import spoken, state_of
 
     job = announced.job
-    yield PrintedLine(f"{job.kind} {names.label(view.vertex, job.owner)}: {job.state}", "bold")
-    yield from _judgement_parts(job_health(view.vertex, announced, hour, view))
+    yield PrintedLine(
+        f"{job.kind} {names.label(view.vertex, job.owner)}: {state_of(view, announced)}", "bold"
+    )
+    yield from _judgement_parts(job_health(view, announced, hour))
     found = bottleneck(job)
     lines = {
-        "heard": f"{spoken(announced.heard_ago_ms)} ago",
+        "heard": f"{spoken(view.heard_ago_ms(announced))} ago",
         "since": f"{time_text(job.since_ms)}, for {spoken((job.ended_ms or job.at_ms) - job.since_ms)}",
         "mode": job.mode,
         "driver": f"process {job.pid} on {job.host}" if job.pid else "",
@@ -195,7 +187,7 @@ def _held(view: VertexView, owner: str) -> Iterator[PrintedLine]:
 
 def _operators(job: JobDetails) -> Table:
     from ftlayer.monitor.facts import operator_facts
-    from ftlayer.monitor.health import spoken
+    from ftlayer.monitor.words import spoken
 
     numbers = ("in/s", "out/s", "in", "out", "busy", "waits", "lag")
     table = new_table("operator", *numbers, numbers=numbers)
@@ -216,7 +208,7 @@ def _operators(job: JobDetails) -> Table:
 
 def _latencies(job: JobDetails) -> Table:
     from ftlayer.monitor.facts import latency_facts
-    from ftlayer.monitor.health import spoken
+    from ftlayer.monitor.words import spoken
 
     numbers = ("half within", "99 % within", "measured")
     table = new_table("source", "sink", *numbers, numbers=numbers)
@@ -227,7 +219,7 @@ def _latencies(job: JobDetails) -> Table:
 
 
 def _slots(job: JobDetails) -> Table:
-    from ftlayer.monitor.health import spoken
+    from ftlayer.monitor.words import spoken
 
     numbers = ("slot", "pid", "heard", "restarts")
     table = new_table("slot", "state", "host", "pid", "heard", "restarts", "busy in", numbers=numbers)
@@ -251,7 +243,7 @@ def _checkpoints_line(totals: CheckpointTotals) -> PrintedLine:
 
 
 def _checkpoints(job: JobDetails) -> Table:
-    from ftlayer.monitor.health import spoken
+    from ftlayer.monitor.words import spoken
 
     numbers = ("checkpoint", "took", "written")
     table = new_table("checkpoint", "kind", "state", "triggered", "took", "written", "what", numbers=numbers)
@@ -269,7 +261,7 @@ def _checkpoints(job: JobDetails) -> Table:
 
 
 def _batches(job: JobDetails) -> Table:
-    from ftlayer.monitor.health import spoken
+    from ftlayer.monitor.words import spoken
 
     numbers = ("batch", "rows", "from vertex", "failed", "dead", "took")
     table = new_table(*numbers, "phases", numbers=numbers)

@@ -70,7 +70,7 @@ def pending(
 
 def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobNames) -> None:
     from ftlayer.monitor.facts import stream_facts
-    from ftlayer.monitor.health import spoken
+    from ftlayer.monitor.words import spoken
 
     found = [(view, stream) for view in views for stream in view.streams]
     if asking.as_json:

@@ -154,7 +154,7 @@ def _print_head(console: Console, record: FoundRecords, names: JobNames, now_ms:
     parts = [info.key.hex(), names.stream(record.vertex, info.stream), f"attempt {info.attempt}"]
     since_ms = info.history[-1].at_ms if info.history else info.registered_ms
     if since_ms:
-        from ftlayer.monitor.health import spoken
+        from ftlayer.monitor.words import spoken
 
         parts.append(f"{spoken(now_ms - since_ms)} ago")
     if info.not_before_ms:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftlayer.cli.connection import Asking, asking
-from ftlayer.cli.jobs import job_parts, jobs_of, overview_parts, state_of
+from ftlayer.cli.jobs import job_parts, jobs_of, overview_parts
 from ftlayer.cli.keys import Key, next_key, pressed_keys
 from ftlayer.cli.printing import Part, PrintedLine, rate_text
 from ftlayer.errors import FTLayerError
@@ -102,6 +102,7 @@ def _as_json(views: tuple[VertexView, ...]) -> Iterator[str]:
 def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
     from ftlayer.monitor.health import job_health
     from ftlayer.monitor.names import JobNames
+    from ftlayer.monitor.words import state_of
 
     names, at = JobNames(views), datetime.now().astimezone().isoformat(timespec="seconds")
     for view in views:
@@ -114,7 +115,7 @@ def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
         yield printable(f"{at}  vertex {view.vertex}: {state}{f', {counts}' if counts else ''}")
     for view, announced in jobs_of(views):
         job = announced.job
-        judged = job_health(view.vertex, announced, view=view)
+        judged = job_health(view, announced)
         why = f": {judged.findings[0].text}" if judged.findings else ""
         rate = rate_text(job.rates.get("records_in"))
         pace = f", {rate} records/s" if rate and not job.final else ""

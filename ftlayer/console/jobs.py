@@ -17,10 +17,10 @@ def shown_job(console: Console, caller: Caller, job: str) -> tuple[AnnouncedJob,
     """
     vertex, owner = split_job(job)
     watch = console.watch
-    watch.views()
     announced = watch.job(vertex, owner)
+    view = next(view for view in watch.views() if view.vertex == vertex)
     facts = job_facts(
-        vertex,
+        view,
         announced,
         watch.names(),
         hour=known_hour(watch, vertex, owner),

@@ -14,6 +14,8 @@ from itertools import pairwise
 
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.monitor.views import VertexView
+from ftlayer.monitor.words import NO_ANSWER, enumerated, spoken, state_of
+from ftlayer.vertex.calls import DeadGroup
 from ftlayer.vertex.calls.jobs import (
     AnnouncedJob,
     CheckpointTotals,
@@ -95,38 +97,47 @@ def together(judgements: Iterable[Judgement]) -> Judgement:
     return _judged(finding for judgement in judgements for finding in judgement.findings)
 
 
-def job_health(
-    vertex: str, announced: AnnouncedJob, hour: Hour | None = None, view: VertexView | None = None
-) -> Judgement:
-    """Judge a job by what its driver said last; with ``hour`` by its watermark, with ``view`` by its records too."""
-    own = _health_of_driver(vertex, announced, hour)
-    return own if view is None else together([own, _health_of_records(view, announced.job.owner)])
+def overall_health(views: Iterable[VertexView]) -> Judgement:
+    """Judge all vertices with their jobs. What two of these say is said once."""
+    views = tuple(views)
+    heard = ((view, job) for view in views for job in view.jobs if state_of(view, job) != NO_ANSWER)
+    return together([*map(vertex_health, views), *(driver_health(view, job) for view, job in heard)])
+
+
+def job_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None = None) -> Judgement:
+    """Judge a job by what its driver said last, and by what its vertex holds of it; with ``hour`` by its watermark."""
+    return together([driver_health(view, announced, hour), _health_of_records(view, announced.job.owner)])
+
+
+def driver_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None = None) -> Judgement:
+    """Judge a job by what its driver said last."""
+    job = announced.job
+    if job.final:
+        return _judged(_ended(view.vertex, job))
+    if state_of(view, announced) != job.state:
+        return _judged([_unheard(view, announced)])
+    return _judged(
+        [
+            *_restarts(view.vertex, announced),
+            *_circuits(PageLink(Page.JOB, view.vertex, job.owner), job.name, job.circuits),
+            *_stuck_functions(view.vertex, job),
+            *_checkpoints(view.vertex, job),
+            *_watermark(view.vertex, job, hour),
+        ]
+    )
 
 
 def _health_of_records(view: VertexView, owner: str) -> Judgement:
     """Judge what a vertex holds of a job."""
+    if not view.is_up:
+        return Judgement(Health.OK)
     streams = tuple(stream for stream in view.streams if stream.owner == owner)
     names = {stream.stream for stream in streams}
     groups = tuple(group for group in view.groups if group.stream in names)
-    narrowed = replace(view, streams=streams, groups=groups, died_lately=None)
+    is_only_one = all(group.stream in names for group in _late(view))
+    died_lately = view.died_lately if groups and is_only_one else None
+    narrowed = replace(view, streams=streams, groups=groups, died_lately=died_lately)
     return _judged([*_dead(narrowed), *_intake(narrowed)])
-
-
-def _health_of_driver(vertex: str, announced: AnnouncedJob, hour: Hour | None) -> Judgement:
-    job = announced.job
-    if announced.is_silent:
-        return _judged([_silent_driver(vertex, announced)])
-    if job.final:
-        return _judged(_ended(vertex, job))
-    return _judged(
-        [
-            *_restarts(vertex, announced),
-            *_circuits(PageLink(Page.JOB, vertex, job.owner), job.name, job.circuits),
-            *_stuck_functions(vertex, job),
-            *_checkpoints(vertex, job),
-            *_watermark(vertex, job, hour),
-        ]
-    )
 
 
 def vertex_health(view: VertexView) -> Judgement:
@@ -152,14 +163,22 @@ def _judged(findings: Iterable[Finding]) -> Judgement:
 # ---------------------------------------------------------------- jobs
 
 
-def _silent_driver(vertex: str, announced: AnnouncedJob) -> Finding:
-    job = announced.job
+def _unheard(view: VertexView, announced: AnnouncedJob) -> Finding:
+    """Tell of a job whose last word was none of its end."""
+    job, place = announced.job, PageLink(Page.JOB, view.vertex, announced.job.owner)
     where = f" (process {job.pid} on {job.host})" if job.pid else ""
-    text = (
-        f"the driver of {job.name}{where} has not been heard for {spoken(announced.heard_ago_ms)}: "
-        f"if it is gone, start it again"
-    )
-    return Finding(Health.BROKEN, text, PageLink(Page.JOB, vertex, job.owner))
+    ago = spoken(view.heard_ago_ms(announced))
+    if view.is_gone:
+        text = (
+            f"{job.name} was {job.state} when it was heard last, {ago} ago, and its program{where} has ended: start it "
+            "again if it is to go on"
+        )
+        return Finding(Health.LOOK, text, place)
+    if announced.is_silent:
+        text = f"the driver of {job.name}{where} has not been heard for {ago}: if it is gone, start it again"
+        return Finding(Health.BROKEN, text, place)
+    health = Health.BROKEN if view.asked_ms - view.as_of_ms >= SILENT_MS else Health.LOOK
+    return Finding(health, f"{job.name} was heard {ago} ago: its vertex gives no answer", place)
 
 
 def _ended(vertex: str, job: JobDetails) -> Iterator[Finding]:
@@ -261,8 +280,9 @@ def _silent_vertex(view: VertexView) -> Iterator[Finding]:
 def _left_behind(view: VertexView) -> Iterator[Finding]:
     dead = int(view.stats.get("dead_letters", 0))
     if dead:
+        letters = "dead letter" if dead == 1 else "dead letters"
         text = (
-            f"the program of vertex {view.vertex} has ended and left {dead:,} dead letters in its store: to change "
+            f"the program of vertex {view.vertex} has ended and left {dead:,} {letters} in its store: to change "
             "them start it again, or ftlayer serve the directory"
         )
         yield Finding(Health.LOOK, text, PageLink(Page.VERTEX, view.vertex))
@@ -283,8 +303,8 @@ def _store(view: VertexView) -> Iterator[Finding]:
 
 
 def _dead(view: VertexView) -> Iterator[Finding]:
-    """Tell of dead letters that came lately: by what was seen come, or else by when the groups were seen last."""
-    late = [group for group in view.groups if group.last_seen_ms > view.as_of_ms - LATELY_MS]
+    """Tell of dead letters that came lately."""
+    late = _late(view)
     if not late and not view.died_lately:
         return
     operators = sorted({group.operator for group in late if group.operator})
@@ -293,12 +313,24 @@ def _dead(view: VertexView) -> Iterator[Finding]:
     titles = sorted(
         {stream.title or stream.owner or stream.stream for stream in view.streams if stream.stream in streams}
     )
-    count = f"{view.died_lately:,} dead letters" if view.died_lately else "dead letters"
-    whose = f" of {_list(titles)}" if titles else ""
-    where = f", all in {operator}" if operator else f", in {_list(operators)}" if operators else ""
-    text = f"{count}{whose} in the last {spoken(LATELY_MS)}{where}"
+    whose = f" of {enumerated(titles)}" if titles else ""
+    where = f", all in {operator}" if operator else f", in {enumerated(operators)}" if operators else ""
+    text = f"{_late_count(view, late)}{whose} in the last {spoken(LATELY_MS)}{where}"
     stream = next(iter(streams)) if len(streams) == 1 else ""
     yield Finding(Health.LOOK, text, PageLink(Page.DEAD, view.vertex, stream=stream, operator=operator))
+
+
+def _late(view: VertexView) -> list[DeadGroup]:
+    """Return the groups that a letter came to lately."""
+    return [group for group in view.groups if group.last_seen_ms > view.as_of_ms - LATELY_MS]
+
+
+def _late_count(view: VertexView, late: list[DeadGroup]) -> str:
+    """Return how many letters came: as the vertex has counted, or else by the groups, of which some may be older."""
+    since_ms = view.as_of_ms - LATELY_MS
+    is_exact = bool(view.died_lately) or all(group.first_seen_ms > since_ms for group in late)
+    count = view.died_lately or sum(group.count if group.first_seen_ms > since_ms else 1 for group in late)
+    return f"{'' if is_exact else 'at least '}{count:,} dead {'letter' if count == 1 else 'letters'}"
 
 
 def _intake(view: VertexView) -> Iterator[Finding]:
@@ -316,26 +348,3 @@ def _index(view: VertexView) -> Iterator[Finding]:
     if view.indexed < 1:
         text = f"the dead letters of {view.vertex} are being counted anew: {view.indexed:.0%} are"
         yield Finding(Health.LOOK, text, PageLink(Page.DEAD, view.vertex))
-
-
-# ---------------------------------------------------------------- words
-
-
-def spoken(milliseconds: int) -> str:
-    """Return a duration as people say it: ``12 s``, ``5 min``, ``3 h 20 min``, ``2 days``."""
-    seconds = max(milliseconds, 0) // 1_000
-    if 0 < milliseconds < 1_000:
-        return f"{milliseconds} ms"
-    if seconds < 120:
-        return f"{seconds} s"
-    minutes = seconds // 60
-    if minutes < 120:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    return f"{hours // 24} days"
-
-
-def _list(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

@@ -43,3 +43,7 @@ class VertexView:
     groups: tuple[DeadGroup, ...] = ()
     indexed: float = 1.0
     died_lately: int | None = None
+
+    def heard_ago_ms(self, announced: AnnouncedJob) -> int:
+        """Return how long ago a job of it was heard, by when the vertex was asked last."""
+        return announced.heard_ago_ms + max(self.asked_ms - self.as_of_ms, 0)

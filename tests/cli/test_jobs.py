@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from ftlayer.cli.jobs import state_of
 from ftlayer.cli.keys import Key, key_of
 from ftlayer.cli.main import app
 from ftlayer.cli.orders import await_end
@@ -27,6 +26,7 @@ from ftlayer.config import VertexOptions
 from ftlayer.errors import VertexUnavailableError
 from ftlayer.monitor.names import JobKey
 from ftlayer.monitor.views import VertexView
+from ftlayer.monitor.words import state_of
 from ftlayer.vertex import calls
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 

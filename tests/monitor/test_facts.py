@@ -102,7 +102,7 @@ def everything(made: Any, *, mask: bool) -> Any:
     names = JobNames([view])
     found = {
         "overview": facts.overview_facts([view], names, mask=mask),
-        "job": facts.job_facts("local", view.jobs[0], names, mask=mask),
+        "job": facts.job_facts(view, view.jobs[0], names, mask=mask),
         "record": facts.record_facts("local", a_record(made), names, mask=mask),
         "group": facts.group_facts("local", view.groups[0], names, mask=mask),
         "stream": facts.stream_facts("local", view.streams[0], names, made.now_ms),
@@ -145,7 +145,7 @@ def test_totals_of_an_operator_outlive_its_subtasks(made: Any) -> None:
     (parse,) = facts.operator_facts(job.job)
     assert (parse["records_in"], parse["records_out"], parse["late"]) == (50, 48, 1)
     view = made.view(jobs=(job,))
-    shown = facts.job_facts("local", job, JobNames((view,)), mask=False)
+    shown = facts.job_facts(view, job, JobNames((view,)), mask=False)
     assert shown["counters"] == {"records_in": 50}
 
 

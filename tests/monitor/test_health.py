@@ -6,7 +6,17 @@ from typing import Any
 import pytest
 
 from ftlayer.circuit import CircuitState, CircuitStatus
-from ftlayer.monitor.health import Health, Page, PageLink, job_health, spoken, together, vertex_health
+from ftlayer.monitor.health import (
+    Health,
+    Page,
+    PageLink,
+    driver_health,
+    job_health,
+    overall_health,
+    together,
+    vertex_health,
+)
+from ftlayer.monitor.words import spoken
 from ftlayer.vertex.calls.jobs import CheckpointTotals, Hour, Incident, SlotDetails
 
 OPEN = CircuitStatus(CircuitState.OPEN, 1, 100, 40, 5_000)
@@ -21,7 +31,7 @@ def totals(**fields: int) -> CheckpointTotals:
 
 def test_a_job_that_runs_and_one_that_has_ended_are_ok(made: Any) -> None:
     for job in (made.job(), made.job(state="ended", final=True), made.job(state="cancelled", final=True)):
-        assert job_health("local", job).health is Health.OK
+        assert job_health(made.view(), job).health is Health.OK
 
 
 def test_a_job_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
@@ -70,7 +80,7 @@ def test_a_job_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
         ),
     ]
     for job, health, text, page in cases:
-        judged = job_health("local", job)
+        judged = job_health(made.view(), job)
         assert (judged.health, [finding.text for finding in judged.findings]) == (health, [text])
         place = judged.findings[0].place
         assert (place.page, place.vertex, place.owner) == (page, "local", "orders")
@@ -88,13 +98,13 @@ def test_what_is_near_a_bound_is_ok(made: Any) -> None:
         made.job(circuits={"parse": CircuitStatus()}),
         made.job(slots=(SlotDetails(2, "running", busy_ms=59_999),)),
     ):
-        assert job_health("local", job).findings == ()
+        assert job_health(made.view(), job).findings == ()
 
 
 def test_a_watermark_that_falls_behind_for_five_minutes(made: Any) -> None:
     def judged(*lags: float) -> list[str]:
         hour = Hour(60_000, made.now_ms, {"watermark_lag_seconds": lags})
-        return [finding.text for finding in job_health("local", made.job(), hour).findings]
+        return [finding.text for finding in job_health(made.view(), made.job(), hour).findings]
 
     said = ["the watermark of orders falls behind: 5 min now, 60 s 5 min ago"]
     assert judged(0, 60, 61, 100, 200, 300) == said
@@ -105,7 +115,7 @@ def test_a_watermark_that_falls_behind_for_five_minutes(made: Any) -> None:
     assert judged(1, 2, 3, 4, 5) == []
     teeth = [base + tooth for base in (60, 61, 100, 200, 300) for tooth in (5, 0, 9)]
     hour = Hour(20_000, made.now_ms, {"watermark_lag_seconds": tuple(teeth)})
-    assert [finding.text for finding in job_health("local", made.job(), hour).findings] == said
+    assert [finding.text for finding in job_health(made.view(), made.job(), hour).findings] == said
 
 
 def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
@@ -158,7 +168,7 @@ def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
         (
             made.view(groups=(made.group(), made.group("clean/in", "trim"))),
             Health.LOOK,
-            "dead letters in the last 5 min, in parse and trim",
+            "24 dead letters in the last 5 min, in parse and trim",
             PageLink(Page.DEAD, "local"),
         ),
         (
@@ -191,16 +201,66 @@ def test_a_vertex_is_judged_with_a_sentence_and_a_place(made: Any) -> None:
 def test_a_job_is_judged_by_its_records_where_its_vertex_is_known(made: Any) -> None:
     streams = (made.stream(), made.stream("clean/in"))
     view = made.view(groups=(made.group(),), streams=streams, died_lately=12)
-    assert job_health("local", made.job()).health is Health.OK
-    (finding,) = job_health("local", made.job(), view=view).findings
-    assert finding.text == "dead letters of orders in the last 5 min, all in parse"
-    assert job_health("local", made.job("clean"), view=view).health is Health.OK
+    assert job_health(made.view(), made.job()).health is Health.OK
+    (finding,) = job_health(view, made.job()).findings
+    assert finding.text == "12 dead letters of orders in the last 5 min, all in parse"
+    assert job_health(view, made.job("clean")).health is Health.OK
+
+
+def test_how_many_letters_came_lately_is_said_as_far_as_it_is_known(made: Any) -> None:
+    old = made.now_ms - 3_600_000
+    cases = [
+        ({"groups": (made.group(count=1),)}, "1 dead letter"),
+        ({"groups": (made.group(), made.group(operator="trim", count=3))}, "15 dead letters"),
+        # How many of a group's letters came lately is not known where it began before.
+        (
+            {"groups": (made.group(first_seen_ms=old), made.group(operator="trim"))},
+            "at least 13 dead letters",
+        ),
+        ({"groups": (made.group(first_seen_ms=old),), "died_lately": 7}, "7 dead letters"),
+    ]
+    for fields, said in cases:
+        (finding,) = vertex_health(made.view(**fields)).findings
+        assert finding.text.startswith(f"{said} in the last 5 min"), finding.text
+
+
+def test_what_a_vertex_counted_is_a_jobs_if_no_other_job_had_any(made: Any) -> None:
+    old = made.now_ms - 3_600_000
+    streams = (made.stream(), made.stream("clean/in"))
+    own, others = made.group(first_seen_ms=old), made.group("clean/in")
+    view = made.view(groups=(own, others), streams=streams, died_lately=12)
+    (finding,) = job_health(view, made.job()).findings
+    assert finding.text.startswith("at least 1 dead letter of orders")
+
+
+def test_a_job_that_said_no_last_word_is_not_ok(made: Any) -> None:
+    now = made.now_ms
+    job, ended = made.job(pid=7, host="w1"), made.job(state="ended", final=True)
+    gone = made.view(is_up=False, is_gone=True, as_of_ms=now - 60_000, jobs=(job, ended))
+    away = made.view(is_up=False, as_of_ms=now - 10_000, failure="refused", jobs=(job, ended))
+    lost = made.view(is_up=False, as_of_ms=now - 30_000, failure="refused", jobs=(job, ended))
+    said = [
+        (
+            gone,
+            Health.LOOK,
+            "orders was running when it was heard last, 60 s ago, and its program (process 7 on w1) has ended: start "
+            "it again if it is to go on",
+        ),
+        (away, Health.LOOK, "orders was heard 10 s ago: its vertex gives no answer"),
+        (lost, Health.BROKEN, "orders was heard 30 s ago: its vertex gives no answer"),
+    ]
+    for view, health, text in said:
+        (finding,) = job_health(view, job).findings
+        assert (finding.health, finding.text) == (health, text)
+        assert driver_health(view, ended).health is Health.OK
+    # A vertex that gives no answer is told once, whatever jobs it has.
+    assert [len(overall_health([view]).findings) for view in (gone, away)] == [1, 1]
 
 
 def test_all_of_it_is_as_its_worst_part_which_is_said_first(made: Any) -> None:
     look = vertex_health(made.view(indexed=0.5))
-    broken = job_health("local", made.job(state="failed", final=True))
-    judged = together([look, broken, job_health("local", made.job())])
+    broken = job_health(made.view(), made.job(state="failed", final=True))
+    judged = together([look, broken, job_health(made.view(), made.job())])
     assert judged.health is Health.BROKEN
     assert [finding.health for finding in judged.findings] == [Health.BROKEN, Health.LOOK]
     assert together([]).health is Health.OK

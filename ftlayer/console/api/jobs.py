@@ -76,11 +76,7 @@ def jobs(request: Request, caller: AnyCaller) -> Facts:
     console = console_of(request)
     names, mask = console.watch.names(), console.options.mask_payloads
     views = console.watch.views()
-    return {
-        "items": [
-            job_summary_facts(view.vertex, job, names, mask=mask) for view in views for job in view.jobs
-        ]
-    }
+    return {"items": [job_summary_facts(view, job, names, mask=mask) for view in views for job in view.jobs]}
 
 
 @router.get("/jobs/{job}")

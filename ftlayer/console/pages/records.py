@@ -44,9 +44,7 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
     fields["group"] = wanted.group if wanted.group >= 0 else None
     given = {name: value for name, value in fields.items() if value not in ("", None)}
     selectable = wanted.state == "dead" and caller.user.is_operator
-    jobs = [
-        job_summary_facts(view.vertex, job, names, mask=mask) for view in watch.views() for job in view.jobs
-    ]
+    jobs = [job_summary_facts(view, job, names, mask=mask) for view in watch.views() for job in view.jobs]
     narrowed = ", ".join(
         f"{name} {value}" for name, value in (("source", wanted.stream), ("vertex", wanted.vertex)) if value
     )

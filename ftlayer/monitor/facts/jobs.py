@@ -13,6 +13,7 @@ from ftlayer.monitor.facts.masking import masked_failure
 from ftlayer.monitor.health import job_health
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.views import VertexView
+from ftlayer.monitor.words import state_of
 from ftlayer.vertex.calls.jobs import (
     AnnouncedJob,
     BatchDetails,
@@ -24,15 +25,10 @@ from ftlayer.vertex.calls.jobs import (
 
 
 def job_summary_facts(
-    vertex: str,
-    announced: AnnouncedJob,
-    names: JobNames,
-    *,
-    mask: bool = False,
-    view: VertexView | None = None,
+    view: VertexView, announced: AnnouncedJob, names: JobNames, *, mask: bool = False
 ) -> Facts:
-    """Return a job in a few fields, as lists of jobs have it; with ``view`` it is judged by its records too."""
-    job = announced.job
+    """Return a job in a few fields, as lists of jobs have it."""
+    job, vertex = announced.job, view.vertex
     return {
         "job": f"{vertex}:{job.owner}",
         "vertex": vertex,
@@ -41,10 +37,10 @@ def job_summary_facts(
         "kind": str(job.kind),
         "mode": job.mode,
         "run": job.run,
-        "state": job.state,
+        "state": state_of(view, announced),
         "final": job.final,
         "silent": announced.is_silent,
-        "heard_ago_seconds": seconds(announced.heard_ago_ms),
+        "heard_ago_seconds": seconds(view.heard_ago_ms(announced)),
         "as_of": iso(job.at_ms),
         "since": iso(job.since_ms),
         "ended": iso(job.ended_ms),
@@ -55,25 +51,24 @@ def job_summary_facts(
         "in_per_second": job.rates.get("records_in"),
         "restarts": job.restarts,
         "last_failure": masked_failure(job.last_failure) if mask else job.last_failure,
-        **judgement_facts(job_health(vertex, announced, view=view), mask=mask),
+        **judgement_facts(job_health(view, announced), mask=mask),
     }
 
 
 def job_facts(
-    vertex: str,
+    view: VertexView,
     announced: AnnouncedJob,
     names: JobNames,
     *,
     hour: Hour | None = None,
     mask: bool = False,
-    view: VertexView | None = None,
 ) -> Facts:
-    """Return all that is known of a job; with ``hour`` and ``view`` it is judged by these too."""
+    """Return all that is known of a job; with ``hour`` it is judged by this too."""
     job = announced.job
     found = bottleneck(job)
     return {
-        **job_summary_facts(vertex, announced, names, mask=mask, view=view),
-        **judgement_facts(job_health(vertex, announced, hour, view), mask=mask),
+        **job_summary_facts(view, announced, names, mask=mask),
+        **judgement_facts(job_health(view, announced, hour), mask=mask),
         "checkpoint_location": job.checkpoint_location,
         "bottleneck": None
         if found is None

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ftlayer.monitor.facts.common import Facts, circuit_facts, finite, iso, judgement_facts, seconds
 from ftlayer.monitor.facts.jobs import job_summary_facts
-from ftlayer.monitor.health import job_health, together, vertex_health
+from ftlayer.monitor.health import overall_health, vertex_health
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.views import VertexView
 from ftlayer.vertex.calls.records import StreamDetails
@@ -15,17 +15,10 @@ from ftlayer.vertex.calls.records import StreamDetails
 def overview_facts(views: Iterable[VertexView], names: JobNames, *, mask: bool = False) -> Facts:
     """Return how all is: health with its reasons, vertices, jobs."""
     views = tuple(views)
-    judged = together(
-        [*map(vertex_health, views), *(job_health(v.vertex, job) for v in views for job in v.jobs)]
-    )
     return {
-        **judgement_facts(judged, mask=mask),
+        **judgement_facts(overall_health(views), mask=mask),
         "vertices": [vertex_facts(view, mask=mask) for view in views],
-        "jobs": [
-            job_summary_facts(view.vertex, job, names, mask=mask, view=view)
-            for view in views
-            for job in view.jobs
-        ],
+        "jobs": [job_summary_facts(view, job, names, mask=mask) for view in views for job in view.jobs],
     }
 
 

@@ -93,7 +93,7 @@ class TopologyTelling:
             ended_ms=self.since_ms + int(status.uptime_s * 1_000) if final else 0,
             host=socket.gethostname(),
             pid=os.getpid(),
-            line=shortened(status.line(), MAX_TEXT),
+            line=shortened(status.line().removeprefix(f"{self.graph.name}: "), MAX_TEXT),
             restarts=status.restarts,
             last_failure=shortened(status.last_failure, MAX_TEXT),
             plan=plan_of(self.graph) if with_plan else None,

@@ -173,10 +173,10 @@ class QueryTelling:
             host=socket.gethostname(),
             pid=os.getpid(),
             line=(
-                f"{title_of(supervisor.name)}: {state} · {counters.get('batches', 0):,} batches · "
+                f"{state} · {counters.get('batches', 0):,} batches · "
                 f"{counters.get('records_in', 0):,} rows ({rates.get('records_in', 0):,.0f}/s), "
                 f"{counters.get('delivered', 0):,} of them from the vertex · "
-                f"{counters.get('failed', 0):,} failed · {counters.get('dead', 0):,} dead{restarts}"
+                f"{counters.get('failed', 0):,} failed · {counters.get('dead', 0):,} died{restarts}"
             ),
             restarts=supervisor.restarts,
             last_failure=shortened(supervisor.last_failure if error is None else words_of(error), MAX_TEXT),

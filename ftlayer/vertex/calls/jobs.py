@@ -256,7 +256,7 @@ class JobDetails:
         mode: ``"acker"``, ``"barrier"`` or ``"off"``.
         since_ms: when the run began; ``ended_ms`` is 0 before its end.
         at_ms: the moment, by the driver's clock.
-        line: all of it in one line.
+        line: all of it in one line, without its name.
         restarts: how often something of it was started again; ``last_failure`` is why.
         checkpoint_location: where a query keeps Spark's checkpoint, "" for a topology.
         plan: what it is made of; a board that knows it already asks for none, and it is None.

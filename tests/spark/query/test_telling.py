@@ -125,7 +125,7 @@ def test_it_is_told_by_the_name_that_people_gave_it(telling: QueryTelling) -> No
     assert [batch.batch for batch in details.batches] == [1]
     assert details.incidents[0].kind == "restart"
     assert "5 of them from the vertex" in details.line
-    assert "clean-orders: running · 1 batches · 100 rows (" in details.line
+    assert details.line.startswith("running · 1 batches · 100 rows (")
 
 
 def test_its_last_word_says_what_it_ended_with(telling: QueryTelling, supervisor: Any) -> None:
