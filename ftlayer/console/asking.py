@@ -59,6 +59,17 @@ def actions_of(job: JobDetails) -> tuple[Action, ...]:
     return (_SAVEPOINT, _STOP, _CANCEL) if job.mode == "barrier" else (_DRAIN, _CANCEL)
 
 
+def check_savepoint(job: JobDetails, action: Action) -> None:
+    """Raise `ConfigError` where an action would take a savepoint and the job has no directory for it."""
+    takes_one = job.mode == "barrier" and action.name in (OrderAction.SAVEPOINT, OrderAction.STOP)
+    totals = job.checkpoint_totals
+    if takes_one and totals is not None and not totals.savepoint_directory:
+        raise ConfigError(
+            f"{job.name} has no savepoint directory; set CheckpointConfig(savepoint_directory=…), or name one by "
+            f"`ftlayer {action.name} {job.name} --directory URL`"
+        )
+
+
 def split_job(job: str) -> tuple[str, str]:
     """Split ``<vertex>:<owner>``. Raises `ConfigError`."""
     vertex, colon, owner = job.partition(":")

@@ -111,11 +111,18 @@ def events(request: Request, pages: tuple[LivePage, ...], streams: set[object]) 
     def is_over() -> bool:
         return visit.caller.session is not None and console.sessions.find(key, used=False) is None
 
+    async def pause() -> bool:
+        try:
+            await asyncio.wait_for(console.closing.wait(), NEWS_EVERY_S)
+        except TimeoutError:
+            return True
+        return False
+
     async def counted() -> AsyncIterator[str]:
         token = object()
         streams.add(token)
         try:
-            async for event in news(live, visit, is_over, lambda: asyncio.sleep(NEWS_EVERY_S)):
+            async for event in news(live, visit, is_over, pause):
                 yield event
         finally:
             streams.discard(token)
@@ -124,9 +131,12 @@ def events(request: Request, pages: tuple[LivePage, ...], streams: set[object]) 
 
 
 async def news(
-    live: LivePage, visit: Visit, is_over: Callable[[], bool], pause: Callable[[], Awaitable[object]]
+    live: LivePage, visit: Visit, is_over: Callable[[], bool], pause: Callable[[], Awaitable[bool]]
 ) -> AsyncIterator[str]:
-    """Yield an event for each part that has changed, until the session is over or the page has nothing to show."""
+    """Yield an event for each part that has changed, until the session is over, which the last event says.
+
+    ``pause`` waits for the next round; False: the console ends, and the page keeps what it shows.
+    """
     sent: dict[str, Markup] = {}
     while not is_over():
         try:
@@ -138,7 +148,8 @@ async def news(
                 if sent.get(name) != html:
                     sent[name] = html
                     yield _event("part", {"part": name, "html": html})
-        await pause()
+        if not await pause():
+            return
     yield _event("over", {})
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import logging
 import os
 import socket
 import ssl
@@ -25,8 +25,6 @@ from ftlayer.transport.sockets import check_socket_free
 
 _BACKLOG = 128
 _LAST_ANSWERS_S = 2
-
-logger = logging.getLogger(__name__)
 
 
 def serve(
@@ -71,6 +69,18 @@ def link(options: ConsoleOptions, port: int, token: str) -> str:
     return f"{where}{LOGIN}?token={token}" if token else f"{where}/"
 
 
+class _Server(uvicorn.Server):
+    """A server that ends the streams of open pages before it waits for its last answers."""
+
+    def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
+        super().__init__(config)
+        self._closing = closing
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._closing.set()
+        await super().shutdown(sockets)
+
+
 def _server(options: ConsoleOptions, console: Console) -> uvicorn.Server:
     config = uvicorn.Config(
         create_app(console),
@@ -87,7 +97,7 @@ def _server(options: ConsoleOptions, console: Console) -> uvicorn.Server:
         ssl_ca_certs=None if options.tls_client_ca is None else str(options.tls_client_ca),
         ssl_cert_reqs=ssl.CERT_NONE if options.tls_client_ca is None else ssl.CERT_REQUIRED,
     )
-    return uvicorn.Server(config)
+    return _Server(config, console.closing)
 
 
 def _stopped_by(stop: threading.Event, server: uvicorn.Server) -> threading.Thread:

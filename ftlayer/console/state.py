@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class Console:
         watch: what is known of vertices and jobs.
         works: what operators have it do to many letters.
         traffic: the requests that it has answered.
+        closing: set when it ends, so that streams of news end first.
     """
 
     options: ConsoleOptions
@@ -39,6 +41,7 @@ class Console:
     watch: Watch
     works: Works
     traffic: Traffic
+    closing: asyncio.Event
 
     @classmethod
     def of(
@@ -50,5 +53,14 @@ class Console:
         watch = Watch(gatherer, clock)
         works = Works(watch, clock)
         return cls(
-            options, options.users(), Sessions(clock), Throttle(clock), clock, cookie, watch, works, Traffic()
+            options,
+            options.users(),
+            Sessions(clock),
+            Throttle(clock),
+            clock,
+            cookie,
+            watch,
+            works,
+            Traffic(),
+            asyncio.Event(),
         )

@@ -59,6 +59,7 @@ def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], No
     config = CheckpointConfig(
         interval=INTERVAL,
         directory=str(directory.checkpoints),
+        savepoint_directory=str(directory.savepoints),
         retention=Retention.RETAIN_ON_CANCELLATION,
     )
     env = StreamEnvironment(spark, name="demo", parallelism=PARALLELISM, checkpointing=config)

@@ -1,4 +1,4 @@
-"""The vertex's dead letters, written down for the ledger before the driver ends."""
+"""The vertex's dead letters, and what people did to them, written down for the ledger before the driver ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import json
 from ftlayer import FTLayer
 from ftlayer.demo.functions import split_record
 from ftlayer.demo.layout import RunDirectory
+from ftlayer.vertex.calls import AuditPage, ListAudit
+
+NAMES = {"requeue": "requeued", "edit": "edited", "purge": "purged"}
+"""Fields of `ftlayer.demo.ledger.HandChanges` by what the audit log calls a change."""
 
 
 def write_dead_letters(layer: FTLayer, directory: RunDirectory) -> None:
@@ -19,6 +23,23 @@ def write_dead_letters(layer: FTLayer, directory: RunDirectory) -> None:
                 "reason": letter.reason,
                 "operator": letter.operator,
                 "attempts": len(letter.history),
+                "edited": bool(letter.edited_by),
                 "text": text,
             }
             file.write(json.dumps(entry) + "\n")
+
+
+def write_changes(layer: FTLayer, directory: RunDirectory) -> None:
+    """Write how many letters were requeued, edited and purged, by whoever: the audit log has all of it."""
+    changes = dict.fromkeys(NAMES.values(), 0)
+    more = b""
+    while True:
+        page = layer.client.call(ListAudit(more))
+        assert isinstance(page, AuditPage)
+        for entry in page.entries:
+            if entry.what in NAMES:
+                changes[NAMES[entry.what]] += entry.count
+        more = page.more
+        if not more:
+            break
+    directory.changes.write_text(json.dumps(changes), "utf-8")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftlayer.demo.ledger import DeadLine
+from ftlayer.demo.ledger import DeadLine, HandChanges
 
 MAX_ATTEMPTS = 3
 BACKOFF = ("200ms", "500ms")
@@ -48,6 +48,11 @@ class RunDirectory:
         return self.root / "checkpoints"
 
     @property
+    def savepoints(self) -> Path:
+        """The savepoints of the topology that somebody asks for."""
+        return self.root / "savepoints"
+
+    @property
     def checkpoint_list(self) -> Path:
         """The statistics of the last driver's checkpoints, as JSON."""
         return self.root / "checkpoints.json"
@@ -82,6 +87,11 @@ class RunDirectory:
         """The dead letters, a line of JSON each."""
         return self.root / "dead.jsonl"
 
+    @property
+    def changes(self) -> Path:
+        """What people have done to dead letters, as JSON."""
+        return self.root / "changes.json"
+
     def batch_output(self, batch: int) -> Path:
         """Return where the rows of one batch of the query go; written again, they replace what was there."""
         return self.output / f"batch={batch:05}"
@@ -105,7 +115,11 @@ class RunDirectory:
         with self.dead.open(encoding="utf-8") as file:
             for line in file:
                 values = json.loads(line)
-                yield DeadLine(values["line"], values["reason"], values["attempts"])
+                yield DeadLine(values["line"], values["reason"], values["attempts"], values["edited"])
+
+    def hand_changes(self) -> HandChanges:
+        """Return what people have done to dead letters, as the driver wrote it down."""
+        return HandChanges(**json.loads(self.changes.read_text("utf-8")))
 
     def rejected_lines(self) -> Iterator[DeadLine]:
         """Yield the lines that the topology with checkpoints put aside."""

@@ -40,18 +40,30 @@ class Expected:
 
 @dataclass(frozen=True)
 class DeadLine:
-    """A dead letter of the run: the line it was, why, and how many attempts it had."""
+    """A dead letter of the run: the line it was, why, how many attempts it had, and whether somebody edited it."""
 
     line: str
     reason: str
     attempts: int
+    edited: bool = False
+
+
+@dataclass(frozen=True)
+class HandChanges:
+    """How many dead letters people have changed during the run, as the vertex's audit log says."""
+
+    requeued: int = 0
+    edited: int = 0
+    purged: int = 0
 
 
 @dataclass
 class Ledger:
     """The results of ``records_in`` lines. Each is in exactly one of the counts up to ``lost``.
 
-    ``repeated`` lines are done, and have rows in the sink more than once, as a replay may leave them.
+    ``repeated`` lines are done, and have rows in the sink more than once, as a replay may leave them. ``mended`` ones
+    could not be parsed, and are done since somebody edited their dead letters; of ``purged`` ones somebody deleted
+    these. Neither is more than the audit log has of such changes.
 
     ``duplicated`` lines are in the sink or among the dead letters more than once without a reason, ``altered`` ones
     hold other rows than they should, ``misplaced`` ones are in the wrong one of the two (or in both), ``unknown`` ones
@@ -62,6 +74,8 @@ class Ledger:
     first_try: int = 0
     after_replay: int = 0
     repeated: int = 0
+    mended: int = 0
+    purged: int = 0
     dead_by_reason: Counter[str] = field(default_factory=Counter)
     lost: int = 0
     duplicated: int = 0
@@ -81,8 +95,10 @@ class Ledger:
     @property
     def balanced(self) -> bool:
         """Whether every line is where it must be, once."""
-        accounted = self.first_try + self.after_replay + self.repeated + self.dead == self.records_in
-        return accounted and not any(getattr(self, fault) for fault in FAULTS)
+        done = self.first_try + self.after_replay + self.repeated + self.mended
+        return done + self.purged + self.dead == self.records_in and not any(
+            getattr(self, fault) for fault in FAULTS
+        )
 
     def note(self, what: str, line: str) -> None:
         """Count ``line`` under ``what``; of the faults the first ones are kept as examples."""
@@ -115,6 +131,7 @@ def settle_query(
     dead_letters: Iterable[DeadLine],
     *,
     max_attempts: int,
+    changes: HandChanges,
 ) -> Ledger:
     """Hold the batches that a query has written against what is expected: each line once, in one batch.
 
@@ -137,7 +154,7 @@ def settle_query(
             return "duplicated"
         return "first_try" if read_in[expected.file_of[line]] in batches[line] else "after_replay"
 
-    return _settle(expected, rows, dead_letters, max_attempts, sort)
+    return _settle(expected, rows, dead_letters, max_attempts, changes, sort)
 
 
 def settle_tracked(
@@ -146,6 +163,7 @@ def settle_tracked(
     dead_letters: Iterable[DeadLine],
     *,
     max_attempts: int,
+    changes: HandChanges,
     has_failed: Callable[[str], bool],
     killed: bool,
 ) -> Ledger:
@@ -160,7 +178,7 @@ def settle_tracked(
             return "after_replay"
         return ("repeated" if killed else "duplicated") if repeated else "first_try"
 
-    return _settle(expected, sink, dead_letters, max_attempts, sort)
+    return _settle(expected, sink, dead_letters, max_attempts, changes, sort)
 
 
 def settle_checkpointed(expected: Expected, sink: Iterable[Columns], rejected: Iterable[DeadLine]) -> Ledger:
@@ -170,7 +188,12 @@ def settle_checkpointed(expected: Expected, sink: Iterable[Columns], rejected: I
     """
     rows = list(sink)
     ledger = _settle(
-        expected, rows, rejected, 1, lambda line, repeated: "duplicated" if repeated else "first_try"
+        expected,
+        rows,
+        rejected,
+        1,
+        HandChanges(),
+        lambda line, repeated: "duplicated" if repeated else "first_try",
     )
     counts: dict[str, list[int]] = {}
     for columns in rows:
@@ -192,6 +215,7 @@ def _settle(
     sink: Iterable[Columns],
     dead_letters: Iterable[DeadLine],
     max_attempts: int,
+    changes: HandChanges,
     sort: Sort,
 ) -> Ledger:
     ledger = Ledger(records_in=len(expected))
@@ -206,37 +230,57 @@ def _settle(
     for letter in dead_letters:
         dead.setdefault(letter.line, []).append(letter)
     for line in expected.file_of:
-        _settle_line(ledger, expected, line, found.get(line, []), dead.get(line, []), max_attempts, sort)
+        rows, letters = found.get(line, []), dead.get(line, [])
+        if line in expected.reasons:
+            _settle_bad_line(ledger, line, expected.reasons[line], rows, letters, max_attempts, changes)
+        else:
+            _settle_good_line(ledger, line, expected.rows[line], rows, letters, sort)
     for line in (found.keys() | dead.keys()) - expected.file_of.keys():
         ledger.note("unknown", line)
     return ledger
 
 
-def _settle_line(
+def _settle_bad_line(
     ledger: Ledger,
-    expected: Expected,
     line: str,
+    reason: str,
     rows: list[Row],
     letters: list[DeadLine],
     max_attempts: int,
-    sort: Sort,
+    changes: HandChanges,
 ) -> None:
-    """Enter one line. What is in the wrong place counts as a fault only, so that the sum shows it too."""
-    should_die = line in expected.reasons
+    """Enter a line that cannot be parsed: a dead letter it is, unless somebody has edited or purged that."""
+    if not rows and not letters:
+        ledger.note("purged" if ledger.purged < changes.purged else "lost", line)
+    elif not letters and ledger.mended < changes.edited:
+        ledger.note("mended", line)
+    elif rows:
+        ledger.note("misplaced", line)
+    elif len(letters) > 1:
+        ledger.note("duplicated", line)
+    elif _died_as_it_should(letters[0], reason, max_attempts, changes):
+        ledger.dead_by_reason[class_of(letters[0].reason)] += 1
+    else:
+        ledger.note("altered", line)
+
+
+def _died_as_it_should(letter: DeadLine, reason: str, max_attempts: int, changes: HandChanges) -> bool:
+    """Whether it has the reason that its text leads to, and its attempts: more of them only where it was requeued."""
+    again = bool(changes.requeued or changes.edited) and letter.attempts > max_attempts
+    return (letter.edited or letter.reason == reason) and (letter.attempts == max_attempts or again)
+
+
+def _settle_good_line(
+    ledger: Ledger, line: str, expected: tuple[Row, ...], rows: list[Row], letters: list[DeadLine], sort: Sort
+) -> None:
+    """Enter a line that has words. What is in the wrong place counts as a fault only, so that the sum shows it too."""
     if not rows and not letters:
         ledger.note("lost", line)
-    elif bool(rows) == should_die or bool(letters) != should_die:
+    elif letters:
         ledger.note("misplaced", line)
-    elif should_die:
-        if len(letters) > 1:
-            ledger.note("duplicated", line)
-        elif letters[0].reason != expected.reasons[line] or letters[0].attempts != max_attempts:
-            ledger.note("altered", line)
-        else:
-            ledger.dead_by_reason[class_of(letters[0].reason)] += 1
     else:
         distinct = set(rows)
         what = sort(line, len(rows) > len(distinct))
         # A fault of the one kind is not looked at for the other.
-        right = what == "duplicated" or tuple(sorted(distinct)) == expected.rows[line]
+        right = what == "duplicated" or tuple(sorted(distinct)) == expected
         ledger.note(what if right else "altered", line)

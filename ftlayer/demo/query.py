@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftlayer import FTLayer
-from ftlayer.demo.dead import write_dead_letters
+from ftlayer.demo.dead import write_changes, write_dead_letters
 from ftlayer.demo.events import BatchDone, Event, Restarted, Started, Starting, Writing
 from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, words_of
 from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
@@ -52,6 +52,7 @@ def run(spark: SparkSession, directory: RunDirectory, tell: Tell) -> None:
         _report(query, tell)
         query.awaitTermination()
         write_dead_letters(layer, directory)
+        write_changes(layer, directory)
 
 
 def _start(spark: SparkSession, layer: FTLayer, directory: RunDirectory, tell: Tell) -> TrackedQuery:

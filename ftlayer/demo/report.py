@@ -14,7 +14,7 @@ from ftlayer.demo.choices import Kind
 from ftlayer.demo.layout import RunDirectory
 from ftlayer.demo.ledger import Ledger
 from ftlayer.demo.tally import Tally
-from ftlayer.demo.wording import ACCOUNTS, BALANCED, DEAD, faults
+from ftlayer.demo.wording import ACCOUNTS, BALANCED, BY_HAND, DEAD, faults
 
 KIB = 1 << 10
 MOST_CHECKPOINTS = 20
@@ -60,9 +60,10 @@ def print_outcome(console: Console, outcome: RunOutcome) -> None:
             soft_wrap=True,
         )
     console.print()
+    purged = ", or was purged" if outcome.ledger.purged else ""
     if outcome.ledger.balanced:
         console.print(
-            f"The ledger balances: {BALANCED[outcome.kind]}",
+            f"The ledger balances: {BALANCED[outcome.kind].format(purged=purged)}",
             style="bold green",
             soft_wrap=True,
         )
@@ -77,6 +78,9 @@ def _ledger_table(kind: Kind, ledger: Ledger) -> Table:
     table.add_row(f"{ledger.records_in:,}", "records in", style="bold")
     for account, meaning in ACCOUNTS[kind].items():
         table.add_row(f"{getattr(ledger, account):,}", meaning)
+    for account, meaning in BY_HAND.items():
+        if count := getattr(ledger, account):
+            table.add_row(f"{count:,}", meaning)
     table.add_row(f"{ledger.dead:,}", DEAD[kind])
     for reason, count in ledger.dead_by_reason.most_common():
         table.add_row("", f"{count:,}  {reason}")
@@ -147,6 +151,7 @@ def as_json(outcome: RunOutcome, directory: Path | None) -> dict[str, Any]:
         "balanced": ledger.balanced,
         "records_in": ledger.records_in,
         **{f"done_{count}": getattr(ledger, count) for count in ACCOUNTS[outcome.kind]},
+        **{count: getattr(ledger, count) for count in BY_HAND},
         "dead_letters": dict(ledger.dead_by_reason),
         **{fault: getattr(ledger, fault) for fault in faults(outcome.kind)},
         "examples": ledger.examples,

@@ -107,7 +107,11 @@ def _settle(kind: Kind, directory: RunDirectory, *, killed: bool) -> Ledger:
     match kind:
         case Kind.QUERY:
             return settle_query(
-                expected, directory.sink_batches(), directory.dead_letters(), max_attempts=MAX_ATTEMPTS
+                expected,
+                directory.sink_batches(),
+                directory.dead_letters(),
+                max_attempts=MAX_ATTEMPTS,
+                changes=directory.hand_changes(),
             )
         case Kind.TRACKED:
             return settle_tracked(
@@ -115,6 +119,7 @@ def _settle(kind: Kind, directory: RunDirectory, *, killed: bool) -> Ledger:
                 directory.sink_files(),
                 directory.dead_letters(),
                 max_attempts=MAX_ATTEMPTS,
+                changes=directory.hand_changes(),
                 has_failed=Service(str(directory.service)).has_failed,
                 killed=killed,
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ftlayer import FTLayer, StreamEnvironment
-from ftlayer.demo.dead import write_dead_letters
+from ftlayer.demo.dead import write_changes, write_dead_letters
 from ftlayer.demo.events import Event, Starting
 from ftlayer.demo.functions import ENRICHED_SCHEMA, WORDS_SCHEMA, Service, Word, words_of
 from ftlayer.demo.layout import BACKOFF, MAX_ATTEMPTS, RunDirectory
@@ -51,6 +51,7 @@ def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], No
         )
         follow(env.execute_async(), directory, tell, _figures)
         write_dead_letters(layer, directory)
+        write_changes(layer, directory)
 
 
 def _figures(status: JobStatus) -> dict[str, int]:

@@ -68,6 +68,12 @@ ACCOUNTS: dict[Kind, dict[str, str]] = {
 }
 """The ledger's counts of lines that are done."""
 
+BY_HAND = {
+    "mended": "done after somebody had edited their dead letters",
+    "purged": "dead letters that somebody purged",
+}
+"""The ledger's counts of lines that people have decided about; shown where there are some."""
+
 DEAD = {
     Kind.QUERY: f"dead letters, after {MAX_ATTEMPTS} attempts each:",
     Kind.TRACKED: f"dead letters, after {MAX_ATTEMPTS} attempts each:",
@@ -86,8 +92,8 @@ FAULTS = {
 MISCOUNTED = "words whose occurrences are not numbered 1, 2, 3, … without gaps"
 
 BALANCED = {
-    Kind.QUERY: "every line is in the sink exactly once, or is a dead letter exactly once.",
-    Kind.TRACKED: "every line is in the sink, or is a dead letter exactly once.",
+    Kind.QUERY: "every line is in the sink exactly once, or is a dead letter exactly once{purged}.",
+    Kind.TRACKED: "every line is in the sink, or is a dead letter exactly once{purged}.",
     Kind.CHECKPOINTED: "every line is in the sink exactly once, or was put aside exactly once, and every "
     "count is exact.",
 }

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from ftlayer.clock import system_now
 from ftlayer.console.app import create_app
@@ -25,32 +24,22 @@ from ftlayer.vertex.calls import AnnounceJob, OrderAnswer, OrderState, Stats
 
 pytestmark = pytest.mark.browser
 
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-]
-PATIENCE_MS = 30_000
 STREAM = "orders/lines"
 SCRIPT = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 QUERY = "ab" * 16
 
 
-def chromium() -> str:
-    """Return where Chromium is; a machine without it is told what to install."""
-    for name in (os.environ.get("FTLAYER_CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"):
-        path = shutil.which(name) if name else None
-        if path:
-            return path
-    pytest.fail("these tests need Chromium: apt-get install chromium (or name one by FTLAYER_CHROMIUM)")
+@pytest.fixture(scope="module")
+def browsers(load_module: Any) -> Any:
+    """What tests in a browser share."""
+    return load_module(Path(__file__).with_name("browsers.py"))
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser(browsers: Any) -> Iterator[Browser]:
     """One browser for all tests."""
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+    with browsers.started() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -93,17 +82,15 @@ def letters(site: Any) -> None:
     site.console.watch.refresh()
 
 
-def opened(browser: Browser, site: Any, role: str = "operator", **options: Any) -> Page:
-    """Return a page of a browser in which somebody has logged in."""
-    options = {"viewport": {"width": 1280, "height": 800}, "base_url": site.url} | options
-    context = browser.new_context(**options)
-    context.set_default_timeout(PATIENCE_MS)
-    page = context.new_page()
-    page.goto("/login")
-    page.get_by_label("Your token").fill(site.tokens[role])
-    page.get_by_role("button", name="Log in").click()
-    page.wait_for_url("**/")
-    return page
+@pytest.fixture
+def opened(browsers: Any, browser: Browser, site: Any) -> Callable[..., Page]:
+    """Open a page of a browser in which somebody has logged in."""
+
+    def open_page(role: str = "operator", **options: Any) -> Page:
+        page: Page = browsers.logged_in(browser, site.url, site.tokens[role], **options)
+        return page
+
+    return open_page
 
 
 def dead(site: Any) -> int:
@@ -120,10 +107,10 @@ def a_record(page: Page) -> str:
 @pytest.mark.usefixtures("letters")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [(1280, 800), (360, 740)], ids=["wide", "phone"])
-def test_every_page_can_be_read(browser: Browser, site: Any, scheme: Any, size: tuple[int, int]) -> None:
+def test_every_page_can_be_read(opened: Any, site: Any, scheme: Any, size: tuple[int, int]) -> None:
     """axe finds nothing to complain of: contrast, names, landmarks; nothing is wider than the window."""
     viewport = {"width": size[0], "height": size[1]}
-    page = opened(browser, site, viewport=viewport, color_scheme=scheme, bypass_csp=True)
+    page = opened(viewport=viewport, color_scheme=scheme, bypass_csp=True)
     paths = [
         *("/", "/jobs/shop:orders", "/jobs/shop:orders/checkpoints", "/jobs/shop:orders/ask/cancel"),
         *(f"/jobs/shop:{QUERY}", "/dead", "/records?state=dead", a_record(page), "/nothing-here"),
@@ -142,9 +129,9 @@ def test_every_page_can_be_read(browser: Browser, site: Any, scheme: Any, size: 
 
 
 @pytest.mark.usefixtures("letters")
-def test_what_records_say_does_nothing(browser: Browser, site: Any) -> None:
+def test_what_records_say_does_nothing(opened: Any, site: Any) -> None:
     """No script of theirs runs, and there was none to be blocked."""
-    page = opened(browser, site)
+    page = opened()
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     for path in ("/", "/jobs/shop:orders", "/dead", "/records?state=dead", a_record(page)):
@@ -157,10 +144,10 @@ def test_what_records_say_does_nothing(browser: Browser, site: Any) -> None:
 
 
 @pytest.mark.usefixtures("letters")
-def test_a_group_is_requeued(browser: Browser, site: Any) -> None:
+def test_a_group_is_requeued(opened: Any, site: Any) -> None:
     """Chosen, counted, confirmed: the vertex has them no more."""
     before = dead(site)
-    page = opened(browser, site)
+    page = opened()
     page.goto("/dead")
     row = page.get_by_role("row").filter(has_text="onerror").first
     row.get_by_role("checkbox").check()
@@ -176,20 +163,20 @@ def test_a_group_is_requeued(browser: Browser, site: Any) -> None:
 
 
 @pytest.mark.usefixtures("letters")
-def test_letters_are_purged_by_keys_alone(browser: Browser, site: Any) -> None:
+def test_letters_are_purged_by_keys_alone(opened: Any, browsers: Any, site: Any) -> None:
     """Tab, Space and Enter lead to every button; what has the focus is seen."""
     before = dead(site)
-    page = opened(browser, site)
-    _tab_to(page, "a", "Dead letters")
+    page = opened()
+    browsers.tab_to(page, "a", "Dead letters")
     page.keyboard.press("Enter")
     page.wait_for_url("**/dead")
-    _tab_to(page, "input", "Select all groups")
+    browsers.tab_to(page, "input", "Select all groups")
     page.keyboard.press("Space")
-    _tab_to(page, "button", "Purge selected", back=True)
+    browsers.tab_to(page, "button", "Purge selected", back=True)
     page.keyboard.press("Enter")
     page.wait_for_url("**/dead/plans/*")
     expect(page.get_by_text("There is no way back")).to_be_visible()
-    _tab_to(page, "button", "for good")
+    browsers.tab_to(page, "button", "for good")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.press("Enter")
     expect(page.get_by_role("status").filter(has_text="purged")).to_be_visible()
@@ -198,22 +185,9 @@ def test_letters_are_purged_by_keys_alone(browser: Browser, site: Any) -> None:
     page.context.close()
 
 
-def _tab_to(page: Page, tag: str, name: str, *, back: bool = False) -> None:
-    """Press Tab until something of this name has the focus."""
-    for _ in range(100):
-        page.keyboard.press("Shift+Tab" if back else "Tab")
-        found = page.evaluate(
-            "() => { const e = document.activeElement;"
-            " return [e.tagName.toLowerCase(), e.getAttribute('aria-label') || e.textContent]; }"
-        )
-        if found[0] == tag and name in found[1]:
-            return
-    raise AssertionError(f"no {tag} {name} can be reached")
-
-
-def test_a_page_keeps_itself_current(browser: Browser, site: Any) -> None:
+def test_a_page_keeps_itself_current(opened: Any, site: Any) -> None:
     """What happens is seen without a reload; a part that somebody is in waits."""
-    page = opened(browser, site)
+    page = opened()
     page.goto("/dead")
     expect(page.locator("#live")).to_have_text("live")
     site.vertex.kill(STREAM, [{"id": 1}], "first", "KeyError: a")
@@ -227,11 +201,11 @@ def test_a_page_keeps_itself_current(browser: Browser, site: Any) -> None:
     page.context.close()
 
 
-def test_a_savepoint_is_asked_for(browser: Browser, site: Any) -> None:
+def test_a_savepoint_is_asked_for(opened: Any, site: Any) -> None:
     """The driver gets the order, and its answer is seen without a reload."""
     job = site.kit.topology(system_now)
     site.vertex.announce(job)  # nothing is asked of a driver that is silent
-    page = opened(browser, site)
+    page = opened()
     page.goto("/jobs/shop:orders")
     page.get_by_role("link", name="Savepoint", exact=True).click()
     page.get_by_role("button", name="Savepoint", exact=True).click()
@@ -244,12 +218,12 @@ def test_a_savepoint_is_asked_for(browser: Browser, site: Any) -> None:
     page.context.close()
 
 
-def test_a_payload_is_edited(browser: Browser, site: Any) -> None:
+def test_a_payload_is_edited(opened: Any, site: Any) -> None:
     """What does not fit is said beside the form; what fits is shown beside what was, and then requeued."""
     site.vertex.kill(STREAM, [{"id": 1, "price": "12,5"}], "price", "ValueError: 12,5")
     site.console.watch.refresh()
     before = dead(site)
-    page = opened(browser, site)
+    page = opened()
     page.goto("/records?state=dead&operator=price")
     page.locator("tbody th a").first.click()
     page.get_by_role("link", name="Edit and requeue").click()
@@ -268,10 +242,10 @@ def test_a_payload_is_edited(browser: Browser, site: Any) -> None:
 
 
 @pytest.mark.usefixtures("letters")
-def test_it_works_without_the_script(browser: Browser, site: Any) -> None:
+def test_it_works_without_the_script(opened: Any, site: Any) -> None:
     """Forms and links are enough."""
     before = dead(site)
-    page = opened(browser, site, java_script_enabled=False)
+    page = opened(java_script_enabled=False)
     page.goto(a_record(page))
     page.get_by_role("button", name="Purge").click()
     page.get_by_role("button", name="Purge 1 letter for good").click()
@@ -281,9 +255,9 @@ def test_it_works_without_the_script(browser: Browser, site: Any) -> None:
 
 
 @pytest.mark.usefixtures("letters")
-def test_a_reader_is_offered_nothing(browser: Browser, site: Any) -> None:
+def test_a_reader_is_offered_nothing(opened: Any, site: Any) -> None:
     """No buttons but the search and the way out."""
-    page = opened(browser, site, role="reader")
+    page = opened(role="reader")
     for path in ("/", "/jobs/shop:orders", "/dead", a_record(page)):
         page.goto(path)
         assert page.get_by_role("button").all_inner_texts() == ["Log out"], path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -121,6 +122,19 @@ def test_an_operator_asks_for_a_savepoint(visitor: Any, vertex: Any, topology: A
     vertex.call(AnnounceJob(topology(), (done,)))
     vertex.clock.move(1_000)
     assert "/savepoints/sp-1" in visitor.get("/jobs/shop:orders").text
+
+
+@pytest.mark.parametrize("action", ["savepoint", "stop"])
+def test_a_job_without_a_savepoint_directory_says_so_before(
+    visitor: Any, vertex: Any, topology: Any, action: str
+) -> None:
+    """And not the driver, after the order; what takes none is asked for as ever."""
+    job = topology()
+    totals = dataclasses.replace(job.checkpoint_totals, savepoint_directory="")
+    vertex.announce(dataclasses.replace(job, checkpoint_totals=totals))
+    answer = visitor.log_in("operator").get(f"/jobs/shop:orders/ask/{action}")
+    assert (answer.status_code, "--directory URL" in answer.text) == (400, True)
+    assert visitor.get("/jobs/shop:orders/ask/cancel").status_code == 200
 
 
 def test_a_reader_asks_for_nothing(visitor: Any, vertex: Any, topology: Any) -> None:

@@ -20,8 +20,9 @@ def gather(page: LivePage, visit: Visit, steps: list[Any]) -> list[tuple[str, di
     """Return the news of a page while ``steps`` happen, one between two rounds."""
     left = list(steps)
 
-    async def pause() -> None:
+    async def pause() -> bool:
         left.pop(0)()
+        return True
 
     async def run() -> list[str]:
         return [event async for event in news(page, visit, lambda: not left, pause)]

@@ -111,10 +111,11 @@ def test_a_place_that_is_taken_is_said() -> None:
 
 
 def test_the_command_ends_with_a_signal() -> None:
-    """``ftlayer console`` prints its link and stops when it is told to, open streams or not."""
+    """``ftlayer console`` prints its link and stops when it is told to; pages that are open do not hold it up."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ftlayer.cli.main", "console", "--listen", "127.0.0.1:0"],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
     )
@@ -122,8 +123,15 @@ def test_the_command_ends_with_a_signal() -> None:
     with process:
         line = process.stdout.readline()
         assert line.startswith("ftlayer console at http://127.0.0.1:")
-        process.terminate()
-        process.wait(PATIENCE_S)
+        where, _, token = line.split()[-1].partition("/login?token=")
+        headers = {"authorization": f"Bearer {token}"}
+        with httpx.stream("GET", f"{where}/events?page=/", headers=headers, timeout=PATIENCE_S) as news:
+            lines = news.iter_lines()
+            assert next(lines) == "event: part"
+            process.terminate()
+            assert "event: over" not in list(lines)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert "Traceback" not in said
 
 
 def test_the_command_says_what_is_not_safe() -> None:

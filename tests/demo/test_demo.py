@@ -4,9 +4,7 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -19,21 +17,6 @@ def run_demo(*arguments: object, **environment: str) -> subprocess.CompletedProc
         timeout=900,
         env={**os.environ, **environment},
     )
-
-
-def watched(link: str, demo: subprocess.Popen[str], store: str) -> dict[str, str]:
-    """Return the job of the demo's vertex as the console's API shows it while the demo runs."""
-    where, _, token = link.partition("/login?token=")
-    request = Request(f"{where}/api/v1/overview", headers={"Authorization": f"Bearer {token}"})
-    while demo.poll() is None:
-        with urlopen(request, timeout=60) as answer:
-            overview = json.load(answer)
-        vertices = {vertex["vertex"] for vertex in overview["vertices"] if vertex["path"] == store}
-        for job in overview["jobs"]:
-            if job["vertex"] in vertices:
-                return {name: job[name] for name in ("name", "kind", "mode")}
-        time.sleep(0.5)
-    return {}
 
 
 @pytest.mark.spark
@@ -67,48 +50,6 @@ def test_vertex_and_driver_are_killed_and_every_line_is_accounted_for(tmp_path: 
         timeout=900,
     )
     assert f"{sum(values['dead_letters'].values()):,} listed" in listed.stdout
-
-
-@pytest.mark.spark
-def test_a_tracked_topology_loses_no_line_and_is_seen_in_the_console(tmp_path: Path) -> None:
-    ledger, run = tmp_path / "ledger.json", tmp_path / "run"
-    arguments = ["--engine", "continuous", "--lines", 3_000, "--batches", 6, "--json", ledger, "--dir", run]
-    with subprocess.Popen(
-        [sys.executable, "-m", "ftlayer.cli.main", "demo", "--console", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as demo:
-        assert demo.stdout is not None
-        link = next(line for line in demo.stdout if line.startswith("Open the console: ")).split()[-1]
-        seen = watched(link, demo, str(run / "ft"))
-        said, _ = demo.communicate(timeout=900)
-    assert demo.returncode == 0, said
-    assert "The ledger balances" in said
-    assert seen == {"name": "demo", "kind": "topology", "mode": "acker"}
-    values = json.loads(ledger.read_text())
-    assert values["balanced"]
-    assert sum(values[f"done_{how}"] for how in ("first_try", "after_replay", "repeated")) == 3_000 - sum(
-        values["dead_letters"].values()
-    )
-    assert values["dead_letters"]
-    assert [recovery["victim"] for recovery in values["recoveries"]] == ["slot", "vertex", "driver"]
-
-
-@pytest.mark.spark
-def test_a_topology_with_checkpoints_has_every_line_once_and_exact_counts(tmp_path: Path) -> None:
-    ledger = tmp_path / "ledger.json"
-    done = run_demo("--mode", "barrier", "--lines", 3_000, "--batches", 6, "--json", ledger)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "The ledger balances" in done.stdout
-    values = json.loads(ledger.read_text())
-    assert values["balanced"]
-    assert values["lost"] == values["duplicated"] == values["miscounted"] == 0
-    assert values["done_first_try"] + sum(values["dead_letters"].values()) == 3_000
-    assert [recovery["victim"] for recovery in values["recoveries"]] == ["slot", "slot", "driver"]
-    assert values["restores"] >= 3
-    checkpoints = values["last_checkpoints"]
-    assert checkpoints[-1]["kind"] == "final checkpoint"
-    assert {row["outcome"] for row in checkpoints} == {"completed"}
 
 
 @pytest.mark.parametrize(

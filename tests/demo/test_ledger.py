@@ -12,6 +12,7 @@ from ftlayer.demo.ledger import (
     FAULTS,
     DeadLine,
     Expected,
+    HandChanges,
     Ledger,
     recount,
     settle_checkpointed,
@@ -42,6 +43,7 @@ class Run:
         for line, rows in expected.rows.items():
             batch = int(expected.file_of[line][-1])
             self.sink[batch] += [(line, *row) for row in rows]
+        self.changes = HandChanges()
         self.dead = [DeadLine(line, reason, 3) for line, reason in expected.reasons.items()]
 
     def settle(self) -> Ledger:
@@ -52,7 +54,7 @@ class Run:
             )
             for batch, rows in self.sink.items()
         ]
-        return settle_query(self.expected, batches, self.dead, max_attempts=3)
+        return settle_query(self.expected, batches, self.dead, max_attempts=3, changes=self.changes)
 
     def rows_of(self, line: str) -> list[tuple[Any, ...]]:
         return [row for rows in self.sink.values() for row in rows if row[0] == line]
@@ -185,6 +187,56 @@ def test_each_fault_is_named_and_does_not_balance(run: Run, fault: Callable[[Run
     assert len(ledger.examples[where]) == 1
 
 
+def purge(run: Run) -> None:
+    run.dead.pop()
+
+
+def edit(run: Run) -> None:
+    run.sink[1].append((run.dead.pop().line, 0, "word", "name"))
+
+
+def requeue(run: Run) -> None:
+    run.dead[0] = DeadLine(run.dead[0].line, run.dead[0].reason, 6)
+
+
+def edit_in_vain(run: Run) -> None:
+    run.dead[0] = DeadLine(run.dead[0].line, "LineError: not a number: '9bit'", 6, edited=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "audited", "counts"),
+    [
+        (purge, HandChanges(purged=1), (0, 1, 1)),
+        (edit, HandChanges(edited=1), (1, 0, 1)),
+        (requeue, HandChanges(requeued=1), (0, 0, 2)),
+        (edit_in_vain, HandChanges(edited=1), (0, 0, 2)),
+    ],
+)
+def test_what_people_do_is_an_account_of_its_own(
+    run: Run, change: Callable[[Run], None], audited: HandChanges, counts: tuple[int, int, int]
+) -> None:
+    """As far as the audit log has it: without that line the same is a fault."""
+    change(run)
+    assert not run.settle().balanced
+    run.changes = audited
+    ledger = run.settle()
+    assert ledger.balanced
+    assert (ledger.mended, ledger.purged, ledger.dead) == counts
+
+
+def test_one_purge_excuses_one_line(run: Run) -> None:
+    run.dead = []
+    run.changes = HandChanges(requeued=5, edited=5, purged=1)
+    ledger = run.settle()
+    assert (ledger.purged, ledger.lost, ledger.balanced) == (1, 1, False)
+
+
+def test_a_purge_excuses_no_good_line(run: Run) -> None:
+    run.remove("a.py:1")
+    run.changes = HandChanges(purged=1)
+    assert run.settle().lost == 1
+
+
 @given(st.lists(st.sampled_from(sorted({**GOOD, **BAD, **OTHER})), unique=True))
 def test_whatever_is_lost_every_line_is_in_one_count(lost: list[str]) -> None:
     run = Run(recount(FILES))
@@ -221,6 +273,7 @@ class TopologyRun(Run):
             [self.columns()],
             self.dead,
             max_attempts=3,
+            changes=self.changes,
             has_failed=lambda line: line == failed,
             killed=killed,
         )

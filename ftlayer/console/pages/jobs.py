@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from markupsafe import Markup
 
 from ftlayer.console import charts, formats
-from ftlayer.console.asking import OrderForm, actions_of, ask, drawn_id, split_job
+from ftlayer.console.asking import OrderForm, actions_of, ask, check_savepoint, drawn_id, split_job
 from ftlayer.console.forms import Operator, PostedForm
 from ftlayer.console.graph import GraphEdge, GraphNode, draw
 from ftlayer.console.hours import JOB_SERIES, shown_hour
@@ -112,6 +112,7 @@ def ask_page(request: Request, job: str, action: str, caller: Operator) -> Respo
         raise ConfigError(
             f"{action}: this cannot be asked of {announced.job.name}, which is {announced.job.state}"
         )
+    check_savepoint(announced.job, wanted)
     # The form has the id of its order: sent twice, it is one order.
     return page(request, "ask.html", here="/", job=facts, action=wanted, order_id=drawn_id())
 
