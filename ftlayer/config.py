@@ -22,6 +22,7 @@ from ftlayer.checks import (
     known_options,
 )
 from ftlayer.errors import ConfigError
+from ftlayer.telemetry.settings import check_endpoint
 from ftlayer.transport.address import MAX_PORT, parse_listen
 
 MIB = 1 << 20
@@ -63,6 +64,9 @@ class VertexOptions:
         timeout_buckets: a root expires between its timeout and timeout × (1 + 1 / (buckets − 1)).
         metrics_port: port of the Prometheus endpoint (on the host that the vertex listens on, 127.0.0.1 behind a Unix
             socket), None for none. All that reach it can read it: there is no token, and no record in what it says.
+        otlp_endpoint: base URL of an OpenTelemetry collector that metrics are pushed to (OTLP over HTTP, like
+            ``"http://localhost:4318"``); None: as OpenTelemetry's variables say, ``OTEL_EXPORTER_OTLP_ENDPOINT`` and so
+            on, and nowhere without them. Needs the extra ``otel``.
     """
 
     path: str | Path
@@ -74,6 +78,7 @@ class VertexOptions:
     tracker: Literal["table", "exact"] = "table"
     timeout_buckets: int = 3
     metrics_port: int | None = None
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         path = str(self.path) if isinstance(self.path, Path) else self.path
@@ -98,6 +103,7 @@ class VertexOptions:
         check_int(self.timeout_buckets, "timeout_buckets", least=2, most=1_000)
         if self.metrics_port is not None:
             check_int(self.metrics_port, "metrics_port", least=0, most=MAX_PORT)
+        check_endpoint(self.otlp_endpoint, "otlp_endpoint")
 
 
 @known_options
@@ -157,6 +163,8 @@ class TopologyOptions:
         replay_poll_ms: how often the vertex is asked for replays that are due.
         metrics_port: barrier mode: port of a Prometheus endpoint in the driver's program, which tells of all its
             topologies, until the program ends; on the host that slots reach the driver by. None for none.
+        otlp_endpoint: barrier mode: base URL of an OpenTelemetry collector that the driver's program pushes the same
+            metrics to, as `VertexOptions.otlp_endpoint`.
     """
 
     batch_rows: int = 16_384
@@ -167,6 +175,7 @@ class TopologyOptions:
     start_timeout_ms: int = 60_000
     replay_poll_ms: int = 50
     metrics_port: int | None = None
+    otlp_endpoint: str | None = None
 
     def __post_init__(self) -> None:
         check_int(self.batch_rows, "batch_rows", least=1)
@@ -178,6 +187,7 @@ class TopologyOptions:
         check_int(self.replay_poll_ms, "replay_poll_ms", least=1, most=LONGEST_MS)
         if self.metrics_port is not None:
             check_int(self.metrics_port, "metrics_port", least=0, most=MAX_PORT)
+        check_endpoint(self.otlp_endpoint, "otlp_endpoint")
         if self.heartbeat_timeout_ms < 3 * self.heartbeat_ms:
             raise ConfigError(
                 f"heartbeat_timeout_ms: expected at least three times heartbeat_ms ({self.heartbeat_ms}), "

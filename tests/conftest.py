@@ -55,6 +55,13 @@ def load_module() -> Callable[[Path], ModuleType]:
     return _load_module
 
 
+@pytest.fixture
+def collector() -> Iterator[Any]:
+    """An OpenTelemetry collector in this process."""
+    with _load_module(Path(__file__).with_name("otlp_collector.py")).Collector() as running:
+        yield running
+
+
 def _java() -> tuple[str, str]:
     """Return what the header says, and what keeps Spark's tests from running ("" if nothing does)."""
     try:

@@ -41,6 +41,7 @@ _ANYWHERE = {
     "tls_key": "--tls-key",
     "tls_client_ca": "--tls-client-ca",
     "metrics_port": "--metrics-port",
+    "otlp_endpoint": "--otlp",
     "max_store_bytes": "--max-store",
     "persist_timeout_ms": "--persist-timeout",
     "root_certs": "--root-certs",
@@ -207,6 +208,13 @@ def serve(
         str, typer.Option(help="How long intake waits for room before it fails, like 30s; below 120s.")
     ] = "60s",
     metrics_port: Annotated[int | None, typer.Option(help="Port of the Prometheus endpoint.")] = None,
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            help="URL of an OpenTelemetry collector, like http://localhost:4318; without it as "
+            "OTEL_EXPORTER_OTLP_ENDPOINT and the other variables say. Needs ftlayer[otel]."
+        ),
+    ] = None,
     exact: Annotated[
         bool, typer.Option("--exact", help="Keep every id, for `ftlayer explain`; some hundred times slower.")
     ] = False,
@@ -226,6 +234,7 @@ def serve(
         persist_timeout_ms=duration_ms(persist_timeout, "--persist-timeout"),
         tracker="exact" if exact else "table",
         metrics_port=metrics_port,
+        otlp_endpoint=otlp,
     )
     options = ServeOptions(
         vertex,

@@ -12,7 +12,6 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -38,10 +37,12 @@ from ftlayer.transport.frames import pack
 from ftlayer.transport.server import TokenServer
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.calls import AnnounceJob, AskJob, Call, GetHour, GetJob, ListAudit, ListJobs, Reply
+from ftlayer.vertex.metrics.families import Families
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
 from ftlayer.vertex.service.metrics import Metrics, board_families
+from ftlayer.vertex.service.otlp import OtlpMetrics
 from ftlayer.vertex.wire.frames import decode_call, encode_reply
 
 PROTOCOL = 2
@@ -185,13 +186,29 @@ class _Program:
         self._announcer: JobAnnouncer | None = None
         self._server: BoardServer | None = None
         self._endpoints: dict[int, Metrics] = {}
+        self._otlp: OtlpMetrics | None = None
 
     def tell(self, host: str, port: int) -> None:
         """Let Prometheus ask what the jobs are doing, by one endpoint a port. `ConfigError` for one that is taken."""
         with self._lock:
             if port not in self._endpoints:
-                gather = partial(board_families, self._board.call, __version__)
-                self._endpoints[port] = Metrics(gather, host, port).__enter__()
+                self._endpoints[port] = Metrics(self._counted, host, port).__enter__()
+
+    def push(self, endpoint: str | None) -> None:
+        """Push metrics to a collector until the program ends; the first call says which one.
+
+        Raises what `OtlpMetrics` does.
+        """
+        with self._lock:
+            if self._otlp is None:
+                self._otlp = OtlpMetrics(self._families, endpoint, "ftlayer-driver").__enter__()
+                atexit.register(self._otlp.stop)
+
+    def _counted(self) -> Families:
+        return self._families() if self._otlp is None else self._otlp.counted()
+
+    def _families(self) -> Families:
+        return board_families(self._board.call, __version__)
 
     def announcer(self) -> JobAnnouncer:
         """Return what announces jobs to it."""
@@ -229,6 +246,15 @@ def tell_prometheus(host: str, port: int) -> None:
     Raises `ConfigError` for a port that cannot be listened on.
     """
     _program.tell(host, port)
+
+
+def push_otlp(endpoint: str | None) -> None:
+    """Push to a collector, for as long as the program runs, what its jobs that no vertex tracks are doing.
+
+    ``endpoint`` as `TopologyOptions.otlp_endpoint`; of two topologies of a program the first one's counts.
+    Raises `ConfigError` where the SDK is missing and an option asks for it, and for odd variables.
+    """
+    _program.push(endpoint)
 
 
 def _begin_anew() -> None:

@@ -19,7 +19,7 @@ from ftlayer.checks import check_bool, check_instance, check_int, check_text, kn
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
-from ftlayer.jobs.local_board import local_announcer, tell_prometheus
+from ftlayer.jobs.local_board import local_announcer, push_otlp, tell_prometheus
 from ftlayer.notebook import tell
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
@@ -314,6 +314,8 @@ class StreamEnvironment:
         client = self._layer.client_for(self._spark) if self._layer is not None and tracked else None
         board = self._layer if tracked else self._board
         announcer, links = local_announcer() if board is None else board.job_announcer, links_of(self._spark)
+        if board is None:
+            push_otlp(self._options.otlp_endpoint)
         if self._options.metrics_port is not None:
             tell_prometheus(place.listen, self._options.metrics_port)
         job = JobThread(f"{graph.name}-{uuid.uuid4().hex[:12]}")
@@ -380,12 +382,17 @@ class StreamEnvironment:
 
 
 def _check_metrics(options: TopologyOptions, layer: FTLayer | None, board: FTLayer | None) -> None:
-    """Raise `ConfigError` for a port of metrics where a vertex tells of the topology."""
+    """Raise `ConfigError` for a port or collector of metrics where a vertex tells of the topology."""
     told_by_vertex = board is not None or (layer is not None and layer.status is FTStatus.ON)
     if options.metrics_port is not None and told_by_vertex:
         raise ConfigError(
             "options: metrics_port: the vertex tells of this topology; give it to FTLayer.embedded(metrics_port=…), or "
             "ftlayer serve --metrics-port"
+        )
+    if options.otlp_endpoint is not None and told_by_vertex:
+        raise ConfigError(
+            "options: otlp_endpoint: the vertex tells of this topology; give it to FTLayer.embedded(otlp_endpoint=…), "
+            "or ftlayer serve --otlp"
         )
 
 

@@ -130,6 +130,37 @@ def test_prometheus_can_ask_a_board_without_a_vertex() -> None:
     assert "ftlayer_records" not in text
 
 
+OTLP_PROGRAM = """
+    import sys
+    from ftlayer.jobs.local_board import local_announcer, push_otlp
+    from ftlayer.vertex.calls import JobDetails, JobKind
+    class Telling:
+        run = "run-1"
+        def details(self, known_checkpoint, *, with_plan):
+            return JobDetails("j", "j", JobKind.TOPOLOGY, "run-1", "barrier", "running", False, 1, 2)
+        def carry_out(self, order):
+            return ""
+    announcer = local_announcer()
+    push_otlp(sys.argv[1])
+    push_otlp(sys.argv[1])
+    announcer.add(Telling())
+    sys.stdin.readline()
+"""
+
+
+def test_a_program_without_a_vertex_pushes_what_its_jobs_do_and_once_more_at_its_end(collector: Any) -> None:
+    program = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(OTLP_PROGRAM), collector.url],
+        stdin=subprocess.PIPE,
+        env=os.environ | {"OTEL_METRIC_EXPORT_INTERVAL": "100"},
+    )
+    collector.until(lambda: "ftlayer.job_state" in collector.metrics())
+    assert collector.resource()["service.name"] == "ftlayer-driver"
+    program.communicate(b"")
+    assert program.returncode == 0
+    assert collector.metrics()["ftlayer.otlp_exports"].sum.data_points[0].as_int >= 1
+
+
 PROGRAM = """
     import os, sys
     from pathlib import Path

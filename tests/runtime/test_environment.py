@@ -118,6 +118,9 @@ def test_metrics_of_a_topology_are_the_vertexs_where_there_is_one() -> None:
     for told in ({"layer": a_layer()}, {"checkpointing": CheckpointConfig(), "board": a_layer()}):
         with pytest.raises(ConfigError, match=r"metrics_port: the vertex tells of this topology"):
             StreamEnvironment(FakeSession(), name="job", options=options, **told)
+        pushed = TopologyOptions(otlp_endpoint="http://localhost:4318")
+        with pytest.raises(ConfigError, match=r"otlp_endpoint: the vertex tells of this topology"):
+            StreamEnvironment(FakeSession(), name="job", options=pushed, **told)
 
 
 def test_no_session_and_no_java(monkeypatch: pytest.MonkeyPatch) -> None:

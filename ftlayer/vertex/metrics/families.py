@@ -11,6 +11,9 @@ from ftlayer.histogram import Histogram
 Labels = tuple[tuple[str, str], ...]
 
 
+_UNITS = {"_seconds": "s", "_bytes": "By", "_ratio": "1"}
+
+
 class MetricKind(StrEnum):
     """How a metric's values are to be read."""
 
@@ -30,13 +33,23 @@ class Merge(StrEnum):
 class Metric:
     """One metric: its name (of a counter without ``_total``), what its values are, and what they say.
 
-    Durations are in seconds, sizes in bytes, ratios from 0 to 1, and names end so.
+    Durations are in seconds, sizes in bytes, ratios from 0 to 1, and names end so. ``of`` is what is counted otherwise,
+    in the singular.
     """
 
     name: str
     kind: MetricKind
     text: str
     merge: Merge = Merge.SUM
+    of: str = ""
+
+    @property
+    def unit(self) -> str:
+        """The unit as UCUM has it, for OpenTelemetry; "" where there is none."""
+        for ending, unit in _UNITS.items():
+            if self.name.endswith(ending):
+                return unit
+        return f"{{{self.of}}}" if self.of else ""
 
 
 class Families:

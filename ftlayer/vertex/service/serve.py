@@ -31,6 +31,7 @@ from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.service.directory import fix_shards, prepare_vertex
 from ftlayer.vertex.service.heap import give_back_freed_memory, keep_freed_memory
 from ftlayer.vertex.service.metrics import Metrics, vertex_families
+from ftlayer.vertex.service.otlp import OtlpMetrics
 from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.server import VertexServer
 from ftlayer.vertex.service.vertex import Vertex
@@ -83,8 +84,8 @@ def serve(
     try:
         server = _listen(options, vertex)
         # Behind a Unix socket there is no host.
-        host, port = parse_listen(options.listen, "listen").host or "127.0.0.1", options.vertex.metrics_port
-        with _signals() as signals, Metrics(partial(vertex_families, vertex, __version__), host, port):
+        host = parse_listen(options.listen, "listen").host or "127.0.0.1"
+        with _signals() as signals, _metrics(vertex, host, options.vertex):
             if on_ready is not None:
                 on_ready(str(server.address))
             _wait(signals, stop)
@@ -94,6 +95,15 @@ def serve(
         vertex.close()
     server.stop(_LAST_ANSWERS_S)
     return EXIT_FAULT if faults else EXIT_STOPPED
+
+
+@contextmanager
+def _metrics(vertex: Vertex, host: str, options: VertexOptions) -> Iterator[None]:
+    """Let Prometheus ask, and tell an OpenTelemetry collector, as the options have it."""
+    gather = partial(vertex_families, vertex, __version__)
+    otlp = OtlpMetrics(gather, options.otlp_endpoint, "ftlayer-vertex")
+    with otlp, Metrics(otlp.counted, host, options.metrics_port):
+        yield
 
 
 def _wait(signals: list[int], stop: threading.Event) -> None:

@@ -1,0 +1,1 @@
+"""OpenTelemetry: where a collector is, and the SDK that speaks to it (extra ``otel``)."""

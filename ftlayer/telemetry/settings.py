@@ -1,0 +1,91 @@
+"""Where a collector is, and what is sent to it, by the options and by OpenTelemetry's own variables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from ftlayer.errors import ConfigError
+
+INTERVAL_MS = 60_000
+"""How often metrics are pushed, as OpenTelemetry has it."""
+
+_PROTOCOL = "http/protobuf"
+
+
+@dataclass(frozen=True, slots=True)
+class OtlpTarget:
+    """Where one signal goes.
+
+    Attributes:
+        endpoint: its full URL; None: the SDK's exporter finds it in the environment.
+        shown: what people call it.
+        is_asked_for: by an option, and not by a variable that may be meant for other programs.
+    """
+
+    endpoint: str | None
+    shown: str
+    is_asked_for: bool
+
+
+def check_endpoint(endpoint: str | None, option: str) -> None:
+    """Raise `ConfigError` for what is no URL of a collector; None is one."""
+    if endpoint is None:
+        return
+    parts = urlsplit(endpoint) if isinstance(endpoint, str) else None
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"{option}: expected the URL of a collector that takes OTLP over HTTP, like 'http://localhost:4318', "
+            f"got {endpoint!r}"
+        )
+
+
+def target_of(signal: str, endpoint: str | None, environ: Mapping[str, str]) -> OtlpTarget | None:
+    """Return where a signal (``"metrics"`` or ``"traces"``) goes; None: nowhere.
+
+    ``endpoint`` is a collector's base URL, or None. The variables are those of OpenTelemetry's specification:
+    ``OTEL_SDK_DISABLED``, ``OTEL_METRICS_EXPORTER``, ``OTEL_EXPORTER_OTLP_ENDPOINT``,
+    ``OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`` and so on.
+    Raises `ConfigError` for another protocol than OTLP over HTTP, where it would be used.
+    """
+    name = signal.upper()
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    if endpoint is not None:
+        return OtlpTarget(f"{endpoint.rstrip('/')}/v1/{signal}", endpoint, True)
+    variables = (f"OTEL_EXPORTER_OTLP_{name}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    found = next((environ[variable] for variable in variables if environ.get(variable)), None)
+    exporters = [each.strip() for each in environ.get(f"OTEL_{name}_EXPORTER", "").split(",") if each.strip()]
+    if "otlp" not in exporters and (exporters or found is None):
+        return None
+    _check_protocol(name, environ)
+    return OtlpTarget(None, found or "http://localhost:4318", False)
+
+
+def interval_s(environ: Mapping[str, str]) -> float:
+    """Return how often metrics are pushed (``OTEL_METRIC_EXPORT_INTERVAL``, in ms); `ConfigError` for no duration."""
+    text = environ.get("OTEL_METRIC_EXPORT_INTERVAL", "") or str(INTERVAL_MS)
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds < math.inf:
+        raise ConfigError(
+            f"OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds between two pushes, above 0, got {text!r}"
+        )
+    return milliseconds / 1_000
+
+
+def _check_protocol(name: str, environ: Mapping[str, str]) -> None:
+    for variable in (f"OTEL_EXPORTER_OTLP_{name}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
+        protocol = environ.get(variable, "").strip()
+        if protocol == _PROTOCOL:
+            return
+        if protocol:
+            raise ConfigError(
+                f"{variable}: ftlayer speaks {_PROTOCOL}, and it says {protocol!r}; set "
+                f"OTEL_EXPORTER_OTLP_{name}_PROTOCOL={_PROTOCOL} with an endpoint for it (a collector's port is 4318), "
+                f"or OTEL_{name}_EXPORTER=none"
+            )

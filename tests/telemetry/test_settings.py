@@ -1,0 +1,73 @@
+"""Where metrics and traces go, by the option and by OpenTelemetry's variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ftlayer.errors import ConfigError
+from ftlayer.telemetry.settings import OtlpTarget, check_endpoint, interval_s, target_of
+
+BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+OWN = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environ", "target"),
+    [
+        (None, {}, None),
+        (None, {BASE: ""}, None),
+        (None, {BASE: "http://c:4318"}, OtlpTarget(None, "http://c:4318", False)),
+        (None, {BASE: "http://c:4318", OWN: "http://m/x"}, OtlpTarget(None, "http://m/x", False)),
+        (None, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c"}, None),
+        (None, {"OTEL_METRICS_EXPORTER": "otlp"}, OtlpTarget(None, "http://localhost:4318", False)),
+        (None, {BASE: "http://c", "OTEL_METRICS_EXPORTER": "none"}, None),
+        (None, {BASE: "http://c", "OTEL_METRICS_EXPORTER": "prometheus"}, None),
+        (
+            None,
+            {BASE: "http://c", "OTEL_METRICS_EXPORTER": "prometheus, otlp"},
+            OtlpTarget(None, "http://c", False),
+        ),
+        (None, {BASE: "http://c", "OTEL_SDK_DISABLED": "True"}, None),
+        ("http://c:4318/", {}, OtlpTarget("http://c:4318/v1/metrics", "http://c:4318/", True)),
+        ("http://c", {BASE: "http://other"}, OtlpTarget("http://c/v1/metrics", "http://c", True)),
+        ("http://c", {"OTEL_SDK_DISABLED": "true"}, None),
+        (
+            None,
+            {BASE: "http://c", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
+            OtlpTarget(None, "http://c", False),
+        ),
+    ],
+)
+def test_where_metrics_go(endpoint: str | None, environ: dict[str, str], target: OtlpTarget | None) -> None:
+    assert target_of("metrics", endpoint, environ) == target
+
+
+def test_each_signal_has_variables_of_its_own() -> None:
+    environ = {"OTEL_TRACES_EXPORTER": "none", BASE: "http://c"}
+    assert target_of("traces", None, environ) is None
+    assert target_of("metrics", None, environ) is not None
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"])
+def test_another_protocol_is_refused_where_it_would_be_used(variable: str) -> None:
+    environ = {BASE: "http://c:4317", variable: "grpc"}
+    with pytest.raises(ConfigError, match=f"{variable}: ftlayer speaks http/protobuf, and it says 'grpc'"):
+        target_of("metrics", None, environ)
+    assert target_of("metrics", None, {variable: "grpc"}) is None
+    assert target_of("metrics", None, environ | {"OTEL_METRICS_EXPORTER": "none"}) is None
+
+
+@pytest.mark.parametrize("endpoint", ["", "localhost:4318", "ftp://c", "http://", 7])
+def test_what_is_no_collector(endpoint: Any) -> None:
+    with pytest.raises(ConfigError, match="otlp_endpoint: expected the URL of a collector"):
+        check_endpoint(endpoint, "otlp_endpoint")
+
+
+def test_how_often() -> None:
+    assert interval_s({}) == 60.0
+    assert interval_s({"OTEL_METRIC_EXPORT_INTERVAL": "250"}) == 0.25
+    for text in ("0", "-5", "soon", "inf", "nan"):
+        with pytest.raises(ConfigError, match="OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds"):
+            interval_s({"OTEL_METRIC_EXPORT_INTERVAL": text})
