@@ -98,11 +98,26 @@ def all_groups(txn: ReadTransaction) -> Iterator[GroupRecord]:
         )
 
 
-def put_letter(txn: WriteTransaction, stream: int, group: int, key: bytes, record: FailedRecord) -> None:
-    """Put a letter into the index."""
-    txn.put("by_group", _group_key(stream, group) + key[_STREAM_BYTES:], b"")
-    for root in {record.root, record.origin}:
-        txn.put("by_root", root.to_bytes(8, "big") + key, b"")
+class NewLetters:
+    """Letters that are put into the index all at once: most of what one costs is the way to its place."""
+
+    def __init__(self) -> None:
+        self._by_group: list[bytes] = []
+        self._by_root: list[bytes] = []
+
+    def add(self, stream: int, group: int, key: bytes, record: FailedRecord) -> None:
+        """Put a letter into the index with the next `write`."""
+        self._by_group.append(_group_key(stream, group) + key[_STREAM_BYTES:])
+        self._by_root.append(record.root.to_bytes(8, "big") + key)
+        if record.origin != record.root:
+            self._by_root.append(record.origin.to_bytes(8, "big") + key)
+
+    def write(self, txn: WriteTransaction) -> None:
+        """Store the letters."""
+        if self._by_group:
+            txn.put_keys("by_group", sorted(self._by_group))
+            txn.put_keys("by_root", sorted(self._by_root))
+            self._by_group, self._by_root = [], []
 
 
 def delete_letter(txn: WriteTransaction, stream: int, group: int, key: bytes, record: FailedRecord) -> bool:

@@ -6,7 +6,7 @@ pass one conformance suite, so what is tested on one holds on the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -72,6 +72,13 @@ class WriteTransaction(ReadTransaction, Protocol):
 
         Raises `StoreFullError` where the change has no room. Whatever is raised, the transaction is lost:
         let the exception leave the ``with`` block.
+        """
+        ...
+
+    def put_keys(self, table: str, keys: Sequence[bytes]) -> None:
+        """Set each of ``keys``, which are new or have an empty value, to an empty value; raises as `put` does.
+
+        Faster than `put`, and fastest in the order of the keys.
         """
         ...
 

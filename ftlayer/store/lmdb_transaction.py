@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import lmdb
@@ -169,6 +169,21 @@ class LmdbWriteTransaction(LmdbReadTransaction):
                 self._changed.add(PARTS)
                 cursor = self._transaction.cursor(self._databases[PARTS])
                 cursor.putmulti(split(value, number, self._page_size), append=True)
+        except lmdb.Error as error:
+            self.failed = True
+            raise translate(error, self._path) from error
+
+    def put_keys(self, table: str, keys: Sequence[bytes]) -> None:
+        """See `WriteTransaction.put_keys`."""
+        database = self._changing(table)
+        entries = []
+        for key in keys:
+            check_key(key)
+            entries.append((key, encode_inline(checksum(key, b""), b"")))
+            self.put_bytes += len(key) + _ENTRY_OVERHEAD
+        self._note_change(table)
+        try:
+            self._transaction.cursor(database).putmulti(entries)
         except lmdb.Error as error:
             self.failed = True
             raise translate(error, self._path) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ftlayer.errors import StoreError, StoreFullError
@@ -129,6 +129,10 @@ class _Write(_Read):
         self.used_bytes += memoryview(value).nbytes + len(key)
         self.used_bytes -= 0 if old is None else len(old) + len(key)
         self.check_room()
+
+    def put_keys(self, table: str, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.put(table, key, b"")
 
     def check_room(self) -> None:
         """Raise `StoreFullError` when the changes so far exceed what this transaction may use."""

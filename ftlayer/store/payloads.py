@@ -34,6 +34,21 @@ class _KnownSchema(NamedTuple):
         return cls(schema, has_dictionaries(schema), may_share(schema))
 
 
+class SingleRows:
+    """Writes rows of a payload each by itself, with nothing of the rows beside it. ``digest`` is that of the schema."""
+
+    def __init__(self, payload: pa.RecordBatch, digest: bytes, *, dictionaries: bool, shares: bool) -> None:
+        self.digest = digest
+        self._payload = payload
+        self._dictionaries = dictionaries
+        self._shares = shares
+
+    def body(self, row: int) -> bytes:
+        """Return the IPC bytes of a row."""
+        own = row_alone(self._payload, row, shares=self._shares)
+        return bytes(as_message(own, dictionaries=self._dictionaries))
+
+
 class Payloads:
     """Writes and reads payload, and remembers the schemas it met. Schemas are never removed: they are few
     and small.
@@ -45,15 +60,20 @@ class Payloads:
 
     def write(self, txn: WriteTransaction, payload: pa.RecordBatch) -> tuple[bytes, memoryview]:
         """Return the digest of the payload's schema, which is stored if it is new, and the IPC bytes."""
-        digest = self._digest(payload.schema)
-        if txn.get("meta", _PREFIX + digest) is None:
-            txn.put("meta", _PREFIX + digest, memoryview(payload.schema.serialize()))
+        digest = self._stored_digest(txn, payload.schema)
         return digest, memoryview(as_message(payload, dictionaries=self._schemas[digest].dictionaries))
 
-    def write_row(self, txn: WriteTransaction, payload: pa.RecordBatch, row: int) -> tuple[bytes, memoryview]:
-        """As `write`, for one row of a payload: what is returned has nothing of the rows beside it."""
-        known = self._schemas[self._digest(payload.schema)]
-        return self.write(txn, row_alone(payload, row, shares=known.shares))
+    def rows(self, txn: WriteTransaction, payload: pa.RecordBatch) -> SingleRows:
+        """Return what writes rows of a payload one by one; the schema is stored if it is new."""
+        digest = self._stored_digest(txn, payload.schema)
+        known = self._schemas[digest]
+        return SingleRows(payload, digest, dictionaries=known.dictionaries, shares=known.shares)
+
+    def _stored_digest(self, txn: WriteTransaction, schema: pa.Schema) -> bytes:
+        digest = self._digest(schema)
+        if txn.get("meta", _PREFIX + digest) is None:
+            txn.put("meta", _PREFIX + digest, memoryview(schema.serialize()))
+        return digest
 
     def read(self, txn: ReadTransaction, digest: bytes, body: bytes | memoryview) -> pa.RecordBatch:
         """Return the record batch written as ``body``; it owns its memory.

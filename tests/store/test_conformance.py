@@ -61,6 +61,24 @@ def test_a_value_replaces_another_of_any_size(store: KeyValueStore) -> None:
         assert content(store, "waiting") == {b"k": value}
 
 
+def test_many_keys_are_put_at_once(store: KeyValueStore) -> None:
+    keys = [number.to_bytes(4, "big") for number in range(0, 3_000, 3)]
+    with store.write(intake=False) as transaction:
+        transaction.put_keys("by_group", keys)
+        transaction.put_keys("by_group", [])
+        transaction.put_keys("by_group", [keys[5], b"z", b"a"])
+        assert transaction.count("by_group") == len(keys) + 2
+        assert next(transaction.scan("by_group")) == (keys[0], b"")
+    assert content(store, "by_group") == dict.fromkeys([*keys, b"a", b"z"], b"")
+    with pytest.raises(ValueError, match="0 bytes"), store.write(intake=False) as transaction:
+        transaction.put_keys("by_group", [b"y", b""])
+    assert b"y" not in content(store, "by_group")
+    with pytest.raises(StoreFullError), store.write(intake=False) as transaction:
+        for first in range(10_000):
+            transaction.put_keys("by_root", [first.to_bytes(4, "big") + bytes(300) + key for key in keys])
+    assert content(store, "by_root") == {}
+
+
 def test_tables_are_separate(store: KeyValueStore) -> None:
     for table in TABLES:
         fill(store, table, {b"k": table.encode()})

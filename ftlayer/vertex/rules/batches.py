@@ -127,8 +127,9 @@ class Batches:
             )
         for part in batches.parts(txn, query.number, call.batch, head.parts, self._state.payloads):
             stream = self._state.stream(part.stream)
+            bodies = self._state.payloads.rows(txn, part.rows.payload)
             for row, failure in enumerate(part.failures):
-                self._failing.move(txn, stream, part.rows, row, cause_of(failure), now)
+                self._failing.move(txn, stream, part.rows.info, bodies, row, cause_of(failure), now)
             stream.counters.failed_sealed += len(part.failures)
         self._commit_delivered(txn, head, now)
         for emit in head.emitted:
@@ -174,13 +175,16 @@ class Batches:
         failures: dict[int, StoredFailure],
         now: Now,
     ) -> int:
-        failed = 0
-        for row, root in enumerate(rows.info.roots.tolist() if failures else ()):
-            if root in failures:
-                self._failing.move(txn, stream, rows, row, cause_of(failures[root]), now)
-                failed += 1
-        stream.counters.failed_sealed += failed
-        return failed
+        failed = [
+            row for row, root in enumerate(rows.info.roots.tolist() if failures else ()) if root in failures
+        ]
+        if failed:
+            bodies = self._state.payloads.rows(txn, rows.payload)
+            for row in failed:
+                cause = cause_of(failures[int(rows.info.roots[row])])
+                self._failing.move(txn, stream, rows.info, bodies, row, cause, now)
+        stream.counters.failed_sealed += len(failed)
+        return len(failed)
 
     def _track_rows(
         self, txn: WriteTransaction, stream: Stream, rows: StoredBatch, emit: StoredEmit, now: Now

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ftlayer.clock import Now
-from ftlayer.records.failure_columns import split_traceback
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import WriteTransaction
-from ftlayer.store.rows import U64, History, RowInfo, StoredBatch
+from ftlayer.store.payloads import SingleRows
+from ftlayer.store.rows import U64, History, RowInfo
 from ftlayer.store.streams import put_asked_pause_ms
-from ftlayer.store.texts import SHARED_FROM
 from ftlayer.vertex.rules.live import by_segment
-from ftlayer.vertex.rules.retry import MAX_TRACEBACK, Cause, cut, extended, held, next_attempt
+from ftlayer.vertex.rules.retry import Cause, held, next_attempt, shortened, stored_attempt
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 
@@ -54,8 +53,9 @@ class Failing:
                 live.stream.counters.failed_explicit += len(rows)
             taken = self._state.segments.rows(txn, segment, rows).with_roots(roots[positions])
             of_these = self._causes(live.stream, roots[positions], [causes[at] for at in positions], now)
+            bodies = self._state.payloads.rows(txn, taken.payload)
             for row, (position, cause) in enumerate(zip(positions.tolist(), of_these, strict=True)):
-                key = self.move(txn, live.stream, taken, row, cause, now)
+                key = self.move(txn, live.stream, taken.info, bodies, row, cause, now)
                 if key is None:
                     dead += 1
                 else:
@@ -71,26 +71,26 @@ class Failing:
 
     def _history(self, info: RowInfo, row: int, cause: Cause, now: Now) -> History:
         """Return the attempts of a record that has failed once more, whose tracebacks are held from here on."""
-        *earlier, last = extended(info.history(row), now.wall_ms, cause)
         texts = self._state.group.texts
-        texts.hold_all(tuple(earlier), info.texts)
-        frames, last_line = split_traceback(cut(cause.traceback, MAX_TRACEBACK))
-        if len(frames) < SHARED_FROM:
-            return (*earlier, last._replace(last_line=frames + last_line))
-        is_reason = last_line == f"{last.reason}\n"
-        return (
-            *earlier,
-            last._replace(frames=texts.hold(frames), last_line=None if is_reason else last_line),
-        )
+        earlier = shortened(info.history(row))
+        if earlier:
+            texts.hold_all(earlier, info.texts)
+        number = earlier[-1].number + 1 if earlier else 1
+        return (*earlier, stored_attempt(number, now.wall_ms, cause, texts.hold))
 
     def move(
-        self, txn: WriteTransaction, stream: Stream, rows: StoredBatch, row: int, cause: Cause, now: Now
+        self,
+        txn: WriteTransaction,
+        stream: Stream,
+        info: RowInfo,
+        bodies: SingleRows,
+        row: int,
+        cause: Cause,
+        now: Now,
     ) -> bytes | None:
         """Store one failed row by itself; return its key if it waits, None if it is dead."""
-        info = rows.info
         origin, attempt = int(info.origins[row]), int(info.attempts[row])
         retry = next_attempt(stream.options, origin, attempt, cause, wall_ms=now.wall_ms)
-        digest, body = self._state.payloads.write_row(txn, rows.payload, row)
         hashes, flat = failed.hashes_of(info.key_hashes, row)
         record = FailedRecord(
             root=int(info.roots[row]),
@@ -99,8 +99,8 @@ class Failing:
             key_hashes=hashes,
             flat_hashes=flat,
             history=self._history(info, row, cause, now),
-            digest=digest,
-            body=bytes(body),
+            digest=bodies.digest,
+            body=bodies.body(row),
             edit=info.edit(row),
         )
         if retry and (cause.after_ms or 0) > stream.longest_pause_ms:

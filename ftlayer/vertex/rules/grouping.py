@@ -66,8 +66,8 @@ def _general(match: re.Match[str]) -> str:
 class DeadIndex:
     """The index of a shard's dead letters: its groups in memory, its letters in the store.
 
-    Counts are changed in memory and written by `write`, in the transaction of the letters. As with all memory of a
-    shard, it is made anew if a transaction is lost.
+    Letters and counts are changed in memory and written by `write`, in the transaction of the letters. As with all
+    memory of a shard, it is made anew if a transaction is lost.
     """
 
     def __init__(self) -> None:
@@ -76,6 +76,7 @@ class DeadIndex:
         self._groups: dict[int, dict[tuple[str, str], GroupRecord]] = {}
         self._dirty: dict[tuple[int, int], GroupRecord] = {}
         self._built_ms = 0
+        self._new = dead_index.NewLetters()
 
     def recover(self, txn: ReadTransaction) -> None:
         """Read the groups, and how far the index is built."""
@@ -105,6 +106,7 @@ class DeadIndex:
         """Follow a letter that is taken away."""
         if not self._covers(key):
             return
+        self._new.write(txn)
         stream = failed.stream_of(key)
         group = self._of(stream).get(_group_name(record))
         if group is None or not dead_index.delete_letter(txn, stream, group.number, key, record):
@@ -118,6 +120,7 @@ class DeadIndex:
         """Store what the groups have become."""
         if not self._dirty:
             return
+        self._new.write(txn)
         if not self._is_stored:
             self._put_state(txn, self._state)
         for (stream, number), group in self._dirty.items():
@@ -140,7 +143,7 @@ class DeadIndex:
         stream = failed.stream_of(key)
         group = self._group_for(txn, stream, record)
         group.count += 1
-        dead_index.put_letter(txn, stream, group.number, key, record)
+        self._new.add(stream, group.number, key, record)
         self._dirty[stream, group.number] = group
 
     def _group_for(self, txn: WriteTransaction, stream: int, record: FailedRecord) -> GroupRecord:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ftlayer.errors import MalformedRequestError
+from ftlayer.records.failure_columns import split_traceback
 from ftlayer.store.batches import StoredFailure
 from ftlayer.store.rows import History, StoredAttempt
+from ftlayer.store.texts import SHARED_FROM
 from ftlayer.vertex.calls import Failure, StreamOptions
 
 MAX_REASON = 1_024  # characters
@@ -79,25 +82,33 @@ def next_attempt(
     return Retry(following, wall_ms + round(pause * (1 - options.jitter * drawn)))
 
 
-def extended(history: History, wall_ms: int, cause: Cause) -> History:
-    """Return ``history`` with one more failed attempt, which has no traceback yet.
+def shortened(history: History) -> History:
+    """Return what stays of ``history`` when another attempt fails.
 
-    It is cut to `MAX_HISTORY` attempts, of which `MAX_TRACEBACKS`, the new one among them, keep their tracebacks.
+    With that one they are `MAX_HISTORY` attempts, the first and the last, and `MAX_TRACEBACKS` have their tracebacks.
     """
-    number = history[-1].number + 1 if history else 1
-    attempt = StoredAttempt(
-        number,
-        wall_ms,
-        cut(cause.reason, MAX_REASON),
-        cut(cause.operator, MAX_OPERATOR),
-        cut(cause.place, MAX_PLACE),
-    )
     if len(history) >= MAX_HISTORY:
         history = history[:1] + history[len(history) - MAX_HISTORY + 2 :]
     if len(history) >= MAX_TRACEBACKS:
         at = len(history) - MAX_TRACEBACKS + 1
         history = (*history[:at], _without_traceback(history[at]), *history[at + 1 :])
-    return (*history, attempt)
+    return history
+
+
+def stored_attempt(number: int, wall_ms: int, cause: Cause, hold: Callable[[str], bytes]) -> StoredAttempt:
+    """Return a failed attempt, its texts cut to their bounds; ``hold`` keeps one that others may share."""
+    reason = cut(cause.reason, MAX_REASON)
+    frames, last_line = split_traceback(cut(cause.traceback, MAX_TRACEBACK))
+    digest = b""
+    said: str | None = last_line
+    if len(frames) < SHARED_FROM:
+        said = frames + last_line
+    else:
+        digest = hold(frames)
+        if last_line == f"{reason}\n":
+            said = None
+    operator, place = cut(cause.operator, MAX_OPERATOR), cut(cause.place, MAX_PLACE)
+    return StoredAttempt(number, wall_ms, reason, operator, place, digest, said)
 
 
 def _without_traceback(attempt: StoredAttempt) -> StoredAttempt:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.rules import retry
-from ftlayer.vertex.rules.retry import Cause, cut, extended, next_attempt
+from ftlayer.vertex.rules.retry import Cause, cut, next_attempt, shortened, stored_attempt
 
 ids = st.integers(1, 2**64 - 1)
 RAISED = Cause("it raised")
@@ -57,7 +57,8 @@ def test_a_text_is_cut_in_its_middle_and_says_so(text, limit):
 def test_a_history_keeps_the_first_and_the_newest_attempts():
     history = ()
     for attempt in range(40):
-        history = extended(history, attempt, Cause("r" * 5_000, "op"))
+        added = stored_attempt(attempt + 1, attempt, Cause("r" * 5_000, "op"), lambda text: b"")
+        history = (*shortened(history), added)
     assert len(history) == retry.MAX_HISTORY
     assert [entry.wall_ms for entry in history] == [0, *range(40 - retry.MAX_HISTORY + 1, 40)]
     assert len(history[0].reason) == retry.MAX_REASON
