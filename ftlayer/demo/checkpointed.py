@@ -73,21 +73,19 @@ def run(spark: SparkSession, directory: RunDirectory, tell: Callable[[Event], No
         .process(Count(), COUNTED_SCHEMA, uid="count")
         .sink(FileSink(str(directory.output)), uid="sink")
     )
-    from_nothing = not any(directory.checkpoints.rglob("_metadata"))
     job = env.execute_async(restore_from=LATEST)
-    follow(job, directory, tell, lambda status: _figures(status, from_nothing))
+    follow(job, directory, tell, _figures)
     _write_checkpoints(job, directory)
 
 
-def _figures(status: JobStatus, from_nothing: bool) -> dict[str, int]:
+def _figures(status: JobStatus) -> dict[str, int]:
     counts = status.checkpoints
     assert counts is not None
     return {
         "slot restarts": status.restarts,
         "checkpoints": counts.completed,
         "failed": counts.failed,
-        # The start is among them, and has nothing to restore the first time.
-        "restores": max(0, counts.restored - from_nothing),
+        "restores": counts.restored,
     }
 
 

@@ -106,7 +106,8 @@ class CheckpointCoordinator:
             case TasksRestarting():
                 return self._restarting(event, now)
             case TasksRestored(checkpoint):
-                self._flight.restored()
+                if checkpoint is not None:
+                    self._flight.restored()
                 return self._completion.restored(checkpoint)
             case TasksRunning():
                 self._running(now)

@@ -31,6 +31,8 @@ class TasksRestarting:
 class TasksRestored:
     """This one was restored, and its sinks are committed: the one of `RestoreFrom`, or an earlier one.
 
+    None: there was nothing to restore.
+
     Those behind it do not stand any more, and are discarded.
     """
 

@@ -145,7 +145,7 @@ class PendingCheckpoints:
         self.failure = FailJob(reason, final or before)
 
     def restored(self) -> None:
-        """Tasks were restored."""
+        """Tasks were restored from a checkpoint."""
         self._statistics.restored += 1
 
     @property

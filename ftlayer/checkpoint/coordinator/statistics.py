@@ -116,7 +116,8 @@ class CheckpointStats:
 class CheckpointCounts:
     """Totals of one execution; savepoints count.
 
-    ``restored`` counts restores of regions of the job, ``failures_in_a_row`` what ``tolerable_failures`` bounds.
+    ``restored`` counts restores of regions of the job from a checkpoint, that at the start included;
+    ``failures_in_a_row`` what ``tolerable_failures`` bounds.
     """
 
     triggered: int = 0

@@ -34,6 +34,19 @@ from ftlayer.checkpoint.snapshots import (
 Make = Any
 
 
+def test_a_start_from_nothing_is_no_restore(desk: Make) -> None:
+    it = desk(interval="1s").begin()
+    assert it.coordinator.counts.restored == 0
+    it.call(TasksRestarting(2))
+    it.call(TasksRestored(None))
+    it.call(TasksRunning())
+    assert it.coordinator.counts.restored == 0, "there was no checkpoint yet"
+    it.complete(it.trigger())
+    it.call(TasksRestarting(3))
+    it.call(TasksRestored(it.coordinator.completed[0]))
+    assert it.coordinator.counts.restored == 1
+
+
 def test_a_restart_gives_up_what_is_under_way(desk: Make) -> None:
     it = desk(interval="1s").begin()
     it.complete(it.trigger())

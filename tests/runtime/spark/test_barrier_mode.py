@@ -131,7 +131,9 @@ def test_a_function_that_fails_once_leaves_no_trace(
     assert status.restarts == 1
     assert "meant to fail once" in status.last_failure
     assert status.checkpoints is not None
-    assert status.checkpoints.restored == 2
+    assert status.checkpoints.restored <= 1, (
+        "the start has nothing to restore, nor has a failure before a checkpoint"
+    )
     # In place: the processes are the same.
     assert set(before) <= {slot.pid for slot in status.slots}
 
