@@ -79,34 +79,38 @@ class Asking:
     as_json: bool
 
     @contextmanager
-    def gatherer(self, *, follow: bool = False) -> Iterator[Gatherer]:
+    def gatherer(self, *, follow: bool = False, with_killed: bool = False) -> Iterator[Gatherer]:
         """Give what asks the vertices, after it has asked them all once.
 
-        With ``follow`` programs that begin later are found too, where no vertex is named.
-        Says of each that gives no answer why. Raises `ConfigError`, and where none answers what the first one raised.
+        With ``follow`` programs that begin later are found too, where no vertex is named; with ``with_killed`` those
+        whose driver was killed are among them. Says of each that gives no answer why. Raises `ConfigError`, and where
+        none answers what the first one raised.
         """
         # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ftlayer.monitor.gather import Gatherer
         from ftlayer.monitor.sources import sources_here
 
-        sources = self._sources()
+        def found_now() -> tuple[VertexSource, ...]:
+            found = sources_here()
+            return (*found.sources, *found.killed) if with_killed else found.sources
+
+        sources = self._sources(with_killed=with_killed)
         follows = follow and not self.vertex and self.token_file is None
-        look = (lambda: sources_here().sources) if follows else (lambda: sources)
-        gatherer = Gatherer(look, label="cli", deadline_ms=DEADLINE_MS)
+        gatherer = Gatherer(found_now if follows else lambda: sources, label="cli", deadline_ms=DEADLINE_MS)
         try:
             views = gatherer.gather()
             errors = [error for view in views if (error := gatherer.error(view.vertex)) is not None]
-            if errors and not any(view.is_up for view in views):
+            if errors and not any(view.is_up or view.is_killed for view in views):
                 raise errors[0]
             for view in views:
-                if not view.is_up:
+                if not view.is_up and not view.is_killed:
                     warn(f"vertex {view.vertex} gives no answer: {view.failure}")
             yield gatherer
         finally:
             gatherer.close()
 
-    def _sources(self) -> tuple[VertexSource, ...]:
+    def _sources(self, *, with_killed: bool) -> tuple[VertexSource, ...]:
         from ftlayer.monitor.sources import sources_given, sources_here
 
         places = list(self.vertex or ())
@@ -114,12 +118,13 @@ class Asking:
             found = sources_here()
             for sentence in found.left_out:
                 warn(sentence)
-            if found.sources:
-                return found.sources
+            if found.sources or (found.killed and with_killed):
+                return (*found.sources, *found.killed) if with_killed else found.sources
             if not os.environ.get("FTLAYER_TOKEN"):
+                killed = "".join(f"; of {source.name}, {source.killed}" for source in found.killed)
                 raise ConfigError(
                     "no program of yours serves a vertex on this machine now: name one with --vertex, a store's path "
-                    "or an address, and the file with its token by --token-file, or set FTLAYER_TOKEN"
+                    f"or an address, and the file with its token by --token-file, or set FTLAYER_TOKEN{killed}"
                 )
         return sources_given(
             places or [DEFAULT_ADDRESS],

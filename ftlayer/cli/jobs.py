@@ -48,7 +48,7 @@ def jobs(
     from ftlayer.monitor.facts import job_facts, overview_facts
     from ftlayer.monitor.names import JobNames
 
-    with asking.gatherer() as gatherer:
+    with asking.gatherer(with_killed=name is None) as gatherer:
         views = gatherer.views()
         names = JobNames(views)
         if name is None:
@@ -91,12 +91,11 @@ def _table_of_vertices(views: tuple[VertexView, ...]) -> Table:
     numbers = ("pending", "waiting", "dead", "store")
     table = new_table("vertex", "state", *numbers, numbers=numbers)
     for view in views:
-        state = "gone" if view.is_gone else "up" if view.is_up else "no answer"
         counts = ("pending", "waiting", "dead_letters")
         known = view.has_records and view.as_of_ms
         figures = [f"{int(view.stats.get(name, 0)):,}" if known else "" for name in counts]
         table.add_row(
-            view.vertex, state, *figures, f"{view.stats.get('used_share', 0.0):.1%}" if known else ""
+            view.vertex, view.state, *figures, f"{view.stats.get('used_share', 0.0):.1%}" if known else ""
         )
     return table
 

@@ -65,7 +65,7 @@ def top(
 
     interval_s = duration_ms(interval, "--interval", least=100) / 1_000
     console = printing_console()
-    with asking.gatherer(follow=True) as gatherer:
+    with asking.gatherer(follow=True, with_killed=True) as gatherer:
         if asking.as_json or not console.is_terminal:
             _print_looks(gatherer, _as_json if asking.as_json else _as_lines, interval_s, count)
         else:
@@ -106,13 +106,12 @@ def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
 
     names, at = JobNames(views), datetime.now().astimezone().isoformat(timespec="seconds")
     for view in views:
-        state = "gone" if view.is_gone else "up" if view.is_up else "no answer"
         counts = ", ".join(
             f"{int(view.stats[name]):,} {word}"
             for name, word in (("pending", "pending"), ("waiting", "waiting"), ("dead_letters", "dead"))
             if name in view.stats
         )
-        yield printable(f"{at}  vertex {view.vertex}: {state}{f', {counts}' if counts else ''}")
+        yield printable(f"{at}  vertex {view.vertex}: {view.state}{f', {counts}' if counts else ''}")
     for view, announced in jobs_of(views):
         job = announced.job
         judged = job_health(view, announced)

@@ -183,26 +183,35 @@ class Gatherer:
     def _ask(self, name: str) -> None:
         with self._lock:
             vertex = self._vertices[name]
-        before, now_ms = vertex.view, self._clock().wall_ms
         failure: FTLayerError | None = None
         try:
-            source = vertex.source.refreshed()
-            if source is None:
-                view = replace(
-                    before, is_up=False, is_gone=True, asked_ms=now_ms, failure="its program has ended"
-                )
-            else:
-                self._follow(vertex, source)
-                view = self._asked(
-                    partial(vertex.client.call, deadline_ms=self._deadline_ms),
-                    replace(before, address=source.address),
-                )
+            view, failure = self._looked_at(vertex)
         except FTLayerError as error:
             failure = error
-            view = replace(before, is_up=False, is_gone=False, asked_ms=now_ms, failure=str(error))
+            view = self._without_answer(vertex.view, str(error))
         with self._lock:
             vertex.error = failure
             vertex.view = view
+
+    def _looked_at(self, vertex: _Vertex) -> tuple[VertexView, FTLayerError | None]:
+        """Return a vertex as it is now, and what was wrong where its driver is not there."""
+        before, source = vertex.view, vertex.source.refreshed()
+        if source is None and not before.is_killed:
+            return self._without_answer(before, "its program has ended", is_gone=True), None
+        killed = vertex.error if source is None else source.killed
+        if source is None or killed is not None:
+            return self._without_answer(before, str(killed), is_killed=True), killed
+        self._follow(vertex, source)
+        call = partial(vertex.client.call, deadline_ms=self._deadline_ms)
+        return self._asked(call, replace(before, address=source.address)), None
+
+    def _without_answer(
+        self, before: VertexView, failure: str, *, is_gone: bool = False, is_killed: bool = False
+    ) -> VertexView:
+        now_ms = self._clock().wall_ms
+        return replace(
+            before, is_up=False, is_gone=is_gone, is_killed=is_killed, asked_ms=now_ms, failure=failure
+        )
 
     def _follow(self, vertex: _Vertex, source: VertexSource) -> None:
         """Connect anew where the driver was started again: its vertex has another address and token."""
@@ -215,7 +224,14 @@ class Gatherer:
         jobs = _expect(call(ListJobs()), JobList).jobs
         now_ms = self._clock().wall_ms
         view = replace(
-            before, is_up=True, is_gone=False, asked_ms=now_ms, as_of_ms=now_ms, failure="", jobs=jobs
+            before,
+            is_up=True,
+            is_gone=False,
+            is_killed=False,
+            asked_ms=now_ms,
+            as_of_ms=now_ms,
+            failure="",
+            jobs=jobs,
         )
         try:
             stats = _expect(call(Stats()), StatsReply)

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from ftlayer.circuit import CircuitState, CircuitStatus
 from ftlayer.monitor.views import VertexView
-from ftlayer.monitor.words import NO_ANSWER, enumerated, spoken, state_of
+from ftlayer.monitor.words import enumerated, spoken, state_of
 from ftlayer.vertex.calls import DeadGroup
 from ftlayer.vertex.calls.jobs import (
     AnnouncedJob,
@@ -100,8 +100,12 @@ def together(judgements: Iterable[Judgement]) -> Judgement:
 def overall_health(views: Iterable[VertexView]) -> Judgement:
     """Judge all vertices with their jobs. What two of these say is said once."""
     views = tuple(views)
-    heard = ((view, job) for view in views for job in view.jobs if state_of(view, job) != NO_ANSWER)
-    return together([*map(vertex_health, views), *(driver_health(view, job) for view, job in heard)])
+    told = ((view, job) for view in views for job in view.jobs if not _is_told_with_its_vertex(view, job))
+    return together([*map(vertex_health, views), *(driver_health(view, job) for view, job in told)])
+
+
+def _is_told_with_its_vertex(view: VertexView, announced: AnnouncedJob) -> bool:
+    return not (view.is_up or view.is_gone or announced.job.final or announced.is_silent)
 
 
 def job_health(view: VertexView, announced: AnnouncedJob, hour: Hour | None = None) -> Judgement:
@@ -176,6 +180,9 @@ def _unheard(view: VertexView, announced: AnnouncedJob) -> Finding:
         return Finding(Health.LOOK, text, place)
     if announced.is_silent:
         text = f"the driver of {job.name}{where} has not been heard for {ago}: if it is gone, start it again"
+        return Finding(Health.BROKEN, text, place)
+    if view.is_killed:
+        text = f"{job.name} was {job.state} when it was heard last, {ago} ago: its driver{where} was killed"
         return Finding(Health.BROKEN, text, place)
     health = Health.BROKEN if view.asked_ms - view.as_of_ms >= SILENT_MS else Health.LOOK
     return Finding(health, f"{job.name} was heard {ago} ago: its vertex gives no answer", place)
@@ -269,6 +276,11 @@ def _watermark(vertex: str, job: JobDetails, hour: Hour | None) -> Iterator[Find
 
 def _silent_vertex(view: VertexView) -> Iterator[Finding]:
     place = PageLink(Page.VERTEX, view.vertex)
+    if view.is_killed:
+        names = sorted(job.job.name for job in view.jobs if not job.job.final)
+        ran = f", which ran {enumerated(names)}" if names else ""
+        yield Finding(Health.BROKEN, f"vertex {view.vertex}{ran}: {view.failure}", place)
+        return
     if not view.as_of_ms:
         yield Finding(Health.BROKEN, f"vertex {view.vertex} gives no answer: {view.failure}", place)
         return

@@ -12,7 +12,7 @@ from ftlayer.errors import ConfigError, VertexUnavailableError
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.sockets import socket_directories
 from ftlayer.vertex.client.client import VertexClient
-from ftlayer.vertex.service.access import ACCESS_FILE, FOUND_ACCESS_FILE, read_access
+from ftlayer.vertex.service.access import ACCESS_FILE, FOUND_ACCESS_FILE, is_process, read_access
 
 DEADLINE_MS = 10_000
 """So long a call may take that changes something."""
@@ -48,11 +48,21 @@ class VertexSource:
     def refreshed(self) -> VertexSource | None:
         """Return it as its access file has it now; None where its driver has ended and has removed that.
 
-        Raises as `read_access`: where the driver was killed, say.
+        Raises `ConfigError` as `read_access`.
         """
         if not self.file:
             return self
         return _of_file(Path(self.file)) if Path(self.file).exists() else None
+
+    @property
+    def killed(self) -> VertexUnavailableError | None:
+        """What to say where its driver was killed, so that its access file was left; None otherwise."""
+        if not self.file or is_process(self.pid):
+            return None
+        inspect = f"; until then ftlayer inspect {self.path} shows what its store has" if self.path else ""
+        return VertexUnavailableError(
+            f"process {self.pid}, which served it, was killed: start the program again{inspect}"
+        )
 
     def client(self, label: str) -> VertexClient:
         """Return a client of it; connects with the first call. Raises `ConfigError` for certificates that are none."""
@@ -68,9 +78,16 @@ class VertexSource:
 
 @dataclass(frozen=True, slots=True)
 class FoundSources:
-    """Sources that were found, and of each that was passed over a sentence that says why."""
+    """Sources that were found.
+
+    Attributes:
+        sources: those whose driver is there.
+        killed: those whose driver was killed, until another program of this user sweeps up behind it.
+        left_out: of each access file that is none a sentence that says why.
+    """
 
     sources: tuple[VertexSource, ...]
+    killed: tuple[VertexSource, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
@@ -98,8 +115,8 @@ def source_of_client(client: VertexClient) -> VertexSource:
 
 
 def sources_here() -> FoundSources:
-    """Return all that drivers of this user serve on this machine; those whose driver is gone are left out, and said."""
-    sources: dict[str, VertexSource] = {}
+    """Return all that drivers of this user serve on this machine, and what those that were killed have left."""
+    found: dict[str, VertexSource] = {}
     left_out = []
     for directory in socket_directories():
         path = directory / FOUND_ACCESS_FILE
@@ -107,11 +124,13 @@ def sources_here() -> FoundSources:
             continue  # of slots, or of a driver that is about to begin or end
         try:
             source = _of_file(path.resolve())
-        except (ConfigError, VertexUnavailableError) as error:
+        except ConfigError as error:
             left_out.append(str(error))
             continue
-        sources[source.identity] = source
-    return FoundSources(tuple(sources.values()), tuple(left_out))
+        found[source.identity] = source
+    killed = tuple(source for source in found.values() if source.killed is not None)
+    there = tuple(source for source in found.values() if source not in killed)
+    return FoundSources(there, killed, tuple(left_out))
 
 
 def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: bytes | None) -> VertexSource:
@@ -131,7 +150,10 @@ def _at_path(path: Path) -> VertexSource:
             f"--vertex: {path} {what}: name a store's directory while its program runs (it has {ACCESS_FILE} then), or "
             "an address like grpc://127.0.0.1:7077"
         )
-    return _of_file(file.resolve())
+    source = _of_file(file.resolve())
+    if (killed := source.killed) is not None:
+        raise VertexUnavailableError(f"--vertex: {path}: {killed}")
+    return source
 
 
 def _of_file(file: Path) -> VertexSource:

@@ -19,6 +19,7 @@ class VertexView:
         is_up: whether it has answered when it was asked last, at ``asked_ms``.
         as_of_ms: when it gave what stands here, 0 if it never did.
         is_gone: its driver has ended, and it with it: there is nothing to ask any more, and nothing wrong.
+        is_killed: its driver was killed, and it with it.
         failure: why it gave no answer, "" while it is up.
         has_records: False for a driver's own board, which keeps no records.
         stats: counters and gauges by name, as `ftlayer.vertex.calls.StatsReply` has them.
@@ -34,6 +35,7 @@ class VertexView:
     asked_ms: int = 0
     as_of_ms: int = 0
     is_gone: bool = False
+    is_killed: bool = False
     failure: str = ""
     has_records: bool = True
     stats: dict[str, float] = field(default_factory=dict)
@@ -47,3 +49,8 @@ class VertexView:
     def heard_ago_ms(self, announced: AnnouncedJob) -> int:
         """Return how long ago a job of it was heard, by when the vertex was asked last."""
         return announced.heard_ago_ms + max(self.asked_ms - self.as_of_ms, 0)
+
+    @property
+    def state(self) -> str:
+        """How it is in a word: ``up``, ``no answer``, ``gone``, ``killed``."""
+        return "gone" if self.is_gone else "killed" if self.is_killed else "up" if self.is_up else "no answer"

@@ -24,10 +24,6 @@ def spoken(milliseconds: int) -> str:
     return f"{hours // 24} days"
 
 
-NO_ANSWER = "no answer"
-"""The state of a job whose vertex does not say how it is."""
-
-
 def enumerated(names: Sequence[str]) -> str:
     """Return names as a sentence has them: ``a, b and c``. One at least."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
@@ -36,13 +32,13 @@ def enumerated(names: Sequence[str]) -> str:
 def state_of(view: VertexView, announced: AnnouncedJob) -> str:
     """Return a job's state in a word: what its driver said last, or why that need not be so any more.
 
-    These are ``gone`` (its program has ended without a last word), ``silent`` (its driver is not heard) and
-    `NO_ANSWER`.
+    These are ``gone`` (its program has ended without a last word), ``killed`` (so was its driver), ``silent`` (its
+    driver is not heard) and ``no answer`` (its vertex gives none).
     """
     if announced.job.final:
         return announced.job.state
-    if view.is_gone:
-        return "gone"
+    if view.is_gone or view.is_killed:
+        return view.state
     if announced.is_silent:
         return "silent"
-    return announced.job.state if view.is_up else NO_ANSWER
+    return announced.job.state if view.is_up else view.state

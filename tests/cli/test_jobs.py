@@ -28,10 +28,13 @@ from ftlayer.monitor.names import JobKey
 from ftlayer.monitor.views import VertexView
 from ftlayer.monitor.words import state_of
 from ftlayer.vertex import calls
+from ftlayer.vertex.service.access import ACCESS_FILE, AccessFile, link_access, write_access
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_800_000_000_000
+GONE_PID = (1 << 22) + 17
+"""No process has it: the system's largest is 2^22."""
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +179,33 @@ def test_without_any_vertex_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch)
     code, _, errors = ftlayer("jobs")
     assert code == 2
     assert "no program of yours serves a vertex on this machine now: name one with --vertex" in errors
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a killed driver has left: the access file of a store, and a link to it where tools look."""
+    sockets = tmp_path / "sockets"
+    path = tmp_path / "left"
+    for directory in (sockets, path):
+        directory.mkdir()
+    write_access(path / ACCESS_FILE, AccessFile("grpc+unix:///tmp/x/vertex", "t" * 43, None, None, GONE_PID))
+    link_access(sockets, path / ACCESS_FILE)
+    monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", lambda: (sockets,))
+    return path
+
+
+def test_what_a_killed_driver_has_left_is_broken_and_told_by_jobs_alone(killed: Path) -> None:
+    code, output, errors = ftlayer("jobs")
+    assert (code, errors) == (0, "")
+    assert output.splitlines()[0] == (
+        f"broken: vertex left: process {GONE_PID}, which served it, was killed: start the program again; until then "
+        f"ftlayer inspect {killed} shows what its store has"
+    )
+    assert json.loads(ftlayer("jobs", "--json")[1])["vertices"][0]["state"] == "killed"
+    code, _, errors = ftlayer("pending")
+    assert code == 2
+    assert "no program of yours serves a vertex on this machine now" in errors
+    assert f"of left, process {GONE_PID}, which served it, was killed" in errors
 
 
 def test_one_of_two_vertices_that_gives_no_answer_is_said(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,9 @@ import pytest
 from ftlayer.clock import Now
 from ftlayer.errors import ConfigError, UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.gather import Gatherer
+from ftlayer.monitor.health import Health, job_health, overall_health, vertex_health
 from ftlayer.monitor.sources import VertexSource
+from ftlayer.monitor.words import state_of
 from ftlayer.vertex.calls import (
     DeadGroups,
     GetHour,
@@ -26,6 +28,8 @@ from ftlayer.vertex.calls import (
 )
 
 TOKEN = "a-token-of-some-length"
+GONE_PID = (1 << 22) + 17
+"""No process has it: the system's largest is 2^22."""
 
 
 @dataclass
@@ -187,6 +191,29 @@ def test_a_driver_that_is_started_again_is_followed(made: Any, monkeypatch: pyte
     (view,) = gathering.gather()
     assert (view.vertex, view.is_up, view.is_gone, view.address) == ("ft", True, False, "b")
     assert clients["a"].closed
+
+
+def test_a_driver_that_was_killed_is_called_so_also_when_its_file_is_swept_up(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, client = Files(monkeypatch), vertex(made)
+    files.now = at("a", path="/ft", file="/ft/vertex.access")
+    gathering = gatherer({"a": client}, Clock(), files.now)
+    gathering.gather()
+    files.now = replace(files.now, pid=GONE_PID)
+    (view,) = gathering.gather()
+    assert (view.is_killed, view.is_gone, view.state) == (True, False, "killed")
+    assert f"process {GONE_PID}, which served it, was killed" in view.failure
+    assert str(gathering.error("ft")) == view.failure
+    files.now = None
+    assert gathering.gather()[0] == view
+    assert (state_of(view, made.job()), state_of(view, made.job(final=True, state="ended"))) == (
+        "killed",
+        "ended",
+    )
+    assert [finding.health for finding in overall_health([view]).findings] == [Health.BROKEN]
+    assert vertex_health(view).findings[0].text.startswith("vertex ft, which ran orders: process ")
+    assert "its driver was killed" in job_health(view, made.job()).findings[0].text
 
 
 def test_single_jobs_are_asked_for(made: Any, tmp_path: Path) -> None:

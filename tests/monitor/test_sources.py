@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,7 @@ def test_a_place_that_is_none_is_said(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=said):
             sources_given([str(place)], token=no_token)
-    with pytest.raises(VertexUnavailableError, match=f"process {GONE_PID}"):
+    with pytest.raises(VertexUnavailableError, match=f"process {GONE_PID}, which served it, was killed"):
         sources_given([str(store(tmp_path / "killed", GONE_PID))], token=no_token)
 
 
@@ -82,11 +83,30 @@ def test_all_that_drivers_of_this_user_serve_are_found(tmp_path: Path, here: Pat
     link_access(Path(killed.path), store(tmp_path / "killed", GONE_PID) / ACCESS_FILE)
     found = sources_here()
     assert {source.name for source in found.sources} == {"ft", f"driver-{os.getpid()}"}
-    (left_out,) = found.left_out
-    assert f"process {GONE_PID}" in left_out
+    (left,) = found.killed
+    assert str(left.killed) == (
+        f"process {GONE_PID}, which served it, was killed: start the program again; until then ftlayer inspect "
+        f"{tmp_path / 'killed'} shows what its store has"
+    )
+    assert found.left_out == ()
     for each in directories:
         each.remove()
     assert sources_here().sources == ()
+
+
+def test_one_access_file_that_is_none_hides_no_other(tmp_path: Path, here: Path) -> None:
+    good, bad = SocketDirectory.make(), SocketDirectory.make()
+    assert good
+    assert bad
+    write_access(Path(good.path) / FOUND_ACCESS_FILE, access())
+    write_access(Path(bad.path) / FOUND_ACCESS_FILE, replace(access(), token="short"))
+    found = sources_here()
+    assert [source.token for source in found.sources] == [TOKEN]
+    assert [
+        f"{bad.path}/{FOUND_ACCESS_FILE} is none (token: expected" in left for left in found.left_out
+    ] == [True]
+    good.remove()
+    bad.remove()
 
 
 def test_a_directory_that_others_can_enter_is_passed_over(tmp_path: Path, here: Path) -> None:
@@ -107,8 +127,10 @@ def test_a_source_follows_its_file(tmp_path: Path) -> None:
     assert again is not None
     assert (again.address, again.identity) == ("grpc+unix:///tmp/y/vertex", source.identity)
     write_access(path / ACCESS_FILE, access(GONE_PID))
-    with pytest.raises(VertexUnavailableError):
-        source.refreshed()
+    killed = source.refreshed()
+    assert again.killed is None
+    assert killed is not None
+    assert killed.killed is not None
     (path / ACCESS_FILE).unlink()
     assert source.refreshed() is None
     named = VertexSource("x", "grpc://127.0.0.1:1", TOKEN)

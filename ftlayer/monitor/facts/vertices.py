@@ -34,7 +34,7 @@ def vertex_facts(view: VertexView, *, mask: bool = False) -> Facts:
         "vertex": view.vertex,
         "address": view.address,
         "path": view.path,
-        "state": "gone" if view.is_gone else "up" if view.is_up else "down",
+        "state": view.state,
         "failure": view.failure,
         "as_of": iso(view.as_of_ms),
         **judgement_facts(vertex_health(view), mask=mask),

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ftlayer.errors import ConfigError, StorePathError, VertexUnavailableError
+from ftlayer.config import check_token
+from ftlayer.errors import ConfigError, StorePathError
 from ftlayer.secret_files import read_own_secret
+from ftlayer.transport.address import parse_address
 
 ACCESS_FILE = "vertex.access"
 """Its name in the directory of an embedded vertex's store."""
@@ -55,18 +57,22 @@ def write_access(path: Path, access: AccessFile) -> None:
 
 
 def read_access(path: Path) -> AccessFile:
-    """Return what is in ``path``.
+    """Return what is in ``path``. Whether its driver is there, and the server answers, is not tried.
 
-    Raises `ConfigError` where it cannot be read, is another user's, can be read by others, or is no access file, and
-    `VertexUnavailableError` where the driver that wrote it is gone. Whether the server answers is not tried.
+    Raises `ConfigError` where it cannot be read, is another user's, can be read by others, or is no access file.
     """
-    access = _of_json(read_own_secret(path, "access file"), path)
-    if not _is_alive(access.pid):
-        raise VertexUnavailableError(
-            f"{path}: process {access.pid}, which wrote it, is gone, and what it served with it: start the program "
-            f"again; records of a store can be looked at with ftlayer serve too"
-        )
-    return access
+    return _of_json(read_own_secret(path, "access file"), path)
+
+
+def is_process(pid: int) -> bool:
+    """Whether a process of this user has the id ``pid``, as the driver of an access file has that was not killed."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):  # another user's process: the number was given anew
+        return False
+    return True
 
 
 def link_access(directory: Path, path: Path) -> None:
@@ -106,8 +112,10 @@ def _of_json(content: bytes, path: Path) -> AccessFile:
         address, token, pid = values["address"], values["token"], values["pid"]
         if not isinstance(address, str) or not isinstance(token, str) or not isinstance(pid, int) or pid <= 0:
             raise TypeError("address and token are text, and pid is a number above 0")
+        parse_address(address, "address")
+        check_token(token)
         return AccessFile(address, token, _of_text(values["root_certs"]), _of_text(values["client_pem"]), pid)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise ConfigError(f"access file: {path} is none ({error})") from error
 
 
@@ -119,13 +127,3 @@ def _of_text(pem: object) -> bytes | None:
     if pem is not None and not isinstance(pem, str):
         raise TypeError("certificates are text")
     return None if pem is None else pem.encode("ascii")
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):  # another user's process: the number was given anew
-        return False
-    return True
