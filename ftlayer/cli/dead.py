@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ftlayer.cli.connection import EXIT_ERROR, Asking, asking, warn
-from ftlayer.cli.printing import print_json, print_table
+from ftlayer.cli.printing import Wide, print_json, print_table
 from ftlayer.cli.records import (
     Limit,
     WhereText,
@@ -56,14 +56,14 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 @app.command()
 @asking
-def group(where: WhereText = "", *, asking: Asking) -> None:
+def group(where: WhereText = "", wide: Wide = False, *, asking: Asking) -> None:
     """Count dead letters by stream, operator and kind of reason, the largest group first."""
     from ftlayer.monitor.names import JobNames
 
     with asking.gatherer() as gatherer:
         names = JobNames(gatherer.views())
         groups = _grouped(gatherer, _selections(gatherer, where), names)
-    _print_groups(asking, groups, names)
+    _print_groups(asking, groups, names, wide=wide)
 
 
 @app.command("list")
@@ -72,6 +72,7 @@ def list_dead(
     where: WhereText = "",
     limit: Limit = 20,
     newest: Annotated[bool, typer.Option("--newest", help="From the latest on.")] = False,
+    wide: Wide = False,
     *,
     asking: Asking,
 ) -> None:
@@ -86,14 +87,15 @@ def list_dead(
         names = JobNames(views)
         selections = [replace(each, newest=newest) for each in _selections(gatherer, where)]
         searches = {each.vertex: Search(each, names, now_ms) for each in selections}
-        listing = listed(gatherer, searches, limit, _known_count(gatherer, selections, names, now_ms))
+        known = _known_count(gatherer, selections, names, now_ms)
+        listing = listed(gatherer, searches, limit, known, newest=newest)
     total = sum(int(view.stats.get("dead_letters", 0)) for view in views if view.is_up)
     if asking.as_json:
         items = [record_facts(record.vertex, record.info, names) for record in listing.records]
         facts = {"items": items, "found": listing.count, "examined": listing.examined, "total": total}
         print_json({**facts, "is_all": listing.is_all})
     else:
-        print_listing(printing_console(), listing, names, now_ms, total)
+        print_listing(printing_console(), listing, names, now_ms, total, wide=wide)
 
 
 @app.command()
@@ -371,7 +373,7 @@ def _changed(gatherer: Gatherer, change: Change, letters: Letters) -> int:
     return carrying.changed
 
 
-def _print_groups(asking: Asking, groups: list[LetterGroup], names: JobNames) -> None:
+def _print_groups(asking: Asking, groups: list[LetterGroup], names: JobNames, *, wide: bool = False) -> None:
     from ftlayer.monitor.facts import letter_group_facts
 
     total = sum(group.count for group in groups)
@@ -380,6 +382,6 @@ def _print_groups(asking: Asking, groups: list[LetterGroup], names: JobNames) ->
         return
     console = printing_console()
     if groups:
-        print_table(console, table_of_groups(groups, names))
+        print_table(console, table_of_groups(groups, names, system_now().wall_ms), wide=wide)
     letters, kinds = "letter" if total == 1 else "letters", "group" if len(groups) == 1 else "groups"
     console.print(f"{total:,} dead {letters} in {len(groups):,} {kinds}" if groups else "none")

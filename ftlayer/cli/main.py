@@ -274,7 +274,7 @@ def inspect(
         if as_json:
             print_json(listed_facts(path, records, limit))
         else:
-            print_records(console, records, f"{list_state} in {path}", limit)
+            print_records(console, path, records, f"{list_state} in {path}", limit)
     elif as_json:
         print_json(shard_facts(path, inspect_vertex(path)))
     else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ftlayer.cli.connection import Asking, asking
-from ftlayer.cli.printing import new_table, print_json, print_table
+from ftlayer.cli.printing import Wide, new_table, print_json, print_table
 from ftlayer.cli.records import (
     FoundRecords,
     Limit,
@@ -44,6 +45,7 @@ def pending(
     where: WhereText = "",
     state: Annotated[State, typer.Option(help="With --oldest or --where: which records.")] = State.PENDING,
     limit: Limit = 20,
+    wide: Wide = False,
     *,
     asking: Asking,
 ) -> None:
@@ -59,13 +61,15 @@ def pending(
             return
         listing = _oldest(gatherer, names, where, state, limit)
     total = sum(_count(view, state) for view in views)
+    if not where:
+        listing = replace(listing, count=max(total, listing.count), is_all=True)
     if asking.as_json:
         from ftlayer.monitor.facts import record_facts
 
         items = [record_facts(record.vertex, record.info, names) for record in listing.records]
         print_json({"items": items, "examined": listing.examined, "total": total})
     else:
-        print_listing(printing_console(), listing, names, system_now().wall_ms, total)
+        print_listing(printing_console(), listing, names, system_now().wall_ms, total, wide=wide)
 
 
 def _print_streams(asking: Asking, views: tuple[VertexView, ...], names: JobNames) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 import typer
 
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
 WIDEST = 100_000
 """Columns of a terminal that no row fills."""
+
+LEAST_CUT = 16
+"""A column that is cut keeps so many characters."""
+
+Wide = Annotated[
+    bool, typer.Option("--wide", help="Print rows in full; a terminal has them cut to its width otherwise.")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +43,50 @@ def print_json(facts: Any) -> None:
     typer.echo(printable_json(facts))
 
 
-def new_table(*columns: str, numbers: tuple[str, ...] = (), title: str | None = None) -> Table:
-    """Return a table without lines; columns of ``numbers`` are to the right."""
+def new_table(*columns: str, numbers: tuple[str, ...] = (), cut: str = "", title: str | None = None) -> Table:
+    """Return a table without lines; columns of ``numbers`` are to the right.
+
+    A terminal too narrow for it cuts the cells of the column ``cut``, and breaks others that have no such column.
+    """
     from rich.table import Table
     from rich.text import Text
 
     shown = None if title is None else Text(title, style="bold")
-    table = Table(box=None, padding=(0, 2, 0, 0), title=shown, title_justify="left")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, title=shown, title_justify="left")
     for column in columns:
         is_number = column in numbers
-        table.add_column(column, justify="right" if is_number else "left", no_wrap=is_number, overflow="fold")
+        is_cut = column == cut
+        table.add_column(
+            column,
+            justify="right" if is_number else "left",
+            no_wrap=is_number or bool(cut),
+            overflow="ellipsis" if is_cut else "fold",
+        )
     return table
 
 
-def print_table(console: Console, table: Table) -> None:
-    """Print a table: on a terminal as wide as that is, else a row a line however long, for what reads it."""
-    if console.is_terminal:
+def print_table(console: Console, table: Table, *, wide: bool = False) -> None:
+    """Print a table: on a terminal as wide as that is, else a row a line however long, for what reads it.
+
+    With ``wide`` it is a row a line on a terminal too.
+    """
+    if console.is_terminal and not wide:
+        _cut_to_width(console, table)
         console.print(table)
     else:
         print_long(console, table)
+
+
+def _cut_to_width(console: Console, table: Table) -> None:
+    """Take what a table is too wide for a terminal from the column that may be cut."""
+    from rich.measure import Measurement
+
+    unlimited = console.options.update(max_width=WIDEST)
+    too_wide = Measurement.get(console, unlimited, table).maximum - console.width
+    for column in table.columns:
+        if column.overflow == "ellipsis" and too_wide > 0:
+            widest = max(Measurement.get(console, unlimited, cell).maximum for cell in column.cells)
+            column.max_width = max(widest - too_wide, LEAST_CUT)
 
 
 def print_long(console: Console, table: Table) -> None:
@@ -83,9 +115,19 @@ def size_text(count: int) -> str:
     return f"{size:,.1f} TiB"
 
 
+def print_line(console: Console, text: str, *, style: str = "", wide: bool = False) -> None:
+    """Print a text: on a terminal its first line, cut to the width of that; elsewhere and with ``wide`` all of it."""
+    if console.is_terminal and not wide:
+        first, _, more = text.partition("\n")
+        console.print(f"{first} …" if more else first, style=style, no_wrap=True, overflow="ellipsis")
+    else:
+        console.print(text, style=style, soft_wrap=True)
+
+
 def time_text(wall_ms: int) -> str:
-    """Return a time as this machine's clock shows it."""
-    return datetime.fromtimestamp(wall_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
+    """Return a time as this machine's clock shows it, with its offset from UTC: ``Z`` for none."""
+    at = datetime.fromtimestamp(wall_ms / 1000).astimezone().isoformat(sep=" ", timespec="seconds")
+    return at.replace("+00:00", "Z")
 
 
 def rate_text(per_second: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ftlayer.cli.printing import new_table, time_text
+from ftlayer.cli.printing import new_table, print_line, time_text
 from ftlayer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,25 +90,39 @@ def page_of(client: Client, call: SelectRecords) -> RecordPage:
 
 
 def listed(
-    gatherer: Gatherer, searches: dict[str, Search], limit: int, known: int | None = None
+    gatherer: Gatherer,
+    searches: dict[str, Search],
+    limit: int,
+    known: int | None = None,
+    *,
+    newest: bool = False,
 ) -> RecordListing:
-    """Find ``limit`` records, and go on for a while to count the others, unless it is ``known`` how many there are."""
+    """Find ``limit`` records, and go on for a while to count the others, unless it is ``known`` how many there are.
+
+    With ``newest`` each search gives its latest first, and so does the listing of all of them.
+    """
     from ftlayer.vertex.calls import MAX_SELECTED
 
     found: list[FoundRecords] = []
     count, until = 0, time.monotonic() + COUNTING_S
     for vertex, search in searches.items():
         client = gatherer.client(vertex)
+        end = len(found) + limit if newest else limit
         while (call := search.next_call(limit if known is not None else MAX_SELECTED)) is not None:
-            if len(found) >= limit and (known is not None or time.monotonic() > until):
+            if len(found) >= end and (known is not None or time.monotonic() > until):
                 break
             records = search.take(page_of(client, call))
             count += len(records)
-            found += [FoundRecords(vertex, info) for info in records[: limit - len(found)]]
+            found += [FoundRecords(vertex, info) for info in records[: end - len(found)]]
+    if newest:
+        found.sort(key=_failed_ms, reverse=True)
     examined = sum(search.examined for search in searches.values())
-    if known is not None:
-        return RecordListing(tuple(found), max(known, len(found)), examined, True)
-    return RecordListing(tuple(found), count, examined, all(search.is_over for search in searches.values()))
+    is_all = known is not None or all(search.is_over for search in searches.values())
+    return RecordListing(tuple(found[:limit]), max(known or count, len(found)), examined, is_all)
+
+
+def _failed_ms(record: FoundRecords) -> int:
+    return record.info.history[-1].at_ms if record.info.history else 0
 
 
 def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[FoundRecords]:
@@ -126,16 +140,25 @@ def found_by_keys(gatherer: Gatherer, keys: tuple[bytes, ...]) -> Iterator[Found
 # ---------------------------------------------------------------- printing
 
 
-def print_listing(console: Console, listing: RecordListing, names: JobNames, now_ms: int, total: int) -> None:
-    """Print records, two or three lines each, and how many there are; ``total`` is of all, whatever the filter says."""
+def print_listing(
+    console: Console, listing: RecordListing, names: JobNames, now_ms: int, total: int, *, wide: bool = False
+) -> None:
+    """Print records, and how many there are; ``total`` is of all, whatever the filter says. ``wide``: in full."""
     for record in listing.records:
-        _print_head(console, record, names, now_ms)
-        info = record.info
-        if info.reason:
-            where = f"  (in {info.operator})" if info.operator else ""
-            console.print(f"  {info.reason}{where}", soft_wrap=True)
-        console.print(f"  {payload_text(info, LONGEST_PAYLOAD)}", soft_wrap=True)
+        print_listed(console, record, names, now_ms, wide=wide)
     console.print(_said(listing, total), soft_wrap=True)
+
+
+def print_listed(
+    console: Console, record: FoundRecords, names: JobNames, now_ms: int, *, wide: bool = False
+) -> None:
+    """Print a record as lists have it: two or three lines, on a terminal cut to its width unless ``wide``."""
+    _print_head(console, record, names, now_ms)
+    info = record.info
+    if info.reason:
+        where = f"(in {info.operator}) " if info.operator else ""
+        print_line(console, f"  {where}{info.reason}", wide=wide)
+    print_line(console, f"  {payload_text(info, None if wide else LONGEST_PAYLOAD)}", wide=wide)
 
 
 def _said(listing: RecordListing, total: int) -> str:
@@ -150,12 +173,13 @@ def _said(listing: RecordListing, total: int) -> str:
 
 
 def _print_head(console: Console, record: FoundRecords, names: JobNames, now_ms: int) -> None:
-    info = record.info
-    parts = [info.key.hex(), names.stream(record.vertex, info.stream), f"attempt {info.attempt}"]
-    since_ms = info.history[-1].at_ms if info.history else info.registered_ms
-    if since_ms:
-        from ftlayer.monitor.words import spoken
+    from ftlayer.monitor.facts import record_stream
+    from ftlayer.monitor.words import spoken
 
+    info = record.info
+    parts = [info.key.hex(), record_stream(record.vertex, info, names), f"attempt {info.attempt}"]
+    since_ms = _failed_ms(record) or info.registered_ms
+    if since_ms:
         parts.append(f"{spoken(now_ms - since_ms)} ago")
     if info.not_before_ms:
         parts.append(f"not before {time_text(info.not_before_ms)}")
@@ -164,11 +188,13 @@ def _print_head(console: Console, record: FoundRecords, names: JobNames, now_ms:
 
 def print_record(console: Console, record: FoundRecords, names: JobNames, *, several: bool) -> None:
     """Print all that is known of a record."""
+    from ftlayer.monitor.facts import record_stream
+
     info = record.info
     console.print(info.key.hex(), style="bold cyan", soft_wrap=True)
     lines = {
         "vertex": record.vertex if several else "",
-        "stream": names.stream(record.vertex, info.stream),
+        "stream": record_stream(record.vertex, info, names),
         "state": info.state,
         "root": f"{info.root:016x}",
         "origin": f"{info.origin:016x}",
@@ -209,10 +235,13 @@ def payload_text(info: RecordInfo, longest: int | None = None) -> str:
     return text if longest is None or len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def table_of_groups(groups: list[LetterGroup], names: JobNames) -> Any:
+def table_of_groups(groups: list[LetterGroup], names: JobNames, now_ms: int) -> Any:
     """Return a table of dead letters that were counted together."""
-    table = new_table("count", "stream", "operator", "reason", "last seen", numbers=("count",))
+    from ftlayer.monitor.words import spoken
+
+    table = new_table("count", "stream", "operator", "last", "reason", numbers=("count",), cut="reason")
     for group in groups:
         stream = names.stream(group.vertex, group.stream)
-        table.add_row(f"{group.count:,}", stream, group.operator, group.kind, time_text(group.last_seen_ms))
+        last = f"{spoken(now_ms - group.last_seen_ms)} ago"
+        table.add_row(f"{group.count:,}", stream, group.operator, last, group.kind)
     return table

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ftlayer.cli.offline import ShardReport
-from ftlayer.cli.printing import new_table, print_table, time_text
-from ftlayer.cli.records import LONGEST_PAYLOAD, payload_text, table_of_groups
-from ftlayer.monitor.facts import Facts, letter_group_facts, record_facts, record_stream
+from ftlayer.cli.printing import new_table, print_table
+from ftlayer.cli.records import FoundRecords, print_listed, table_of_groups
+from ftlayer.clock import system_now
+from ftlayer.monitor.facts import Facts, letter_group_facts, record_facts
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.views import VertexView
 from ftlayer.printable import printable
@@ -55,7 +56,7 @@ def print_shards(console: Console, path: Path, shards: list[ShardReport], *, tab
     _print_streams(console, path, shards, names)
     groups = sorted((group for shard in shards for group in shard.groups), key=lambda group: -group.count)
     if groups:
-        print_table(console, table_of_groups(groups, names))
+        print_table(console, table_of_groups(groups, names, system_now().wall_ms))
     if any(shard.store.holder is not None for shard in shards):
         console.print("A vertex has this store open; what it has in flight is counted as waiting.")
 
@@ -111,28 +112,23 @@ def listed_facts(path: Path, records: Iterator[RecordInfo], limit: int) -> Facts
     return {"items": items, "total": len(items) + sum(1 for _ in records)}
 
 
-def print_records(console: Console, records: Iterator[RecordInfo], title: str, limit: int) -> None:
-    """Print up to ``limit`` records, two or three lines each, and how many there are."""
-    count, names = 0, JobNames([])
+def print_records(
+    console: Console, path: Path, records: Iterator[RecordInfo], title: str, limit: int
+) -> None:
+    """Print up to ``limit`` records as lists have them, and how many there are."""
+    shown, names, now_ms = 0, JobNames([]), system_now().wall_ms
     for record in islice(records, limit):
-        if not count:
+        if not shown:
             console.print(title, style="bold")
-        count += 1
-        head = f"{record.key.hex()}  {record_stream('', record, names)}  attempt {record.attempt}"
-        if record.not_before_ms:
-            head += f"  not before {time_text(record.not_before_ms)}"
-        console.print(head, style="cyan", soft_wrap=True)
-        if record.reason:
-            where = f"  (in {record.operator})" if record.operator else ""
-            console.print(f"  {record.reason}{where}", soft_wrap=True)
-        console.print(f"  {payload_text(record, LONGEST_PAYLOAD)}", soft_wrap=True)
-    if not count:
+        shown += 1
+        print_listed(console, FoundRecords(path.name, record), names, now_ms)
+    more = sum(1 for _ in records)
+    if not shown:
         console.print(f"{title}: none")
-    elif next(records, None) is None:
-        console.print(f"{count:,} listed")
     else:
-        there = count + 1 + sum(1 for _ in records)
-        console.print(f"{count:,} listed of {there:,}; --limit shows more")
+        console.print(
+            f"{shown:,} listed of {shown + more:,}; --limit shows more" if more else f"{shown:,} listed"
+        )
 
 
 def print_explained(console: Console, root: int, explained: Explained) -> None:

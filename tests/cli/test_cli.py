@@ -226,7 +226,7 @@ def test_dead_letters_are_listed_shown_requeued_and_purged(served: Served) -> No
     code, output = served.dead("list")
     assert code == 0
     assert all(key in output for key in keys)
-    assert "ValueError: [1] is broken  (in parse)" in output
+    assert "(in parse) ValueError: [1] is broken" in output
     assert '{"text": "two"}' in output
     assert "3 listed" in output
     code, output = served.dead("list", "--limit", 2)

@@ -112,7 +112,7 @@ def test_letters_are_grouped_and_listed_by_the_names_that_people_gave(letters: L
     assert OWNER not in output
     code, output = letters.run("dead", "list", "--where", "operator = parse and record.price > 2")
     assert code == 0
-    assert "ValueError: no number: '30.5'  (in parse)" in output
+    assert "(in parse) ValueError: no number: '30.5'" in output
     assert '{"price": 2.5, "text": "no 2.5"}' in output
     assert "clean-orders/orders  attempt 1" in output
     assert output.splitlines()[-1] == "2 listed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -66,7 +67,7 @@ def record() -> RecordInfo:
 
 def test_lists_and_details_of_records(capsys: pytest.CaptureFixture[str]) -> None:
     console = printing_console()
-    print_records(console, iter([record()]), f"dead letters of {ATTACK}", 20)
+    print_records(console, Path("ft"), iter([record()]), f"dead letters of {ATTACK}", 20)
     print_record(console, FoundRecords(ATTACK, record()), JobNames([]), several=True)
     table = Table(ATTACK, title=ATTACK)
     table.add_row(ATTACK)
