@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ftlayer.vertex.calls.jobs import JobOrder, OrderAnswer, OrderState
+from ftlayer.vertex.calls.jobs import JobOrder, OrderAction, OrderAnswer, OrderState
 
 KEPT = 1_000
 """So many orders are remembered behind their end: one that is given again is answered again."""
+
+_EXCLUDES = {
+    OrderAction.STOP: (OrderAction.STOP, OrderAction.SAVEPOINT),
+    OrderAction.DRAIN: (OrderAction.DRAIN,),
+    OrderAction.CANCEL: (OrderAction.CANCEL, OrderAction.STOP, OrderAction.DRAIN, OrderAction.SAVEPOINT),
+}
+"""What cannot be done beside what: a job ends once. Any of them may be cancelled."""
 
 
 class Orders:
@@ -21,6 +28,7 @@ class Orders:
         self._run = run
         self._new: dict[str, OrderAnswer] = {}
         self._under_way: dict[str, OrderAnswer] = {}
+        self._carried_out: dict[str, JobOrder] = {}  # those under way
         self._ended: dict[str, OrderAnswer] = {}
         self._untold: set[str] = set()
 
@@ -62,17 +70,34 @@ class Orders:
                 self._untold.add(id)
             elif id in self._new and id in said:
                 self._under_way[id] = self._new.pop(id)
-                begin.append(order)
+                other = self._excluded_by(order)
+                self._carried_out[id] = order
+                if other is None:
+                    begin.append(order)
+                else:
+                    self.ended(id, OrderState.REFUSED, _is_under_way(other), now_ms)
             elif id not in self._new and id not in self._under_way:
                 self._new[id] = OrderAnswer(id, OrderState.TAKEN, "", now_ms)
         return tuple(begin)
 
     def ended(self, id: str, state: OrderState, text: str, now_ms: int) -> None:
         """An order that was to be carried out has come to its end."""
-        del self._under_way[id]
+        del self._under_way[id], self._carried_out[id]
         self._ended[id] = OrderAnswer(id, state, text, now_ms)
         self._untold.add(id)
         while len(self._ended) > KEPT:
             oldest = next(iter(self._ended))
             del self._ended[oldest]
             self._untold.discard(oldest)
+
+    def _excluded_by(self, order: JobOrder) -> JobOrder | None:
+        """Return the order under way beside which this one cannot be carried out."""
+        under_way = self._carried_out.values()
+        return next((other for other in under_way if order.action in _EXCLUDES.get(other.action, ())), None)
+
+
+def _is_under_way(other: JobOrder) -> str:
+    what = f"a {other.action} is under way, asked for by {other.by}"
+    if other.action is OrderAction.CANCEL:
+        return f"{what}: the job ends"
+    return f"{what}: wait for it, or cancel the job"

@@ -54,13 +54,13 @@ _live: weakref.WeakSet[TokenServer] = weakref.WeakSet()
 def _leave_to_parent() -> None:
     """Let a forked process end without its parent's servers: Flight would shut them down, and wait without end.
 
-    The threads that serve them are the parent's. Flight registers what it does at the end as a `weakref.finalize`.
+    The threads that serve them are the parent's. What Flight does at the end is a `weakref.finalize` of the server: the
+    callback of one of its weak references.
     """
-    servers = list(_live)
-    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-        alive = finalizer.peek()
-        if alive is not None and any(alive[0] is server for server in servers):
-            finalizer.detach()
+    for server in list(_live):
+        for reference in weakref.getweakrefs(server):
+            if isinstance(finalizer := reference.__callback__, weakref.finalize):
+                finalizer.detach()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -47,6 +47,33 @@ def test_an_order_is_taken_first_and_carried_out_when_the_board_knows_that() -> 
     assert not orders.answers()
 
 
+def ask(action: OrderAction, id: str, by: str) -> JobOrder:
+    return JobOrder(id, "j", "run-1", action, by, 1)
+
+
+def test_a_second_stop_is_told_of_the_first_one() -> None:
+    orders = Orders("run-1")
+    stops = [ask(OrderAction.STOP, "o1", "anna@console"), ask(OrderAction.STOP, "o2", "bert")]
+    orders.heard(stops, (), 1_000)
+    assert orders.heard(stops, orders.answers(), 2_000) == (stops[0],)
+    answers = {answer.id: answer for answer in orders.answers()}
+    assert answers["o1"].state is OrderState.TAKEN
+    assert answers["o2"].state is OrderState.REFUSED
+    assert "a stop is under way, asked for by anna@console" in answers["o2"].text
+    later = [
+        ask(OrderAction.SAVEPOINT, "o3", "me"),
+        ask(OrderAction.DRAIN, "o4", "me"),
+        ask(OrderAction.CANCEL, "o5", "me"),
+    ]
+    orders.heard([stops[0], *later], orders.answers(), 3_000)
+    assert orders.heard([stops[0], *later], orders.answers(), 4_000) == (later[1], later[2])
+    assert {answer.id: answer.state for answer in orders.answers()}["o3"] is OrderState.REFUSED
+    orders.ended("o1", OrderState.FAILED, "disk full", 5_000)
+    again = ask(OrderAction.STOP, "o6", "bert")
+    orders.heard([again], orders.answers(), 6_000)
+    assert orders.heard([again], orders.answers(), 7_000) == (), "it is being cancelled"
+
+
 def test_what_has_expired_meanwhile_is_not_carried_out() -> None:
     orders = Orders("run-1")
     orders.heard([order(1)], (), 5)

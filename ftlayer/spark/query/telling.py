@@ -203,10 +203,22 @@ class QueryTelling:
                 if supervisor.drain(order.timeout_ms / 1_000 or DRAIN_S):
                     return "everything that its source had is done"
                 return f"it is {supervisor.state}: what is not through stays for its next start"
-            case _:
+            case OrderAction.CANCEL:
                 raise UnsupportedError(
-                    f"a wrapped query cannot be asked for {order.action}: it goes on from Spark's checkpoint of each "
-                    "batch; stop it, or drain it"
+                    "a wrapped query is not cancelled: stop it. That gives its batch up at once, and what is pending "
+                    "or waits stays for its next start"
+                )
+            case OrderAction.SAVEPOINT:
+                raise UnsupportedError(
+                    "a wrapped query has no savepoints: its checkpoint is Spark's, of each batch, at "
+                    f"{self._checkpoint or 'its checkpointLocation'}; stop it, and start it again with that"
+                )
+            case OrderAction.STACK:
+                ui = self._links.get("Spark UI")
+                raise UnsupportedError(
+                    "a wrapped query has no slots of its own: its functions run in Spark's tasks. What executors do is "
+                    f"in Spark's UI{f' at {ui}/executors/' if ui else ''} (Executors, Thread Dump); what a "
+                    "Python worker does, py-spy shows, by the pid that the place of a failed attempt names"
                 )
 
 

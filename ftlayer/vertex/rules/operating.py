@@ -73,7 +73,7 @@ class DeadLetters:
         taken = self._take_all(txn, call.keys)
         for stream, record in taken:
             self._wait(txn, stream, record, now)
-        return self._changed(txn, "requeue", call.by, len(call.keys), taken, now)
+        return self._changed(txn, "requeue", call.by, call.keys, taken, now)
 
     def purge(self, txn: WriteTransaction, call: Purge, now: Now) -> Changed:
         """Delete dead letters permanently."""
@@ -81,7 +81,7 @@ class DeadLetters:
         for stream, record in purged:
             self._state.group.texts.release_all(record.history)
             stream.counters.purged += 1
-        return self._changed(txn, "purge", call.by, len(call.keys), purged, now)
+        return self._changed(txn, "purge", call.by, call.keys, purged, now)
 
     def edit(self, txn: WriteTransaction, call: EditAndRequeue, now: Now) -> Changed:
         """Give dead letters other payloads and requeue them. What is refused is refused before anything is changed."""
@@ -101,7 +101,7 @@ class DeadLetters:
                 record = replace(record, digest=digest, body=bytes(body), edit=edit)
                 self._wait(txn, stream, record, now)
                 taken.append((stream, record))
-        return self._changed(txn, "edit", call.by, len(call.edits), taken, now)
+        return self._changed(txn, "edit", call.by, tuple(new), taken, now)
 
     def _new_payload(self, txn: ReadTransaction, edit: Edit, index: int) -> pa.RecordBatch | None:
         """Return a checked payload, None where the letter is gone."""
@@ -122,17 +122,17 @@ class DeadLetters:
         txn: WriteTransaction,
         what: str,
         by: str,
-        asked: int,
+        keys: tuple[bytes, ...],
         taken: Sequence[tuple[Stream, FailedRecord]],
         now: Now,
     ) -> Changed:
         """Write the line of a change, and return how much it was."""
+        asked = len(keys)
         if not asked:
             return Changed(0)
         outcome = "done" if asked == len(taken) else f"done; {asked - len(taken)} of {asked} were gone"
-        audit.note(
-            txn, now, who=by, what=what, which=self._shown(txn, taken), count=len(taken), outcome=outcome
-        )
+        which = self._shown(txn, taken) if taken else _shown_keys(keys)
+        audit.note(txn, now, who=by, what=what, which=which, count=len(taken), outcome=outcome)
         return Changed(len(taken))
 
     def _shown(self, txn: ReadTransaction, taken: Sequence[tuple[Stream, FailedRecord]]) -> str:
@@ -173,3 +173,9 @@ class DeadLetters:
             stream.gone_ms = failed.time_of(key)
             put_died_ms(txn, stream.number, stream.gone_ms)
         return stream, record
+
+
+def _shown_keys(keys: Sequence[bytes]) -> str:
+    """Return the keys of letters that are gone: nothing else is known of them."""
+    more = f" and {len(keys) - SHOWN_ORIGINS} more" if len(keys) > SHOWN_ORIGINS else ""
+    return f"key{'s' * (len(keys) > 1)} {', '.join(key.hex() for key in keys[:SHOWN_ORIGINS])}{more}"

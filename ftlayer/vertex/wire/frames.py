@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ftlayer.errors import FTLayerError, MalformedRequestError, VertexError
+from ftlayer.errors import FTLayerError, MalformedRequestError, UnsupportedError, VertexError
 from ftlayer.transport.failures import error_in
 from ftlayer.transport.frames import malformed, pack, unpack_map
 from ftlayer.vertex.calls import (
@@ -70,7 +70,7 @@ def frame_of(call: Call, fields: dict[str, Any], envelope: Envelope | None) -> b
 
 
 def decode_call(data: bytes | pa.Buffer) -> tuple[Call, Envelope | None]:
-    """Read and check a call's frame. Whatever is wrong with it is a `MalformedRequestError`."""
+    """Read and check a call's frame. Raises as `call_of`."""
     return call_of(open_frame(data))
 
 
@@ -80,11 +80,19 @@ def open_frame(data: bytes | pa.Buffer) -> dict[str, Any]:
 
 
 def call_of(frame: dict[str, Any]) -> tuple[Call, Envelope | None]:
-    """Read and check the call in a frame; `MalformedRequestError` names what is wrong."""
+    """Read and check the call in a frame.
+
+    Raises `MalformedRequestError` naming what is wrong, `UnsupportedError` for a call that there is not.
+    """
     name = frame["call"]
-    kind = CALLS.get(name) if type(name) is str else None
+    if type(name) is not str:
+        raise MalformedRequestError(f"call: expected the name of a call, got {name!r}")
+    kind = CALLS.get(name)
     if kind is None:
-        raise MalformedRequestError(f"call: no call {name!r}; there are {', '.join(sorted(CALLS))}")
+        raise UnsupportedError(
+            f"this vertex, or board, has no call {name!r}: its ftlayer is older than that of the caller. Start it with "
+            "the newer ftlayer, or use the tools of its own"
+        )
     envelope = None
     if kind in ENVELOPED:
         envelope = envelope_of(frame)

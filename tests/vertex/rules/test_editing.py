@@ -116,6 +116,18 @@ def test_metadata_of_an_edit_is_that_of_the_letter(letters: Any) -> None:
     assert waiting.payload.schema.equals(SCHEMA, check_metadata=True)
 
 
+def test_a_purge_that_changed_nothing_says_what_it_was_of(letters: Any) -> None:
+    gone = keys(letters)
+    letters.call(calls.Purge(tuple(gone), "anna"))
+    letters.call(calls.Purge((gone[0],), "bert"))
+    letters.call(calls.Requeue((*gone, bytes(20)), "bert"))
+    shown = ", ".join(key.hex() for key in gone)
+    assert log(letters)[1:] == [
+        ("bert", "purge", f"key {gone[0].hex()}", 0, "done; 1 of 1 were gone"),
+        ("bert", "requeue", f"keys {shown} and 1 more", 0, "done; 4 of 4 were gone"),
+    ]
+
+
 def test_an_edit_of_a_letter_that_is_gone_is_passed_over(letters: Any) -> None:
     first, second, _ = keys(letters)
     letters.call(Purge((first,), "bert"))

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ftlayer import errors, failures
-from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError
+from ftlayer.errors import FTLayerError, MalformedRequestError, StoreFullError, UnsupportedError
 from ftlayer.histogram import Exemplar
 from ftlayer.records.ipc import as_stream
 from ftlayer.transport.failures import error_frame
@@ -221,7 +221,6 @@ def test_the_frame_that_the_next_test_spoils_is_good() -> None:
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"call": "Nothing"}, "Nothing"),
         ({"call": 3}, "call"),
         ({"call": ["Xor"]}, "call"),
         ({"client": ...}, "client"),
@@ -250,6 +249,11 @@ def test_what_is_wrong_with_a_frame_is_named(changes: dict[str, Any], named: str
     with pytest.raises(MalformedRequestError) as caught:
         decode_call(frame(**changes))
     assert named in str(caught.value)
+
+
+def test_a_call_of_a_newer_tool_is_unsupported_and_says_who_is_older() -> None:
+    with pytest.raises(UnsupportedError, match=r"no call 'Nothing'.*older"):
+        decode_call(frame(call="Nothing"))
 
 
 def test_a_call_without_effect_has_no_envelope() -> None:
@@ -295,7 +299,7 @@ def example_persist() -> calls.Persist:
 def test_a_damaged_frame_is_a_call_or_malformed_and_safe_to_read(data: bytes) -> None:
     try:
         call, _ = decode_call(data)
-    except MalformedRequestError:
+    except (MalformedRequestError, UnsupportedError):
         return
     if isinstance(call, calls.Persist):
         # Reads every offset: what the vertex does to rows that move.
