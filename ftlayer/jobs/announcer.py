@@ -115,10 +115,12 @@ class JobAnnouncer:
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        while not self._closing:
+        while True:
+            # Before anything is looked at, so that no news behind that look is slept through.
             self._wake.clear()
+            if self._closing:
+                return self._finish()
             self._wake.wait(min(SOON_S, self._every_s) if self._announce_all() else self._every_s)
-        self._finish()
 
     def _announce_all(self) -> bool:
         """Announce all jobs; return whether there is something more to say at once."""
@@ -134,11 +136,14 @@ class JobAnnouncer:
         deadline = time.monotonic() + self._end_s
         with self._lock:
             jobs = list(self._jobs)
-        while any(job.orders.under_way for job in jobs) and time.monotonic() < deadline:
+        while True:
             self._wake.clear()
-            self._wake.wait(max(0.0, deadline - time.monotonic()))
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not any(job.orders.under_way for job in jobs):
+                break
+            self._wake.wait(left_s)
         for job in jobs:
-            # What was ordered in the meantime is refused by nobody: it expires.
+            # What was ordered in the meantime is not carried out: it expires.
             self._announce(job, carry_out=False)
         heard_s = [job.answered_s for job in jobs if job.answered_s is not None]
         if heard_s:

@@ -134,7 +134,11 @@ class BoardServer(TokenServer):
         # Behind Flight's own, so that it is called before that.
         atexit.register(self.close)
         access = AccessFile(str(self.address), token, None, None, os.getpid())
-        write_access(Path(sockets.path) / FOUND_ACCESS_FILE, access)
+        try:
+            write_access(Path(sockets.path) / FOUND_ACCESS_FILE, access)
+        except StorePathError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Answer no more, and leave nothing behind. In a forked process: do nothing."""

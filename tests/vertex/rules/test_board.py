@@ -166,6 +166,23 @@ def test_a_run_that_was_followed_has_no_say(shell: Shell) -> None:
     assert shell.get().job.run == "run-2"
 
 
+def test_a_word_that_comes_late_behind_a_run_s_last_one_changes_nothing(shell: Shell) -> None:
+    """A call that its driver gave up may still arrive, behind the one that followed it."""
+    shell.announce(job(rates={"in": 1.0}))
+    shell.announce(job(final=True, state="finished", rates={"in": 2.0}))
+    late = shell.announce(job(rates={"in": 1.5}))
+    assert (late.orders, late.wants_plan) == ((), False)
+    assert (shell.get().job.state, shell.get().job.final, shell.get().job.rates) == (
+        "finished",
+        True,
+        {"in": 2.0},
+    )
+    shell.advance(rules.SILENT_MS)
+    assert not shell.get().is_silent
+    shell.announce(job("run-2"))
+    assert shell.get().job.state == "running"
+
+
 def test_incidents_of_all_runs_are_kept_once(shell: Shell) -> None:
     lost, started = Incident(10, "loss", "slot 1 is gone", 1), Incident(20, "state", "running")
     shell.announce(job(incidents=(lost,)))

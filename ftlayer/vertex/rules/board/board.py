@@ -73,13 +73,16 @@ class Board:
     def announce(self, txn: WriteTransaction, call: AnnounceJob, owner_run: str, now: Now) -> Announced:
         """Take an announcement; ``owner_run`` is the run that the job belongs to, "" where that is not known.
 
-        Raises `StaleOwnerError` for a run that another one has followed.
+        What comes behind the last word of its run was said before it, and changes nothing. Raises `StaleOwnerError` for
+        a run that another one has followed.
         """
         details = call.job
         job = self._jobs.get(details.owner)
         self._check_run(details, job, owner_run)
         if job is None or job.details.run != details.run:
             job = self._begin_run(txn, details, job, now)
+        elif job.details.final and not details.final:
+            return Announced((), job.known, False)
         changed = job.written_ms < 0 or (job.details.state, job.details.final) != (
             details.state,
             details.final,
