@@ -11,7 +11,7 @@ from ftlayer.errors import ConfigError
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.where import Where, parse_where
 from ftlayer.monitor.where.conditions import Comparison, Every, Negation, Some, Value
-from ftlayer.monitor.where.pushing import Pushed
+from ftlayer.monitor.where.filter import Pushed
 from ftlayer.vertex.calls import Attempt, RecordInfo
 
 NOW_MS = 1_800_000_000_000

@@ -57,8 +57,7 @@ from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.replay import Replays
 from ftlayer.vertex.rules.selecting import select
 from ftlayer.vertex.rules.state import Group, ShardState, recover
-from ftlayer.vertex.rules.status import Status
-from ftlayer.vertex.rules.stream_list import list_streams
+from ftlayer.vertex.rules.status import Status, list_streams
 from ftlayer.vertex.rules.tracking import Tracking
 
 INTAKE = (calls.Persist, calls.Ingest, calls.Seal, calls.Reseal)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from ftlayer.clock import Now
-from ftlayer.errors import ProtocolError
+from ftlayer.errors import MalformedRequestError, ProtocolError
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
 from ftlayer.store.kv import INTAKE_SHARE, KeyValueStore, ReadTransaction, WriteTransaction
@@ -27,7 +27,6 @@ from ftlayer.vertex.calls import (
     Requeue,
 )
 from ftlayer.vertex.rules import audit
-from ftlayer.vertex.rules.editing import as_stored
 from ftlayer.vertex.rules.names import names_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
@@ -109,7 +108,7 @@ class DeadLetters:
         if record is None:
             return None
         schema = self._state.payloads.schema(txn, record.digest)
-        return as_stored(edit.payload, schema, f"EditAndRequeue.edits[{index}].payload")
+        return _as_stored(edit.payload, schema, f"EditAndRequeue.edits[{index}].payload")
 
     def _wait(self, txn: WriteTransaction, stream: Stream, record: FailedRecord, now: Now) -> None:
         key = failed.key_of(stream.number, now.wall_ms, self._state.new_serial())
@@ -179,3 +178,30 @@ def _shown_keys(keys: Sequence[bytes]) -> str:
     """Return the keys of letters that are gone: nothing else is known of them."""
     more = f" and {len(keys) - SHOWN_ORIGINS} more" if len(keys) > SHOWN_ORIGINS else ""
     return f"key{'s' * (len(keys) > 1)} {', '.join(key.hex() for key in keys[:SHOWN_ORIGINS])}{more}"
+
+
+def _as_stored(payload: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Return a new payload under the schema that its letter has.
+
+    Raises `MalformedRequestError` that names the column, if it has another type, is missing, is one too many, or has a
+    null that the schema does not take.
+    """
+    for index, field in enumerate(schema):
+        if index >= payload.num_columns or payload.schema.field(index).name != field.name:
+            raise MalformedRequestError(
+                f"{where}: column {index} has to be {field.name!r} ({field.type}): give the letter's columns, "
+                f"{', '.join(schema.names)}, in their order"
+            )
+        given = payload.schema.field(index).type
+        if given != field.type:
+            raise MalformedRequestError(
+                f"{where}: column {field.name!r} is {given}, the letter's is {field.type}"
+            )
+        if not field.nullable and payload.column(index).null_count:
+            raise MalformedRequestError(
+                f"{where}: column {field.name!r} is null, and the letter's takes no null"
+            )
+    if payload.num_columns > len(schema):
+        extra = payload.schema.field(len(schema)).name
+        raise MalformedRequestError(f"{where}: the letter has no column {extra!r}")
+    return pa.RecordBatch.from_arrays(payload.columns, schema=schema)
