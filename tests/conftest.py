@@ -62,6 +62,13 @@ def collector() -> Iterator[Any]:
         yield running
 
 
+@pytest.fixture(scope="session")
+def new_board() -> Callable[..., Any]:
+    """Make a board in memory under a clock that the test moves (`board_shell.BoardShell`)."""
+    shell: Callable[..., Any] = _load_module(Path(__file__).with_name("board_shell.py")).BoardShell
+    return shell
+
+
 def _java() -> tuple[str, str]:
     """Return what the header says, and what keeps Spark's tests from running ("" if nothing does)."""
     try:

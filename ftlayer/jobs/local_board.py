@@ -33,7 +33,6 @@ from ftlayer.jobs.announcer import JobAnnouncer
 from ftlayer.store.kv import WriteTransaction
 from ftlayer.store.memory import MemoryStore
 from ftlayer.transport.failures import flight_error
-from ftlayer.transport.frames import pack
 from ftlayer.transport.server import TokenServer
 from ftlayer.transport.sockets import SocketDirectory
 from ftlayer.vertex.calls import AnnounceJob, AskJob, Call, GetHour, GetJob, ListAudit, ListJobs, Reply
@@ -43,9 +42,8 @@ from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.service.access import FOUND_ACCESS_FILE, AccessFile, write_access
 from ftlayer.vertex.service.metrics import Metrics, board_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
-from ftlayer.vertex.wire.frames import decode_call, encode_reply
+from ftlayer.vertex.wire.frames import decode_call, encode_health, encode_reply
 
-PROTOCOL = 2
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_STORE_BYTES = 64 << 20
 CLOSE_TIMEOUT_S = 2.0
@@ -158,7 +156,7 @@ class BoardServer(TokenServer):
             if action.type == "call":
                 yield self._run(action.body)
             elif action.type == "health":
-                yield self._health()
+                yield encode_health(incarnation=1, shards=1, max_message_bytes=MAX_MESSAGE_BYTES, exact=False)
             else:
                 raise MalformedRequestError(f"action: no action {action.type!r}; there are call, health")
         except FTLayerError as error:
@@ -169,16 +167,6 @@ class BoardServer(TokenServer):
             raise MalformedRequestError(f"message of {frame.size} bytes: the limit is {MAX_MESSAGE_BYTES}")
         call, _ = decode_call(frame)
         return encode_reply(self._board.call(call))
-
-    def _health(self) -> bytes:
-        health = {
-            "protocol": PROTOCOL,
-            "incarnation": 1,
-            "shards": 1,
-            "max_message_bytes": MAX_MESSAGE_BYTES,
-            "exact": False,
-        }
-        return pack(health, "health")
 
 
 class _Program:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from ftlayer.clock import Now
 from ftlayer.errors import UnknownJobError
 from ftlayer.jobs.orders import KEPT, Orders
-from ftlayer.store import MemoryStore
 from ftlayer.vertex.calls import (
-    AnnounceJob,
-    AskJob,
-    GetJob,
     JobDetails,
     JobKind,
     JobOrder,
     OrderAction,
     OrderState,
 )
-from ftlayer.vertex.rules.board import Board
 
 ENDS = (OrderState.DONE, OrderState.FAILED, OrderState.REFUSED)
 
@@ -116,11 +117,9 @@ def test_the_memory_of_orders_has_an_end() -> None:
 class OrdersMachine(RuleBasedStateMachine):
     """A run and its board, where replies and announcements get lost and both sides start again."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_board: Callable[..., Any]) -> None:
         super().__init__()
-        self.store = MemoryStore()
-        self.now = Now(0, 1_700_000_000_000)
-        self.board = self._opened()
+        self.shell = new_board()
         self.runs = 1
         self.orders = Orders("run-1")
         self.final = False
@@ -132,22 +131,25 @@ class OrdersMachine(RuleBasedStateMachine):
     def run_name(self) -> str:
         return f"run-{self.runs}"
 
-    def _opened(self) -> Board:
-        with self.store.read() as txn:
-            return Board(self.store, txn, self.now)
-
     @rule(arrives=st.booleans(), answered=st.booleans())
     def announces(self, arrives: bool, answered: bool) -> None:
         if not arrives:
             return
         told = self.orders.answers()
         details = JobDetails(
-            "j", "j", JobKind.TOPOLOGY, self.run_name, "acker", "running", self.final, 1, self.now.wall_ms
+            "j",
+            "j",
+            JobKind.TOPOLOGY,
+            self.run_name,
+            "acker",
+            "running",
+            self.final,
+            1,
+            self.shell.now.wall_ms,
         )
-        with self.store.write(intake=False) as txn:
-            reply = self.board.announce(txn, AnnounceJob(details, told), "", self.now)
+        reply = self.shell.announce(details, *told)
         if answered:
-            for each in self.orders.heard(reply.orders, told, self.now.wall_ms):
+            for each in self.orders.heard(reply.orders, told, self.shell.now.wall_ms):
                 assert each.id not in self.began, "it is carried out twice"
                 self.began[each.id] = self.run_name
                 self.under_way.append(each.id)
@@ -157,7 +159,7 @@ class OrdersMachine(RuleBasedStateMachine):
     def one_ends(self, data: Any, state: OrderState) -> None:
         id = data.draw(st.sampled_from(self.under_way))
         self.under_way.remove(id)
-        self.orders.ended(id, state, "", self.now.wall_ms)
+        self.orders.ended(id, state, "", self.shell.now.wall_ms)
 
     @rule()
     def driver_restarts(self) -> None:
@@ -170,13 +172,11 @@ class OrdersMachine(RuleBasedStateMachine):
 
     @rule()
     def vertex_restarts(self) -> None:
-        self.board = self._opened()
+        self.shell.restart()
 
     @rule(ms=st.sampled_from([10, 1_000, 60_000]))
     def time_passes(self, ms: int) -> None:
-        self.now = Now(self.now.mono_ms + ms, self.now.wall_ms + ms)
-        with self.store.write(intake=False) as txn:
-            self.board.tick(txn, self.now)
+        self.shell.advance(ms)
 
     @rule(again=st.booleans(), data=st.data())
     def asks(self, again: bool, data: Any) -> None:
@@ -185,8 +185,7 @@ class OrdersMachine(RuleBasedStateMachine):
         else:
             wanted = order(len(self.asked), self.run_name)
         try:
-            with self.store.write(intake=False) as txn:
-                self.board.ask(txn, AskJob(wanted), self.now)
+            self.shell.ask(wanted)
         except UnknownJobError:
             return
         self.asked[wanted.id] = wanted
@@ -195,9 +194,7 @@ class OrdersMachine(RuleBasedStateMachine):
     def what_began_is_of_its_run_and_never_called_expired(self) -> None:
         if not self.asked:
             return
-        with self.store.read() as txn:
-            records = self.board.job(txn, GetJob("j"), self.now).orders
-        for record in records:
+        for record in self.shell.get("j").orders:
             if record.order.id in self.began:
                 assert self.began[record.order.id] == record.order.run
                 assert record.answer.state not in (OrderState.WAITING, OrderState.EXPIRED)
@@ -207,10 +204,13 @@ class OrdersMachine(RuleBasedStateMachine):
         for _ in range(3):
             self.announces(arrives=True, answered=True)
         for id in self.under_way:
-            self.orders.ended(id, OrderState.DONE, "", self.now.wall_ms)
+            self.orders.ended(id, OrderState.DONE, "", self.shell.now.wall_ms)
         self.announces(arrives=True, answered=True)
         assert self.orders.is_idle
 
 
-TestOrders = OrdersMachine.TestCase
-TestOrders.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+def test_a_run_and_its_board_in_any_order_of_events(new_board: Callable[..., Any]) -> None:
+    run_state_machine_as_test(
+        lambda: OrdersMachine(new_board),
+        settings=settings(max_examples=100, stateful_step_count=30, deadline=None),
+    )

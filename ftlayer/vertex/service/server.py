@@ -41,12 +41,12 @@ from ftlayer.vertex.service.vertex import Vertex
 from ftlayer.vertex.wire.frames import (
     call_of,
     decode_call,
+    encode_health,
     encode_reply,
     envelope_of,
     open_frame,
 )
 
-PROTOCOL = 2
 CALLS, PARTS = b"calls", b"parts"
 RESULT_BYTES = 1 << 20
 PARTS_PER_CALL = 16
@@ -120,15 +120,11 @@ class VertexServer(TokenServer):
             yield frame[start : start + RESULT_BYTES]
 
     def _health(self) -> bytes:
-        return pack(
-            {
-                "protocol": PROTOCOL,
-                "incarnation": self._vertex.incarnation,
-                "shards": self._vertex.shards,
-                "max_message_bytes": self._max_message_bytes,
-                "exact": self._vertex.exact,
-            },
-            "health",
+        return encode_health(
+            incarnation=self._vertex.incarnation,
+            shards=self._vertex.shards,
+            max_message_bytes=self._max_message_bytes,
+            exact=self._vertex.exact,
         )
 
     def _route(self, body: pa.Buffer) -> bytes:

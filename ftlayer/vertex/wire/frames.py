@@ -33,6 +33,9 @@ from ftlayer.vertex.calls import (
 from ftlayer.vertex.wire.checks import check_call, check_envelope
 from ftlayer.vertex.wire.codec import dataclass_codec
 
+PROTOCOL = 2
+"""The number of this protocol: vertices and boards say it with their health."""
+
 # These change something, but nothing that asking again would change twice.
 ENVELOPED = frozenset(typing.get_args(MutatingCall)) - {Deliverable, AnnounceJob, AskJob}
 READING = typing.get_args(ReadingCall)
@@ -139,3 +142,18 @@ def decode_reply(data: bytes | pa.Buffer) -> tuple[Reply | FTLayerError, int | N
         return dataclass_codec(kind).unpack(frame["fields"], frame["reply"]), frame.get("sequence")
     except (MalformedRequestError, KeyError, TypeError) as failure:
         raise VertexError(f"the vertex sent a reply that this client cannot read: {failure}") from failure
+
+
+# ---------------------------------------------------------------- health
+
+
+def encode_health(*, incarnation: int, shards: int, max_message_bytes: int, exact: bool) -> bytes:
+    """Return what a vertex, or a board, answers to the action ``health``."""
+    health = {
+        "protocol": PROTOCOL,
+        "incarnation": incarnation,
+        "shards": shards,
+        "max_message_bytes": max_message_bytes,
+        "exact": exact,
+    }
+    return pack(health, "health")

@@ -44,19 +44,20 @@ def _histogram(seconds: float, count: int, bounds: tuple[float, ...], root: int 
     return HistogramDetails.of(histogram)
 
 
+def _running(kind: JobKind, names: tuple[str, str, str, str], step: int, **seen: Any) -> JobDetails:
+    """A job that runs, ``step`` seconds after its begin; ``names`` are its owner, name, run and mode."""
+    owner, name, run, mode = names
+    at_ms = SINCE_MS + 1_000 * step
+    return JobDetails(owner, name, kind, run, mode, "running", False, SINCE_MS, at_ms, **seen)
+
+
 def topology(step: int = 0) -> JobDetails:
     """A topology in barrier mode, ``step`` seconds after its begin, with all that a driver can know."""
     parts = ("start_delay", "alignment", "sync", "async")
-    return JobDetails(
-        owner="shop",
-        name="shop",
-        kind=JobKind.TOPOLOGY,
-        run="run-1",
-        mode="barrier",
-        state="running",
-        final=False,
-        since_ms=SINCE_MS,
-        at_ms=SINCE_MS + 1_000 * step,
+    return _running(
+        JobKind.TOPOLOGY,
+        ("shop", "shop", "run-1", "barrier"),
+        step,
         restarts=2,
         subtasks=(
             SubtaskDetails("orders", 0, 90 + step, 80 + step, busy=0.2, back_pressured=0.9),
@@ -81,16 +82,10 @@ def topology(step: int = 0) -> JobDetails:
 def query(step: int = 0) -> JobDetails:
     """A wrapped query, ``step`` seconds after its begin."""
     phases = ("run", "verdict", "seal", "sink", "commit")
-    return JobDetails(
-        owner="0123456789abcdef",
-        name="clean orders",
-        kind=JobKind.QUERY,
-        run="run-q",
-        mode="acker",
-        state="running",
-        final=False,
-        since_ms=SINCE_MS,
-        at_ms=SINCE_MS + 1_000 * step,
+    return _running(
+        JobKind.QUERY,
+        ("0123456789abcdef", "clean orders", "run-q", "acker"),
+        step,
         counters={"batches": 3 + step, "records_in": 100 * step, "delivered": 5, "failed": 4, "dead": 1},
         histograms={
             "batch|": _histogram(0.8, 3 + step, BATCH_BOUNDS),

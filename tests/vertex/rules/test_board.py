@@ -8,17 +8,12 @@ from typing import Any
 
 import pytest
 
-from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StaleOwnerError, UnknownJobError
 from ftlayer.store import MemoryStore
 from ftlayer.vertex.calls import (
     ORDER_EXPIRES_MS,
-    Announced,
     AnnouncedJob,
-    AnnounceJob,
-    AskJob,
     CheckpointDetails,
-    GetJob,
     Incident,
     JobDetails,
     JobKind,
@@ -26,12 +21,11 @@ from ftlayer.vertex.calls import (
     JobPlan,
     OrderAction,
     OrderAnswer,
-    OrderRecord,
     OrderState,
     PlanNode,
 )
-from ftlayer.vertex.rules.board import Board, orders
 from ftlayer.vertex.rules.board import board as rules
+from ftlayer.vertex.rules.board import orders
 
 PLAN = JobPlan((PlanNode("parse", ("parse",), 2),), ())
 
@@ -52,34 +46,18 @@ class Store:
 
 
 class Shell:
-    """A board over a store in memory, under a manual clock."""
+    """The board of job ``orders``, over a store as full as a test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, new_board: Callable[..., Any]) -> None:
         self.store = Store()
-        self.now = Now(1_000, 1_700_000_000_000)
-        self.restart()
+        self._shell = new_board(self.store)
 
-    def restart(self) -> None:
-        with self.store.read() as txn:
-            self.board = Board(self.store, txn, self.now)
-
-    def advance(self, ms: int) -> None:
-        self.now = Now(self.now.mono_ms + ms, self.now.wall_ms + ms)
-        due_ms = self.board.next_tick_ms(self.now)
-        if due_ms is not None and due_ms <= self.now.mono_ms:
-            self._write(self.board.tick)
-
-    def announce(self, job: JobDetails, *answers: OrderAnswer, owner_run: str = "") -> Announced:
-        return self._write(
-            lambda txn, now: self.board.announce(txn, AnnounceJob(job, answers), owner_run, now)
-        )
-
-    def ask(self, order: JobOrder) -> OrderRecord:
-        return self._write(lambda txn, now: self.board.ask(txn, AskJob(order), now))
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shell, name)
 
     def get(self, owner: str = "orders", since_ms: int = 0) -> AnnouncedJob:
-        with self.store.read() as txn:
-            return self.board.job(txn, GetJob(owner, since_ms), self.now)
+        job: AnnouncedJob = self._shell.get(owner, since_ms)
+        return job
 
     def state(self, order: str, owner: str = "orders") -> OrderState:
         return next(record.answer.state for record in self.get(owner).orders if record.order.id == order)
@@ -88,14 +66,10 @@ class Shell:
         with self.store.read() as txn:
             return [bytes(key) for key, _ in txn.scan("board")]
 
-    def _write(self, do: Callable[[Any, Now], Any]) -> Any:
-        with self.store.write(intake=False) as txn:
-            return do(txn, self.now)
-
 
 @pytest.fixture
-def shell() -> Shell:
-    return Shell()
+def shell(new_board: Callable[..., Any]) -> Shell:
+    return Shell(new_board)
 
 
 def job(run: str = "run-1", **changes: Any) -> JobDetails:
@@ -284,8 +258,7 @@ def test_an_order_that_is_not_taken_expires_and_a_later_word_changes_nothing(she
 def test_an_order_waits_as_long_for_a_board_that_comes_back(shell: Shell) -> None:
     shell.announce(job())
     shell.ask(order())
-    shell.now = Now(shell.now.mono_ms, shell.now.wall_ms + 3_600_000)
-    shell.restart()
+    shell.away(3_600_000)
     assert shell.announce(job()).orders == (order(),)
     shell.advance(ORDER_EXPIRES_MS)
     assert shell.state("o-1") is OrderState.EXPIRED

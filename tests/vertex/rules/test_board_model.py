@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from ftlayer.clock import Now
 from ftlayer.errors import StaleOwnerError, UnknownJobError
-from ftlayer.store import MemoryStore
 from ftlayer.vertex.calls import (
     Announced,
-    AnnounceJob,
-    AskJob,
-    GetJob,
     JobDetails,
     JobKind,
     JobOrder,
@@ -23,7 +26,6 @@ from ftlayer.vertex.calls import (
     OrderAnswer,
     OrderState,
 )
-from ftlayer.vertex.rules.board import Board
 
 ENDED = {OrderState.DONE, OrderState.FAILED, OrderState.REFUSED, OrderState.EXPIRED}
 
@@ -43,11 +45,9 @@ class Driver:
 
 
 class BoardMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
+    def __init__(self, new_board: Callable[..., Any]) -> None:
         super().__init__()
-        self.store = MemoryStore()
-        self.now = Now(0, 1_700_000_000_000)
-        self.board = self._opened()
+        self.shell = new_board()
         self.driver = Driver("run-1")
         self.old: list[Driver] = []
         self.orders: dict[str, JobOrder] = {}
@@ -55,15 +55,10 @@ class BoardMachine(RuleBasedStateMachine):
         self.seen: dict[str, OrderState] = {}
         self._announce(self.driver)
 
-    def _opened(self) -> Board:
-        with self.store.read() as txn:
-            return Board(self.store, txn, self.now)
-
     def _announce(self, driver: Driver) -> Announced:
         driver.has_announced = True
-        with self.store.write(intake=False) as txn:
-            call = AnnounceJob(driver.details(), tuple(driver.answers.values()))
-            return self.board.announce(txn, call, "", self.now)
+        reply: Announced = self.shell.announce(driver.details(), *driver.answers.values())
+        return reply
 
     @rule(arrives=st.booleans())
     def announces(self, arrives: bool) -> None:
@@ -105,7 +100,7 @@ class BoardMachine(RuleBasedStateMachine):
     def an_order_is_heard(self) -> None:
         """What every order that is carried out begins with."""
         id = f"o-{len(self.orders)}"
-        order = JobOrder(id, "j", self.driver.run, OrderAction.SAVEPOINT, "me", self.now.wall_ms)
+        order = JobOrder(id, "j", self.driver.run, OrderAction.SAVEPOINT, "me", self.shell.now.wall_ms)
         try:
             self._ask(order)
         except UnknownJobError:
@@ -121,20 +116,15 @@ class BoardMachine(RuleBasedStateMachine):
             self._announce(driver)
         except StaleOwnerError:
             return
-        with self.store.read() as txn:
-            assert self.board.job(txn, GetJob("j"), self.now).job.run == driver.run
+        assert self.shell.get("j").job.run == driver.run
 
     @rule(ms=st.sampled_from([10, 30_000, 60_000]))
     def time_passes(self, ms: int) -> None:
-        self.now = Now(self.now.mono_ms + ms, self.now.wall_ms + ms)
-        due_ms = self.board.next_tick_ms(self.now)
-        if due_ms is not None and due_ms <= self.now.mono_ms:
-            with self.store.write(intake=False) as txn:
-                self.board.tick(txn, self.now)
+        self.shell.advance(ms)
 
     @rule()
     def vertex_restarts(self) -> None:
-        self.board = self._opened()
+        self.shell.restart()
 
     @rule(again=st.booleans(), to_former=st.booleans(), data=st.data())
     def asks(self, again: bool, to_former: bool, data: st.DataObject) -> None:
@@ -142,25 +132,23 @@ class BoardMachine(RuleBasedStateMachine):
             order = self.orders[data.draw(st.sampled_from(sorted(self.orders)))]
         else:
             run = self.old[-1].run if to_former and self.old else self.driver.run
-            order = JobOrder(f"o-{len(self.orders)}", "j", run, OrderAction.SAVEPOINT, "me", self.now.wall_ms)
+            order = JobOrder(
+                f"o-{len(self.orders)}", "j", run, OrderAction.SAVEPOINT, "me", self.shell.now.wall_ms
+            )
         try:
             self._ask(order)
         except UnknownJobError:
             assert order.id not in self.orders
 
     def _ask(self, order: JobOrder) -> None:
-        with self.store.write(intake=False) as txn:
-            record = self.board.ask(txn, AskJob(order), self.now)
-        assert record.order == order
+        assert self.shell.ask(order).order == order
         self.orders[order.id] = order
 
     @invariant()
     def an_order_is_carried_out_by_its_run_and_never_called_expired(self) -> None:
         if not self.orders:
             return
-        with self.store.read() as txn:
-            records = self.board.job(txn, GetJob("j"), self.now).orders
-        for record in records:
+        for record in self.shell.get("j").orders:
             id, state = record.order.id, record.answer.state
             if id in self.carried_out:
                 assert self.carried_out[id] == record.order.run
@@ -170,5 +158,8 @@ class BoardMachine(RuleBasedStateMachine):
             self.seen[id] = state
 
 
-TestBoard = BoardMachine.TestCase
-TestBoard.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+def test_orders_and_restarts_in_any_order(new_board: Callable[..., Any]) -> None:
+    run_state_machine_as_test(
+        lambda: BoardMachine(new_board),
+        settings=settings(max_examples=100, stateful_step_count=30, deadline=None),
+    )
