@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -10,6 +13,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from ftlayer import __version__
+from ftlayer.checks import shown
 from ftlayer.console.api import jobs as api_jobs
 from ftlayer.console.api import records as api_records
 from ftlayer.console.forms import RefusedError
@@ -40,6 +44,7 @@ _STATUS: tuple[tuple[type[FTLayerError], int], ...] = (
     (VertexUnavailableError, 503),
 )
 
+OPENAPI = f"{API}v1/openapi.json"
 LIVE_PAGES = (overview.LIVE, jobs.GRAPH_PAGE, jobs.CHECKPOINT_PAGE, dead.LIVE, dead.WORK_PAGE)
 
 
@@ -48,7 +53,7 @@ def create_app(console: Console) -> ASGIApp:
     app = FastAPI(
         title="ftlayer console",
         version=__version__,
-        openapi_url="/api/v1/openapi.json",
+        openapi_url=OPENAPI,
         docs_url=None,
         redoc_url=None,
     )
@@ -103,8 +108,26 @@ def _on_http(request: Request, error: Exception) -> Response:
 
 def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    said = [f"{'.'.join(map(str, problem['loc'][1:]))}: {problem['msg']}" for problem in error.errors()]
-    return _answer(request, 400, "MALFORMED", ", ".join(said))
+    problems = [_problem(each) for each in error.errors()]
+    wrong, to_do = (" and ".join(dict.fromkeys(texts)) for texts in zip(*problems, strict=True))
+    return _answer(request, 400, "MALFORMED", f"{wrong}; {to_do}")
+
+
+def _problem(error: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what is wrong with a field or a parameter, and what to do about it."""
+    where = ".".join(map(str, error["loc"][1:])) or "the body"
+    match error["type"]:
+        case "missing":
+            return f"{where} is missing", f"send {where}, as {OPENAPI} has it"
+        case "extra_forbidden":
+            return f"there is no field {where}", f"leave it out, or write it as {OPENAPI} has it"
+        case "json_invalid":
+            return f"the body is no JSON: {error['ctx']['error']}", "send one JSON object"
+        case "dict_type" | "model_attributes_type" | "model_type" if where == "the body":
+            return "the body is no JSON object", "send one, with 'Content-Type: application/json'"
+        case _:
+            wanted = error["msg"].removeprefix("Input ")
+            return f"{where}: {shown(error['input'])} is not taken", f"{where} {wanted}"
 
 
 def _on_fault(request: Request, error: Exception) -> Response:

@@ -33,8 +33,10 @@ def rate(per_s: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Return a share from 0 to 1 in percent."""
-    return DASH if value is None or not math.isfinite(value) else f"{value * 100:.0f} %"
+    """Return a share from 0 to 1 in percent; of a little it says that it is some."""
+    if value is None or not math.isfinite(value):
+        return DASH
+    return "<1 %" if 0 < value < 0.005 else f"{value * 100:.0f} %"
 
 
 def size(value: float | None) -> str:

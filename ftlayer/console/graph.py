@@ -11,18 +11,21 @@ from ftlayer.console import formats
 from ftlayer.console.layout import Box, Curve, LayoutEdge, Route, lay_out
 
 _PADDING = 12.0
-_NAME_LENGTH = 21
-_LINE_LENGTH = 29
+_NAME_LENGTH = 25
+_LINE_LENGTH = 34
 _SHRINKS_UP_TO = 1_800.0
 """A graph of up to this width is drawn smaller where the window is; a wider one is scrolled."""
 
-_BUSY_WIDTH = 60.0
-_HELD_WIDTH = 104.0
+_BUSY_WIDTH = 62.0
+_HELD_WIDTH = 128.0
 
 
 @dataclass(frozen=True, slots=True)
 class GraphNode:
-    """A chain as it is drawn: shares from 0 to 1, rates per second; None is what is not known."""
+    """A chain as it is drawn: shares from 0 to 1, rates per second; None is what is not known, or goes without saying.
+
+    ``about`` says below its name what it is made of.
+    """
 
     uid: str
     names: tuple[str, ...]
@@ -32,17 +35,19 @@ class GraphNode:
     busy: float | None = None
     back_pressured: float | None = None
     is_bottleneck: bool = False
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphEdge:
-    """An edge as it is drawn; ``note`` is said when somebody points at it."""
+    """An edge as it is drawn; ``note`` is said when somebody points at it. ``per_s`` is what goes over it, if known."""
 
     source: str
     target: str
     queued_bytes: int = 0
     back: bool = False
     note: str = ""
+    per_s: float | None = None
 
 
 def draw(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], label: str) -> Markup:
@@ -55,7 +60,8 @@ def draw(nodes: Sequence[GraphNode], edges: Sequence[GraphEdge], label: str) -> 
     kind = "graph shrinks" if layout.width <= _SHRINKS_UP_TO else "graph"
     return Markup(
         '<svg class="{3}" viewBox="0 0 {0} {1}" width="{0}" height="{1}" role="img" aria-label="{2}">'
-        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="9" markerHeight="9" '
+        'markerUnits="userSpaceOnUse" orient="auto">'
         '<path class="head" d="M0 0.8 8 4 0 7.2z"/></marker></defs>{4}</svg>'
     ).format(f"{layout.width:g}", f"{layout.height:g}", label, kind, Markup("").join(parts))
 
@@ -72,7 +78,7 @@ def _node(node: GraphNode, box: Box) -> Markup:
         ),
         _text(left, box.y + 22, _cut(node.uid, _NAME_LENGTH), "name"),
         _text(right, box.y + 22, subtasks, "dim end"),
-        _text(left, box.y + 39, _cut(" → ".join(node.names), _LINE_LENGTH), "dim"),
+        _text(left, box.y + 39, _cut(node.about, _LINE_LENGTH), "dim"),
         _text(left, box.y + 59, _rates(node), "rates"),
         _share(left, box.y + 72, _BUSY_WIDTH, "busy", node.busy),
         _share(right - _HELD_WIDTH, box.y + 72, _HELD_WIDTH, "held", node.back_pressured),
@@ -115,10 +121,12 @@ def _share(x: float, y: float, most: float, kind: str, value: float | None) -> M
 def _edge(edge: GraphEdge, route: Route) -> Markup:
     kind = "edge waits" if edge.queued_bytes else "edge"
     title = edge.note or f"{edge.source} → {edge.target}"
+    x, y = route.label_at
     label = Markup("")
+    if edge.per_s is not None:
+        label += _text(x, y - 6, formats.rate(edge.per_s), "small middle")
     if edge.queued_bytes:
-        x, y = route.label_at
-        label = _text(x, y - 5, formats.size(edge.queued_bytes), "small middle")
+        label += _text(x, y + 15, f"{formats.size(edge.queued_bytes)} wait", "small middle waiting")
     return Markup('<g class="{}"><title>{}</title><path d="{}" marker-end="url(#arrow)"/>{}</g>').format(
         kind, title, _path(route.curves), label
     )

@@ -11,7 +11,7 @@ from ftlayer.console.watch import Watch
 from ftlayer.errors import UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.vertex.calls.jobs import Hour
 
-FEWEST_POINTS = 30
+FEWEST_POINTS = 6
 """Of what began a moment ago so many points are shown."""
 
 

@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-BOX_WIDTH = 200.0
+BOX_WIDTH = 232.0
 BOX_HEIGHT = 96.0
-COLUMN_GAP = 68.0
+COLUMN_GAP = 88.0
 ROW_GAP = 24.0
 MARGIN = 12.0
 _LANE_HEIGHT = 4.0

@@ -179,6 +179,29 @@ def test_a_cookie_needs_the_token_of_the_forms(shop: Any, vertex: Any) -> None:
     assert shop.client.post(path, json=body, headers=headers).status_code == 202
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "message", "what_to_do"),
+    [
+        ("GET", "/records?limit=x", None, "limit: 'x' is not taken", "limit should be a valid integer"),
+        ("GET", "/audit?limit=0", None, "limit: '0' is not taken", "limit should be greater than"),
+        ("POST", "/dead/plans", "{}", "action is missing", "send action"),
+        ("POST", "/dead/plans", '{"action": "purge", "x": 1}', "there is no field x", "leave it out"),
+        ("POST", "/dead/plans", "{,", "the body is no JSON", "send one JSON object"),
+        ("POST", "/dead/plans", "", "the body is missing", "send the body"),
+        ("POST", "/dead/plans", "[1]", "the body is no JSON object", "send one, with 'Content-Type"),
+    ],
+)
+def test_a_request_of_the_wrong_shape_says_what_to_do(
+    shop: Any, method: str, path: str, body: str | None, message: str, what_to_do: str
+) -> None:
+    """In the words of the field that is wrong."""
+    shop.client.headers["content-type"] = "application/json"
+    answer = shop.api("operator", method, path, content=body)
+    assert (answer.status_code, answer.json()["error"]) == (400, "MALFORMED")
+    assert answer.json()["message"].startswith(message)
+    assert answer.json()["what_to_do"].startswith(what_to_do)
+
+
 def test_errors_say_what_to_do(shop: Any) -> None:
     """Code, message, and the rest of the sentence."""
     answer = shop.api("reader", "GET", "/jobs/shop:nothing")

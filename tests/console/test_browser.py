@@ -27,6 +27,13 @@ pytestmark = pytest.mark.browser
 STREAM = "orders/lines"
 SCRIPT = "<img src=x onerror='window.hacked=1'><script>window.hacked=1</script>"
 QUERY = "ab" * 16
+CUT = """
+() => [...document.querySelectorAll("table")].flatMap((table) =>
+  [...table.querySelectorAll("tbody th, tbody td")]
+    .filter((cell) => cell.getBoundingClientRect().right > innerWidth + 1)
+    .map((cell) => cell.innerText))
+"""
+"""What of tables is outside of the window."""
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +129,8 @@ def test_every_page_can_be_read(opened: Any, site: Any, scheme: Any, size: tuple
         said = [(each["id"], [node["target"] for node in each["nodes"]]) for each in found]
         assert not said, (path, said)
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0], path
+        if size[0] < 640:
+            assert not page.evaluate(CUT), path
     page.context.clear_cookies()
     page.goto("/login")
     assert not Axe().run(page).response["violations"]

@@ -57,7 +57,7 @@ def test_groups_come_first(visitor: Any) -> None:
     assert link is not None
     found = visitor.get(link[1].replace("&amp;", "&")).text
     assert "3 records shown" in found
-    assert found.count("ValueError: not a price: 7") == 3
+    assert found.count(">ValueError: not a price: 7<") == 3
 
 
 @pytest.mark.usefixtures("letters")

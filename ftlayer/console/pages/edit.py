@@ -27,11 +27,16 @@ def edit_page(request: Request, vertex: str, key: str, caller: Operator) -> Resp
 
 @router.post("/records/{vertex}/{key}/edit")
 def edit(request: Request, vertex: str, key: str, caller: Operator, form: PostedForm) -> Response:
-    """Check a payload and show what would change; with ``confirmed`` requeue the letter with it."""
+    """Check a payload and show what would change; with ``confirmed`` requeue the letter with it.
+
+    ``again`` shows the form once more, with what was written.
+    """
     console = console_of(request)
     info = known_record(console, vertex, key)
     check_editable(console, info)
     text = form.text("payload")
+    if form.text("again"):
+        return _page(request, vertex, info, text=text)
     try:
         payload = parsed_payload(text, info.payload.schema)
         if form.text("confirmed"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -145,33 +146,66 @@ def drawing_of(job: Facts) -> Markup | None:
     fares = {operator["uid"]: operator for operator in job["operators"] if operator["subtasks"]}
     limits = job["bottleneck"]["operator"] if job["bottleneck"] else None
     queued = {(edge["source"], edge["target"]): edge for edge in job["edges"]}
+    sources = Counter(edge["source"] for edge in plan["edges"])
+    targets = Counter(edge["target"] for edge in plan["edges"])
     nodes = [
-        _node(node, fares.get(node["uid"]), is_bottleneck=node["uid"] == limits) for node in plan["nodes"]
+        _node(
+            node,
+            fares.get(node["uid"]),
+            is_source=not targets[node["uid"]],
+            is_sink=not sources[node["uid"]],
+            is_bottleneck=node["uid"] == limits,
+        )
+        for node in plan["nodes"]
     ]
-    edges = [_edge(edge, queued.get((edge["source"], edge["target"]))) for edge in plan["edges"]]
+    edges = []
+    for edge in plan["edges"]:
+        source, target = edge["source"], edge["target"]
+        # What several edges share is known of their end alone.
+        per_s = None
+        if sources[source] == 1 and source in fares:
+            per_s = fares[source]["out_per_second"]
+        elif targets[target] == 1 and target in fares:
+            per_s = fares[target]["in_per_second"]
+        edges.append(_edge(edge, queued.get((source, target)), per_s))
     return draw(nodes, edges, f"The graph of {job['name']}: {len(nodes)} chains, {len(edges)} edges")
 
 
-def _node(node: Mapping[str, Any], fares: Mapping[str, Any] | None, *, is_bottleneck: bool) -> GraphNode:
-    drawn = GraphNode(node["uid"], tuple(node["names"]), node["parallelism"], is_bottleneck=is_bottleneck)
+def _node(
+    node: Mapping[str, Any],
+    fares: Mapping[str, Any] | None,
+    *,
+    is_source: bool,
+    is_sink: bool,
+    is_bottleneck: bool,
+) -> GraphNode:
+    names = tuple(node["names"])
+    what = "source" if is_source else "sink" if is_sink else "operator"
+    drawn = GraphNode(
+        node["uid"],
+        names,
+        node["parallelism"],
+        about=" → ".join(names) if names and names != (node["uid"],) else what,
+        is_bottleneck=is_bottleneck,
+    )
     if fares is None:
         return drawn
     return replace(
         drawn,
-        in_per_s=fares["in_per_second"],
-        out_per_s=fares["out_per_second"],
+        in_per_s=None if is_source else fares["in_per_second"],
+        out_per_s=None if is_sink else fares["out_per_second"],
         busy=fares["busy_ratio"],
         back_pressured=fares["back_pressured_ratio"],
     )
 
 
-def _edge(edge: Mapping[str, Any], queued: Mapping[str, Any] | None) -> GraphEdge:
+def _edge(edge: Mapping[str, Any], queued: Mapping[str, Any] | None, per_s: float | None) -> GraphEdge:
     how = ", ".join(filter(None, (edge["partitioner"], edge["tag"] and f"side output {edge['tag']}")))
     note = f"{edge['source']} → {edge['target']}" + (f" ({how})" if how else "")
     if queued is not None:
         note += f": {formats.count(queued['queued_rows'])} rows wait, {formats.size(queued['queued_bytes'])}"
     size = 0 if queued is None else queued["queued_bytes"]
-    return GraphEdge(edge["source"], edge["target"], size, edge["feedback"], note)
+    return GraphEdge(edge["source"], edge["target"], size, edge["feedback"], note, per_s)
 
 
 def batch_chart(batches: Sequence[Facts]) -> Markup:

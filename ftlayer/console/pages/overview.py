@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from ftlayer.console.hours import VERTEX_SERIES, shown_hour
 from ftlayer.console.live import Context, LivePage, Visit
-from ftlayer.monitor.facts import overview_facts
+from ftlayer.monitor.facts import Facts, overview_facts
 
 router = APIRouter(include_in_schema=False)
 
@@ -25,10 +25,29 @@ def _context(visit: Visit) -> Context:
     ]
     return {
         "overview": overview,
+        "totals": _totals(overview),
         "running": running,
         "gone": [job for job in jobs if job["final"]],
         "alive": sum(not job["silent"] for job in running),
         "hours": hours,
+    }
+
+
+def _totals(overview: Facts) -> Facts | None:
+    """Return what all vertices hold together; None where none keeps records."""
+    kept = [vertex for vertex in overview["vertices"] if vertex["pending"] is not None]
+    if not kept:
+        return None
+    oldest = [vertex["oldest_seconds"] for vertex in kept if vertex["oldest_seconds"] is not None]
+    return {
+        "in_per_second": sum(
+            job["in_per_second"] or 0.0 for job in overview["jobs"] if job["state"] == "running"
+        ),
+        **{
+            name: sum(vertex[name] for vertex in kept)
+            for name in ("pending", "waiting", "in_delivery", "dead")
+        },
+        "oldest_seconds": max(oldest, default=None),
     }
 
 

@@ -38,11 +38,32 @@
     }
   }
 
+  // On a phone's width a row of a table is a card, and each cell says what its column is. The roles stay a table's.
+  const ROLES = { table: "table", thead: "rowgroup", tbody: "rowgroup", tr: "row", td: "cell" };
+  function prepare(root) {
+    for (const table of root.querySelectorAll("table")) {
+      const headings = [...table.querySelectorAll("thead th")].map((cell) => cell.innerText.trim());
+      table.classList.add("stacks");
+      for (const element of [table, ...table.querySelectorAll("thead, tbody, tr, td")]) {
+        element.setAttribute("role", ROLES[element.localName]);
+      }
+      for (const cell of table.querySelectorAll("th")) {
+        cell.setAttribute("role", cell.closest("thead") ? "columnheader" : "rowheader");
+      }
+      for (const row of table.querySelectorAll("tbody tr")) {
+        [...row.cells].forEach((cell, place) => {
+          if (headings[place] && cell.localName === "td" && cell.colSpan === 1) cell.dataset.heading = headings[place];
+        });
+      }
+    }
+  }
+
   function swap(part, html) {
     const state = remember(part);
     const made = document.createElement("template");
     made.innerHTML = html;
     part.replaceChildren(made.content);
+    prepare(part);
     part.classList.remove("old");
     restore(part, state);
   }
@@ -96,6 +117,7 @@
     stream = null;
   }
 
+  prepare(document);
   document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
   document.addEventListener("focusout", () => setTimeout(takeWaiting));
   document.addEventListener("selectionchange", () => waiting.size && setTimeout(takeWaiting));

@@ -144,7 +144,7 @@ class JobStatus:
                 f"{self.isolation.group:,} let out, {self.isolation.suspects:,} suspects, {self.isolation.found} found"
             )
         if self.restarts:
-            parts.append(f"{self.restarts} restarts")
+            parts.append("1 restart" if self.restarts == 1 else f"{self.restarts:,} restarts")
         busiest = max(self.slots, key=lambda slot: slot.busy_ms, default=None)
         if busiest is not None and busiest.busy_ms >= 1_000 and not self.state.is_final:
             where = busiest.function or busiest.busy
