@@ -79,29 +79,26 @@ class Asking:
     as_json: bool
 
     @contextmanager
-    def gatherer(self, *, follow: bool = False, with_killed: bool = False) -> Iterator[Gatherer]:
+    def gatherer(self, *, follow: bool = False, shows_killed: bool = False) -> Iterator[Gatherer]:
         """Give what asks the vertices, after it has asked them all once.
 
-        With ``follow`` programs that begin later are found too, where no vertex is named; with ``with_killed`` those
-        whose driver was killed are among them. Says of each that gives no answer why. Raises `ConfigError`, and where
-        none answers what the first one raised.
+        With ``follow`` programs that begin later are found too, where no vertex is named. Says of each that gives no
+        answer why, but of those whose driver was killed: a command that ``shows_killed`` does. Raises `ConfigError`,
+        and where none answers, and none is to be shown as killed, what the first one raised.
         """
         # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ftlayer.monitor.gather import Gatherer
-        from ftlayer.monitor.sources import sources_here
 
-        def found_now() -> tuple[VertexSource, ...]:
-            found = sources_here()
-            return (*found.sources, *found.killed) if with_killed else found.sources
-
-        sources = self._sources(with_killed=with_killed)
+        sources = self._sources(shows_killed=shows_killed)
         follows = follow and not self.vertex and self.token_file is None
-        gatherer = Gatherer(found_now if follows else lambda: sources, label="cli", deadline_ms=DEADLINE_MS)
+        gatherer = Gatherer(
+            _sources_now if follows else lambda: sources, label="cli", deadline_ms=DEADLINE_MS
+        )
         try:
             views = gatherer.gather()
             errors = [error for view in views if (error := gatherer.error(view.vertex)) is not None]
-            if errors and not any(view.is_up or view.is_killed for view in views):
+            if errors and not any(view.is_up or (view.is_killed and shows_killed) for view in views):
                 raise errors[0]
             for view in views:
                 if not view.is_up and not view.is_killed:
@@ -110,7 +107,7 @@ class Asking:
         finally:
             gatherer.close()
 
-    def _sources(self, *, with_killed: bool) -> tuple[VertexSource, ...]:
+    def _sources(self, *, shows_killed: bool) -> tuple[VertexSource, ...]:
         from ftlayer.monitor.sources import sources_given, sources_here
 
         places = list(self.vertex or ())
@@ -118,8 +115,8 @@ class Asking:
             found = sources_here()
             for sentence in found.left_out:
                 warn(sentence)
-            if found.sources or (found.killed and with_killed):
-                return (*found.sources, *found.killed) if with_killed else found.sources
+            if found.sources or (found.killed and shows_killed):
+                return (*found.sources, *found.killed)
             if not os.environ.get("FTLAYER_TOKEN"):
                 killed = "".join(f"; of {source.name}, {source.killed}" for source in found.killed)
                 raise ConfigError(
@@ -132,6 +129,13 @@ class Asking:
             root_certs=None if self.root_certs is None else read_file(self.root_certs, "--root-certs"),
             client_pem=None if self.client_pem is None else read_secret(self.client_pem, "--client-pem"),
         )
+
+
+def _sources_now() -> tuple[VertexSource, ...]:
+    from ftlayer.monitor.sources import sources_here
+
+    found = sources_here()
+    return (*found.sources, *found.killed)
 
 
 def _options(

@@ -22,6 +22,7 @@ from ftlayer.cli.records import (
     print_listing,
     print_record,
     table_of_groups,
+    warn_of_killed,
 )
 from ftlayer.clock import system_now
 from ftlayer.errors import ConfigError
@@ -63,6 +64,8 @@ def group(where: WhereText = "", wide: Wide = False, *, asking: Asking) -> None:
     with asking.gatherer() as gatherer:
         names = JobNames(gatherer.views())
         groups = _grouped(gatherer, _selections(gatherer, where), names)
+        if not groups:
+            warn_of_killed(gatherer.views())
     _print_groups(asking, groups, names, wide=wide)
 
 
@@ -90,6 +93,8 @@ def list_dead(
         known = _known_count(gatherer, selections, names, now_ms)
         listing = listed(gatherer, searches, limit, known, newest=newest)
     total = sum(int(view.stats.get("dead_letters", 0)) for view in views if view.is_up)
+    if not listing.records:
+        warn_of_killed(views)
     if asking.as_json:
         items = [record_facts(record.vertex, record.info, names) for record in listing.records]
         facts = {"items": items, "found": listing.count, "examined": listing.examined, "total": total}

@@ -48,7 +48,7 @@ def jobs(
     from ftlayer.monitor.facts import job_facts, overview_facts
     from ftlayer.monitor.names import JobNames
 
-    with asking.gatherer(with_killed=name is None) as gatherer:
+    with asking.gatherer(shows_killed=name is None) as gatherer:
         views = gatherer.views()
         names = JobNames(views)
         if name is None:

@@ -156,11 +156,11 @@ def _streams(store: LmdbStore, layer: FTLayerCore) -> tuple[StreamDetails, ...]:
 
 
 def _groups(store: LmdbStore, layer: FTLayerCore, vertex: str) -> tuple[LetterGroup, ...]:
-    """Count the dead letters by group: as the index has it, or one by one where no vertex has built that yet."""
+    """Count the dead letters by group: as the index has it, or one by one where that does not have all of them."""
     with store.read() as transaction:
         reply = layer.read(transaction, DeadGroups(), system_now())
     assert isinstance(reply, GroupList)
-    if reply.indexed >= 1:
+    if reply.indexed >= 1 and not reply.left_out:
         return tuple(whole_groups(Selection(vertex), JobNames([]), 0, reply.groups) or ())
     counted = LetterGroups()
     for letter in _listed(store, layer, "dead"):

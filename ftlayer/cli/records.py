@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ftlayer.cli.connection import warn
 from ftlayer.cli.printing import new_table, print_line, time_text
 from ftlayer.errors import ConfigError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ftlayer.monitor.grouped import LetterGroup
     from ftlayer.monitor.names import JobNames
     from ftlayer.monitor.search import Search
+    from ftlayer.monitor.views import VertexView
     from ftlayer.monitor.where import Where
     from ftlayer.vertex.calls import Attempt, RecordInfo, RecordPage, SelectRecords
 
@@ -63,6 +65,13 @@ def keepers(gatherer: Gatherer) -> list[str]:
     if not there:
         raise ConfigError("--vertex: none of the vertices keeps records: jobs in barrier mode have none")
     return there
+
+
+def warn_of_killed(views: Iterable[VertexView]) -> None:
+    """Where nothing was found, say of which stores nothing is known, since their program was killed."""
+    for view in views:
+        if view.is_killed and view.path:
+            warn(f"what the store of {view.vertex} has is not known: {view.failure}")
 
 
 def parsed_where(text: str) -> Where:

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,8 @@ import typer
 from ftlayer.cli.connection import Asking, asking
 from ftlayer.cli.jobs import job_parts, jobs_of, overview_parts
 from ftlayer.cli.keys import Key, next_key, pressed_keys
-from ftlayer.cli.printing import Part, PrintedLine, rate_text
+from ftlayer.cli.printing import Part, PrintedLine, rate_text, time_text
+from ftlayer.clock import system_now
 from ftlayer.errors import FTLayerError
 from ftlayer.printable import printable, printing_console
 
@@ -65,7 +65,7 @@ def top(
 
     interval_s = duration_ms(interval, "--interval", least=100) / 1_000
     console = printing_console()
-    with asking.gatherer(follow=True, with_killed=True) as gatherer:
+    with asking.gatherer(follow=True, shows_killed=True) as gatherer:
         if asking.as_json or not console.is_terminal:
             _print_looks(gatherer, _as_json if asking.as_json else _as_lines, interval_s, count)
         else:
@@ -104,7 +104,7 @@ def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
     from ftlayer.monitor.names import JobNames
     from ftlayer.monitor.words import state_of
 
-    names, at = JobNames(views), datetime.now().astimezone().isoformat(timespec="seconds")
+    names, at = JobNames(views), time_text(system_now().wall_ms)
     for view in views:
         counts = ", ".join(
             f"{int(view.stats[name]):,} {word}"

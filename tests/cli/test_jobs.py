@@ -208,6 +208,23 @@ def test_what_a_killed_driver_has_left_is_broken_and_told_by_jobs_alone(killed: 
     assert f"of left, process {GONE_PID}, which served it, was killed" in errors
 
 
+def test_beside_others_a_killed_store_is_told_of_where_nothing_was_found(
+    vertex: EmbeddedVertex, store: Path, killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    link_access(beside, store / ACCESS_FILE)
+    monkeypatch.setattr("ftlayer.monitor.sources.socket_directories", lambda: (tmp_path / "sockets", beside))
+    code, output, errors = ftlayer("dead", "list")
+    assert (code, output) == (0, "none\n")
+    assert errors == (
+        f"ftlayer: what the store of left has is not known: process {GONE_PID}, which served it, was killed: start the "
+        f"program again; until then ftlayer inspect {killed} shows what its store has\n"
+    )
+    code, output, errors = ftlayer("pending")
+    assert (code, errors) == (0, "")
+
+
 def test_one_of_two_vertices_that_gives_no_answer_is_said(
     vertex: EmbeddedVertex, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

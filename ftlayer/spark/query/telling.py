@@ -28,7 +28,7 @@ from ftlayer.vertex.wire.bounds import MAX_NAME_BYTES
 
 KEPT_BATCHES = 100
 RATE_MS = 10_000
-"""Rates are those of the batches of so long."""
+"""Rates are those of the batches of so long, or of one that took longer."""
 
 MAX_TEXT = 4_000
 DRAIN_S = 60.0
@@ -223,9 +223,16 @@ class QueryTelling:
 
 
 def rates_of(batches: tuple[BatchDetails, ...], now_ms: int) -> dict[str, float]:
-    """Return what the batches of the last `RATE_MS` took in and what of it failed, per second."""
-    last = [batch for batch in batches if now_ms - batch.at_ms < RATE_MS]
+    """Return what was taken in and what of it failed, per second: of the batches of the last `RATE_MS`.
+
+    A batch that takes longer counts for as long as it took, from its begin on.
+    """
+    last = [batch for batch in batches if now_ms - batch.at_ms < max(RATE_MS, batch.duration_ms)]
+    since_ms = min(
+        (batch.at_ms - batch.duration_ms for batch in last if batch.duration_ms > RATE_MS), default=now_ms
+    )
+    span_s = max(now_ms - since_ms, RATE_MS) / 1_000
     return {
-        "records_in": sum(batch.rows for batch in last) * 1_000 / RATE_MS,
-        "failed": sum(batch.failed for batch in last) * 1_000 / RATE_MS,
+        "records_in": sum(batch.rows for batch in last) / span_s,
+        "failed": sum(batch.failed for batch in last) / span_s,
     }

@@ -81,6 +81,18 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert rates_of((), 1_000) == {"records_in": 0.0, "failed": 0.0}
 
 
+def test_a_batch_that_takes_a_minute_is_no_burst_of_ten_seconds() -> None:
+    """It was 60 times 100 rows in one look, and none in the next five."""
+    clock = Clock()
+    log = BatchHistory(clock)
+    run_batch(log, clock, 1, ms=7_500, at_ms=60_000)  # 8 steps
+    assert rates_of(log.batches, 60_000)["records_in"] == pytest.approx(100 / 60)
+    assert rates_of(log.batches, 90_000)["records_in"] == pytest.approx(100 / 90)
+    run_batch(log, clock, 2, ms=7_500, at_ms=120_000)
+    assert rates_of(log.batches, 120_000)["records_in"] == pytest.approx(100 / 60)
+    assert rates_of(log.batches, 180_000)["records_in"] == 0.0
+
+
 @pytest.fixture
 def supervisor() -> Any:
     it = Mock(isActive=True, state="running", error=None, restarts=2, last_failure="OSError: down")
