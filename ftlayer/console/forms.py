@@ -1,4 +1,4 @@
-"""Forms: from one of our pages, by somebody who may."""
+"""What requests bring: forms from one of our pages, parameters that are known, and callers who may."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import hmac
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.routing import APIRoute
 from starlette.datastructures import FormData, UploadFile
 
+from ftlayer.checks import check_known
 from ftlayer.console.guard import Caller
 from ftlayer.console.rendering import caller_of
 
@@ -70,6 +72,17 @@ def _check_csrf(caller: Caller | None, given: str) -> None:
         raise RefusedError(
             "this form is not from one of the console's pages, or an earlier session's; load it again"
         )
+
+
+def only_known(request: Request) -> None:
+    """Raise `ConfigError` for a parameter of the query that the path does not have: one misspelled would list all.
+
+    A dependency of routers.
+    """
+    route = request.scope["route"]
+    assert isinstance(route, APIRoute)
+    known = [field.alias for field in route.dependant.query_params]
+    check_known(request.query_params, known, f"{request.method} {route.path}")
 
 
 PostedForm = Annotated[SubmittedForm, Depends(_form)]

@@ -36,21 +36,16 @@ class Shown:
     label: str
 
 
-VERTEX_SERIES = (
-    Series("in_per_second", "Records stored", formats.rate),
-    Series("done_per_second", "Stored ones done", formats.rate),
+SERIES = (
+    Series("in_per_second", "Records in", formats.rate),
+    Series("out_per_second", "Records out", formats.rate),
+    Series("done_per_second", "Done", formats.rate),
     Series("failed_per_second", "Failed attempts", formats.rate),
     Series("pending", "Pending", formats.short),
     Series("waiting", "Waiting", formats.short),
     Series("dead", "Dead letters", formats.short),
     Series("oldest_seconds", "Oldest record", formats.seconds),
     Series("used_share", "Store used", formats.share),
-)
-JOB_SERIES = (
-    Series("in_per_second", "Records in", formats.rate),
-    Series("out_per_second", "Records out", formats.rate),
-    Series("done_per_second", "Done", formats.rate),
-    Series("failed_per_second", "Failed attempts", formats.rate),
     Series("busy", "Busiest subtask", formats.share),
     Series("back_pressured", "Most back-pressured", formats.share),
     Series("watermark_lag_seconds", "Watermark lag", formats.seconds),
@@ -58,6 +53,7 @@ JOB_SERIES = (
     Series("checkpoint_seconds", "Checkpoint", formats.seconds),
     Series("batch_seconds", "Batch", formats.seconds),
 )
+"""Those of vertices and of jobs, in the order in which they are shown; each has some of them."""
 
 
 def known_hour(watch: Watch, vertex: str, owner: str) -> Hour | None:
@@ -68,14 +64,17 @@ def known_hour(watch: Watch, vertex: str, owner: str) -> Hour | None:
         return None
 
 
-def shown_hour(watch: Watch, vertex: str, owner: str, series: Sequence[Series]) -> list[Shown]:
-    """Return the charts that there are values for: none while a vertex does not answer, which its health says."""
+def shown_hour(watch: Watch, vertex: str, owner: str = "") -> list[Shown]:
+    """Return the charts of a job, or with ``owner`` "" of a vertex, that there are values for.
+
+    There are none while a vertex does not answer, which its health says.
+    """
     hour = known_hour(watch, vertex, owner)
     if hour is None:
         return []
     found = []
     shown = _points(hour)
-    for each in series:
+    for each in SERIES:
         values = hour.series.get(each.key, ())[-shown:]
         known = [value for value in values if math.isfinite(value)]
         if known:

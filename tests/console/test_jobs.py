@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from ftlayer.console.app import create_app
 from ftlayer.vertex.calls import Announced, AnnounceJob, GetJob, OrderAction, OrderAnswer, OrderState
 
 SCRIPT = '"><script>alert(1)</script><img src=x onerror=alert(1)>'
@@ -82,7 +85,10 @@ def test_what_is_gone_is_shown_as_it_was(
     assert "worker-2" in text
     assert "/ask/" not in text
     assert visitor.get("/jobs/shop:orders/checkpoints").status_code == 200
-    assert "clean-orders" in visitor.get(f"/jobs/shop:{'ab' * 16}").text
+    text = visitor.get(f"/jobs/shop:{'ab' * 16}").text
+    assert "clean-orders" in text
+    assert "It is not kept" in text
+    assert "No batch has come through yet" not in text
     assert "shop" in visitor.get("/").text
     assert "gives no answer" in visitor.get("/dead").text
     assert visitor.get("/jobs/shop:nothing").status_code == 503
@@ -219,3 +225,17 @@ def _with(value: Any, **changes: Any) -> Any:
     from dataclasses import replace
 
     return replace(value, **changes)
+
+
+def test_checkpoints_that_cannot_be_read_are_said(make_console: Any, tmp_path: Path) -> None:
+    """A directory that is missing, and one without any, are no faults of the page."""
+    (tmp_path / "empty").mkdir()
+    console = make_console(checkpoints=(str(tmp_path / "missing"), str(tmp_path / "empty")))
+    bearer = {"authorization": f"Bearer {console.users.first.token}"}
+    with TestClient(create_app(console), "http://localhost") as client:
+        text = client.get("/checkpoints", headers=bearer).text
+        assert str(tmp_path / "missing") in text
+        missing, empty = client.get("/api/v1/checkpoints", headers=bearer).json()["items"]
+    assert missing["failure"]
+    assert (missing["items"], empty["items"], empty["failure"]) == ([], [], "")
+    assert "There is none" in text

@@ -8,12 +8,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from ftlayer.console.api.parameters import only_known
 from ftlayer.console.asking import OrderForm, ask, split_job
-from ftlayer.console.forms import AnyCaller, ApiOperator
-from ftlayer.console.jobs import shown_job, shown_order
+from ftlayer.console.forms import AnyCaller, ApiOperator, only_known
+from ftlayer.console.pages.checkpoints import stored_checkpoints
+from ftlayer.console.pages.jobs import shown_job, shown_order
 from ftlayer.console.rendering import console_of
-from ftlayer.console.stored import stored_checkpoints
 from ftlayer.monitor.facts import (
     Facts,
     hour_facts,

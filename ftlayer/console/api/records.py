@@ -8,12 +8,11 @@ from fastapi import APIRouter, Body, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from ftlayer.console.api.parameters import only_known
-from ftlayer.console.audits import ENTRIES, MOST_ENTRIES, audit_of
 from ftlayer.console.choosing import Choice, ChosenGroup, choice_of
 from ftlayer.console.editing import check_editable, requeue_edited
-from ftlayer.console.forms import AnyCaller, ApiOperator
+from ftlayer.console.forms import AnyCaller, ApiOperator, only_known
 from ftlayer.console.groups import dead_groups
+from ftlayer.console.pages.audit import ENTRIES, MOST_ENTRIES, audit_of
 from ftlayer.console.pages.dead import begin_change, begin_work, export, known_work
 from ftlayer.console.pages.records import check_masking, explanation_of, known_record
 from ftlayer.console.rendering import console_of

@@ -15,13 +15,15 @@ from ftlayer.console import charts, formats
 from ftlayer.console.asking import OrderForm, actions_of, ask, check_savepoint, drawn_id, split_job
 from ftlayer.console.forms import Operator, PostedForm
 from ftlayer.console.graph import GraphEdge, GraphNode, draw
-from ftlayer.console.hours import JOB_SERIES, shown_hour
-from ftlayer.console.jobs import shown_job
+from ftlayer.console.guard import Caller
+from ftlayer.console.hours import known_hour, shown_hour
 from ftlayer.console.live import Context, LivePage, Visit
 from ftlayer.console.places import job_href
 from ftlayer.console.rendering import console_of, go_to, page, say
+from ftlayer.console.state import Console
 from ftlayer.errors import ConfigError
-from ftlayer.monitor.facts import Facts
+from ftlayer.monitor.facts import Facts, job_facts
+from ftlayer.vertex.calls import AnnouncedJob, OrderAction
 
 PHASES = ("run", "verdict", "seal", "sink", "commit")
 SHOWN_BATCHES = 60
@@ -43,14 +45,16 @@ def _graph_page(visit: Visit) -> Context:
     context = _job(visit)
     facts = context["job"]
     vertex, owner = split_job(visit.params["job"])
-    hours = [(facts["name"], shown_hour(visit.console.watch, vertex, owner, JOB_SERIES))]
+    hours = [(facts["name"], shown_hour(visit.console.watch, vertex, owner))]
+    shown = facts["batches"][-SHOWN_BATCHES:]
     return context | {
         "drawing": drawing_of(facts),
         "hours": hours,
         "orders": facts["orders"][::-1],
         "incidents": facts["incidents"][::-1][:SHOWN_INCIDENTS],
         "phases": PHASES,
-        "batch_chart": batch_chart(facts["batches"][-SHOWN_BATCHES:]),
+        "batch_chart": batch_chart(shown),
+        "longest_batch": max((batch["duration_seconds"] for batch in shown), default=None),
         "latest_batches": facts["batches"][::-1][:LISTED_BATCHES],
     }
 
@@ -59,18 +63,24 @@ def _checkpoint_page(visit: Visit) -> Context:
     context = _job(visit) | {"tab": "checkpoints"}
     checkpoints = context["job"]["checkpoints"]
     items = [] if checkpoints is None else checkpoints["items"][:SHOWN_CHECKPOINTS]
+    ended = [item for item in items[::-1] if item["ended"]]
     bars = [
         charts.Bar(
             (item["duration_seconds"],),
             f"{item['kind']} {item['checkpoint']}: {formats.seconds(item['duration_seconds'])}",
         )
-        for item in items[::-1]
-        if item["ended"]
+        for item in ended
     ]
     chart = charts.stack(bars, "How long the last checkpoints took") if bars else ""
     located = [item["location"] for item in items if item["location"] and item["state"] == "completed"]
     restore = f"env.execute(restore_from={located[0]!r})" if located else ""
-    return context | {"checkpoints": checkpoints, "items": items, "chart": chart, "restore": restore}
+    return context | {
+        "checkpoints": checkpoints,
+        "items": items,
+        "chart": chart,
+        "longest": max((item["duration_seconds"] for item in ended), default=None),
+        "restore": restore,
+    }
 
 
 GRAPH_PAGE = LivePage(
@@ -136,6 +146,33 @@ def order(request: Request, job: str, caller: Operator, form: PostedForm) -> Res
     if record.order.action != "stack":
         say(request, f"Asked for: {record.order.action}. What becomes of it stands under “Asked of it”.")
     return go_to(job_href(job))
+
+
+def shown_job(console: Console, caller: Caller, job: str) -> tuple[AnnouncedJob, Facts]:
+    """Return a job, and its facts as far as the caller may see them: a stack has lines of the program.
+
+    Raises `ConfigError`, `UnknownJobError`, and what the vertex raises.
+    """
+    vertex, owner = split_job(job)
+    watch = console.watch
+    announced = watch.job(vertex, owner)
+    view = next(view for view in watch.views() if view.vertex == vertex)
+    facts = job_facts(
+        view,
+        announced,
+        watch.names(),
+        hour=known_hour(watch, vertex, owner),
+        mask=console.options.mask_payloads,
+    )
+    facts["orders"] = [shown_order(order, caller) for order in facts["orders"]]
+    return announced, facts
+
+
+def shown_order(order: Facts, caller: Caller) -> Facts:
+    """Return an order as the caller may see it."""
+    if order["action"] == OrderAction.STACK and not caller.user.is_operator:
+        return order | {"text": ""}
+    return order
 
 
 def drawing_of(job: Facts) -> Markup | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ftlayer.console.hours import VERTEX_SERIES, shown_hour
+from ftlayer.console.hours import shown_hour
 from ftlayer.console.live import Context, LivePage, Visit
 from ftlayer.monitor.facts import Facts, overview_facts
 
@@ -19,7 +19,7 @@ def _context(visit: Visit) -> Context:
     jobs = overview["jobs"]
     running = [job for job in jobs if not job["final"]]
     hours = [
-        (view.vertex, shown_hour(watch, view.vertex, "", VERTEX_SERIES))
+        (f"{view.vertex}, of the records that it stores", shown_hour(watch, view.vertex))
         for view in views
         if view.is_up and view.has_records
     ]
