@@ -53,6 +53,7 @@ from ftlayer.runtime.slot.shell import Order, SlotModeFactory
 from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
 from ftlayer.spark.sessions import check_is_session, links_of, tells_of_its_end
 from ftlayer.spark.workers import prepare_workers
+from ftlayer.telemetry.settings import tracing_of
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import Schema
 from ftlayer.topology.explain import explain, to_dot, to_mermaid
@@ -329,9 +330,11 @@ class StreamEnvironment:
         elif client is not None:
             slots = AckerSlotFactory(client)
         key = os.urandom(KEY_BYTES) if plan is None else plan.key
+        # Before anything is open: its variables may be wrong.
+        tracing = tracing_of(os.environ) if client is not None else None
         server, order = open_server(job, graph, place, self._options, slots, key)
         try:
-            runner = SlotRunner(pickled_order(order), run_slot)
+            runner = SlotRunner(pickled_order(replace(order, tracing=tracing)), run_slot)
             if vertex is not None:
                 _check_reachable(place, vertex.client)
                 # Behind all that can be wrong with this program: from here on an earlier run ends.

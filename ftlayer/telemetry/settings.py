@@ -13,6 +13,7 @@ INTERVAL_MS = 60_000
 """How often metrics are pushed, as OpenTelemetry has it."""
 
 _PROTOCOL = "http/protobuf"
+_RATIO_SAMPLERS = ("traceidratio", "parentbased_traceidratio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,43 @@ def target_of(signal: str, endpoint: str | None, environ: Mapping[str, str]) -> 
         return None
     _check_protocol(name, environ)
     return OtlpTarget(None, found or "http://localhost:4318", False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tracing:
+    """What is traced, and where spans go. Travels to slots, which may have other variables.
+
+    Attributes:
+        ratio: the share of records, above 0 and at most 1.
+        endpoint: the full URL for traces.
+    """
+
+    ratio: float
+    endpoint: str
+
+
+def tracing_of(environ: Mapping[str, str]) -> Tracing | None:
+    """Return what is traced by OpenTelemetry's variables; None: nothing.
+
+    On by ``OTEL_TRACES_SAMPLER`` ``traceidratio`` or ``parentbased_traceidratio`` alone, with the share in
+    ``OTEL_TRACES_SAMPLER_ARG``, where there is an endpoint: without them OpenTelemetry would trace everything.
+    Raises `ConfigError` for a share that is none, and as `target_of`.
+    """
+    sampler = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
+    target = target_of("traces", None, environ) if sampler in _RATIO_SAMPLERS else None
+    if target is None:
+        return None
+    text = environ.get("OTEL_TRACES_SAMPLER_ARG", "") or "1"
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = math.nan
+    if not 0 <= ratio <= 1:
+        raise ConfigError(
+            f"OTEL_TRACES_SAMPLER_ARG: expected the share of records to trace, 0 to 1, got {text!r}"
+        )
+    own = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+    return Tracing(ratio, own or f"{target.shown.rstrip('/')}/v1/traces") if ratio else None
 
 
 def interval_s(environ: Mapping[str, str]) -> float:

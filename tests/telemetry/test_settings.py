@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError
-from ftlayer.telemetry.settings import OtlpTarget, check_endpoint, interval_s, target_of
+from ftlayer.telemetry.settings import OtlpTarget, Tracing, check_endpoint, interval_s, target_of, tracing_of
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OWN = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
@@ -71,3 +71,37 @@ def test_how_often() -> None:
     for text in ("0", "-5", "soon", "inf", "nan"):
         with pytest.raises(ConfigError, match="OTEL_METRIC_EXPORT_INTERVAL: expected milliseconds"):
             interval_s({"OTEL_METRIC_EXPORT_INTERVAL": text})
+
+
+RATIO = {"OTEL_TRACES_SAMPLER": "traceidratio", "OTEL_TRACES_SAMPLER_ARG": "0.01"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "tracing"),
+    [
+        ({BASE: "http://c:4318"}, None),
+        (RATIO, None),
+        ({BASE: "http://c:4318/", **RATIO}, Tracing(0.01, "http://c:4318/v1/traces")),
+        (
+            {BASE: "http://c", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/spans", **RATIO},
+            Tracing(0.01, "http://t/spans"),
+        ),
+        ({**RATIO, "OTEL_TRACES_EXPORTER": "otlp"}, Tracing(0.01, "http://localhost:4318/v1/traces")),
+        ({BASE: "http://c", **RATIO, "OTEL_TRACES_EXPORTER": "none"}, None),
+        ({BASE: "http://c", **RATIO, "OTEL_TRACES_SAMPLER_ARG": "0"}, None),
+        (
+            {BASE: "http://c", "OTEL_TRACES_SAMPLER": "parentbased_traceidratio"},
+            Tracing(1.0, "http://c/v1/traces"),
+        ),
+        ({BASE: "http://c", "OTEL_TRACES_SAMPLER": "always_on"}, None),
+        ({BASE: "http://c", "OTEL_TRACES_SAMPLER": "xray"}, None),
+    ],
+)
+def test_what_is_traced(environ: dict[str, str], tracing: Tracing | None) -> None:
+    assert tracing_of(environ) == tracing
+
+
+@pytest.mark.parametrize("share", ["2", "-1", "some", "nan"])
+def test_a_share_that_is_none(share: str) -> None:
+    with pytest.raises(ConfigError, match="OTEL_TRACES_SAMPLER_ARG: expected the share of records"):
+        tracing_of({BASE: "http://c", **RATIO, "OTEL_TRACES_SAMPLER_ARG": share})

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 
 from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.config import TopologyOptions
+from ftlayer.telemetry.settings import Tracing
 from ftlayer.topology.job_graph import JobGraph
 from ftlayer.transport.client import Endpoint
 
@@ -46,6 +47,7 @@ class SlotOrder(Generic[Mode]):
         tls_cert, tls_key: PEM for its channels' server off loopback, else None.
         key: the job's secret, which sealed payloads are checked by.
         sockets: directory of the job's Unix sockets, where its channels listen; "": they listen on ``listen_on``.
+        tracing: which records are traced, as the driver's variables say; None: none.
     """
 
     job: str
@@ -59,3 +61,4 @@ class SlotOrder(Generic[Mode]):
     tls_key: bytes | None = field(repr=False)
     key: bytes = field(repr=False)
     sockets: str = ""
+    tracing: Tracing | None = None

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from time import monotonic_ns
+from time import monotonic_ns, time_ns
 from typing import assert_never
 
 from ftlayer.clock import Now, system_now
@@ -64,6 +64,7 @@ from ftlayer.runtime.slot.links import SlotLinks
 from ftlayer.runtime.slot.mailbox import Mailbox
 from ftlayer.runtime.slot.pulse import Pulse
 from ftlayer.runtime.slot.sources import Sources
+from ftlayer.runtime.slot.tracing import RunTracer
 
 MAX_MAIL = 256
 """Events that are taken in a row before a task is run."""
@@ -101,10 +102,12 @@ class SlotLoop:
         send: Callable[[FromSlot], None],
         peer_timeout_ms: int,
         carry_out: Callable[[ModeInstruction], None],
+        tracer: RunTracer | None = None,
     ) -> None:
         """``send`` reaches the coordinator, which has ``peer_timeout_ms`` to replace a peer that is lost.
 
-        ``carry_out`` does what the mode's rules want done (see `SlotModeShell.carry_out`).
+        ``carry_out`` does what the mode's rules want done (see `SlotModeShell.carry_out`); ``tracer`` is told of all
+        runs, None where nothing is traced.
         """
         self._core = core
         self._sources = sources
@@ -115,6 +118,7 @@ class SlotLoop:
         self._send = send
         self._peer_timeout_ms = peer_timeout_ms
         self._carry_out = carry_out
+        self._tracer = tracer
         self._lost: dict[int, _Lost] = {}
         self._over = False
         self.reset: ResetTasks | None = None
@@ -174,9 +178,13 @@ class SlotLoop:
             match instruction:
                 case RunTask(key):
                     # All that was decided before has left.
-                    self._busy.began(key, monotonic_ns())
-                    todo.extendleft(reversed(self._core.handle(instruction, now)))
-                    self._busy.ended(monotonic_ns())
+                    self._busy.began(key, began_ns := monotonic_ns())
+                    decided = self._core.handle(instruction, now)
+                    todo.extendleft(reversed(decided))
+                    self._busy.ended(ended_ns := monotonic_ns())
+                    if self._tracer is not None:
+                        end_ns = time_ns()
+                        self._tracer.ran(instruction, decided, end_ns - (ended_ns - began_ns), end_ns)
                 case Transmit(slot, frame):
                     self._links.transmit(slot, frame)
                 case Grant(slot, grants):

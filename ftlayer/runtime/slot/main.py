@@ -265,6 +265,7 @@ class _Slot:
             self._control.send,
             order.options.heartbeat_timeout_ms,
             self._mode.carry_out,
+            self._mode.tracer,
         )
 
     def _open_sources(self, core: SlotCore) -> Sources:

@@ -12,6 +12,7 @@ from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.events import Event
 from ftlayer.runtime.slot.instructions import ModeInstruction
 from ftlayer.runtime.slot.mode import SlotMode, SlotParts
+from ftlayer.runtime.slot.tracing import RunTracer
 from ftlayer.runtime.task.contract import TaskKey
 from ftlayer.runtime.task.mode import TaskMode
 
@@ -52,6 +53,10 @@ class SlotModeShell(Protocol):
 
     def rules(self, parts: SlotParts) -> SlotMode:
         """Return the mode's part in the rules, with all that is restored beside the tasks' state."""
+
+    @property
+    def tracer(self) -> RunTracer | None:
+        """What is told of each run; None where nothing is traced. Behind `open`."""
 
     def positions(self, key: TaskKey) -> Mapping[str, bytes]:
         """Return where a source's subtask begins to read, by partition."""

@@ -137,6 +137,8 @@ class UntrackedSlotShell:
     """`ftlayer.runtime.slot.shell.SlotModeShell` of ``FTStatus.OFF``: nothing is opened."""
 
     touch_timeout_ms = None
+    tracer = None
+    """See `SlotModeShell.tracer`: no record has a root."""
 
     def __init__(self, slot: SlotContext) -> None:
         self._slot = slot

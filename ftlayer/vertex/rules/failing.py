@@ -54,12 +54,18 @@ class Failing:
             taken = self._state.segments.rows(txn, segment, rows).with_roots(roots[positions])
             of_these = self._causes(live.stream, roots[positions], [causes[at] for at in positions], now)
             bodies = self._state.payloads.rows(txn, taken.payload)
-            for row, (position, cause) in enumerate(zip(positions.tolist(), of_these, strict=True)):
-                key = self.move(txn, live.stream, taken.info, bodies, row, cause, now)
+            keys = [
+                self.move(txn, live.stream, taken.info, bodies, row, cause, now)
+                for row, cause in enumerate(of_these)
+            ]
+            for position, key in zip(positions.tolist(), keys, strict=True):
                 if key is None:
                     dead += 1
                 else:
                     waiting[int(roots[position])] = key
+            if self._state.followed is not None:
+                is_dead = [key is None for key in keys]
+                self._state.followed.failed(roots[positions], of_these, is_dead, now)
             self._state.live.write_segment(txn, segment)
         return waiting, dead
 

@@ -49,6 +49,7 @@ from ftlayer.vertex.rules.board import Board
 from ftlayer.vertex.rules.dedupe import Dedupe
 from ftlayer.vertex.rules.deliveries import Deliveries
 from ftlayer.vertex.rules.failing import Failing
+from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.hour import VertexHour
 from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.opening import Opening, recall
@@ -124,6 +125,11 @@ class FTLayerCore:
     def exact(self) -> bool:
         """Whether it keeps every id, so that `EventIds` are worth sending and `Explain` is answered."""
         return self._state.exact
+
+    def take_attempts(self) -> list[EndedAttempt]:
+        """Return which attempts of records that are followed have ended since the last call."""
+        followed = self._state.followed
+        return [] if followed is None else followed.take()
 
     def apply(
         self, txn: WriteTransaction | None, call: MutatingCall, envelope: Envelope | None, now: Now

@@ -17,6 +17,7 @@ class LayerOptions:
     remembers every id, some hundred times slower, so that `Explain` can tell what a root waits for.
     A root expires between its stream's timeout and timeout x (1 + 1 / (buckets - 1)). What completed is
     written down ``flush_ms`` after it did; what is not written when the vertex is lost is replayed.
+    ``traced`` is the share of records whose attempts are followed (`FollowedAttempts`), 0 for none.
 
     Raises `ConfigError` for a value out of range.
     """
@@ -26,6 +27,7 @@ class LayerOptions:
     tracker: Literal["table", "exact"] = "table"
     buckets: int = 3
     flush_ms: int = 100
+    traced: float = 0.0
 
     def __post_init__(self) -> None:
         shard_bits(self.shards)

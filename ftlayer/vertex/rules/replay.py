@@ -70,6 +70,8 @@ class Replays:
             taken.append(rows)
         for rows in taken:
             state.circuits.let_out(stream, rows.info.roots, now.mono_ms)
+            if state.followed is not None:
+                state.followed.let_out(stream.name, rows.info, now)
         return RecordBatches(tuple(records_of(rows) for rows in taken), held)
 
     def due_rows(self, txn: ReadTransaction, stream: Stream, limit: int) -> Iterator[DueRows]:

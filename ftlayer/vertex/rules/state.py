@@ -12,6 +12,7 @@ from ftlayer.acker import AckerTable, BucketRotations, ExactTracker, Roots, Trac
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StaleIncarnationError, StoreDamagedError
 from ftlayer.records.ids import root_ids
+from ftlayer.records.traced import Sampler
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction
@@ -23,6 +24,7 @@ from ftlayer.store.texts import TextChanges
 from ftlayer.vertex.calls import Envelope, Reply
 from ftlayer.vertex.rules.circuits import Circuits
 from ftlayer.vertex.rules.counters import ShardCounters
+from ftlayer.vertex.rules.followed import FollowedAttempts
 from ftlayer.vertex.rules.grouping import DeadIndex
 from ftlayer.vertex.rules.live import LiveSegments, by_segment
 from ftlayer.vertex.rules.options import LayerOptions
@@ -111,6 +113,7 @@ class ShardState:
         self.owners = Owners()
         self.circuits = Circuits()
         self.dead_index = DeadIndex()
+        self.followed = FollowedAttempts(Sampler(options.traced)) if options.traced else None
         self.streams: dict[str, Stream] = {}
         self.numbers: dict[int, Stream] = {}
         self.timed_out: dict[int, bytes] = {}  # root → key of its record in the table of waiting ones
@@ -179,6 +182,8 @@ class ShardState:
                     seconds = (now.mono_ms - live.registered.mono_ms) / 1_000
                     live.stream.completion.observe(seconds, finished, root=int(done[-1]), at_ms=now.wall_ms)
                 self.circuits.done(live.stream, done, now.mono_ms)
+                if self.followed is not None:
+                    self.followed.completed(done, now)
             if finished < len(rows):
                 for root in complete.roots[positions[~new]].tolist():
                     self._cancel_replay(root)

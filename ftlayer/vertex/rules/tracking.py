@@ -93,6 +93,8 @@ class Tracking:
         """Enter all rows of a tracked segment that is new; ``values`` are the XORs of their copies' ids."""
         state = self._state
         state.live.add(sequence, stream, np.zeros(len(roots), np.bool_), now, now.wall_ms)
+        if state.followed is not None:
+            state.followed.registered(stream.name, roots, now)
         failed = state.early.take(roots)
         self.enter(stream, roots, values, locations_of(sequence, len(roots)), now, self._lists(ids), failed)
 

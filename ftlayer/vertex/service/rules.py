@@ -19,6 +19,7 @@ from ftlayer.errors import (
 )
 from ftlayer.store.kv import KeyValueStore
 from ftlayer.vertex.calls import Call, Envelope, ReadingCall, Reply, Touch, Xor
+from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import CallOutcome, FTLayerCore
 
 Answer = Callable[[Reply | FTLayerError], None]
@@ -32,7 +33,7 @@ class ShardParts:
     """What a shard is made of, and made again of after its memory was lost.
 
     ``sync_every_ms`` None: syncing is the store's own business. ``flush_ms``: how long completions stay
-    unwritten, as the layer was told.
+    unwritten, as the layer was told. ``trace`` gets the attempts that the layer follows, when they have ended.
     """
 
     open_store: Callable[[], KeyValueStore]
@@ -41,6 +42,7 @@ class ShardParts:
     sync_every_ms: int | None = None
     flush_ms: int = 100
     now: Callable[[], Now] = system_now
+    trace: Callable[[EndedAttempt], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -154,6 +156,8 @@ class Rules:
             for outcome in outcomes:
                 outcome.after()
             self._changes_memory = False
+            ended = self._ended()
+        self._trace(ended)
 
     def abandon(self) -> None:
         """Tell that the transaction was not committed."""
@@ -168,3 +172,13 @@ class Rules:
             if self._lost:
                 raise shard_closed()
             yield self._layer
+            ended = self._ended()
+        self._trace(ended)
+
+    def _ended(self) -> list[EndedAttempt]:
+        return [] if self._parts.trace is None else self._layer.take_attempts()
+
+    def _trace(self, ended: list[EndedAttempt]) -> None:
+        if self._parts.trace is not None:
+            for attempt in ended:
+                self._parts.trace(attempt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -23,9 +25,12 @@ from ftlayer.checks import duration_ms
 from ftlayer.config import ServeOptions, VertexOptions
 from ftlayer.errors import ConfigError
 from ftlayer.store.lmdb_store import Durability, LmdbStore
+from ftlayer.telemetry.settings import Tracing, tracing_of
+from ftlayer.telemetry.spans import SpanExport, open_spans
 from ftlayer.transport.address import parse_listen
 from ftlayer.transport.polling import poll_in_place
 from ftlayer.transport.sockets import check_socket_free
+from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.layer import FTLayerCore
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.service.directory import fix_shards, prepare_vertex
@@ -34,6 +39,7 @@ from ftlayer.vertex.service.metrics import Metrics, vertex_families
 from ftlayer.vertex.service.otlp import OtlpMetrics
 from ftlayer.vertex.service.rules import ShardParts
 from ftlayer.vertex.service.server import VertexServer
+from ftlayer.vertex.service.tracing import span_of
 from ftlayer.vertex.service.vertex import Vertex
 
 EXIT_STOPPED = 0
@@ -77,7 +83,9 @@ def serve(
     _check_free(options)
     keep_freed_memory()
     poll_in_place()
-    vertex = open_vertex(options.vertex, on_fatal)
+    tracing = tracing_of(os.environ)
+    spans = None if tracing is None else open_spans(tracing, "ftlayer-vertex", __version__)
+    vertex = open_vertex(options.vertex, on_fatal, traced=_traced(tracing, spans))
     # What is there now stays: looking at it for garbage would stop every thread for a tenth of a second.
     gc.freeze()
     threading.Thread(target=_compile_kernels, args=(on_fatal,), name="ftlayer-kernels", daemon=True).start()
@@ -93,6 +101,8 @@ def serve(
             logger.info("stopping: %s", signal.Signals(number).name)
     finally:
         vertex.close()
+        if spans is not None:
+            spans.close()
     server.stop(_LAST_ANSWERS_S)
     return EXIT_FAULT if faults else EXIT_STOPPED
 
@@ -202,7 +212,23 @@ def _signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def open_vertex(options: VertexOptions, on_fatal: Callable[[Exception], None]) -> Vertex:
+@dataclass(frozen=True)
+class Traced:
+    """The share of records whose attempts are followed, and what gets them when they have ended."""
+
+    ratio: float
+    trace: Callable[[EndedAttempt], None]
+
+
+def _traced(tracing: Tracing | None, spans: SpanExport | None) -> Traced | None:
+    if tracing is None or spans is None:
+        return None
+    return Traced(tracing.ratio, lambda attempt: spans.send(span_of(attempt)))
+
+
+def open_vertex(
+    options: VertexOptions, on_fatal: Callable[[Exception], None], traced: Traced | None = None
+) -> Vertex:
     """Open (or make) the stores of a vertex, and recover what they hold.
 
     Raises what is wrong with the directory or a store (`StoreError`), and `ConfigError` for another number
@@ -211,10 +237,10 @@ def open_vertex(options: VertexOptions, on_fatal: Callable[[Exception], None]) -
     path = Path(options.path)
     prepare_vertex(path)
     fix_shards(path, options.shards)
-    return Vertex(path, [_parts(options, path, shard) for shard in range(options.shards)], on_fatal)
+    return Vertex(path, [_parts(options, path, shard, traced) for shard in range(options.shards)], on_fatal)
 
 
-def _parts(options: VertexOptions, path: Path, shard: int) -> ShardParts:
+def _parts(options: VertexOptions, path: Path, shard: int, traced: Traced | None) -> ShardParts:
     durability: Durability = "batch"
     sync_every_ms = None
     if options.durability == "none":
@@ -222,7 +248,11 @@ def _parts(options: VertexOptions, path: Path, shard: int) -> ShardParts:
     elif options.durability != "batch":
         durability = sync_every_ms = duration_ms(options.durability, "durability")
     layer_options = LayerOptions(
-        shard=shard, shards=options.shards, tracker=options.tracker, buckets=options.timeout_buckets
+        shard=shard,
+        shards=options.shards,
+        tracker=options.tracker,
+        buckets=options.timeout_buckets,
+        traced=0.0 if traced is None else traced.ratio,
     )
     return ShardParts(
         open_store=lambda: LmdbStore.open(
@@ -234,4 +264,5 @@ def _parts(options: VertexOptions, path: Path, shard: int) -> ShardParts:
         persist_timeout_ms=options.persist_timeout_ms,
         sync_every_ms=sync_every_ms,
         flush_ms=layer_options.flush_ms,
+        trace=None if traced is None else traced.trace,
     )

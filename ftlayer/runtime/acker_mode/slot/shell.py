@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ftlayer import __version__
 from ftlayer.functions.failures import this_process
 from ftlayer.handler.handler import FTHandler
 from ftlayer.records.ids import U64Array
+from ftlayer.records.traced import Sampler
 from ftlayer.runtime.acker_mode.slot.instructions import FailCall, PersistCall, TakeReplaysCall, XorCall
 from ftlayer.runtime.acker_mode.slot.rules import AckerSlot
+from ftlayer.runtime.acker_mode.slot.tracing import AckerTracer
 from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
@@ -19,6 +22,8 @@ from ftlayer.runtime.slot.instructions import ModeInstruction
 from ftlayer.runtime.slot.mode import SlotParts, misplaced
 from ftlayer.runtime.slot.shell import SlotContext
 from ftlayer.runtime.task.contract import TaskKey
+from ftlayer.telemetry.settings import Tracing
+from ftlayer.telemetry.spans import SpanExport, open_spans
 from ftlayer.vertex.client.client import VertexClient
 
 
@@ -44,6 +49,8 @@ class AckerSlotShell:
         self._place = this_process(f"slot {slot.order.slot}")
         self._port: VertexPort | None = None
         self._opened: dict[str, OpenedStream] = {}
+        self._spans: SpanExport | None = None
+        self._tracer: AckerTracer | None = None
 
     @property
     def touch_timeout_ms(self) -> int | None:
@@ -53,6 +60,7 @@ class AckerSlotShell:
     def open(self, deploy: Deploy) -> AckerTaskMode:
         """Declare the job's streams. Raises what `VertexClient.call` raises."""
         order = self._slot.order
+        self._open_tracer(order.tracing)
         self._port = VertexPort(self._client, self._graph.options, self._slot.post, order.job)
         self._opened = self._port.open()
         # Streams of one job are on one shard.
@@ -62,6 +70,18 @@ class AckerSlotShell:
             FTHandler, job=self._graph.name, run=run, shard=told.shard, shards=told.shards, exact=told.exact
         )
         return AckerTaskMode(handler, order.options, partial(open_sink, run=run))
+
+    def _open_tracer(self, tracing: Tracing | None) -> None:
+        if tracing is not None:
+            self._spans = open_spans(tracing, "ftlayer-slot", __version__)
+        if tracing is not None and self._spans is not None:
+            slot = self._slot.order.slot
+            self._tracer = AckerTracer(Sampler(tracing.ratio), self._graph.name, slot, self._spans.send)
+
+    @property
+    def tracer(self) -> AckerTracer | None:
+        """See `SlotModeShell.tracer`."""
+        return self._tracer
 
     def rules(self, parts: SlotParts) -> AckerSlot:
         """See `SlotModeShell.rules`."""
@@ -103,3 +123,5 @@ class AckerSlotShell:
         """See `SlotModeShell.close`."""
         if self._port is not None:
             self._port.close()
+        if self._spans is not None:
+            self._spans.close()

@@ -69,6 +69,8 @@ class BarrierSlotShell:
     """
 
     touch_timeout_ms = None
+    tracer = None
+    """See `SlotModeShell.tracer`: no record has a root."""
 
     def __init__(self, plan: CheckpointPlan, slot: SlotContext) -> None:
         self.snapshots: SnapshotRunner | None = None

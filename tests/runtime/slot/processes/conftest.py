@@ -42,6 +42,7 @@ from ftlayer.runtime.protocol.messages import (
 )
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.untracked import UntrackedSlotFactory
+from ftlayer.telemetry.settings import Tracing
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.connectors import partitions
 from ftlayer.topology.job_graph import JobGraph
@@ -76,8 +77,10 @@ class Slots:
         vertex: EmbeddedVertex | None,
         certificate: Certificate | None = None,
         run: str = JOB,
+        tracing: Tracing | None = None,
     ) -> None:
         self.run = run
+        self.tracing = tracing
         self.graph, self.path, self.options, self.vertex = graph, path, options, vertex
         self.certificate = certificate
         self.said: list[tuple[int, Any]] = []
@@ -144,6 +147,7 @@ class Slots:
             None if certificate is None else certificate.cert,
             None if certificate is None else certificate.key,
             self._key,
+            tracing=self.tracing,
         )
         written = self.path / f"order-{slot}-{secrets.token_hex(4)}"
         written.write_bytes(cloudpickle.dumps(order))
@@ -326,13 +330,19 @@ class Jobs:
         ]
 
     def slots(
-        self, graph: JobGraph, *, certificate: Certificate | None = None, run: str = JOB, **options: Any
+        self,
+        graph: JobGraph,
+        *,
+        certificate: Certificate | None = None,
+        run: str = JOB,
+        tracing: Tracing | None = None,
+        **options: Any,
     ) -> Slots:
         """Start the graph's slots, and a vertex if it is tracked."""
         if graph.tracked and self.vertex is None:
             self.vertex = EmbeddedVertex(VertexOptions(self.path / "vertex"))
             self.vertex.start()
-        slots = Slots(graph, self.path, TopologyOptions(**options), self.vertex, certificate, run)
+        slots = Slots(graph, self.path, TopologyOptions(**options), self.vertex, certificate, run, tracing)
         self._opened.append(slots)
         slots.start()
         return slots

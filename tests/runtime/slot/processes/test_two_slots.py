@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from typing import Any
 
@@ -9,6 +11,7 @@ from ftlayer.errors import StaleOwnerError
 from ftlayer.failures import PermanentFailure
 from ftlayer.restart import FixedDelay
 from ftlayer.runtime.protocol.messages import AskStack, SourceFailed, StackTaken
+from ftlayer.telemetry.settings import tracing_of
 from ftlayer.vertex.calls import Stats, StreamOptions
 
 N = 20_000
@@ -52,6 +55,68 @@ def test_a_record_that_fails_is_replayed_to_its_task(jobs: Any) -> None:
     slots.drain()
     assert sorted(jobs.written()) == list(range(2 * N))
     assert slots.total("failed") == slots.total("replayed") == 2 * N // 1_000
+
+
+def test_a_record_that_fails_once_is_one_trace_over_all_processes(
+    jobs: Any, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sometimes(n: int) -> list[int]:
+        import os
+
+        marker = f"{flags}/{n}"
+        if n == 7 and not os.path.exists(marker):
+            open(marker, "w").close()
+            raise ValueError("not yet")
+        return [n]
+
+    flags = str(jobs.path)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("OTEL_METRICS_EXPORTER", "none")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+    graph = jobs.graph(
+        [numbers(0, 20), numbers(20, 40)], sometimes, retry=StreamOptions(backoff_ms=(50,), jitter=0.0)
+    )
+    slots = jobs.slots(graph, tracing=tracing_of(os.environ))
+    slots.drain()
+    jobs.vertex.stop()  # its last spans go out
+    attributes = sys.modules["otlp_collector"].attributes
+    traces: dict[bytes, list[Any]] = {}
+    for span in collector.spans():
+        traces.setdefault(span.trace_id, []).append(span)
+    assert len(traces) == 40
+    (failed,) = [
+        spans
+        for spans in traces.values()
+        if any(span.status.code == span.status.STATUS_CODE_ERROR for span in spans)
+    ]
+    ids = {span.span_id: span for span in failed}
+    assert len(ids) == len(failed)
+    (first,) = [span for span in failed if not span.parent_span_id]
+    assert first.name == "source"
+    assert all(span.parent_span_id in ids for span in failed if span is not first)
+    attempts = {span.name: span for span in failed if span.parent_span_id == first.span_id}
+    outcomes = {name: attributes(span)["ftlayer.outcome"] for name, span in attempts.items()}
+    assert outcomes == {"attempt 1": "failed", "attempt 2": "completed"}
+    (said,) = attempts["attempt 1"].events
+    assert "not yet" in attributes(said)["exception.message"]
+    assert attributes(said)["ftlayer.operator"] == "work"
+    below = {
+        name: sorted(span.name for span in failed if span.parent_span_id == attempt.span_id)
+        for name, attempt in attempts.items()
+    }
+    replay = next(vertex.uid for vertex in graph.vertices if vertex.uid not in ("source", "work", "last"))
+    assert below == {"attempt 1": ["work"], "attempt 2": ["last", f"replay {replay}", "work"]}
+    (work,) = [span for span in failed if span.parent_span_id == attempts["attempt 1"].span_id]
+    assert work.status.code == work.status.STATUS_CODE_ERROR
+    assert all(0 < span.start_time_unix_nano <= span.end_time_unix_nano for span in failed)
+    others = [spans for spans in traces.values() if spans is not failed]
+    assert {frozenset(span.name for span in spans) for spans in others} == {
+        frozenset({"source", "attempt 1", "work", "last"})
+    }
+    places = {
+        attributes(span).get("ftlayer.slot") for spans in others for span in spans if span.name == "last"
+    }
+    assert places == {0, 1}
 
 
 def test_over_tls(jobs: Any) -> None:

@@ -1,0 +1,64 @@
+"""Which records are followed as traces, and what their traces and spans are called.
+
+All of it follows from a record's origin, its first root, and from the root of an attempt: each process decides alike,
+and nothing travels with a record for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ftlayer.errors import ConfigError
+from ftlayer.records.ids import U64Array, mix64
+
+_ALL = 1 << 64
+_RECORD, _ATTEMPT = 0x7265636F7264, 0x617474656D7074
+
+
+class Sampler:
+    """Picks a share of all records by their origins."""
+
+    def __init__(self, ratio: float) -> None:
+        """``ratio`` is above 0 and at most 1; `ConfigError` otherwise."""
+        if not 0 < ratio <= 1:
+            raise ConfigError(f"the share of records that are traced: expected above 0 to 1, got {ratio}")
+        self._below = round(ratio * _ALL)
+
+    def mask(self, origins: U64Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return which records are followed: bool[n] for uint64[n]."""
+        if self._below >= _ALL:
+            return np.ones(len(origins), np.bool_)
+        # As OpenTelemetry's TraceIdRatioBased picks by the low half of a trace's id.
+        return mix64(np.ascontiguousarray(origins)) < np.uint64(self._below)
+
+
+def trace_of(origin: int) -> int:
+    """Return the id of a record's trace, 128 bits: its origin, and what it is picked by."""
+    return origin << 64 | mixed(origin)
+
+
+def record_span(origin: int) -> int:
+    """Return the id of a trace's first span: the record at its source."""
+    return mixed(origin ^ _RECORD) or 1
+
+
+def attempt_span(root: int) -> int:
+    """Return the id of the span of the attempt with this root."""
+    return mixed(root ^ _ATTEMPT) or 1
+
+
+def span_within(parent: int, *parts: int) -> int:
+    """Return the id of a span below another one; ``parts`` tell it from the others there."""
+    value = parent
+    for part in parts:
+        value = mixed(value ^ part % _ALL)
+    return value or 1
+
+
+def mixed(value: int) -> int:
+    """Return `mix64` of one number."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 % _ALL
+    value = (value ^ value >> 27) * 0x94D049BB133111EB % _ALL
+    return value ^ value >> 31

@@ -1,0 +1,105 @@
+"""Spans that have ended, and their way to a collector by OpenTelemetry's SDK."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ftlayer.telemetry.sdk import is_usable, resource_of
+from ftlayer.telemetry.settings import OtlpTarget, Tracing
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import ReadableSpan
+
+LAST_SPANS_S = 3.0
+"""How long the end of a process waits for its last spans to go out."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanError:
+    """Why what a span stands for has failed."""
+
+    message: str
+    operator: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSpan:
+    """A span that has ended: ids of 128 and 64 bits, times in Unix ns; ``parent`` is 0 for the first one of a trace."""
+
+    trace: int
+    span: int
+    parent: int
+    name: str
+    start_ns: int
+    end_ns: int
+    attributes: Mapping[str, str | int | bool] = field(default_factory=dict)
+    error: SpanError | None = None
+
+
+class SpanExport:
+    """Sends spans to a collector from a thread of the SDK's, which drops them where it has too many. Any thread."""
+
+    def __init__(self, endpoint: str, service: str, version: str) -> None:
+        """``endpoint`` is the full URL for traces; headers, certificates and so on are the variables'."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        self._make = _maker(service, version)
+        self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint))
+
+    def send(self, span: EndedSpan) -> None:
+        """Send a span; waits for nothing."""
+        self._processor.on_end(self._make(span))
+
+    def close(self) -> None:
+        """Let what was sent go out, and wait for that a little."""
+        closing = threading.Thread(target=self._processor.shutdown, name="ftlayer-spans", daemon=True)
+        closing.start()
+        closing.join(LAST_SPANS_S)
+
+
+def open_spans(tracing: Tracing, service: str, version: str) -> SpanExport | None:
+    """Return what sends the spans of this process; None where the SDK is missing, which the log says."""
+    if not is_usable(OtlpTarget(tracing.endpoint, tracing.endpoint, False), "traces"):
+        return None
+    logger.info("traces of %g of all records go to %s", tracing.ratio, tracing.endpoint)
+    return SpanExport(tracing.endpoint, service, version)
+
+
+def _maker(service: str, version: str) -> Callable[[EndedSpan], ReadableSpan]:
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+    resource, scope = resource_of(service, version), InstrumentationScope("ftlayer", version)
+    sampled = TraceFlags(TraceFlags.SAMPLED)
+
+    def make(span: EndedSpan) -> ReadableSpan:
+        error, events = span.error, []
+        if error is not None:
+            said = {"exception.message": error.message, "ftlayer.operator": error.operator}
+            if error.traceback:
+                said["exception.stacktrace"] = error.traceback
+            events.append(Event("exception", said, span.end_ns))
+        return ReadableSpan(
+            name=span.name,
+            context=SpanContext(span.trace, span.span, is_remote=False, trace_flags=sampled),
+            parent=SpanContext(span.trace, span.parent, is_remote=True) if span.parent else None,
+            resource=resource,
+            attributes=span.attributes,
+            events=events,
+            kind=SpanKind.INTERNAL if span.parent else SpanKind.PRODUCER,
+            status=Status(StatusCode.UNSET) if error is None else Status(StatusCode.ERROR, error.message),
+            start_time=span.start_ns,
+            end_time=span.end_ns,
+            instrumentation_scope=scope,
+        )
+
+    return make
