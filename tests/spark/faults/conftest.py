@@ -114,6 +114,10 @@ class JobRun:
         """Return the end of what the job printed."""
         return (self.directory / "log").read_text("utf-8", "replace")[-6_000:]
 
+    def has_said(self, text: str) -> bool:
+        """Whether a life has printed ``text``; ``log()`` may end with tracebacks of other threads."""
+        return text in (self.directory / "log").read_text("utf-8", "replace")
+
     def result(self) -> dict[str, Any]:
         file = self.directory / "result.json"
         assert file.exists(), self.log()

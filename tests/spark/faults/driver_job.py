@@ -134,13 +134,12 @@ def written(directory: Path) -> dict[str, Counter[str]]:
 class Job:
     """What a test asks for.
 
-    The n-th of ``kills`` is in batch n of all three queries at once: it has the step of each, by its sink.
-    ``victim``: "driver", "jvm" or "vertex".
+    The n-th of ``kills`` is in batch n of all three queries at once: it has its victim, which is "driver", "jvm" or
+    "vertex", and the step of each query, by its sink.
     """
 
     directory: str
-    victim: str = "driver"
-    kills: list[dict[str, str]] = field(default_factory=list)
+    kills: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     master: str = "local[2]"
     partition_bytes: int = 1 << 27
     shards: int = 1
@@ -161,7 +160,7 @@ class Watch:
     A query that comes to its step waits for the others there, so that one kill hits all of them.
     """
 
-    def __init__(self, job: Job, kill: Callable[[], None]) -> None:
+    def __init__(self, job: Job, kill: Callable[[str], None]) -> None:
         self._job = job
         self._kill = kill
         self._condition = threading.Condition()
@@ -176,22 +175,25 @@ class Watch:
             os.write(self._journal, f"{self._life} {query} {batch} {step}\n".encode())
             with self._condition:
                 turn = self._killed
-                if turn >= len(self._job.kills) or (step, batch) != (self._job.kills[turn][query], turn):
+                if turn >= len(self._job.kills):
+                    return
+                victim, steps = self._job.kills[turn]
+                if (step, batch) != (steps[query], turn):
                     return
                 self._here.add(query)
                 if len(self._here) == len(SINKS):
-                    self._end_turn()
+                    self._end_turn(victim)
                 elif not self._condition.wait_for(lambda: self._killed > turn, WAIT_S):
                     raise TimeoutError(f"only {self._here} came to {step} of batch {batch}")
 
         return watch
 
-    def _end_turn(self) -> None:
+    def _end_turn(self, victim: str) -> None:
         with self._kills.open("a") as file:
             file.write(f"{self._killed}\n")
         self._killed += 1
         self._here.clear()
-        self._kill()
+        self._kill(victim)
         self._condition.notify_all()
 
 
@@ -220,12 +222,15 @@ def main(job: Job) -> None:
         max_store_bytes=256 << 20,
     )
 
-    def kill() -> None:
-        if job.victim == "vertex":
-            assert layer.vertex is not None
-            layer.vertex.kill()
-        else:
-            os.kill(os.getpid(), signal.SIGKILL)
+    def kill(victim: str) -> None:
+        match victim:
+            case "vertex":
+                assert layer.vertex is not None
+                layer.vertex.kill()
+            case "jvm":
+                os.kill(spark.sparkContext._gateway.proc.pid, signal.SIGKILL)
+            case _:
+                os.kill(os.getpid(), signal.SIGKILL)
 
     watch = Watch(job, kill)
     queries = {}

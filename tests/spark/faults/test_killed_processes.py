@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import subprocess
-from itertools import cycle, islice
 from types import ModuleType
 from typing import Any
 
@@ -18,54 +17,68 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_800)]
 SPARKS = (("local[2]", 1 << 27), ("local[1]", 5_000), ("local[3]", 9_000))
 """Masters and sizes of partitions: each life cuts the batch that it runs again in another way."""
 
+CODES = {"driver": -signal.SIGKILL, "jvm": 1, "vertex": 0}
+"""How a life ends whose last kill had that victim. A query goes on without a vertex, which comes back."""
+
+JVM_HAS_ENDED = "Spark's JVM has ended"
+
+Kill = tuple[str, dict[str, str]]
+"""A victim, and the step of each query by its sink."""
+
 
 def kinds_of_spark(life: int) -> dict[str, Any]:
     master, partition_bytes = SPARKS[life % len(SPARKS)]
     return {"master": master, "partition_bytes": partition_bytes}
 
 
-def each_step(sinks: tuple[str, ...], first: int) -> list[dict[str, str]]:
-    """Return kills that have each step at least once, the queries always being at different ones."""
-    kills = -(-len(STEPS) // len(sinks))
-    steps = iter(islice(cycle(STEPS), first, None))
-    return [{sink: next(steps) for sink in sinks} for _ in range(kills)]
-
-
-def each_step_of_each_query(sinks: tuple[str, ...]) -> list[dict[str, str]]:
-    return [dict.fromkeys(sinks, step) for step in STEPS]
-
-
-def kill_drivers(job_run: Any, kills: list[dict[str, str]]) -> None:
-    for life in range(len(kills)):
-        code = job_run.run(job_run.job(kills=kills, **kinds_of_spark(life)))
-        assert code == -signal.SIGKILL, f"life {life} ended with {code}\n{job_run.log()}"
-        assert job_run.kills() == life + 1
-    assert job_run.run(job_run.job(kills=kills)) == 0, job_run.log()
-    job_run.check()
-
-
-def kill_vertices(job_run: Any, kills: list[dict[str, str]]) -> None:
-    job = job_run.job(kills=kills, victim="vertex", shards=2)
-    assert job_run.run(job) == 0, job_run.log()
+def kill_all(job_run: Any, kills: list[Kill], shards: int = 1) -> None:
+    """Run a job through all of the kills; a life begins where the one before has lost its driver or its JVM."""
+    made, life = 0, 0
+    while made < len(kills):
+        code = job_run.run(job_run.job(kills=kills, shards=shards, **kinds_of_spark(life)))
+        before, made, life = made, job_run.kills(), life + 1
+        assert made > before, job_run.log()
+        victim, _ = kills[made - 1]
+        assert code == CODES[victim], f"killed {made} times, and ended with {code}\n{job_run.log()}"
+        assert victim != "jvm" or job_run.has_said(JVM_HAS_ENDED), job_run.log()
+    if victim != "vertex":
+        assert job_run.run(job_run.job(kills=kills, shards=shards)) == 0, job_run.log()
     assert job_run.kills() == len(kills)
     job_run.check()
 
 
-def test_driver_killed_at_every_step(make_job: Any, job_script: ModuleType) -> None:
-    kills = each_step(job_script.SINKS, first=0)
-    kill_drivers(make_job(len(kills) + 1), kills)
+def each_step_of_each_query(victim: str, sinks: tuple[str, ...]) -> list[Kill]:
+    return [(victim, dict.fromkeys(sinks, step)) for step in STEPS]
 
 
-def test_vertex_killed_at_every_step(make_job: Any, job_script: ModuleType) -> None:
-    kills = each_step(job_script.SINKS, first=1)
-    kill_vertices(make_job(len(kills) + 1), kills)
+def test_vertex_driver_and_jvm_are_killed(make_job: Any, job_script: ModuleType) -> None:
+    """The vertex at every step; of a batch that has begun, the driver and its JVM at every other one.
+
+    Queries are always at different ones.
+    """
+    assert STEPS == ("begin", "begun", "run", "sealed", "written", "committed", "reported")
+    steps = {
+        "vertex": [
+            ("begin", "begun", "run"),
+            ("sealed", "written", "committed"),
+            ("reported", "begin", "begun"),
+        ],
+        "driver": [("begun", "sealed", "committed")],
+        "jvm": [("run", "written", "reported")],
+    }
+    kills = [
+        (victim, dict(zip(job_script.SINKS, each, strict=True)))
+        for victim, all_of_it in steps.items()
+        for each in all_of_it
+    ]
+    kill_all(make_job(len(kills) + 1), kills, shards=2)
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("kill", [kill_drivers, kill_vertices])
-def test_all_queries_at_every_step(make_job: Any, job_script: ModuleType, kill: Any) -> None:
-    kills = each_step_of_each_query(job_script.SINKS)
-    kill(make_job(len(kills) + 1), kills)
+@pytest.mark.parametrize("victim", ["driver", "jvm", "vertex"])
+def test_all_queries_at_every_step(make_job: Any, job_script: ModuleType, victim: str) -> None:
+    kills = each_step_of_each_query(victim, job_script.SINKS)
+    kill_all(make_job(len(kills) + 1), kills, shards=2 if victim == "vertex" else 1)
 
 
 def kill_at_random_points(job_run: Any, kills: int, seed: int) -> None:
@@ -86,16 +99,12 @@ def kill_at_random_points(job_run: Any, kills: int, seed: int) -> None:
             else:
                 job_run.kill_jvm(process)
                 assert process.wait(600) == 1
-                assert "Spark's JVM has ended" in job_run.log()
+                assert job_run.has_said(JVM_HAS_ENDED), job_run.log()
         finally:
             process.kill()
             process.wait()
     assert job_run.run(job_run.job()) == 0, job_run.log()
     job_run.check()
-
-
-def test_the_jvm_killed_at_a_random_point(make_job: Any) -> None:
-    kill_at_random_points(make_job(4), kills=1, seed=1)
 
 
 @pytest.mark.campaign
