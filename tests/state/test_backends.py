@@ -465,7 +465,7 @@ class Run:
 
 
 @settings(
-    max_examples=150,
+    max_examples=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

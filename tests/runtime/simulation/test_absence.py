@@ -433,7 +433,7 @@ def cluster_of(rows: int) -> tuple[Cluster, set[int]]:
     return Cluster(job_graph(env.build(), retry=RETRY), rows), done
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     slot=st.integers(0, 1),
     before_ms=st.integers(3, 16).map(lambda steps: steps * STEP_MS),

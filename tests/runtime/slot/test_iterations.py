@@ -263,7 +263,7 @@ def expected(build: Any, rows: list[Rows]) -> Counter[tuple[int, int]]:
 loops = st.sampled_from([one_out, many_out, by_the_side, nested])
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 1 << 30),
     build=loops,
@@ -287,7 +287,7 @@ def test_every_record_comes_out(
 ) -> None:
     draw = random.Random(seed)
     rows = [
-        [(place * 1_000 + i, draw.randrange(30)) for i in range(draw.randrange(25))]
+        [(place * 1_000 + i, draw.randrange(30)) for i in range(draw.randrange(12))]
         for place in range(parallelism)
     ]
     world = World(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from ftlayer.topology.connectors import partitions
 GOING = pa.schema([("key", pa.string()), ("part", pa.int64()), ("n", pa.int64()), ("rounds", pa.int64())])
 COUNTED = pa.schema([*GOING, ("count", pa.int64())])
 MODES = ("aligned", "at-least-once", "unaligned", "turning")
+ACTS = ("kill", "kill-all", "function", "driver", "savepoint", "stop", "commit-middle")
+CAMPAIGN = int(os.environ.get("FTLAYER_SEEDS", "3000")) // 10
+"""Each of these runs takes as long as several of other topologies."""
 Row = tuple[Any, ...]
 
 
@@ -152,40 +156,50 @@ def loops(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.usefixtures("markers_everywhere")
 @pytest.mark.parametrize("name", ["loop", "beside"])
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_fails(loops: Any, mode: str, parallelism: int, name: str) -> None:
-    for seed in range(2):
-        config = {**loops.MODES[mode], "interval": 10}
-        run = loops.Run(loops.Plan(name, seed, parallelism=parallelism, config=config, count=30)).run()
-        assert run.case.checked
-        assert not run.case.lost
-        assert run.world.driver.checkpoints.counts.completed > 3
+    config = {**loops.MODES[mode], "interval": 10}
+    run = loops.Run(loops.Plan(name, parallelism, parallelism=parallelism, config=config, count=30)).run()
+    assert run.case.checked
+    assert not run.case.lost
+    assert run.world.driver.checkpoints.counts.completed > 3
 
 
-@pytest.mark.parametrize(
-    "act", ["kill", "kill-all", "function", "driver", "savepoint", "stop", "commit-middle"]
-)
+@pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("mode", MODES)
 def test_one_thing_happens(loops: Any, mode: str, act: str) -> None:
-    for move in (60, 450):
-        config = {**loops.MODES[mode], "interval": 10}
-        plan = loops.Plan("loop", move, events=((move, act),), config=config, count=30)
-        assert loops.Run(plan).run().case.checked
+    # Each of them early and late.
+    move = (60, 450)[(ACTS.index(act) + MODES.index(mode)) % 2]
+    config = {**loops.MODES[mode], "interval": 10}
+    plan = loops.Plan("loop", move, events=((move, act),), config=config, count=30)
+    assert loops.Run(plan).run().case.checked
 
 
 def test_what_was_on_the_feedback_edge_is_lost(loops: Any) -> None:
     """Else the tests above show nothing."""
-    lost = 0
-    for seed in range(19, 29):
-        plan = loops.Plan("loop", seed, events=((300 + 10 * seed, "kill"),), config={"interval": 5}, count=60)
-        lost += len(loops.Run(plan).run().case.lost)
-    assert lost, "nothing was on the feedback edge in any of these runs"
+
+    def plan(seed: int) -> Any:
+        return loops.Plan("loop", seed, events=((300 + 10 * seed, "kill"),), config={"interval": 5}, count=60)
+
+    assert any(loops.Run(plan(seed)).run().case.lost for seed in range(19, 29)), (
+        "nothing was on the feedback edge"
+    )
 
 
-@pytest.mark.parametrize("first", range(0, 30, 10))
-def test_anything_happens(loops: Any, first: int) -> None:
-    for seed in range(first, first + 10):
-        plan = loops.drawn(seed, names=["loop", "beside"])
-        # There are more subtasks than in other topologies: a checkpoint takes more moves.
-        loops.Run(replace(plan, config={**plan.config, "timeout": "2s"})).run()
+def drawn(loops: Any, seed: int) -> Any:
+    plan = loops.drawn(seed, names=["loop", "beside"])
+    # There are more subtasks than in other topologies: a checkpoint takes more moves.
+    return replace(plan, config={**plan.config, "timeout": "2s"})
+
+
+def test_anything_happens(loops: Any) -> None:
+    for seed in range(8):
+        loops.Run(drawn(loops, seed)).run()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(1_000, 1_000 + CAMPAIGN, 50))
+def test_campaign(loops: Any, first: int) -> None:
+    for seed in range(first, first + 50):
+        loops.Run(drawn(loops, seed)).run()
