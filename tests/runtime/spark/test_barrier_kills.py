@@ -100,13 +100,6 @@ def _kill_at_random(job: Any, draw: random.Random, kills: int, longest_s: float)
     return done
 
 
-def test_slots_are_killed_at_random(start: Callable[..., Any], kit: ModuleType, tmp_path: Path) -> None:
-    job = start(6_000, unaligned=True, aligned_timeout="30ms")
-    assert _kill_at_random(job, random.Random(3), 3, 0.7) >= 2
-    assert job.wait(600)
-    kit.Ledger(tmp_path, count=6_000).check()
-
-
 @pytest.mark.campaign
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("seed", range(6))
@@ -163,6 +156,7 @@ class Driver:
         return (self.directory / "driver.txt").read_text("utf-8", "replace")[-4_000:]
 
 
+@pytest.mark.campaign
 def test_a_killed_driver_goes_on_from_its_latest_checkpoint(kit: ModuleType, tmp_path: Path) -> None:
     driver = Driver(kit, tmp_path, 6_000)
     assert driver.life(0.4) == -signal.SIGKILL, driver.log()

@@ -84,6 +84,7 @@ def driver(logs_kit: ModuleType, tmp_path: Path, real_lines: list[str]) -> Drive
     return Driver(logs_kit, tmp_path, real_lines)
 
 
+@pytest.mark.campaign
 def test_a_killed_driver_goes_on(driver: Driver, logs_kit: ModuleType) -> None:
     assert driver.life(0.3) == -signal.SIGKILL
     driver.finish()

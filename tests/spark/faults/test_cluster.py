@@ -15,7 +15,7 @@ import pytest
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1_500)]
 
-LINES, FILES = 150, 3
+LINES, FILES = 100, 2
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def kill_under_load(
     with vertex.client(deadline_ms=60_000) as client:
         while done < kills and any(process.poll() is None for process in clients):
             incarnation = client.health().incarnation
-            wanted = rng.randrange(1, 4_000)
+            wanted = rng.randrange(1, 3_000)
             while any(process.poll() is None for process in clients):
                 stats: Any = client.call(Stats())
                 if stats.values["persisted"] >= wanted:
@@ -119,10 +119,10 @@ def listed(vertex: EmbeddedVertex) -> Counter[tuple[str, int]]:
 
 @pytest.mark.parametrize(("shards", "seed"), [(1, 1), (2, 2)])
 def test_nothing_is_lost_and_nothing_stored_twice(tmp_path: Path, shards: int, seed: int) -> None:
-    calls, rows = 400, 25
+    calls, rows = 300, 25
     with EmbeddedVertex(VertexOptions(tmp_path / "vertex", shards=shards)) as vertex:
         clients = run_clients(vertex, calls, rows)
-        kills = kill_under_load(vertex, clients, 5, seed)
+        kills = kill_under_load(vertex, clients, 3, seed)
         outputs = [process.communicate(timeout=900)[0] for process in clients]
         assert [process.returncode for process in clients] == [0, 0]
         assert kills >= 2
