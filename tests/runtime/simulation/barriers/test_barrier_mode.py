@@ -169,7 +169,7 @@ def test_what_is_retained_is_whole_and_what_is_not_is_gone(runs: Any, end: str, 
 def test_a_savepoint_that_the_job_went_on_behind_begins_another_future(runs: Any, then: tuple[str]) -> None:
     """What was there, what it holds, and what comes of it is every record once; the old future changes nothing."""
     went_back = 0
-    for seed, name in enumerate(["counting", "union", "co", "side", "windows", "forward"]):
+    for seed, name in enumerate(["counting", "union", "co", "side", "windows", "forward"] * 2):
         events = ((60 + 20 * seed, "savepoint"), *((120 + 20 * seed, what) for what in then))
         config = {"interval": 10, "backend": ("heap", "lmdb")[seed % 2], "changelog": seed % 3 == 0}
         run = runs.Run(runs.Plan(name, seed, events=events, config=config)).run_and_go_back()
