@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,10 +16,13 @@ from ftlayer.telemetry.settings import OtlpTarget, Tracing
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
 
-LAST_SPANS_S = 3.0
+LAST_SPANS_S = 1.0
 """How long the end of a process waits for its last spans to go out."""
 
 logger = logging.getLogger(__name__)
+
+_lock = threading.Lock()
+_of_program: dict[tuple[int, str], SpanExport] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,24 @@ def open_spans(tracing: Tracing, service: str, version: str) -> SpanExport | Non
         return None
     logger.info("traces of %g of all records go to %s", tracing.ratio, tracing.endpoint)
     return SpanExport(tracing.endpoint, service, version)
+
+
+def program_spans(tracing: Tracing, service: str, version: str) -> SpanExport | None:
+    """Return what sends spans until the program ends: one for an endpoint. None as `open_spans`."""
+    with _lock:
+        found = _of_program.get((os.getpid(), tracing.endpoint))
+        if found is None:
+            found = open_spans(tracing, service, version)
+            if found is not None:
+                _of_program[os.getpid(), tracing.endpoint] = found
+                atexit.register(_close_own, os.getpid(), found)
+        return found
+
+
+def _close_own(pid: int, spans: SpanExport) -> None:
+    # A forked process has not its threads.
+    if pid == os.getpid():
+        spans.close()
 
 
 def _maker(service: str, version: str) -> Callable[[EndedSpan], ReadableSpan]:

@@ -15,6 +15,7 @@ from ftlayer.histogram import BATCH_BOUNDS, Histogram
 from ftlayer.printable import shortened
 from ftlayer.spark.batch.raised import words_of
 from ftlayer.spark.protocol import JUDGED, BatchReport
+from ftlayer.spark.query.batch_traces import BatchTraces
 from ftlayer.spark.query.supervisor import QuerySupervisor
 from ftlayer.vertex.calls.jobs import (
     BatchDetails,
@@ -54,8 +55,14 @@ class BatchHistory:
     `watch` and `through` are the batch's thread's; the rest is any thread's.
     """
 
-    def __init__(self, clock_ms: Callable[[], float] = lambda: time.monotonic_ns() / 1e6) -> None:
+    def __init__(
+        self,
+        clock_ms: Callable[[], float] = lambda: time.monotonic_ns() / 1e6,
+        traces: BatchTraces | None = None,
+    ) -> None:
+        """``traces`` is told of each batch that is through, None where none is traced."""
         self._clock_ms = clock_ms
+        self._traces = traces
         self._steps: dict[str, float] = {}
         self._lock = threading.Lock()  # guards what follows
         self._batches: deque[BatchDetails] = deque(maxlen=KEPT_BATCHES)
@@ -101,6 +108,14 @@ class BatchHistory:
             self._histograms["batch"].observe(duration_ms / 1_000)
             for phase, ms in phases.items():
                 self._histograms[f"batch_{phase}"].observe(ms / 1_000)
+        if self._traces is not None:
+            began = steps["begin"]
+            times = {
+                phase: (steps[before] - began, steps[after] - began)
+                for phase, before, after in PHASES
+                if phase in phases
+            }
+            self._traces.through(details, times)
         return replace(report, duration_ms=duration_ms, phases_ms=phases)
 
     @property

@@ -24,6 +24,7 @@ from ftlayer.spark.plan.endings import Ending
 from ftlayer.spark.plan.plain import plain_rows
 from ftlayer.spark.plan.stream_plan import StreamPlan, stream_of_source
 from ftlayer.spark.protocol import BatchProtocol
+from ftlayer.spark.query.batch_traces import batch_traces
 from ftlayer.spark.query.checkpoint import CheckpointDirectory, CheckpointMark
 from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
@@ -174,7 +175,8 @@ class TrackedWriter:
         if self._ending.rejects and WHOLE_QUERY in limits:
             limits[SINK] = limits[WHOLE_QUERY]
         circuits = QueryCircuits(self._name, limits) if limits else None
-        execution, log = uuid.uuid4().hex, BatchHistory()
+        execution = uuid.uuid4().hex
+        log = BatchHistory(traces=batch_traces(title_of(self._name), execution))
         # Before anything runs that could not be handed out, where one of them fails.
         announcer, links = self._plan.layer.job_announcer, links_of(source.frame.sparkSession)
         since_ms = time.time_ns() // 1_000_000

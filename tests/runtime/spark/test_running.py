@@ -103,7 +103,19 @@ def until(job: Job, holds: Callable[[Any], bool]) -> Any:
 
 
 @pytest.mark.parametrize("status", list(FTStatus))
-def test_a_bounded_topology_ends(spark: Any, tmp_path: Path, written: Written, status: FTStatus) -> None:
+def test_a_bounded_topology_ends(
+    spark: Any,
+    tmp_path: Path,
+    written: Written,
+    status: FTStatus,
+    collector: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if status is FTStatus.ON:
+        # The session's workers were started before: slots learn of them from the driver.
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
+        monkeypatch.setenv("OTEL_TRACES_SAMPLER_ARG", "0.1")
     with FTLayer.embedded(tmp_path / "ft", status=status) as layer:
         env = StreamEnvironment(spark, layer, name="count", parallelism=2)
         env.source(partitions(numbers(0, 500), numbers(500, 1_000)), "id bigint").map(
@@ -114,6 +126,12 @@ def test_a_bounded_topology_ends(spark: Any, tmp_path: Path, written: Written, s
         assert job.state is JobState.ENDED
         assert written.rows() == Counter((key, n) for key in range(5) for n in range(1, 201))
         assert job.status().counters["records_in"] == 1_000
+    if status is FTStatus.ON:
+        # The layer is closed, and with it its vertex.
+        spans = collector.spans()
+        assert len({span.trace_id for span in spans if not span.parent_span_id}) > 50
+        assert "attempt 1" in {span.name for span in spans}
+        assert collector.metrics()["ftlayer.end_to_end_latency"].histogram.data_points
 
 
 def flow(spark: Any, layer: FTLayer, written: Written, name: str, parallelism: int = 2) -> StreamEnvironment:

@@ -8,8 +8,11 @@ from unittest.mock import Mock
 import pytest
 
 from ftlayer.errors import QueryError, UnsupportedError
+from ftlayer.records.traced import Sampler
 from ftlayer.spark.protocol import JUDGED, BatchReport
+from ftlayer.spark.query.batch_traces import BatchTraces
 from ftlayer.spark.query.telling import KEPT_BATCHES, RATE_MS, BatchHistory, QueryTelling, rates_of, title_of
+from ftlayer.telemetry.spans import EndedSpan
 from ftlayer.vertex.calls import AnnounceJob, BatchState, Incident, JobOrder, OpenQuery, OrderAction
 from ftlayer.vertex.wire.checks import check_call
 from ftlayer.vertex.wire.job_checks import check_job_call
@@ -49,6 +52,41 @@ def test_phases_are_the_times_between_the_steps() -> None:
         f"batch{phase}|": 1 for phase in ("", "_run", "_verdict", "_seal", "_sink", "_commit")
     }
     assert log.histograms["batch_sink|"].total == pytest.approx(0.05)
+
+
+def test_a_batch_is_a_trace_of_its_phases() -> None:
+    clock, spans = Clock(), list[EndedSpan]()
+    log = BatchHistory(clock, BatchTraces(Sampler(1.0), "clean orders", "run-1", spans.append))
+    for step, ms in zip(STEPS, (1, 100, 20, 3, 50, 7, 2, 0), strict=True):
+        log.watch(step, 4)
+        clock.ms += ms
+    log.through(BatchReport(4, BatchState.NEW, 100, 90, 10, 8, 2, 5), 1_000_000)
+    whole, *phases = spans
+    assert (whole.name, whole.parent, whole.end_ns - whole.start_ns) == ("batch", 0, 183_000_000)
+    assert whole.end_ns == 1_000_000 * 1_000_000
+    assert whole.attributes == {
+        "ftlayer.query": "clean orders",
+        "ftlayer.batch": 4,
+        "ftlayer.batch.rows": 100,
+        "ftlayer.batch.from_vertex": 5,
+        "ftlayer.batch.failed": 10,
+        "ftlayer.batch.died": 2,
+    }
+    assert {(span.trace, span.parent) for span in phases} == {(whole.trace, whole.span)}
+    since = [(span.name, (span.start_ns - whole.start_ns) // 1_000_000) for span in phases]
+    assert since == [("run", 1), ("verdict", 101), ("seal", 121), ("sink", 124), ("commit", 174)]
+    assert phases[-1].end_ns - whole.start_ns == 181_000_000
+    run_batch(log, clock, 5)
+    assert len({span.trace for span in spans}) == 2
+    assert len({span.span for span in spans}) == 12
+
+
+def test_a_share_of_batches_is_traced() -> None:
+    clock, spans = Clock(), list[EndedSpan]()
+    log = BatchHistory(clock, BatchTraces(Sampler(0.1), "q", "run-1", spans.append))
+    for batch in range(300):
+        run_batch(log, clock, batch)
+    assert 10 < len({span.trace for span in spans}) < 60
 
 
 def test_a_batch_that_was_committed_before_has_no_phases() -> None:
