@@ -9,7 +9,8 @@ from ftlayer.store.kv import ReadTransaction
 from ftlayer.vertex.calls import MAX_EXAMINED, MAX_PAGE_BYTES, RecordInfo, RecordPage, SelectRecords
 from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.state import ShardState
-from ftlayer.vertex.rules.walking import NEVER_MS, PASSED_AT_ONCE, PassedRows, Record, Span, Walks
+from ftlayer.vertex.rules.walked import Record
+from ftlayer.vertex.rules.walking import NEVER_MS, PASSED_AT_ONCE, PassedRows, Span, Walks
 
 
 def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> RecordPage:

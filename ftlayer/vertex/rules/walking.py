@@ -11,26 +11,23 @@ rows of segments and records of the table wait.
 from __future__ import annotations
 
 import heapq
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 
 import numpy as np
-import pyarrow as pa
 
-from ftlayer.store import dead_index, failed, texts
-from ftlayer.store.failed import FailedRecord, FailedTable
+from ftlayer.store import dead_index, failed
+from ftlayer.store.failed import FailedTable
 from ftlayer.store.kv import ReadTransaction
-from ftlayer.store.rows import I64, History, RowInfo
-from ftlayer.store.segments import Head, Mask
+from ftlayer.store.rows import I64
+from ftlayer.store.segments import Mask
 from ftlayer.store.streams import get_bounds, log_entries
-from ftlayer.vertex.calls import Attempt, RecordInfo
 from ftlayer.vertex.rules.live import LiveSegment, by_segment
-from ftlayer.vertex.rules.names import names_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
+from ftlayer.vertex.rules.walked import FailedEntry, Record, RecordContents, SegmentRow, SegmentRows
 
 _IN_SEGMENT, _IN_TABLE = b"s", b"w"
 _KEY_OF_ROW_BYTES = 12
@@ -73,54 +70,13 @@ class PassedRows:
     key: bytes
 
 
-class Record(ABC):
-    """A record that a walk came to."""
-
-    __slots__ = ("key", "origin", "root", "stream")
-
-    def __init__(self, key: bytes, stream: Stream, root: int, origin: int) -> None:
-        self.key = key
-        self.stream = stream
-        self.root = root
-        self.origin = origin
-
-    @property
-    @abstractmethod
-    def history(self) -> History:
-        """Its failed attempts."""
-
-    @property
-    @abstractmethod
-    def time_ms(self) -> int:
-        """When it died, is due, or was registered; 0 where that is not known."""
-
-    @abstractmethod
-    def may_say(self, sought: bytes) -> bool:
-        """Whether ``sought`` can be in its payload; fast, and mistaken where it is in what is stored beside it."""
-
-    @abstractmethod
-    def payload(self) -> pa.RecordBatch:
-        """Return its payload, one row."""
-
-    @abstractmethod
-    def info(self) -> RecordInfo:
-        """Return it as a reply has it."""
-
-    @property
-    def last_failure(self) -> tuple[str, str]:
-        """The reason and the operator of the last attempt that failed, "" both where none has."""
-        last = self.history[-1] if self.history else None
-        return ("", "") if last is None else (last.reason, last.operator)
-
-
 class Walks:
     """Walks through one snapshot of a shard."""
 
     def __init__(self, state: ShardState, txn: ReadTransaction) -> None:
         self._state = state
         self._txn = txn
-        self._names: dict[int, tuple[str, str]] = {}
-        self._texts: dict[bytes, str] = {}
+        self._contents = RecordContents(state, txn)
 
     def records(self, state: str, span: Span) -> Iterator[Record | PassedRows]:
         """Return the records in a state, one of `ListRecords.state`."""
@@ -140,7 +96,7 @@ class Walks:
         entries = [self._backwards(stream, span) for stream in span.streams if stream.dead]
         # Behind the stream a key has the time, and a number that no other has.
         for key, value in heapq.merge(*entries, key=lambda entry: entry[0][4:], reverse=True):
-            yield _Failed(self, FailedTable.DEAD, key, failed.decode(value))
+            yield FailedEntry(self._contents, FailedTable.DEAD, key, failed.decode(value))
 
     def dead_of_group(self, span: Span, stream: Stream, group: int, *, newest: bool) -> Iterator[Record]:
         """Return the dead letters of a group, as far as they are indexed."""
@@ -158,7 +114,7 @@ class Walks:
     def _failed_at(self, table: FailedTable, key: bytes, prefix: bytes = b"") -> Iterator[Record]:
         record = failed.get(self._txn, table, key)
         if record is not None and key not in self._state.cancelled:
-            yield _Failed(self, table, key, record, prefix)
+            yield FailedEntry(self._contents, table, key, record, prefix)
 
     def _failed(self, table: FailedTable, span: Span, prefix: bytes = b"") -> Iterator[Record]:
         for stream in span.streams:
@@ -173,7 +129,7 @@ class Walks:
             ):
                 key = bytes(found)
                 if key not in self._state.cancelled:
-                    yield _Failed(self, table, key, failed.decode(value), prefix)
+                    yield FailedEntry(self._contents, table, key, failed.decode(value), prefix)
 
     def _backwards(self, stream: Stream, span: Span) -> Iterator[tuple[bytes, memoryview | bytes]]:
         start = failed.key_of(stream.number, span.since_ms, 0)
@@ -253,9 +209,9 @@ class Walks:
         info = replace(info, roots=live.roots(which, info.roots))
         state, prefix = ("waiting", _IN_SEGMENT) if is_due else ("pending", b"")
         registered_ms = 0 if is_due else _registered_ms(live)
-        rows = _WalkedRows(self, sequence, head, which, info, live.stream, state, registered_ms)
+        rows = SegmentRows(self._contents, sequence, head, which, info, live.stream, state, registered_ms)
         for index, row in enumerate(which.tolist()):
-            yield _Row(rows, index, prefix + _row_key(sequence, row))
+            yield SegmentRow(rows, index, prefix + _row_key(sequence, row))
 
     # ------------------------------------------------------------ single records
 
@@ -313,195 +269,19 @@ class Walks:
                 first = max(start - entry.start, 0)
                 for at in range(first, entry.rows, span.most):
                     which = np.arange(at, min(at + span.most, entry.rows))
-                    rows = _WalkedRows(
-                        self, entry.segment, head, which, head.info.take(which), stream, "delivery", 0
+                    rows = SegmentRows(
+                        self._contents,
+                        entry.segment,
+                        head,
+                        which,
+                        head.info.take(which),
+                        stream,
+                        "delivery",
+                        0,
                     )
                     for index in range(len(which)):
                         offset = entry.start + at + index
-                        yield _Row(rows, index, prefix + offset.to_bytes(8, "big"))
-
-    # ------------------------------------------------------------ what records read
-
-    def names(self, stream: Stream) -> tuple[str, str]:
-        """Return the title and the source of a stream."""
-        if stream.number not in self._names:
-            names = names_of(self._state, self._txn, stream)
-            self._names[stream.number] = names.title, names.source
-        return self._names[stream.number]
-
-    def stream_of(self, key: bytes) -> Stream:
-        """Return the stream of a failed record."""
-        return self._state.numbers[failed.stream_of(key)]
-
-    def payload_of(self, record: FailedRecord) -> pa.RecordBatch:
-        """Return the payload of a failed record."""
-        return self._state.payloads.read(self._txn, record.digest, record.body)
-
-    def attempts(self, history: History, known: Mapping[bytes, str] | None = None) -> tuple[Attempt, ...]:
-        """Return failed attempts as a reply has them; ``known`` has their texts, None: the store has them."""
-        return tuple(
-            Attempt(
-                attempt.number,
-                attempt.wall_ms,
-                attempt.reason,
-                attempt.operator,
-                attempt.place,
-                self._text(attempt.frames, known)
-                + (f"{attempt.reason}\n" if attempt.last_line is None else attempt.last_line),
-            )
-            for attempt in history
-        )
-
-    def _text(self, digest: bytes, known: Mapping[bytes, str] | None) -> str:
-        if not digest:
-            return ""
-        if known is not None:
-            return known[digest]
-        if digest not in self._texts:
-            self._texts[digest] = texts.read(self._txn, digest)
-        return self._texts[digest]
-
-    def segment_may_say(self, sequence: int, sought: bytes) -> bool:
-        """Whether ``sought`` can be in the payload of a segment."""
-        return sought in self._state.segments.body(self._txn, sequence)
-
-    def rows_payload(self, sequence: int, head: Head, which: I64) -> pa.RecordBatch:
-        """Return the payload of some rows of a segment."""
-        return self._state.segments.payload(self._txn, sequence, head, which)
-
-
-class _Failed(Record):
-    """A record of one of the tables of failed ones."""
-
-    __slots__ = ("_record", "_table", "_walks")
-
-    def __init__(
-        self, walks: Walks, table: FailedTable, key: bytes, record: FailedRecord, prefix: bytes = b""
-    ) -> None:
-        super().__init__(prefix + key, walks.stream_of(key), record.root, record.origin)
-        self._walks = walks
-        self._table = table
-        self._record = record
-
-    @property
-    def history(self) -> History:
-        return self._record.history
-
-    @property
-    def time_ms(self) -> int:
-        return failed.time_of(
-            self.key.removeprefix(_IN_TABLE) if self._table is FailedTable.WAITING else self.key
-        )
-
-    def may_say(self, sought: bytes) -> bool:
-        return sought in self._record.body
-
-    def payload(self) -> pa.RecordBatch:
-        return self._walks.payload_of(self._record)
-
-    def info(self) -> RecordInfo:
-        record, walks = self._record, self._walks
-        title, source = walks.names(self.stream)
-        return RecordInfo(
-            key=self.key,
-            stream=self.stream.name,
-            state=str(self._table),
-            root=record.root,
-            origin=record.origin,
-            attempt=record.attempt,
-            not_before_ms=self.time_ms if self._table is FailedTable.WAITING else 0,
-            history=walks.attempts(record.history),
-            payload=self.payload(),
-            title=title,
-            source=source,
-            edited_ms=record.edit[0],
-            edited_by=record.edit[1],
-        )
-
-
-class _WalkedRows:
-    """Rows of a segment whose payload is read when the first of them is looked into."""
-
-    def __init__(
-        self,
-        walks: Walks,
-        sequence: int,
-        head: Head,
-        which: I64,
-        info: RowInfo,
-        stream: Stream,
-        state: str,
-        registered_ms: int,
-    ) -> None:
-        self.walks = walks
-        self.info = info
-        self.stream = stream
-        self.state = state
-        self.registered_ms = registered_ms
-        self._sequence = sequence
-        self._head = head
-        self._which = which
-        self._payload: pa.RecordBatch | None = None
-        self._said: dict[bytes, bool] = {}
-
-    @property
-    def payload(self) -> pa.RecordBatch:
-        if self._payload is None:
-            self._payload = self.walks.rows_payload(self._sequence, self._head, self._which)
-        return self._payload
-
-    def may_say(self, sought: bytes) -> bool:
-        """Whether ``sought`` can be in one of the rows."""
-        if sought not in self._said:
-            self._said[sought] = self.walks.segment_may_say(self._sequence, sought)
-        return self._said[sought]
-
-
-class _Row(Record):
-    """A row of a segment."""
-
-    __slots__ = ("_index", "_rows")
-
-    def __init__(self, rows: _WalkedRows, index: int, key: bytes) -> None:
-        info = rows.info
-        super().__init__(key, rows.stream, int(info.roots[index]), int(info.origins[index]))
-        self._rows = rows
-        self._index = index
-
-    @property
-    def history(self) -> History:
-        return self._rows.info.history(self._index)
-
-    @property
-    def time_ms(self) -> int:
-        return self._rows.registered_ms
-
-    def may_say(self, sought: bytes) -> bool:
-        return self._rows.may_say(sought)
-
-    def payload(self) -> pa.RecordBatch:
-        return self._rows.payload.slice(self._index, 1)
-
-    def info(self) -> RecordInfo:
-        rows = self._rows
-        edited_ms, edited_by = rows.info.edit(self._index)
-        title, source = rows.walks.names(self.stream)
-        return RecordInfo(
-            key=self.key,
-            stream=self.stream.name,
-            state=rows.state,
-            root=self.root,
-            origin=self.origin,
-            attempt=int(rows.info.attempts[self._index]),
-            not_before_ms=0,
-            history=rows.walks.attempts(self.history, rows.info.texts),
-            payload=self.payload(),
-            title=title,
-            source=source,
-            registered_ms=rows.registered_ms,
-            edited_ms=edited_ms,
-            edited_by=edited_by,
-        )
+                        yield SegmentRow(rows, index, prefix + offset.to_bytes(8, "big"))
 
 
 def _in_state(live: LiveSegment, due: Iterable[I64], *, is_due: bool) -> Mask:
