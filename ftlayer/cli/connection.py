@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from ftlayer.secret_files import read_secret
 if TYPE_CHECKING:
     from ftlayer.monitor.gather import Gatherer
     from ftlayer.monitor.sources import VertexSource
+    from ftlayer.monitor.stored import StoredReports
 
 EXIT_ERROR = 1
 DEFAULT_ADDRESS = "grpc://127.0.0.1:7077"
@@ -79,22 +80,29 @@ class Asking:
     as_json: bool
 
     @contextmanager
-    def gatherer(self, *, follow: bool = False, shows_killed: bool = False) -> Iterator[Gatherer]:
+    def gatherer(
+        self, *, follow: bool = False, shows_killed: bool = False, checkpoints: Sequence[str] = ()
+    ) -> Iterator[Gatherer]:
         """Give what asks the vertices, after it has asked them all once.
 
-        With ``follow`` programs that begin later are found too, where no vertex is named. Says of each that gives no
-        answer why, but of those whose driver was killed: a command that ``shows_killed`` does. Raises `ConfigError`,
-        and where none answers, and none is to be shown as killed, what the first one raised.
+        With ``follow`` programs that begin later are found too, where no vertex is named. ``checkpoints`` are
+        directories with what drivers have said last. Says of each that gives no answer why, but of those whose driver
+        was killed: a command that ``shows_killed`` does. Raises `ConfigError`, and where none answers, and none is to
+        be shown as killed, what the first one raised.
         """
         # gRPC's log is on stderr, a line an attempt; the error at the end says the same. Read when gRPC loads.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         from ftlayer.monitor.gather import Gatherer
+        from ftlayer.monitor.stored import StoredReports
 
-        sources = self._sources(shows_killed=shows_killed)
+        stored = tuple(StoredReports(url) for url in checkpoints)
+        sources = self._sources(shows_killed=shows_killed, may_be_none=bool(stored))
+
+        def look() -> tuple[VertexSource | StoredReports, ...]:
+            return (*(_sources_now() if follows else sources), *stored)
+
         follows = follow and not self.vertex and self.token_file is None
-        gatherer = Gatherer(
-            _sources_now if follows else lambda: sources, label="cli", deadline_ms=DEADLINE_MS
-        )
+        gatherer = Gatherer(look, label="cli", deadline_ms=DEADLINE_MS)
         try:
             views = gatherer.gather()
             errors = [error for view in views if (error := gatherer.error(view.vertex)) is not None]
@@ -107,7 +115,7 @@ class Asking:
         finally:
             gatherer.close()
 
-    def _sources(self, *, shows_killed: bool) -> tuple[VertexSource, ...]:
+    def _sources(self, *, shows_killed: bool, may_be_none: bool) -> tuple[VertexSource, ...]:
         from ftlayer.monitor.sources import sources_given, sources_here
 
         places = list(self.vertex or ())
@@ -118,6 +126,8 @@ class Asking:
             if found.sources or (found.killed and shows_killed):
                 return (*found.sources, *found.killed)
             if not os.environ.get("FTLAYER_TOKEN"):
+                if may_be_none:
+                    return ()
                 killed = "".join(f"; of {source.name}, {source.killed}" for source in found.killed)
                 raise ConfigError(
                     "no program of yours serves a vertex on this machine now: name one with --vertex, a store's path "

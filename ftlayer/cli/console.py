@@ -14,6 +14,7 @@ from ftlayer.secret_files import read_secret
 
 if TYPE_CHECKING:
     from ftlayer.monitor.sources import VertexSource
+    from ftlayer.monitor.stored import StoredReports
 
 
 def console(
@@ -50,7 +51,7 @@ def console(
         list[str] | None,
         typer.Option(
             metavar="URL",
-            help="A directory whose checkpoints are listed; repeatable.",
+            help="A directory whose checkpoints are listed, with what their drivers have said last; repeatable.",
         ),
     ] = None,
     mask_payloads: Annotated[
@@ -70,22 +71,28 @@ def console(
     options = ConsoleOptions(
         listen, login_file, tls_cert, tls_key, tls_client_ca, mask_payloads, tuple(checkpoints or ())
     )
-    look = _look(vertex or [], token_file, root_certs, client_pem)
+    look = _look(vertex or [], token_file, root_certs, client_pem, checkpoints or ())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     serve(options, look, on_ready=lambda link: typer.echo(f"ftlayer console at {link}"))
 
 
 def _look(
-    places: Sequence[str], token_file: Path | None, root_certs: Path | None, client_pem: Path | None
-) -> Callable[[], Sequence[VertexSource]]:
+    places: Sequence[str],
+    token_file: Path | None,
+    root_certs: Path | None,
+    client_pem: Path | None,
+    checkpoints: Sequence[str],
+) -> Callable[[], Sequence[VertexSource | StoredReports]]:
     from ftlayer.monitor.sources import sources_given, sources_here
+    from ftlayer.monitor.stored import StoredReports
 
+    stored = [StoredReports(url) for url in checkpoints]
     if not places:
-        return lambda: sources_here().sources
+        return lambda: [*sources_here().sources, *stored]
     given = sources_given(
         places,
         token=lambda: token_of(token_file),
         root_certs=None if root_certs is None else read_file(root_certs, "--root-certs"),
         client_pem=None if client_pem is None else read_secret(client_pem, "--client-pem"),
     )
-    return lambda: given
+    return lambda: [*given, *stored]

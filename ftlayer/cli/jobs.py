@@ -42,13 +42,20 @@ def jobs(
         str | None, typer.Argument(metavar="[NAME]", help="Show this topology or query in full.")
     ] = None,
     *,
+    checkpoints: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="A directory with checkpoints: what drivers have said last of their jobs is listed too; repeatable.",
+        ),
+    ] = None,
     asking: Asking,
 ) -> None:
     """List topologies and wrapped queries: what runs, what has ended, and what is wrong."""
     from ftlayer.monitor.facts import job_facts, overview_facts
     from ftlayer.monitor.names import JobNames
 
-    with asking.gatherer(shows_killed=name is None) as gatherer:
+    with asking.gatherer(shows_killed=name is None, checkpoints=checkpoints or ()) as gatherer:
         views = gatherer.views()
         names = JobNames(views)
         if name is None:

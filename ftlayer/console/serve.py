@@ -21,6 +21,7 @@ from ftlayer.console.state import Console
 from ftlayer.errors import ConfigError
 from ftlayer.monitor.gather import Gatherer
 from ftlayer.monitor.sources import VertexSource
+from ftlayer.monitor.stored import StoredReports
 from ftlayer.transport.sockets import check_socket_free
 
 _BACKLOG = 128
@@ -29,7 +30,7 @@ _LAST_ANSWERS_S = 2
 
 def serve(
     options: ConsoleOptions,
-    look: Callable[[], Sequence[VertexSource]],
+    look: Callable[[], Sequence[VertexSource | StoredReports]],
     *,
     on_ready: Callable[[str], None],
     stop: threading.Event | None = None,

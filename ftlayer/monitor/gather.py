@@ -25,6 +25,7 @@ from ftlayer.errors import (
 )
 from ftlayer.monitor.health import LATELY_MS
 from ftlayer.monitor.sources import VertexSource
+from ftlayer.monitor.stored import StoredReports
 from ftlayer.monitor.views import VertexView
 from ftlayer.vertex.calls import (
     AnnouncedJob,
@@ -68,7 +69,7 @@ class Client(Protocol):
 class _Vertex:
     """One vertex: how to reach it, and what it said last."""
 
-    source: VertexSource
+    source: VertexSource | StoredReports
     client: Client
     view: VertexView
     error: FTLayerError | None = None
@@ -83,7 +84,7 @@ class Gatherer:
 
     def __init__(
         self,
-        look: Callable[[], Sequence[VertexSource]],
+        look: Callable[[], Sequence[VertexSource | StoredReports]],
         *,
         label: str = "monitor",
         clock: Callable[[], Now] = system_now,
@@ -117,9 +118,16 @@ class Gatherer:
         return self.views()
 
     def views(self) -> tuple[VertexView, ...]:
-        """Return what is remembered, by name; asks nothing."""
+        """Return what is remembered, by name; asks nothing. What runs is not among what was stored last."""
         with self._lock:
-            return tuple(self._vertices[name].view for name in sorted(self._vertices))
+            views = [self._vertices[name].view for name in sorted(self._vertices)]
+        there = {each.job.run for view in views if not view.is_stored for each in view.jobs}
+        return tuple(
+            replace(view, jobs=tuple(each for each in view.jobs if each.job.run not in there))
+            if view.is_stored
+            else view
+            for view in views
+        )
 
     def client(self, vertex: str) -> Client:
         """Return the client of a vertex, which stays this gatherer's. `ConfigError` for a name that none has."""
@@ -166,7 +174,7 @@ class Gatherer:
                 raise ConfigError(f"no vertex is called {vertex!r}; there are: {there}")
             return self._vertices[vertex]
 
-    def _meet(self, sources: Sequence[VertexSource]) -> None:
+    def _meet(self, sources: Sequence[VertexSource | StoredReports]) -> None:
         with self._lock:
             new = [source for source in sources if source.identity not in self._names]
             alike = Counter([source.name for source in new] + list(self._vertices))
@@ -174,10 +182,13 @@ class Gatherer:
                 # By what it is, and not by a number: the next command gives it the same.
                 name = source.name if alike[source.name] == 1 else f"{source.name}-{_mark(source.identity)}"
                 self._names[source.identity] = name
-                view = VertexView(name, source.address, source.path)
+                is_stored = isinstance(source, StoredReports)
+                view = VertexView(name, source.address, source.path, is_stored=is_stored)
                 self._vertices[name] = _Vertex(source, self._connected(source), view)
 
-    def _connected(self, source: VertexSource) -> Client:
+    def _connected(self, source: VertexSource | StoredReports) -> Client:
+        if isinstance(source, StoredReports):
+            return source.client(self._clock)
         return self._connect(source, self._label)
 
     def _ask(self, name: str) -> None:
@@ -213,7 +224,7 @@ class Gatherer:
             before, is_up=False, is_gone=is_gone, is_killed=is_killed, asked_ms=now_ms, failure=failure
         )
 
-    def _follow(self, vertex: _Vertex, source: VertexSource) -> None:
+    def _follow(self, vertex: _Vertex, source: VertexSource | StoredReports) -> None:
         """Connect anew where the driver was started again: its vertex has another address and token."""
         with self._lock:
             if vertex.source != source:

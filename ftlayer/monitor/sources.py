@@ -138,7 +138,7 @@ def _at_address(address: str, token: str, root_certs: bytes | None, client_pem: 
     name = Path(where.path).stem if where.path else f"{where.host}-{where.port}"
     is_tls = where.tls
     return VertexSource(
-        _short(name), address, token, root_certs if is_tls else None, client_pem if is_tls else None
+        short_name(name), address, token, root_certs if is_tls else None, client_pem if is_tls else None
     )
 
 
@@ -160,7 +160,7 @@ def _of_file(file: Path) -> VertexSource:
     access = read_access(file)
     is_store = file.name == ACCESS_FILE
     return VertexSource(
-        _short(file.parent.name) if is_store else f"driver-{access.pid}",
+        short_name(file.parent.name) if is_store else f"driver-{access.pid}",
         access.address,
         access.token,
         access.root_certs,
@@ -171,7 +171,8 @@ def _of_file(file: Path) -> VertexSource:
     )
 
 
-def _short(name: str) -> str:
+def short_name(name: str) -> str:
+    """Return a word of letters, digits and ``. _ -`` for something of any name."""
     return _ODD.sub("-", name).strip("-") or "vertex"
 
 

@@ -20,6 +20,7 @@ class VertexView:
         as_of_ms: when it gave what stands here, 0 if it never did.
         is_gone: its driver has ended, and it with it: there is nothing to ask any more, and nothing wrong.
         is_killed: its driver was killed, and it with it.
+        is_stored: it is a directory with what drivers have said last, and ``address`` the directory.
         failure: why it gave no answer, "" while it is up.
         has_records: False for a driver's own board, which keeps no records.
         stats: counters and gauges by name, as `ftlayer.vertex.calls.StatsReply` has them.
@@ -36,6 +37,7 @@ class VertexView:
     as_of_ms: int = 0
     is_gone: bool = False
     is_killed: bool = False
+    is_stored: bool = False
     failure: str = ""
     has_records: bool = True
     stats: dict[str, float] = field(default_factory=dict)
@@ -52,5 +54,7 @@ class VertexView:
 
     @property
     def state(self) -> str:
-        """How it is in a word: ``up``, ``no answer``, ``gone``, ``killed``."""
-        return "gone" if self.is_gone else "killed" if self.is_killed else "up" if self.is_up else "no answer"
+        """How it is in a word: ``up``, ``no answer``, ``gone``, ``killed``; ``stored`` for a directory."""
+        if self.is_gone or self.is_killed:
+            return "gone" if self.is_gone else "killed"
+        return ("stored" if self.is_stored else "up") if self.is_up else "no answer"

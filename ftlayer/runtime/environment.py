@@ -19,6 +19,7 @@ from ftlayer.checks import check_bool, check_instance, check_int, check_text, kn
 from ftlayer.config import FTStatus, TopologyOptions
 from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
+from ftlayer.jobs.kept_reports import kept_reports
 from ftlayer.jobs.local_board import local_announcer, push_otlp, tell_prometheus
 from ftlayer.notebook import tell
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
@@ -375,7 +376,12 @@ class StreamEnvironment:
                 on_over=lambda: taken_task_slots().give_back(graph.name),
             )
         )
-        announcer.add(TopologyTelling(job, graph, mode_word, self._checkpointing, links))
+        telling = TopologyTelling(job, graph, mode_word, self._checkpointing, links)
+        announcer.add(telling)
+        if self._checkpointing is not None and self._checkpointing.directory is not None:
+            # Another, since each is one thread's.
+            kept = TopologyTelling(job, graph, mode_word, self._checkpointing, links, telling.since_ms)
+            kept_reports().add(kept, self._checkpointing.directory)
         return Job(job)
 
     def _watch_dead(self, vertex: JobVertexCalls) -> None:

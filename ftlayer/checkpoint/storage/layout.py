@@ -3,6 +3,7 @@
 ```
 <directory>/<job>/_key
 <directory>/<job>/_result
+<directory>/<job>/_last
 <directory>/<job>/_owners/<epoch>
 <directory>/<job>/<run>/chk-<n>/_metadata
 <directory>/<job>/<run>/chk-<n>/<slot>-<epoch>-<instance>-<unique>
@@ -28,6 +29,7 @@ from ftlayer.checkpoint.snapshots import Checkpoint
 METADATA = "_metadata"
 KEY = "_key"
 RESULT = "_result"
+LAST_REPORT = "_last"
 OWNERS = "_owners"
 SHARED = "shared"
 NEVER = 1 << 62

@@ -81,6 +81,7 @@ def test_a_slot_that_stood_still_and_comes_back_changes_nothing(
     assert job.wait(600)
     kit.Ledger(tmp_path, count=8_000).check()
     left = {path.name for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()}
+    left = {name for name in left if "_last" not in name}
     assert left == {"_key", "_result", str(1)}, "the key, the result, and who owned it"
 
 

@@ -26,6 +26,7 @@ from ftlayer import (
     Retention,
     StreamEnvironment,
 )
+from ftlayer.checkpoint.storage.last_reports import find_reports
 from ftlayer.checkpoint.storage.opening import load_checkpoint
 from ftlayer.errors import CheckpointDamagedError, CheckpointStorageError, ConfigError, SlotLostError
 from ftlayer.runtime.environment import LATEST
@@ -83,7 +84,9 @@ def completed(job: Any) -> int:
 
 
 def files(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    """Return the names of files, but for what the driver has said last, which it may be writing now."""
+    names = (str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    return sorted(name for name in names if "_last" not in name)
 
 
 @pytest.mark.parametrize("parallelism", [1, 2])
@@ -103,6 +106,8 @@ def test_a_bounded_job_ends_with_a_checkpoint_that_commits_everything(
     left = {name.partition("/")[2] for name in files(tmp_path / "checkpoints")}
     assert left == {"_key", "_owners/1", "_result"}
     assert not list((tmp_path / "staged").iterdir())
+    (report,) = find_reports(str(tmp_path / "checkpoints"))
+    assert report.job.run == job.result.run
 
 
 @pytest.mark.parametrize(

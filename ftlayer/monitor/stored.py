@@ -1,0 +1,140 @@
+"""Directories with checkpoints, looked at as boards are: with what drivers have said last of their jobs.
+
+That is there when the driver is gone. Nothing can be asked of a job there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ftlayer.checkpoint.storage.last_reports import LastReport, find_reports
+from ftlayer.checkpoint.storage.layout import last_name, normal
+from ftlayer.checkpoint.storage.loading import check_directory
+from ftlayer.clock import Now
+from ftlayer.errors import UnknownJobError, UnsupportedError, VertexUnavailableError
+from ftlayer.monitor.sources import short_name
+from ftlayer.vertex.calls import (
+    AnnouncedJob,
+    AuditPage,
+    Call,
+    GetHour,
+    GetJob,
+    Hour,
+    JobDetails,
+    JobList,
+    ListAudit,
+    ListJobs,
+    Reply,
+)
+
+SILENT_MS = 30_000
+"""Drivers keep what they say every ten seconds."""
+
+_STEP_MS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReports:
+    """A directory that has checkpoints somewhere below it, as a source; ``url`` is a path, or a URL of fsspec's."""
+
+    url: str
+
+    @property
+    def name(self) -> str:
+        """A short word for it."""
+        return short_name(last_name(normal(self.url)))
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return normal(self.url)
+
+    @property
+    def path(self) -> str:
+        """No store of a vertex."""
+        return ""
+
+    @property
+    def identity(self) -> str:
+        """What it is known by."""
+        return self.address
+
+    @property
+    def killed(self) -> VertexUnavailableError | None:
+        """Nothing serves it."""
+        return None
+
+    def refreshed(self) -> StoredReports:
+        """Return it: it stays where it is."""
+        return self
+
+    def client(self, clock: Callable[[], Now]) -> ReportReader:
+        """Return what answers for it."""
+        return ReportReader(self.address, clock)
+
+
+class ReportReader:
+    """Answers as a board does, from the files of a directory."""
+
+    def __init__(self, url: str, clock: Callable[[], Now]) -> None:
+        self._url = url
+        self._clock = clock
+
+    def call(self, call: Call, *, deadline_ms: int | None = None) -> Reply:
+        """Answer a call.
+
+        Raises `ConfigError` for a directory that is not there, `CheckpointError` for one that cannot be read,
+        `UnknownJobError`, and `UnsupportedError` for what takes a driver or a vertex.
+        """
+        match call:
+            case ListJobs():
+                return JobList(self._jobs())
+            case GetJob():
+                found = next((job for job in self._jobs() if job.job.owner == call.owner), None)
+                if found is None:
+                    raise UnknownJobError(f"nothing is kept of job {call.owner!r} below {self._url}")
+                return found
+            case GetHour():
+                return Hour(_STEP_MS, self._clock().wall_ms, {})
+            case ListAudit():
+                return AuditPage((), b"")
+            case _:
+                raise UnsupportedError(
+                    f"{type(call).__name__}: {self._url} has what drivers have said last. To ask something of a job, "
+                    "start its program"
+                )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _jobs(self) -> tuple[AnnouncedJob, ...]:
+        check_directory(self._url)
+        now_ms = self._clock().wall_ms
+        # A directory that was copied has a run twice.
+        latest: dict[str, LastReport] = {}
+        for report in find_reports(self._url):
+            latest.setdefault(report.job.owner, report)
+        return tuple(_announced(report, now_ms) for report in latest.values())
+
+
+def _announced(report: LastReport, now_ms: int) -> AnnouncedJob:
+    job = report.job
+    ago_ms = max(now_ms - job.at_ms, 0)
+    is_silent = not job.final and (ago_ms >= SILENT_MS or _has_ended(job))
+    return AnnouncedJob(job, ago_ms, is_silent, job.incidents)
+
+
+def _has_ended(job: JobDetails) -> bool:
+    """Whether the driver of a job was on this machine and is not there any more."""
+    if not job.pid or job.host != socket.gethostname():
+        return False
+    try:
+        os.kill(job.pid, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):  # another user's: it may be the driver
+        return False
+    return False
