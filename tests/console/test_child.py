@@ -102,7 +102,9 @@ def others() -> Iterator[None]:
     """What another program of this user serves on this machine; its process is this one's parent."""
     directory = SocketDirectory.make()
     assert directory is not None
-    access = AccessFile("grpc://127.0.0.1:9", "its-token", None, None, os.getppid())
+    # By an address of its own: tests of others, at the same time, are found too.
+    address = f"grpc+unix://{directory.path}/nothing"
+    access = AccessFile(address, "its-token", None, None, os.getppid())
     write_access(Path(directory.path) / FOUND_ACCESS_FILE, access)
     assert os.getppid() in {source.pid for source in sources_here().sources}
     yield
