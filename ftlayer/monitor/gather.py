@@ -50,6 +50,9 @@ DEADLINE_MS = 3_000
 DIED = "died_per_second"
 """The series of `Hour` that says how many records of a vertex die."""
 
+KEEP_GONE = 100
+"""So many vertices are remembered whose program is there no more, those that were heard last."""
+
 _AT_ONCE = 16
 
 T = TypeVar("T")
@@ -79,7 +82,7 @@ class Gatherer:
     """Asks the vertices that ``look`` finds. Any thread may use it; `close` it at the end.
 
     A vertex gets a name at first sight and keeps it, also when its driver is started again and when it is gone: that
-    of its source, with a mark where others have the same.
+    of its source, with a mark where others have the same. Of those that are gone the last `KEEP_GONE` are remembered.
     """
 
     def __init__(
@@ -109,12 +112,13 @@ class Gatherer:
         self._threads = ThreadPoolExecutor(_AT_ONCE, "ftlayer-monitor")
 
     def gather(self) -> tuple[VertexView, ...]:
-        """Ask all vertices how they are, and return that of all that were ever seen, by name."""
+        """Ask all vertices how they are, and return that of all that are remembered, by name."""
         self._meet(self._look())
         with self._lock:
             names = list(self._vertices)
         for done in [self._threads.submit(self._ask, name) for name in names]:
             done.result()
+        self._forget_some()
         return self.views()
 
     def views(self) -> tuple[VertexView, ...]:
@@ -186,6 +190,17 @@ class Gatherer:
                 view = VertexView(name, source.address, source.path, is_stored=is_stored)
                 self._vertices[name] = _Vertex(source, self._connected(source), view)
 
+    def _forget_some(self) -> None:
+        with self._lock:
+            gone = [
+                vertex for vertex in self._vertices.values() if vertex.view.is_gone or vertex.view.is_killed
+            ]
+            gone.sort(key=lambda vertex: vertex.view.as_of_ms, reverse=True)
+            for vertex in gone[KEEP_GONE:]:
+                del self._vertices[vertex.view.vertex]
+                del self._names[vertex.source.identity]
+                vertex.client.close()
+
     def _connected(self, source: VertexSource | StoredReports) -> Client:
         if isinstance(source, StoredReports):
             return source.client(self._clock)
@@ -193,7 +208,9 @@ class Gatherer:
 
     def _ask(self, name: str) -> None:
         with self._lock:
-            vertex = self._vertices[name]
+            vertex = self._vertices.get(name)
+        if vertex is None:
+            return  # another thread has gathered, and forgotten it
         failure: FTLayerError | None = None
         try:
             view, failure = self._looked_at(vertex)

@@ -9,7 +9,7 @@ import pytest
 
 from ftlayer.clock import Now
 from ftlayer.errors import ConfigError, UnknownJobError, UnsupportedError, VertexUnavailableError
-from ftlayer.monitor.gather import Gatherer
+from ftlayer.monitor.gather import KEEP_GONE, Gatherer
 from ftlayer.monitor.health import Health, job_health, overall_health, vertex_health
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.monitor.words import state_of
@@ -214,6 +214,32 @@ def test_a_driver_that_was_killed_is_called_so_also_when_its_file_is_swept_up(
     assert [finding.health for finding in overall_health([view]).findings] == [Health.BROKEN]
     assert vertex_health(view).findings[0].text.startswith("vertex ft, which ran orders: process ")
     assert "its driver was killed" in job_health(view, made.job()).findings[0].text
+
+
+def test_of_programs_that_have_ended_the_last_are_remembered(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A console runs for months, and programs come and go beside it."""
+    clock = Clock()
+    clients = {f"a{number}": vertex(made) for number in range(KEEP_GONE + 3)}
+    there: list[VertexSource] = []
+    monkeypatch.setattr(VertexSource, "refreshed", lambda source: source if source in there else None)
+    gathering = Gatherer(
+        lambda: tuple(there), clock=clock, connect=lambda source, label: clients[source.address]
+    )
+    for number in range(KEEP_GONE + 3):
+        clock.wall_ms += 1_000
+        there[:] = [at(f"a{number}", f"program-{number:03}", file=f"/gone/{number}")]
+        gathering.gather()
+    there.clear()
+    names = [view.vertex for view in gathering.gather()]
+    assert names == [f"program-{number:03}" for number in range(3, KEEP_GONE + 3)]
+    assert [address for address, client in clients.items() if client.closed] == ["a0", "a1", "a2"]
+    with pytest.raises(ConfigError, match="no vertex is called 'program-000'"):
+        gathering.client("program-000")
+    there[:] = [at("a0", "program-000", file="/gone/0")]
+    clients["a0"].closed = False
+    assert [view.vertex for view in gathering.gather() if view.is_up] == ["program-000"]
 
 
 def test_single_jobs_are_asked_for(made: Any, tmp_path: Path) -> None:
