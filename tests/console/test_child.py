@@ -104,7 +104,7 @@ def others() -> Iterator[None]:
     assert directory is not None
     # By an address of its own: tests of others, at the same time, are found too.
     address = f"grpc+unix://{directory.path}/nothing"
-    access = AccessFile(address, "its-token", None, None, os.getppid())
+    access = AccessFile(address, "its-token-of-some-length", None, None, os.getppid())
     write_access(Path(directory.path) / FOUND_ACCESS_FILE, access)
     assert os.getppid() in {source.pid for source in sources_here().sources}
     yield
