@@ -16,11 +16,12 @@ MAX_PAGE = 10_000
 class ListRecords:
     """List records in a ``state``: "pending", "waiting", "delivery" or "dead". ``after`` pages on.
 
-    ``limit`` is `MAX_PAGE` at most.
+    ``limit`` is `MAX_PAGE` at most; a page ends before it as one of `SelectRecords` does, so it may be empty and have
+    more behind it, though not one of dead letters.
     """
 
     state: str
-    stream: str = ""  # "" for all
+    stream: str = ""  # or its owner; "" for all
     limit: int = 1_000
     after: bytes = b""
 

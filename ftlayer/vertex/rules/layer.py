@@ -53,10 +53,10 @@ from ftlayer.vertex.rules.followed import EndedAttempt
 from ftlayer.vertex.rules.hour import VertexHour
 from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.opening import Opening, recall
-from ftlayer.vertex.rules.operating import DeadLetters, Listing
+from ftlayer.vertex.rules.operating import DeadLetters
 from ftlayer.vertex.rules.options import LayerOptions
 from ftlayer.vertex.rules.replay import Replays
-from ftlayer.vertex.rules.selecting import select
+from ftlayer.vertex.rules.selecting import listed, select
 from ftlayer.vertex.rules.state import Group, ShardState, recover
 from ftlayer.vertex.rules.status import Status, list_streams
 from ftlayer.vertex.rules.tracking import Tracking
@@ -108,7 +108,6 @@ class FTLayerCore:
         self._opening = Opening(state)
         self._batches = Batches(state, self._tracking, failing, self._deliveries)
         self._dead_letters = DeadLetters(state, store)
-        self._listing = Listing(state)
         self._status = Status(state, store, self._replay)
         self._hour = VertexHour(state, store, now)
         self._transaction: WriteTransaction | None = None
@@ -214,7 +213,7 @@ class FTLayerCore:
             case calls.StreamStatusCall():
                 return self._status.of_streams(txn, call, now)
             case calls.ListRecords():
-                return self._listing.records(txn, call)
+                return listed(self._state, txn, call)
             case calls.GetCursor():
                 return self._dead_letters.cursor(txn, call)
             case calls.Explain():

@@ -1,4 +1,4 @@
-"""What operators ask for: records page by page, dead letters sent back to work or deleted, cursors of their readers."""
+"""What operators ask for: dead letters sent back to work or deleted, and cursors of their readers."""
 
 from __future__ import annotations
 
@@ -19,42 +19,17 @@ from ftlayer.vertex.calls import (
     Edit,
     EditAndRequeue,
     GetCursor,
-    ListRecords,
     Purge,
     PutCursor,
-    RecordInfo,
-    RecordList,
     Requeue,
 )
 from ftlayer.vertex.rules import audit
 from ftlayer.vertex.rules.names import names_of
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
-from ftlayer.vertex.rules.walking import PassedRows, Span, Walks
 
 SHOWN_ORIGINS = 3
 """The audit log names so many letters one by one."""
-
-
-class Listing:
-    """`ListRecords`."""
-
-    def __init__(self, state: ShardState) -> None:
-        self._state = state
-
-    def records(self, txn: ReadTransaction, call: ListRecords) -> RecordList:
-        """Return a page of records."""
-        streams = [stream for _, stream in sorted(self._state.numbers.items())]
-        if call.stream:
-            streams = [stream for stream in streams if stream.name == call.stream]
-        found: list[RecordInfo] = []
-        for record in Walks(self._state, txn).records(call.state, Span(streams, call.after, call.limit + 1)):
-            if isinstance(record, PassedRows):
-                continue
-            if len(found) == call.limit:
-                return RecordList(tuple(found), found[-1].key)
-            found.append(record.info())
-        return RecordList(tuple(found), b"")
 
 
 class DeadLetters:

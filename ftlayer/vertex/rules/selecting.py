@@ -1,4 +1,4 @@
-"""`SelectRecords`: records of any state by what they are, in bounded steps."""
+"""`SelectRecords` and `ListRecords`: records of any state by what they are, in bounded steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from ftlayer.records.sought import says
 from ftlayer.store.kv import ReadTransaction
-from ftlayer.vertex.calls import MAX_EXAMINED, MAX_PAGE_BYTES, RecordInfo, RecordPage, SelectRecords
+from ftlayer.vertex.calls import (
+    MAX_EXAMINED,
+    MAX_PAGE_BYTES,
+    ListRecords,
+    RecordInfo,
+    RecordList,
+    RecordPage,
+    SelectRecords,
+)
 from ftlayer.vertex.rules.names import belongs_to
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.walked import Record
@@ -38,6 +46,12 @@ def select(state: ShardState, txn: ReadTransaction, call: SelectRecords) -> Reco
             infos.append(info)
             size += info.payload.nbytes + sum(len(each.traceback) for each in info.history)
     return RecordPage(tuple(infos), tuple(keys), examined, b"")
+
+
+def listed(state: ShardState, txn: ReadTransaction, call: ListRecords) -> RecordList:
+    """Return a page of all records in a state: it ends as that of `select` does."""
+    page = select(state, txn, SelectRecords(call.state, call.stream, limit=call.limit, after=call.after))
+    return RecordList(page.records, page.more)
 
 
 class _Wanted:
@@ -75,7 +89,7 @@ def _span(state: ShardState, call: SelectRecords) -> Span:
         if not call.stream or belongs_to(stream, call.stream)
     ]
     is_picky = bool(call.operator or call.text or call.root)
-    most = MAX_EXAMINED if is_picky else call.limit + 1
+    most = MAX_EXAMINED if is_picky else min(call.limit, MAX_EXAMINED) + 1
     return Span(streams, call.after, most, call.since_ms, call.until_ms or NEVER_MS)
 
 

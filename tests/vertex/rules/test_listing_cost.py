@@ -68,6 +68,18 @@ def test_pages_of_any_size_are_the_whole_listing(vertex: Any, reads: Reads) -> N
         assert seen == left
 
 
+def test_a_page_is_bounded_whatever_is_asked_for(vertex: Any, reads: Reads) -> None:
+    vertex.open(max_pending=100_000)
+    vertex.persist(list(range(1, 5_001)))
+    after, sizes = b"", []
+    while not sizes or after:
+        found = page(vertex, reads, "pending", after, calls.MAX_PAGE)
+        assert max(reads.rows) <= calls.MAX_EXAMINED + 1
+        sizes.append(len(found.records))
+        after = found.more
+    assert sizes == [calls.MAX_EXAMINED, calls.MAX_EXAMINED, 1_000]
+
+
 def test_segments_with_nothing_in_that_state_are_not_read(vertex: Any, reads: Reads) -> None:
     vertex.open()
     for first in range(1, 41, 4):

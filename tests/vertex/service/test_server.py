@@ -18,7 +18,16 @@ from pyarrow import flight
 from ftlayer.config import MIB
 from ftlayer.errors import ConfigError, MalformedRequestError, UnauthorizedError, VertexUnavailableError
 from ftlayer.transport.tls import make_certificate
-from ftlayer.vertex.calls import Accepted, ListRecords, RecordList, Stats, StatsReply, StreamOpened, Xored
+from ftlayer.vertex.calls import (
+    MAX_EXAMINED,
+    Accepted,
+    ListRecords,
+    RecordList,
+    Stats,
+    StatsReply,
+    StreamOpened,
+    Xored,
+)
 from ftlayer.vertex.client.client import VertexClient
 
 STREAM = "job/source"
@@ -236,7 +245,8 @@ def test_calls_and_replies_longer_than_a_message(
     assert reply == Accepted(rows)
     reply = client.call(ListRecords("pending", STREAM, limit=10_000))
     assert isinstance(reply, RecordList)
-    assert len(reply.records) == 10_000
+    assert len(reply.records) == MAX_EXAMINED
+    assert reply.more
 
 
 def test_a_call_beyond_all_parts_is_refused(client: VertexClient, batches: Any) -> None:
