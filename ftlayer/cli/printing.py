@@ -19,7 +19,8 @@ WIDEST = 100_000
 """Columns of a terminal that no row fills."""
 
 LEAST_CUT = 16
-"""A column that is cut keeps so many characters."""
+LEAST_BROKEN = 10
+"""Columns that are cut, and those whose cells are broken, keep so many characters; else a table has a line a cell."""
 
 Wide = Annotated[
     bool, typer.Option("--wide", help="Print rows in full; a terminal has them cut to its width otherwise.")
@@ -46,7 +47,7 @@ def print_json(facts: Any) -> None:
 def new_table(*columns: str, numbers: tuple[str, ...] = (), cut: str = "", title: str | None = None) -> Table:
     """Return a table without lines; columns of ``numbers`` are to the right.
 
-    A terminal too narrow for it cuts the cells of the column ``cut``, and breaks others that have no such column.
+    A terminal too narrow for it cuts the cells of the column ``cut``; where there is none, cells are broken.
     """
     from rich.table import Table
     from rich.text import Text
@@ -71,22 +72,55 @@ def print_table(console: Console, table: Table, *, wide: bool = False) -> None:
     With ``wide`` it is a row a line on a terminal too.
     """
     if console.is_terminal and not wide:
-        _cut_to_width(console, table)
-        console.print(table)
+        console.print(fitting(console, table))
     else:
         print_long(console, table)
 
 
-def _cut_to_width(console: Console, table: Table) -> None:
-    """Take what a table is too wide for a terminal from the column that may be cut."""
+def fitting(console: Console, table: Table) -> Table:
+    """Return a table as it fits a terminal: as it is, with a column cut or cells broken, or a line a cell."""
     from rich.measure import Measurement
 
     unlimited = console.options.update(max_width=WIDEST)
-    too_wide = Measurement.get(console, unlimited, table).maximum - console.width
+
+    def width_of(shown: Any) -> int:
+        return Measurement.get(console, unlimited, shown).maximum
+
+    too_wide = width_of(table) - console.width
+    if too_wide <= 0:
+        return table
+    spare = 0
     for column in table.columns:
-        if column.overflow == "ellipsis" and too_wide > 0:
-            widest = max(Measurement.get(console, unlimited, cell).maximum for cell in column.cells)
+        widest = max(width_of(shown) for shown in (column.header, *column.cells))
+        if column.overflow == "ellipsis":
             column.max_width = max(widest - too_wide, LEAST_CUT)
+            spare += widest - column.max_width
+        elif not column.no_wrap:
+            spare += max(widest - LEAST_BROKEN, 0)
+    return table if spare >= too_wide else _a_line_a_cell(table)
+
+
+def _a_line_a_cell(table: Table) -> Table:
+    from rich.table import Table as RichTable
+
+    lines = RichTable(
+        box=None,
+        padding=(0, 2, 0, 0),
+        pad_edge=False,
+        show_header=False,
+        title=table.title,
+        title_justify="left",
+    )
+    lines.add_column(no_wrap=True)
+    lines.add_column(overflow="fold")
+    cells = [list(column.cells) for column in table.columns]
+    for number, row in enumerate(table.rows):
+        if number:
+            lines.add_row()
+        for column, of_column in zip(table.columns, cells, strict=True):
+            if of_column[number]:
+                lines.add_row(column.header, of_column[number], style=row.style)
+    return lines
 
 
 def print_long(console: Console, table: Table) -> None:

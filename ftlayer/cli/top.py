@@ -13,7 +13,7 @@ import typer
 from ftlayer.cli.connection import Asking, asking
 from ftlayer.cli.jobs import job_parts, jobs_of, overview_parts
 from ftlayer.cli.keys import Key, next_key, pressed_keys
-from ftlayer.cli.printing import Part, PrintedLine, rate_text, time_text
+from ftlayer.cli.printing import Part, PrintedLine, fitting, rate_text, time_text
 from ftlayer.clock import system_now
 from ftlayer.errors import FTLayerError
 from ftlayer.printable import printable, printing_console
@@ -132,7 +132,7 @@ def _show(console: Console, gatherer: Gatherer, interval_s: float) -> None:
         position: Position | None = Position()
         due = time.monotonic() + interval_s
         while position is not None:
-            live.update(_drawn(gatherer, position), refresh=True)
+            live.update(_drawn(console, gatherer, position), refresh=True)
             key = _wait(terminal, due - time.monotonic())
             if key is not None:
                 position = moved(position, key, _keys(gatherer))
@@ -154,10 +154,12 @@ def _keys(gatherer: Gatherer) -> list[JobKey]:
     return [JobKey(view.vertex, announced.job.owner) for view, announced in jobs_of(gatherer.views())]
 
 
-def _drawn(gatherer: Gatherer, position: Position) -> RenderableType:
+def _drawn(console: Console, gatherer: Gatherer, position: Position) -> RenderableType:
     from rich.console import Group
 
-    return Group(*_rendered([*_parts(gatherer, position), PrintedLine(""), PrintedLine(HELP, "dim")]))
+    return Group(
+        *_rendered(console, [*_parts(gatherer, position), PrintedLine(""), PrintedLine(HELP, "dim")])
+    )
 
 
 def _parts(gatherer: Gatherer, position: Position) -> Iterable[Part]:
@@ -177,8 +179,11 @@ def _parts(gatherer: Gatherer, position: Position) -> Iterable[Part]:
     return job_parts(view, job, names, None)
 
 
-def _rendered(parts: Iterable[Part]) -> Iterator[RenderableType]:
+def _rendered(console: Console, parts: Iterable[Part]) -> Iterator[RenderableType]:
     from rich.styled import Styled
 
     # A text, and not rich's Text: the console makes it printable.
-    return (Styled(part.text, part.style) if isinstance(part, PrintedLine) else part for part in parts)
+    return (
+        Styled(part.text, part.style) if isinstance(part, PrintedLine) else fitting(console, part)
+        for part in parts
+    )

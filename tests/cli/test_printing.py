@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from ftlayer.cli.printing import print_line, print_table, time_text
+from ftlayer.cli.printing import new_table, print_line, print_table, time_text
 from ftlayer.cli.records import listed, print_listing, table_of_groups
 from ftlayer.monitor.grouped import LetterGroup
 from ftlayer.monitor.names import JobNames
@@ -53,11 +53,38 @@ def test_a_terminal_cuts_long_reasons_of_groups_and_a_pipe_and_wide_do_not() -> 
         "count  stream      operator  last     reason",
         "1,234  demo/lines  parse     3 s ago  UnicodeEncodeError: … codec can't encode …",
     ]
-    # What is left of it says something, however narrow a terminal is.
-    assert any("Unicode" in line and "…" in line for line in printed(table, width=54))
+    assert printed(table, width=60)[1].endswith("UnicodeEncodeError: ……")
+    assert printed(table, width=40) == [
+        "count     1,234",
+        "stream    demo/lines",
+        "operator  parse",
+        "last      3 s ago",
+        "reason    UnicodeEncodeError: … codec",
+        "          can't encode character … in",
+        "          position …: ordinal not in",
+        "          range(…)",
+    ]
     whole = f"1,234  demo/lines  parse     3 s ago  {LONG}"
     assert printed(table, terminal=False)[1] == whole
     assert printed(lambda console: table(console, wide=True))[1] == whole
+
+
+def test_a_table_that_is_far_too_wide_has_a_line_a_cell() -> None:
+    def table(console: Console) -> None:
+        made = new_table("job", "state", "in/s", "restarts", numbers=("in/s", "restarts"))
+        made.add_row("enrich-customer-orders", "running", "123,456", "0")
+        made.add_row("clean", "ended", "", "2")
+        print_table(console, made)
+
+    assert printed(table, width=80)[1].split() == ["enrich-customer-orders", "running", "123,456", "0"]
+    assert printed(table, width=45)[1:3] == [
+        "enrich-customer-o  running  123,456         0",
+        "rders",
+    ]
+    assert printed(table, width=30) == [
+        *("job       enrich-customer-orde", "          rs", "state     running", "in/s      123,456"),
+        *("restarts  0", "", "job       clean", "state     ended", "restarts  2"),
+    ]
 
 
 def test_a_terminal_cuts_a_line_that_is_too_long_and_says_that_there_is_more() -> None:
