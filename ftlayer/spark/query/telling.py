@@ -6,9 +6,12 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
 from ftlayer.errors import UnsupportedError
 from ftlayer.histogram import BATCH_BOUNDS, Histogram
@@ -17,6 +20,7 @@ from ftlayer.spark.batch.raised import words_of
 from ftlayer.spark.protocol import JUDGED, BatchReport
 from ftlayer.spark.query.batch_traces import BatchTraces
 from ftlayer.spark.query.supervisor import QuerySupervisor
+from ftlayer.spark.sessions import how_it_ended
 from ftlayer.vertex.calls.jobs import (
     BatchDetails,
     HistogramDetails,
@@ -26,6 +30,9 @@ from ftlayer.vertex.calls.jobs import (
     OrderAction,
 )
 from ftlayer.vertex.wire.bounds import MAX_NAME_BYTES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 KEPT_BATCHES = 100
 RATE_MS = 10_000
@@ -118,6 +125,19 @@ class BatchHistory:
             self._traces.through(details, times)
         return replace(report, duration_ms=duration_ms, phases_ms=phases)
 
+    def progressed(self, progress: Mapping[str, Any]) -> None:
+        """Take a batch from Spark's progress of a query that is not tracked: of it no more is known."""
+        duration_ms = float(progress["durationMs"].get("triggerExecution", 0))
+        began = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00"))
+        rows = int(progress["numInputRows"])
+        at_ms = round(began.timestamp() * 1_000 + duration_ms)
+        with self._lock:
+            self._batches.append(
+                BatchDetails(int(progress["batchId"]), at_ms, rows, 0, 0, 0, duration_ms, {})
+            )
+            self._counters.update(batches=1, records_in=rows)
+            self._histograms["batch"].observe(duration_ms / 1_000)
+
     @property
     def batches(self) -> tuple[BatchDetails, ...]:
         """The last ones, the oldest first."""
@@ -139,6 +159,8 @@ class BatchHistory:
 
 class QueryTelling:
     """`ftlayer.jobs.announcer.Telling` of a wrapped query, over all runs of its Spark query."""
+
+    _mode = "acker"
 
     def __init__(
         self,
@@ -179,7 +201,7 @@ class QueryTelling:
             name=title_of(supervisor.name),
             kind=JobKind.QUERY,
             run=self.run,
-            mode="acker",
+            mode=self._mode,
             state=state,
             final=final,
             since_ms=self._since_ms,
@@ -189,9 +211,8 @@ class QueryTelling:
             pid=os.getpid(),
             line=(
                 f"{state} · {counters.get('batches', 0):,} batches · "
-                f"{counters.get('records_in', 0):,} rows ({rates.get('records_in', 0):,.0f}/s), "
-                f"{counters.get('delivered', 0):,} of them from the vertex · "
-                f"{counters.get('failed', 0):,} failed · {counters.get('dead', 0):,} died{restarts}"
+                f"{counters.get('records_in', 0):,} rows ({rates.get('records_in', 0):,.0f}/s)"
+                f"{self._fate(counters)}{restarts}"
             ),
             restarts=supervisor.restarts,
             last_failure=shortened(supervisor.last_failure if error is None else words_of(error), MAX_TEXT),
@@ -203,6 +224,13 @@ class QueryTelling:
             circuits=supervisor.circuits(),
             batches=batches,
             links=self._links,
+        )
+
+    def _fate(self, counters: Mapping[str, int]) -> str:
+        """Return what became of records, in words."""
+        return (
+            f", {counters.get('delivered', 0):,} of them from the vertex · "
+            f"{counters.get('failed', 0):,} failed · {counters.get('dead', 0):,} died"
         )
 
     def carry_out(self, order: JobOrder) -> str:
@@ -235,6 +263,63 @@ class QueryTelling:
                     f"in Spark's UI{f' at {ui}/executors/' if ui else ''} (Executors, Thread Dump); what a "
                     "Python worker does, py-spy shows, by the pid that the place of a failed attempt names"
                 )
+
+
+class UntrackedQueryTelling(QueryTelling):
+    """The same for `FTStatus.OFF`: its batches are those of Spark's progress, and no record is followed."""
+
+    _mode = "off"
+
+    def __init__(
+        self,
+        supervisor: QuerySupervisor,
+        spark: SparkSession,
+        *,
+        owner: str,
+        checkpoint: str,
+        links: Mapping[str, str],
+        since_ms: int,
+    ) -> None:
+        """``spark``: the query's session; the rest as of `QueryTelling`."""
+        super().__init__(
+            supervisor,
+            BatchHistory(),
+            owner=owner,
+            run=uuid.uuid4().hex,
+            checkpoint=checkpoint,
+            links=links,
+            since_ms=since_ms,
+        )
+        self._spark = spark
+        self._last_batch = -1
+        self._seen: tuple[int, str] | None = None
+
+    def details(self, known_checkpoint: int, *, with_plan: bool) -> JobDetails:
+        """See `Telling`."""
+        for progress in self._news():
+            self._last_batch = int(progress["batchId"])
+            self._log.progressed(progress)
+        return super().details(known_checkpoint, with_plan=with_plan)
+
+    def _fate(self, counters: Mapping[str, int]) -> str:
+        return " · not tracked"
+
+    def _news(self) -> list[Mapping[str, Any]]:
+        """Return Spark's progress of the batches that have ended since the last time, the oldest first."""
+        query = self._supervisor.query
+        if not self._supervisor.isActive and how_it_ended(self._spark) is not None:
+            return []
+        last = query.lastProgress
+        seen = None if last is None else (last["batchId"], last["timestamp"])
+        if seen is None or seen == self._seen:
+            return []
+        self._seen = seen
+        # Spark tells of triggers without data too.
+        return [
+            progress
+            for progress in query.recentProgress
+            if progress["batchId"] > self._last_batch and "addBatch" in progress["durationMs"]
+        ]
 
 
 def rates_of(batches: tuple[BatchDetails, ...], now_ms: int) -> dict[str, float]:

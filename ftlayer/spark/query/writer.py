@@ -14,6 +14,7 @@ from ftlayer.circuit import CircuitStatus
 from ftlayer.errors import CheckpointMismatchError, ConfigError
 from ftlayer.functions.pickling import missing_in, needing
 from ftlayer.functions.steps import FunctionStep
+from ftlayer.jobs.local_board import local_announcer
 from ftlayer.restart import ExponentialDelay, RestartStrategy, check_strategy
 from ftlayer.spark.batch.raised import StoppedError, hide_stops
 from ftlayer.spark.batch.runner import SourceOfQuery, SparkRunner
@@ -30,7 +31,7 @@ from ftlayer.spark.query.handle import TrackedQuery
 from ftlayer.spark.query.letter_queries import letter_queries, note_wrapped
 from ftlayer.spark.query.listener import OBSERVATION, TrackedQueryListener, tell_batch
 from ftlayer.spark.query.supervisor import QuerySupervisor
-from ftlayer.spark.query.telling import BatchHistory, QueryTelling, title_of
+from ftlayer.spark.query.telling import BatchHistory, QueryTelling, UntrackedQueryTelling, title_of
 from ftlayer.spark.sessions import links_of, tells_of_its_end
 from ftlayer.spark.stages.run import QueryPlan
 from ftlayer.spark.stages.steps import plan_stages
@@ -147,17 +148,28 @@ class TrackedWriter:
         def status() -> QueryStatus:
             return QueryStatus(0, 0, 0, 0, 0, -1)
 
-        return TrackedQuery(
-            QuerySupervisor(
-                self._name,
-                start,
-                status,
-                directory.log,
-                self._strategy(),
-                bounded=self._bounded,
-                needed_by=self._needed_by,
+        spark = source.frame.sparkSession
+        links, since_ms = links_of(spark), time.time_ns() // 1_000_000
+        supervisor = QuerySupervisor(
+            self._name,
+            start,
+            status,
+            directory.log,
+            self._strategy(),
+            bounded=self._bounded,
+            needed_by=self._needed_by,
+        )
+        local_announcer().add(
+            UntrackedQueryTelling(
+                supervisor,
+                spark,
+                owner=title_of(self._name),
+                checkpoint=self._checkpoint,
+                links=links,
+                since_ms=since_ms,
             )
         )
+        return TrackedQuery(supervisor)
 
     def _needed_by(self, text: str) -> str:
         """Return the operators whose functions need what could not be loaded, as ``text`` says; "" for none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from pyspark.sql import functions as f
 
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError, QueryError
+from ftlayer.monitor.sources import sources_here
 from ftlayer.restart import NoRestart
 from ftlayer.spark.facade import FTLayer
 from ftlayer.spark.plan.plain import plain_rows
 from ftlayer.spark.stages.steps import plan_stages
 from ftlayer.spark.tracked import plan_of
+from ftlayer.vertex.calls import AnnouncedJob, GetJob, JobDetails
 
 pytestmark = pytest.mark.spark
 
@@ -38,6 +41,18 @@ def pipeline(layer: FTLayer, source: Any) -> Any:
         .flat_map(lambda r: [r, r], "n bigint, tag string", name="both")
         .repartition(2)
     )
+
+
+def job_of(name: str) -> JobDetails:
+    """Return what is announced of a query to the board of this program, once it is."""
+    (board,) = (source for source in sources_here().sources if source.pid == os.getpid() and not source.path)
+    client = board.client("test")
+    try:
+        reply = client.call(GetJob(name))
+    finally:
+        client.close()
+    assert isinstance(reply, AnnouncedJob)
+    return reply.job
 
 
 def sparks_plan_of(frame: Any) -> str:
@@ -76,6 +91,10 @@ def test_off_and_on_give_the_same_rows_and_off_starts_no_vertex(
     assert off.vertex is None
     assert not (tmp_path / "none").exists()
     assert query.ft_status().drained
+    tools.until(lambda: job_of(query.name).final, "its last word on the program's own board")
+    told = job_of(query.name)
+    assert (told.mode, told.kind, told.state) == ("off", "query", "ended")
+    assert told.counters["records_in"] == 100
     kept.batches.clear()
     checkpoint = str(tmp_path / "on")
     tools.finish(

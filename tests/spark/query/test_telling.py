@@ -7,11 +7,19 @@ from unittest.mock import Mock
 
 import pytest
 
-from ftlayer.errors import QueryError, UnsupportedError
+from ftlayer.errors import QueryError, SessionLostError, UnsupportedError
 from ftlayer.records.traced import Sampler
 from ftlayer.spark.protocol import JUDGED, BatchReport
 from ftlayer.spark.query.batch_traces import BatchTraces
-from ftlayer.spark.query.telling import KEPT_BATCHES, RATE_MS, BatchHistory, QueryTelling, rates_of, title_of
+from ftlayer.spark.query.telling import (
+    KEPT_BATCHES,
+    RATE_MS,
+    BatchHistory,
+    QueryTelling,
+    UntrackedQueryTelling,
+    rates_of,
+    title_of,
+)
 from ftlayer.telemetry.spans import EndedSpan
 from ftlayer.vertex.calls import AnnounceJob, BatchState, Incident, JobOrder, OpenQuery, OrderAction
 from ftlayer.vertex.wire.checks import check_call
@@ -192,6 +200,49 @@ def test_any_name_that_spark_takes_is_one_that_the_vertex_takes(
     supervisor.name = name
     check_job_call(AnnounceJob(telling.details(0, with_plan=False)))
     check_call(OpenQuery("3f2a", "run-1.1", (), title=title_of(name)))
+
+
+def progress(batch: int, rows: int, *, ran: bool = True) -> dict[str, Any]:
+    took = {"triggerExecution": 500} | ({"addBatch": 300} if ran else {"latestOffset": 1})
+    return {
+        "batchId": batch,
+        "numInputRows": rows,
+        "timestamp": f"2026-01-02T03:04:0{5 + batch}.{5 if ran else 1}00Z",
+        "durationMs": took,
+    }
+
+
+def test_a_query_that_is_not_tracked_is_told_by_sparks_progress(
+    supervisor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    telling = UntrackedQueryTelling(
+        supervisor, Mock(), owner="orders", checkpoint="/c", links={}, since_ms=1_000
+    )
+    supervisor.query.lastProgress = None
+    details = telling.details(0, with_plan=True)
+    check_job_call(AnnounceJob(details))
+    assert (details.owner, details.mode, details.counters) == ("orders", "off", {})
+    told = [progress(0, 10), progress(1, 20), progress(2, 0, ran=False)]
+    supervisor.query.recentProgress, supervisor.query.lastProgress = told, told[-1]
+    details = telling.details(0, with_plan=False)
+    assert details.counters == {"batches": 2, "records_in": 30}
+    assert [(each.batch, each.rows, each.duration_ms) for each in details.batches] == [
+        (0, 10, 500),
+        (1, 20, 500),
+    ]
+    assert details.batches[0].at_ms == 1_767_323_046_000
+    assert details.line.endswith("2 batches · 30 rows (0/s) · not tracked · 2 restarts")
+    told.append(progress(2, 5))
+    supervisor.query.lastProgress = told[-1]
+    assert telling.details(0, with_plan=False).counters == {"batches": 3, "records_in": 35}
+    supervisor.isActive = False
+    told.append(progress(3, 7))
+    supervisor.query.lastProgress = told[-1]
+    monkeypatch.setattr("ftlayer.spark.query.telling.how_it_ended", lambda spark: SessionLostError("stopped"))
+    last = telling.details(0, with_plan=False)
+    assert (last.final, last.counters["batches"]) == (True, 3)
+    monkeypatch.setattr("ftlayer.spark.query.telling.how_it_ended", lambda spark: None)
+    assert telling.details(0, with_plan=False).counters["batches"] == 4
 
 
 def order(action: OrderAction, timeout_ms: int = 0) -> JobOrder:
