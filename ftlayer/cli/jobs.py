@@ -114,7 +114,7 @@ def jobs_of(views: Iterable[VertexView]) -> list[tuple[VertexView, AnnouncedJob]
 
 def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int) -> Part:
     from ftlayer.monitor.health import job_health
-    from ftlayer.monitor.words import spoken, state_of
+    from ftlayer.monitor.words import pace_of, spoken, state_of
 
     several = len(views) > 1
     numbers = ("in/s", "up", "restarts")
@@ -130,7 +130,7 @@ def _table_of_jobs(views: tuple[VertexView, ...], names: JobNames, selected: int
             str(job.kind),
             state_of(view, announced),
             str(health),
-            rate_text(None if job.final else job.rates.get("records_in")),
+            rate_text(pace_of(view, announced)),
             spoken((job.ended_ms or job.at_ms) - job.since_ms),
             f"{job.restarts:,}",
             *((view.vertex,) if several else ()),

@@ -102,7 +102,7 @@ def _as_json(views: tuple[VertexView, ...]) -> Iterator[str]:
 def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
     from ftlayer.monitor.health import job_health
     from ftlayer.monitor.names import JobNames
-    from ftlayer.monitor.words import state_of
+    from ftlayer.monitor.words import pace_of, state_of
 
     names, at = JobNames(views), time_text(system_now().wall_ms)
     for view in views:
@@ -116,8 +116,8 @@ def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
         job = announced.job
         judged = job_health(view, announced)
         why = f": {judged.findings[0].text}" if judged.findings else ""
-        rate = rate_text(job.rates.get("records_in"))
-        pace = f", {rate} records/s" if rate and not job.final else ""
+        rate = rate_text(pace_of(view, announced))
+        pace = f", {rate} records/s" if rate else ""
         state = state_of(view, announced)
         yield printable(f"{at}  {names.label(view.vertex, job.owner)}: {state}{pace}, {judged.health}{why}")
 

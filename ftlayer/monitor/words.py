@@ -42,3 +42,10 @@ def state_of(view: VertexView, announced: AnnouncedJob) -> str:
     if announced.is_silent:
         return "silent"
     return announced.job.state if view.is_up else view.state
+
+
+def pace_of(view: VertexView, announced: AnnouncedJob) -> float | None:
+    """Return how many records a second a job takes in; None where it has ended, or is not heard any more."""
+    job = announced.job
+    is_heard = not job.final and state_of(view, announced) == job.state
+    return job.rates.get("records_in") if is_heard else None

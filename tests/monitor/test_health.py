@@ -16,7 +16,7 @@ from ftlayer.monitor.health import (
     together,
     vertex_health,
 )
-from ftlayer.monitor.words import spoken
+from ftlayer.monitor.words import pace_of, spoken
 from ftlayer.vertex.calls.jobs import CheckpointTotals, Hour, Incident, SlotDetails
 
 OPEN = CircuitStatus(CircuitState.OPEN, 1, 100, 40, 5_000)
@@ -253,6 +253,9 @@ def test_a_job_that_said_no_last_word_is_not_ok(made: Any) -> None:
         (finding,) = job_health(view, job).findings
         assert (finding.health, finding.text) == (health, text)
         assert driver_health(view, ended).health is Health.OK
+    rated = made.job(rates={"records_in": 7.0})
+    assert [pace_of(view, rated) for view in (made.view(), gone, away)] == [7.0, None, None]
+    assert pace_of(made.view(), made.job(rates={"records_in": 7.0}, final=True)) is None
     # A vertex that gives no answer is told once, whatever jobs it has.
     assert [len(overall_health([view]).findings) for view in (gone, away)] == [1, 1]
 

@@ -17,7 +17,8 @@ def _context(visit: Visit) -> Context:
     views = watch.views()
     overview = overview_facts(views, watch.names(), mask=visit.mask)
     jobs = overview["jobs"]
-    running = [job for job in jobs if not job["final"]]
+    over = [job for job in jobs if job["final"] or job["state"] in ("gone", "killed")]
+    running = [job for job in jobs if job not in over]
     hours = [
         (f"{view.vertex}, of the records that it stores", shown_hour(watch, view.vertex))
         for view in views
@@ -27,8 +28,8 @@ def _context(visit: Visit) -> Context:
         "overview": overview,
         "totals": _totals(overview),
         "running": running,
-        "gone": [job for job in jobs if job["final"]],
-        "alive": sum(not job["silent"] for job in running),
+        "gone": over,
+        "alive": sum(job["state"] not in ("silent", "no answer") for job in running),
         "hours": hours,
     }
 

@@ -13,7 +13,7 @@ from ftlayer.monitor.facts.masking import masked_failure
 from ftlayer.monitor.health import job_health
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.views import VertexView
-from ftlayer.monitor.words import state_of
+from ftlayer.monitor.words import pace_of, state_of
 from ftlayer.vertex.calls.jobs import (
     AnnouncedJob,
     BatchDetails,
@@ -48,7 +48,7 @@ def job_summary_facts(
         "host": job.host,
         "pid": job.pid,
         "line": masked_failure(job.line) if mask else job.line,
-        "in_per_second": job.rates.get("records_in"),
+        "in_per_second": pace_of(view, announced),
         "restarts": job.restarts,
         "last_failure": masked_failure(job.last_failure) if mask else job.last_failure,
         **judgement_facts(job_health(view, announced), mask=mask),
