@@ -324,6 +324,7 @@ def make_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
         settings = {
             "spark.ui.enabled": "false",
             "spark.log.level": "ERROR",
+            "spark.sql.streaming.pollingDelay": "100ms",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.session.timeZone": "UTC",
             "spark.sql.warehouse.dir": str(directory / "warehouse"),
