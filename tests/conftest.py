@@ -191,12 +191,12 @@ def _in_smoke(item: pytest.Item) -> bool:
 
 LONGEST = (
     "spark/faults/test_killed_processes.py",
+    # Without Spark: it runs while the first process makes the archive of Spark's classes.
+    "runtime/slot/processes/test_two_slots.py",
     "spark/faults/test_cluster.py",
     "demo/test_demo.py",
     "runtime/spark/test_cluster_topologies.py",
     "runtime/spark/test_barrier_mode.py",
-    "runtime/spark/test_barrier_kills.py",
-    "runtime/spark/test_driver_killed.py",
     "runtime/spark/test_over_connect.py",
     "docs/test_run_snippets.py",
     "spark/features/",

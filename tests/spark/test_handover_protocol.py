@@ -197,7 +197,7 @@ histories = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(histories)
 def test_no_history_loses_a_record_between_two_queries(kit: SimpleNamespace, history: Any) -> None:
     both = Handover(kit, [0, 1, 2, 3, 4])

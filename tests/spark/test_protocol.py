@@ -110,7 +110,7 @@ class Protocol(RuleBasedStateMachine):
 def test_no_history_loses_or_doubles_a_record(kit: SimpleNamespace) -> None:
     Protocol.kit = kit
     run_state_machine_as_test(
-        Protocol, settings=settings(max_examples=60, stateful_step_count=20, deadline=None)
+        Protocol, settings=settings(max_examples=30, stateful_step_count=20, deadline=None)
     )
 
 

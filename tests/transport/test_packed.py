@@ -34,7 +34,7 @@ def cost(value: Any) -> int:
     return 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(values)
 def test_a_value_comes_back_and_costs_what_it_is_made_of(value: Any) -> None:
     data = msgpack.packb(value)
@@ -50,7 +50,7 @@ def test_every_length_is_followed(size: int) -> None:
         assert unpack(data) == [value, 1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     try:

@@ -105,9 +105,9 @@ def test_a_slot_that_stays_away_for_longer_than_the_timeout(
     environment: Any, connect: Any, logs_kit: ModuleType, tmp_path: Path
 ) -> None:
     """What it held waits for it, and has its one attempt still."""
-    layer = connect(timeout="3s", max_attempts=1)
+    layer = connect(timeout="1500ms", max_attempts=1)
     before = layer.stats()
-    env = environment(layer, restart=FixedDelay(attempts=3, delay="6s"))
+    env = environment(layer, restart=FixedDelay(attempts=3, delay="3s"))
     numbers = env.source(lambda: paced(3_000), "id bigint").key_by("id")
     numbers.map(lambda it: it, "id bigint").rebalance().sink(logs_kit.Journal(tmp_path))
     job = env.execute_async()

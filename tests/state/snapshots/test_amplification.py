@@ -120,7 +120,7 @@ def options(root: Path, mode: str, **others: Any) -> CheckpointConfig:
 
 
 @settings(
-    max_examples=30,
+    max_examples=12,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],

@@ -166,7 +166,7 @@ crashes = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(crashes=crashes, rows=st.integers(0, 25), per_batch=st.integers(1, 9), salt=st.integers(0, 1_000))
 @example(crashes=[(step, "vertex", 2) for step in STEPS], rows=25, per_batch=6, salt=1)
 @example(crashes=[(step, "query", 2) for step in STEPS for _ in range(2)], rows=25, per_batch=6, salt=2)

@@ -417,7 +417,7 @@ def machine(kit: Any, tracker: str) -> type[RuleBasedStateMachine]:
     return Tracking
 
 
-@pytest.mark.parametrize(("tracker", "examples"), [("table", 150), ("exact", 40)])
+@pytest.mark.parametrize(("tracker", "examples"), [("table", 60), ("exact", 20)])
 def test_rules_1_to_10_hold_in_any_order_of_events(kit, tracker, examples):
     run_state_machine_as_test(
         machine(kit, tracker),

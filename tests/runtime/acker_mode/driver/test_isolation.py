@@ -366,7 +366,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(n, culprits, held, draw(st.sampled_from([0, 0, 1, 3])), draw(st.integers(0, 2**32)))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(worlds())
 def test_exactly_the_culprits_die(world: World) -> None:
     kills = world.kills
