@@ -171,6 +171,7 @@ SMOKE = (
     "state/snapshots/test_serializer.py",
     "state/tables/test_timers.py",
     "store/test_values.py",
+    "telemetry/test_settings.py",
     "test_checks.py",
     "topology/test_chaining.py",
     "transport/test_codec.py",
