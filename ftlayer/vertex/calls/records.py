@@ -45,7 +45,7 @@ class SelectRecords:
         root: the record that has this root or origin; 0 for all.
         keys: these records alone; () for all.
         keys_only: answer with keys in place of records.
-        newest: from the latest on; for the dead alone. Of several shards one follows the other.
+        newest: from the latest on, of all shards together; for the dead alone.
         limit: so many at most: `MAX_SELECTED`, with ``keys_only`` `MAX_KEYS`.
         after: where the page before ended, b"" for the first.
     """

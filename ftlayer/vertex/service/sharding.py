@@ -17,6 +17,7 @@ from ftlayer.vertex.calls import (
     GroupList,
     Hour,
     JobList,
+    RecordPage,
     Reply,
     StatsReply,
     StreamList,
@@ -150,6 +151,38 @@ def add_groups(a: GroupList, b: GroupList) -> GroupList:
     """Put the groups of two shards in one order; of the shares that are counted the smaller."""
     groups = sorted((*a.groups, *b.groups), key=lambda group: -group.count)
     return GroupList(tuple(groups), min(a.indexed, b.indexed), a.left_out + b.left_out)
+
+
+SHARD_BYTES = 2
+"""The shard in front of a record's key, of which the stream and the time follow."""
+
+_TIME_AT = SHARD_BYTES + 4
+
+
+def position_of(key: bytes) -> tuple[bytes, bytes]:
+    """Return where a dead letter is among those of all shards, by its key: by time, and of one moment by shard."""
+    return key[_TIME_AT:], key[:SHARD_BYTES]
+
+
+def newest_first(limit: int) -> Callable[[RecordPage, RecordPage], RecordPage]:
+    """Return what makes one page of two of the latest letters; their keys have their shard in front.
+
+    A page ends where one of the two did that has more: what the other one has behind that is for the next page.
+    """
+
+    def add(a: RecordPage, b: RecordPage) -> RecordPage:
+        ends = [page.more for page in (a, b) if page.more]
+        end = max(ends, key=position_of, default=b"")
+        keys = sorted((*a.keys, *b.keys), key=position_of, reverse=True)
+        if end:
+            keys = [key for key in keys if position_of(key) >= position_of(end)]
+        if len(keys) > limit:
+            keys, end = keys[:limit], keys[limit - 1]
+        infos = {info.key: info for info in (*a.records, *b.records)}
+        records = tuple(infos[key] for key in keys if key in infos)
+        return RecordPage(records, tuple(keys), a.examined + b.examined, end)
+
+    return add
 
 
 def add_stats(a: StatsReply, b: StatsReply) -> StatsReply:

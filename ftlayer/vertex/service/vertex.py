@@ -19,6 +19,7 @@ from ftlayer.vertex.service.directory import ROUTES
 from ftlayer.vertex.service.rules import Answer, ShardParts
 from ftlayer.vertex.service.shard import Shard
 from ftlayer.vertex.service.sharding import (
+    SHARD_BYTES,
     Gather,
     Router,
     add_failed,
@@ -29,9 +30,9 @@ from ftlayer.vertex.service.sharding import (
     add_streams,
     add_touched,
     add_xored,
+    newest_first,
 )
 
-_KEY_PREFIX_BYTES = 2
 _ADD: dict[type, Callable[[Any, Any], Any]] = {
     calls.Xor: add_xored,
     calls.Touch: add_touched,
@@ -285,7 +286,10 @@ class Vertex:
         self._shards[index].submit(dataclasses.replace(call, after=after), None, with_shard)
 
     def _select(self, call: calls.SelectRecords, answer: Answer) -> None:
-        """As `_list`."""
+        """As `_list`; the latest of all shards together."""
+        if call.newest and not call.stream and self.shards > 1:
+            self._select_newest(call, answer)
+            return
         index, after = self._split_key(call.after, "SelectRecords.after") if call.after else (0, b"")
         if call.stream:
             index = self.shard_of_stream(call.stream)
@@ -306,6 +310,16 @@ class Vertex:
             with_shard(calls.RecordPage((), (), 0, b""))
             return
         self._shards[index].submit(dataclasses.replace(call, after=after, keys=mine), None, with_shard)
+
+    def _select_newest(self, call: calls.SelectRecords, answer: Answer) -> None:
+        """Ask all shards for their latest letters behind the place where the page before ended."""
+        last, after = self._split_key(call.after, "SelectRecords.after") if call.after else (0, b"")
+        gather = Gather(self.shards, answer, newest_first(call.limit))
+        for index in range(self.shards):
+            # Of the moment where the page before ended, shards before its last one have not had their turn.
+            behind = after + b"\0" if after and index < last else after
+            part = dataclasses.replace(call, after=behind)
+            self._shards[index].submit(part, None, _page_of_shard(index, gather))
 
     def _more(self, index: int, more: bytes, stream: str) -> bytes:
         """Return where the next page begins, if shard ``index`` goes on at ``more``; b"" for the end of it."""
@@ -333,8 +347,8 @@ class Vertex:
 
     def _list_audit(self, call: calls.ListAudit, answer: Answer) -> None:
         """Put the logs of all shards in one order: by time, and of one moment by shard, the last first."""
-        after = call.after[:-_KEY_PREFIX_BYTES]
-        last = int.from_bytes(call.after[-_KEY_PREFIX_BYTES:], "big")
+        after = call.after[:-SHARD_BYTES]
+        last = int.from_bytes(call.after[-SHARD_BYTES:], "big")
         gather = Gather(self.shards, lambda reply: answer(_latest(reply, call.limit)), _add_audit)
         for index in range(self.shards):
             # Of the moment where the page before ended, shards before its last one have not had their turn.
@@ -343,10 +357,10 @@ class Vertex:
             self._shards[index].submit(part, None, _of_shard(index, gather))
 
     def _split_key(self, key: bytes, where: str) -> tuple[int, bytes]:
-        index = int.from_bytes(key[:_KEY_PREFIX_BYTES], "big")
-        if len(key) < _KEY_PREFIX_BYTES or index >= self.shards:
+        index = int.from_bytes(key[:SHARD_BYTES], "big")
+        if len(key) < SHARD_BYTES or index >= self.shards:
             raise MalformedRequestError(f"{where}: not a key that this vertex has given out")
-        return index, key[_KEY_PREFIX_BYTES:]
+        return index, key[SHARD_BYTES:]
 
 
 def _with_shard(index: int, records: Sequence[calls.RecordInfo]) -> tuple[calls.RecordInfo, ...]:
@@ -354,7 +368,20 @@ def _with_shard(index: int, records: Sequence[calls.RecordInfo]) -> tuple[calls.
 
 
 def _key(shard: int, key: bytes) -> bytes:
-    return shard.to_bytes(_KEY_PREFIX_BYTES, "big") + key
+    return shard.to_bytes(SHARD_BYTES, "big") + key
+
+
+def _page_of_shard(index: int, answer: Answer) -> Answer:
+    """Give the keys of a page their shard."""
+
+    def with_shard(reply: Reply | FTLayerError) -> None:
+        if isinstance(reply, calls.RecordPage):
+            keys = tuple(_key(index, key) for key in reply.keys)
+            more = _key(index, reply.more) if reply.more else b""
+            reply = calls.RecordPage(_with_shard(index, reply.records), keys, reply.examined, more)
+        answer(reply)
+
+    return with_shard
 
 
 def _add_changed(a: calls.Changed, b: calls.Changed) -> calls.Changed:
@@ -370,7 +397,7 @@ def _of_shard(index: int, answer: Answer) -> Answer:
 
     def with_shard(reply: Reply | FTLayerError) -> None:
         if isinstance(reply, calls.AuditPage):
-            end = index.to_bytes(_KEY_PREFIX_BYTES, "big")
+            end = index.to_bytes(SHARD_BYTES, "big")
             entries = tuple(dataclasses.replace(entry, key=entry.key + end) for entry in reply.entries)
             reply = calls.AuditPage(entries, reply.more)
         answer(reply)

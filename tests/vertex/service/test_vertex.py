@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,12 @@ def test_one_xor_completes_roots_of_all_shards(client: VertexClient, pending: li
     assert client.call(Xor(roots[:0], values[:0], incarnation)) == Xored(0, 0)
 
 
+def wait_for_another_ms() -> None:
+    since_ms = time.time_ns() // 1_000_000
+    while time.time_ns() // 1_000_000 == since_ms:
+        time.sleep(0.001)
+
+
 def test_records_of_all_shards_are_selected_and_grouped(client: VertexClient) -> None:
     roots = []
     for stream in streams_of_all_shards(client):
@@ -137,7 +144,10 @@ def test_records_of_all_shards_are_selected_and_grouped(client: VertexClient) ->
         client.call(call)
         roots += call.roots.tolist()
     incarnation = client.health().incarnation
-    client.call(Fail(tuple(Failure(root, "broken", "op") for root in roots), incarnation))
+    for turn in range(3):  # by turns, so that a shard has no letters that all others' follow
+        failures = tuple(Failure(root, "broken", "op") for root in roots[turn::3])
+        client.call(Fail(failures, incarnation))
+        wait_for_another_ms()
     groups: Any = client.call(DeadGroups())
     assert (len(groups.groups), groups.indexed) == (SHARDS, 1.0)
     owner = owner_of(groups.groups[0].stream)
@@ -146,6 +156,15 @@ def test_records_of_all_shards_are_selected_and_grouped(client: VertexClient) ->
     assert sorted(root for page in pages(client, SelectRecords("dead", limit=2)) for root in page) == sorted(
         roots
     )
+    latest: list[Any] = []
+    after = b""
+    while not latest or after:
+        page: Any = client.call(SelectRecords("dead", newest=True, limit=5, after=after))
+        latest += page.records
+        after = page.more
+    assert sorted(record.root for record in latest) == sorted(roots)
+    died = [record.history[-1].at_ms for record in latest]
+    assert died == sorted(died, reverse=True)
     (of_owner,) = pages(client, SelectRecords("dead", owner))
     assert len(of_owner) == 3
     everything: Any = client.call(SelectRecords("dead", owner, keys_only=True))
@@ -160,7 +179,7 @@ def test_records_of_all_shards_are_selected_and_grouped(client: VertexClient) ->
     assert client.call(Purge((everything.keys[2], other.keys[1]), "bert")) == Changed(2)
     lines, after = [], b""
     while not lines or after:
-        page: Any = client.call(ListAudit(after, 1))
+        page = client.call(ListAudit(after, 1))
         lines += [(entry.at_ms, entry.who, entry.what, entry.count) for entry in page.entries]
         after = page.more
     assert lines == sorted(lines, key=lambda line: -line[0])
