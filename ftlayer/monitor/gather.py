@@ -25,7 +25,7 @@ from ftlayer.errors import (
 )
 from ftlayer.monitor.health import LATELY_MS
 from ftlayer.monitor.sources import VertexSource
-from ftlayer.monitor.stored import StoredReports
+from ftlayer.monitor.stored import StoredReports, jobs_in_store
 from ftlayer.monitor.views import VertexView
 from ftlayer.vertex.calls import (
     AnnouncedJob,
@@ -147,7 +147,7 @@ class Gatherer:
         Raises `UnknownJobError`, and what its client does.
         """
         view = self._named(vertex).view
-        if view.is_gone:
+        if view.is_gone or view.is_killed:
             last = next((announced for announced in view.jobs if announced.job.owner == owner), None)
             if last is None:
                 raise UnknownJobError(
@@ -158,7 +158,8 @@ class Gatherer:
 
     def hour(self, vertex: str, owner: str = "") -> Hour:
         """Return the last hour of a job, or of the vertex. Raises `UnknownJobError`, and what its client does."""
-        if self._named(vertex).view.is_gone:
+        view = self._named(vertex).view
+        if view.is_gone or view.is_killed:
             raise VertexUnavailableError(f"vertex {vertex} has ended with its program")
         return _expect(self.client(vertex).call(GetHour(owner)), Hour)
 
@@ -228,10 +229,22 @@ class Gatherer:
             return self._without_answer(before, "its program has ended", is_gone=True), None
         killed = vertex.error if source is None else source.killed
         if source is None or killed is not None:
-            return self._without_answer(before, str(killed), is_killed=True), killed
+            if before.is_killed:
+                return self._without_answer(before, before.failure, is_killed=True), killed
+            return self._killed(before, str(killed)), killed
         self._follow(vertex, source)
         call = partial(vertex.client.call, deadline_ms=self._deadline_ms)
         return self._asked(call, replace(before, address=source.address)), None
+
+    def _killed(self, before: VertexView, failure: str) -> VertexView:
+        """Return a vertex whose driver was killed; where it was never asked, with what its store has of jobs."""
+        jobs = before.jobs
+        if not before.asked_ms and before.path:
+            try:
+                jobs = jobs_in_store(before.path, self._clock())
+            except FTLayerError as error:
+                failure = f"{failure}. What it ran is not known: {error}"
+        return replace(self._without_answer(before, failure, is_killed=True), jobs=jobs)
 
     def _without_answer(
         self, before: VertexView, failure: str, *, is_gone: bool = False, is_killed: bool = False

@@ -1,6 +1,6 @@
-"""Directories with checkpoints, looked at as boards are: with what drivers have said last of their jobs.
+"""What drivers that are gone have said last of their jobs: beside checkpoints, or in the store of their vertex.
 
-That is there when the driver is gone. Nothing can be asked of a job there.
+Directories with checkpoints are looked at as boards are. Nothing can be asked of a job there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ftlayer.checkpoint.storage.last_reports import LastReport, find_reports
 from ftlayer.checkpoint.storage.layout import last_name, normal
@@ -16,6 +17,7 @@ from ftlayer.checkpoint.storage.loading import check_directory
 from ftlayer.clock import Now
 from ftlayer.errors import UnknownJobError, UnsupportedError, VertexUnavailableError
 from ftlayer.monitor.sources import short_name
+from ftlayer.store import LmdbStore
 from ftlayer.vertex.calls import (
     AnnouncedJob,
     AuditPage,
@@ -29,6 +31,7 @@ from ftlayer.vertex.calls import (
     ListJobs,
     Reply,
 )
+from ftlayer.vertex.rules.board import Board
 
 SILENT_MS = 30_000
 """Drivers keep what they say every ten seconds."""
@@ -118,6 +121,22 @@ class ReportReader:
         for report in find_reports(self._url):
             latest.setdefault(report.job.owner, report)
         return tuple(_announced(report, now_ms) for report in latest.values())
+
+
+def jobs_in_store(path: str, now: Now) -> tuple[AnnouncedJob, ...]:
+    """Return what the board of a vertex that is not there any more has in its store, the latest job first.
+
+    Raises what opening and reading the store does.
+    """
+    jobs: list[AnnouncedJob] = []
+    for shard in sorted(Path(path).glob("shard-*")):
+        store = LmdbStore.open(shard, read_only=True)
+        try:
+            with store.read() as txn:
+                jobs += Board(store, txn, now).jobs(now).jobs
+        finally:
+            store.close()
+    return tuple(sorted(jobs, key=lambda announced: announced.job.since_ms, reverse=True))
 
 
 def _announced(report: LastReport, now_ms: int) -> AnnouncedJob:

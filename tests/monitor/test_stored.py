@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from dataclasses import replace
@@ -14,17 +15,19 @@ from ftlayer.checkpoint.storage.last_reports import find_reports, put_report
 from ftlayer.clock import Now
 from ftlayer.errors import CheckpointDamagedError, UnknownJobError, UnsupportedError
 from ftlayer.monitor.gather import Gatherer
-from ftlayer.monitor.health import Health, job_health
+from ftlayer.monitor.health import Health, job_health, vertex_health
 from ftlayer.monitor.sources import VertexSource
 from ftlayer.monitor.stored import SILENT_MS, StoredReports
 from ftlayer.monitor.words import state_of
-from ftlayer.vertex.calls import AskJob, JobDetails, JobList, JobOrder, OrderAction, Reply
+from ftlayer.store import LmdbStore
+from ftlayer.vertex.calls import AnnounceJob, AskJob, JobDetails, JobList, JobOrder, OrderAction, Reply
+from ftlayer.vertex.rules.board import Board
 
 GONE_PID = (1 << 22) + 17
 """No process has it: the system's largest is 2^22."""
 
 
-class Board:
+class FakeBoard:
     """A running driver's own board, with one job."""
 
     def __init__(self, made: Any) -> None:
@@ -94,7 +97,7 @@ def test_a_driver_that_may_be_there_is_silent_when_it_is_late(
 
 
 def test_a_job_that_runs_is_listed_once(made: Any, tmp_path: Path) -> None:
-    board = Board(made)
+    board = FakeBoard(made)
     put_report(str(tmp_path), details(made))
     put_report(str(tmp_path), details(made, owner="other", run="another"))
     driver = VertexSource("driver-1", "grpc://127.0.0.1:1", "a-token-of-some-length")
@@ -117,3 +120,51 @@ def test_a_directory_that_cannot_be_read_is_said_so(made: Any, tmp_path: Path) -
             find_reports(str(tmp_path))
         (damaged,) = gatherer(made, tmp_path).gather()
         assert "_last" in damaged.failure
+
+
+def test_a_killed_vertex_is_shown_with_the_jobs_of_its_store(made: Any, tmp_path: Path) -> None:
+    now = Now(1_000, made.now_ms)
+    store = LmdbStore.open(_made(tmp_path / "shard-000"), max_store_bytes=8 << 20)
+    with store.read() as txn:
+        board = Board(store, txn, now)
+    for owner, state, final in (("orders", "running", False), ("old", "ended", True)):
+        with store.write(intake=False) as txn:
+            job = details(made, owner=owner, name=owner, run=owner, state=state, final=final)
+            board.announce(txn, AnnounceJob(job), "", now)
+    store.close()
+    access = str(tmp_path / "vertex.access")
+    killed = VertexSource(
+        "ft", "grpc://127.0.0.1:1", "a-token-of-some-length", path=str(tmp_path), file=access, pid=GONE_PID
+    )
+    Path(access).write_text(
+        json.dumps(
+            {
+                "address": killed.address,
+                "token": killed.token,
+                "root_certs": None,
+                "client_pem": None,
+                "pid": GONE_PID,
+            }
+        )
+    )
+    Path(access).chmod(0o600)
+    gathering = Gatherer(lambda: (killed,), clock=lambda: now, connect=lambda source, label: FakeBoard(made))
+    for _ in range(2):
+        (view,) = gathering.gather()
+        assert view.state == "killed"
+        assert {each.job.owner: state_of(view, each) for each in view.jobs} == {
+            "orders": "killed",
+            "old": "ended",
+        }
+        assert "which ran orders" in vertex_health(view).findings[0].text
+    assert gathering.job("ft", "orders").job.state == "running"
+    (tmp_path / "shard-000" / "data.mdb").write_bytes(b"no store")
+    gathering = Gatherer(lambda: (killed,), clock=lambda: now, connect=lambda source, label: FakeBoard(made))
+    (view,) = gathering.gather()
+    assert view.state == "killed"
+    assert "What it ran is not known" in view.failure
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(parents=True)
+    return path
