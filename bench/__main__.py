@@ -11,7 +11,7 @@ import bench
 from bench import harness
 from bench.checkout import installed_package
 
-_NOT_BENCHMARKS = {"__main__", "checkout", "harness", "jobs", "peers"}
+_NOT_BENCHMARKS = {"__main__", "checkout", "harness", "jobs", "peers", "screenshots"}
 
 
 def main() -> None:

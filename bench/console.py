@@ -2,11 +2,18 @@
 
 Requests are made to a console in a process of its own, one after the other, each several times; the slowest of the
 medians counts. First paint is Chromium's own figure (`first-contentful-paint`), in a new browser context, whose cache
-is empty, for each page. The cost is CPU time of the vertex, which its records pay for, while a page is open.
+is empty, for each page.
+
+The cost is CPU time, which a loaded machine distorts less than it does rates. Of the vertex above: what it works more
+while a page is open. Of a topology at full speed, twice: what the vertex needs to answer the questions of one look, of
+which an open page has one a second, as a share of what driver, slots and vertex need in a second; and what driver and
+vertex need more for a record while its page and the overview are open than while nobody looks, in turns within one run,
+as a share of what all need for it. Slots do the same either way: announcements go out whether someone looks or not.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -20,7 +27,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -29,7 +36,11 @@ import numpy as np
 import pyarrow as pa
 
 from bench.harness import Target, note
+from bench.jobs import session
+from bench.topology import Bench, environment, python_job
 from ftlayer.config import VertexOptions
+from ftlayer.monitor.gather import Gatherer
+from ftlayer.monitor.sources import sources_given
 from ftlayer.records.ids import random_root_ids
 from ftlayer.vertex.calls import Fail, Failure, OpenStream, Persist, StreamOpened, StreamOptions
 from ftlayer.vertex.client.client import VertexClient
@@ -39,7 +50,13 @@ TARGETS = {
     "slowest_request_ms": Target(at_most=300, unit="ms"),
     "slowest_first_paint_ms": Target(at_most=1_000, unit="ms"),
     "open_page_share_of_a_core": Target(at_most=0.01),
+    "cost_for_a_topology": Target(at_most=0.01),
 }
+
+WARM_S, SETTLE_S = 5.0, 1.5
+"""Before a topology is measured at all; before each measurement, after pages were opened or closed."""
+
+LOOKS = 300
 
 DEAD, PENDING = 100_000, 1_000_000
 _CALL_ROWS = 5_000
@@ -72,7 +89,7 @@ REQUESTS = {
 }
 PAGES = ("/", "/dead", "/records?state=dead", "/records?state=pending")
 
-CHROMIUM = (
+BROWSER_FLAGS = (
     "--no-sandbox",
     "--disable-gpu",
     "--disable-quic",
@@ -99,10 +116,12 @@ def run(quick: bool) -> dict[str, float]:
         shutil.rmtree(directory)
     for name, took in sorted(requests.items(), key=lambda item: -item[1])[:5]:
         note(f"{name}: {took:.0f} ms")
+    topology = _cost_for_a_topology(*((5, 2.0) if quick else (24, 4.0)))
     metrics = {
         "slowest_request_ms": max(requests.values()),
         "median_request_ms": statistics.median(requests.values()),
         "open_page_share_of_a_core": cost,
+        **topology,
     }
     if paints:
         note(f"first paint: {', '.join(f'{page} {paint:.0f} ms' for page, paint in paints.items())}")
@@ -151,13 +170,13 @@ def _rows(start: int, rows: int) -> pa.RecordBatch:
 
 
 @contextmanager
-def _console(directory: Path) -> Iterator[tuple[str, str]]:
-    """Start a console over the vertex whose store is in ``directory``; yield its URL and an operator's token."""
+def _console(directory: Path, store: str = "vertex") -> Iterator[tuple[str, str]]:
+    """Start a console over the vertex whose ``store`` is in ``directory``; yield its URL and an operator's token."""
     token, login, log = secrets.token_urlsafe(), directory / "login", directory / "console.log"
     login.touch(mode=0o600)
     login.write_text(f"operator bench {token}\n")
     command = [sys.executable, "-m", "ftlayer.cli.main", "console", "--listen", "127.0.0.1:0"]
-    command += ["--vertex", str(directory / "vertex"), "--login-file", str(login)]
+    command += ["--vertex", str(directory / store), "--login-file", str(login)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
@@ -211,33 +230,133 @@ def _cost_of_an_open_page(vertex: EmbeddedVertex, url: str, token: str, watch_s:
 
 
 def _vertex_share(vertex: EmbeddedVertex, watch_s: float) -> float:
-    before = _cpu_s(vertex)
+    before = _cpu_s(vertex.pid)
     time.sleep(watch_s)
-    return (_cpu_s(vertex) - before) / watch_s
+    return (_cpu_s(vertex.pid) - before) / watch_s
 
 
-def _cpu_s(vertex: EmbeddedVertex) -> float:
-    """Return the CPU time of the vertex so far (proc(5): fields 14 and 15 of stat, in clock ticks)."""
-    fields = Path(f"/proc/{vertex.pid}/stat").read_text().rpartition(")")[2].split()
+def _cpu_s(pid: int) -> float:
+    """Return the CPU time of a process so far (proc(5): fields 14 and 15 of stat, in clock ticks)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# ---------------------------------------------------------------- what a topology pays
+
+
+def _cost_for_a_topology(pairs: int, window_s: float) -> dict[str, float]:
+    """Return what open pages cost a topology, by the vertex's answers and by the difference that they make.
+
+    Spark's JVM, which only waits, and the console itself, which may be on another machine, are not counted.
+    """
+    costs = []
+    with session() as (root, spark):
+        bench = Bench(root, spark)
+        folder = bench.folder()
+        with bench.layer(folder, tracked=True) as layer:
+            layer.address  # noqa: B018 - starts the vertex
+            env = environment(spark, layer, bench.name)
+            python_job(env, folder, 1 << 40)
+            job = env.execute_async()
+            job.wait_until_running()
+            time.sleep(WARM_S)
+            asked = [os.getpid(), layer.vertex.pid]
+            slots = [slot.pid for slot in job.status().slots]
+            began, cpu_s = time.monotonic(), sum(map(_cpu_s, asked + slots))
+            with _console(folder, "ft") as (url, token):
+                for number in range(pairs):
+                    found = {}
+                    for is_open in (True, False) if number % 2 else (False, True):
+                        with _pages_open(url, token, bench.name) if is_open else nullcontext():
+                            found[is_open] = _cpu_per_record(job, asked, slots, window_s)
+                    costs.append((found[True][0] - found[False][0]) / sum(found[False]))
+            used = (sum(map(_cpu_s, asked + slots)) - cpu_s) / (time.monotonic() - began)
+            job.cancel()
+            look_s = _cpu_of_a_look(layer.vertex, folder / "ft", bench.name)
+    error = statistics.stdev(costs) / math.sqrt(pairs)
+    note(
+        f"the topology used {used:.2f} cores; {pairs} pairs differ by {statistics.mean(costs):+.2%} ± {error:.2%}"
+    )
+    return {"look_cpu_ms": look_s * 1_000, "cost_for_a_topology": look_s / used}
+
+
+def _cpu_of_a_look(vertex: EmbeddedVertex, store: Path, job: str) -> float:
+    """Return the CPU time that the vertex needs to answer what the overview and a job's page ask each second."""
+    gatherer = Gatherer(lambda: sources_given([str(store)], token=str))
+    before = _cpu_s(vertex.pid)
+    for _ in range(LOOKS):
+        (view,) = gatherer.gather()
+        gatherer.hour(view.vertex)
+        gatherer.job(view.vertex, job)
+        gatherer.hour(view.vertex, job)
+    used = _cpu_s(vertex.pid) - before
+    gatherer.close()
+    return used / LOOKS
+
+
+def _cpu_per_record(job: Any, asked: list[int], slots: list[int], window_s: float) -> tuple[float, float]:
+    """Return the seconds that processes which are asked take for a record, and those that slots take."""
+
+    def now() -> tuple[float, float, int]:
+        return sum(map(_cpu_s, asked)), sum(map(_cpu_s, slots)), job.status().counters["records_in"]
+
+    time.sleep(SETTLE_S)
+    before = now()
+    time.sleep(window_s)
+    asked_s, slots_s, records = (after - value for after, value in zip(now(), before, strict=True))
+    return asked_s / records, slots_s / records
+
+
+@contextmanager
+def _pages_open(url: str, token: str, job: str) -> Iterator[None]:
+    """Have a process of its own read the news of the overview and of a job's page."""
+    lookers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _LOOK, f"{url}/events?page={quote(page)}"],
+            env=os.environ | {"FTLAYER_BENCH_TOKEN": token},
+            stdout=subprocess.DEVNULL,
+        )
+        for page in ("/", f"/jobs/ft:{job}")
+    ]
+    try:
+        yield
+    finally:
+        for looker in lookers:
+            looker.kill()
+            looker.wait()
+
+
+_LOOK = """
+import os, sys, urllib.request
+token = os.environ["FTLAYER_BENCH_TOKEN"]
+request = urllib.request.Request(sys.argv[1], headers={"authorization": f"Bearer {token}"})
+with urllib.request.urlopen(request) as news:
+    while news.readline():
+        pass
+"""
 
 
 # ---------------------------------------------------------------- a browser
 
 
+def chromium() -> str | None:
+    """Return where Chromium is; None where it is not."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
 def _first_paints(url: str, token: str, repeats: int) -> dict[str, float]:
     """Return the median of each page; nothing without Chromium and Playwright."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    path = chromium()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         note("playwright is not installed (pip install '.[test]'): no slowest_first_paint_ms")
         return {}
-    if chromium is None:
+    if path is None:
         note("there is no chromium: no slowest_first_paint_ms")
         return {}
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=list(CHROMIUM))
+        browser = playwright.chromium.launch(executable_path=path, args=list(BROWSER_FLAGS))
         context = browser.new_context()
         login = context.new_page()
         login.goto(f"{url}/login")
