@@ -7,6 +7,7 @@ in Chromium at 1280x800 when it has something to show. It takes some minutes and
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import struct
 import subprocess
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.checkout import installed_package
-from bench.console import BROWSER_FLAGS, chromium
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 WIDE, PHONE = (1_280, 800), (360, 740)
@@ -33,19 +33,28 @@ _KEPT_CHUNKS = (b"IHDR", b"PLTE", b"tRNS", b"IEND")
 def main() -> None:
     """Make all pictures, or those of the runs that are named."""
     parser = argparse.ArgumentParser(prog="python -m bench.screenshots", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="*", choices=[[], *RUNS], help="default: all")
+    parser.add_argument(
+        "runs", nargs="*", choices=[[], *RUNS], metavar="RUN", help=f"{', '.join(RUNS)}; default: all"
+    )
     parser.add_argument("--to", type=Path, default=IMAGES, metavar="DIRECTORY")
     options = parser.parse_args()
-    options.to.mkdir(parents=True, exist_ok=True)
+    with installed_package():
+        _make(options.runs or list(RUNS), options.to)
 
+
+def _make(runs: list[str], to: Path) -> None:
     from playwright.sync_api import sync_playwright
 
-    with installed_package(), sync_playwright() as playwright:
+    # Late: which ftlayer it is has been settled now.
+    from bench.console import BROWSER_FLAGS, chromium
+
+    to.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(BROWSER_FLAGS))
-        for name in options.runs or RUNS:
+        for name in runs:
             arguments, take = RUNS[name]
             with _demo(*arguments) as link:
-                take(Camera(browser, link, options.to))
+                take(Camera(browser, link, to))
         browser.close()
 
 
@@ -110,10 +119,21 @@ def smaller(png: bytes) -> bytes:
 
 @contextmanager
 def _demo(*arguments: str) -> Iterator[str]:
-    """Run the demo; gives the link to its console."""
+    """Run the demo; gives the link to its console.
+
+    ftlayer is imported by a path of the run's directory, since tracebacks show it.
+    """
+    import ftlayer
+
     with tempfile.TemporaryDirectory(prefix="ftlayer-bench-") as directory:
+        library = Path(directory, "lib")
+        library.mkdir()
+        (library / "ftlayer").symlink_to(Path(ftlayer.__file__).parent)
+        environment = os.environ | {"PYTHONPATH": str(library)}
         command = [sys.executable, "-m", "ftlayer.cli.main", "demo", "--console", "--dir", f"{directory}/run"]
-        with subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, text=True) as demo:
+        with subprocess.Popen(
+            [*command, *arguments], stdout=subprocess.PIPE, text=True, env=environment
+        ) as demo:
             assert demo.stdout is not None
             try:
                 yield next(line.split()[-1] for line in demo.stdout if line.startswith("Open the console: "))
@@ -158,13 +178,13 @@ def _checkpoints(camera: Camera) -> None:
 
 
 def _query(camera: Camera) -> None:
-    camera.page.get_by_role("region", name="Jobs").locator("tbody th a").first.wait_for()
-    time.sleep(CHARTS_S)
-    camera.page.get_by_role("region", name="Jobs").locator("tbody th a").first.click()
-    camera.page.locator("svg.stack").wait_for()
+    page = camera.page
+    page.get_by_role("region", name="Jobs").locator("tbody th a").first.click()
+    page.get_by_role("rowheader", name=str(BATCHES), exact=True).wait_for()
     camera.take("query")
 
 
+BATCHES = 24
 CHARTS_S = 40.0
 """So long a run goes on before it is looked at, that its charts have something to show."""
 

@@ -237,6 +237,9 @@ def test_a_savepoint_of_a_topology_with_checkpoints(opened: Any, tmp_path: Path)
         page.get_by_role("button", name="Savepoint", exact=True).click()
         orders = page.get_by_role("region", name="Asked of it")
         expect(orders.get_by_role("row").filter(has_text="savepoint")).to_contain_text("done")
+        page.goto("/audit")
+        asked = page.get_by_role("row").filter(has_text="savepoint").filter(has_text="operator@console")
+        expect(asked.filter(has_text="done")).to_have_count(1)
         values = running.end()
     assert [kept["outcome"] for kept in values["last_checkpoints"] if kept["kind"] == "savepoint"] == [
         "completed"

@@ -21,6 +21,7 @@ from ftlayer import restart
 from ftlayer.cli.main import app
 from ftlayer.clock import Now
 from ftlayer.config import FTStatus, ServeOptions, TopologyOptions, VertexOptions
+from ftlayer.console import metrics as console_metrics
 from ftlayer.functions.context import Context, KeyTimers
 from ftlayer.functions.handles import AggregatingHandle, ListHandle, ReducingHandle, ValueHandle
 from ftlayer.functions.process import CoProcessFunction, ProcessFunction
@@ -449,7 +450,8 @@ def test_every_metric_is_listed() -> None:
 
 def test_every_metric_of_prometheus_is_listed() -> None:
     told = [*catalogue.RECORDS.values(), *catalogue.VERTEX.values(), *catalogue.BATCH_ROWS.values()]
-    told += [value for value in vars(catalogue).values() if isinstance(value, Metric)]
+    for module in (catalogue, console_metrics):
+        told += [value for value in vars(module).values() if isinstance(value, Metric)]
     names = {f"{each.name}_total" if each.kind is MetricKind.COUNTER else each.name for each in told}
     table = section(page("docs/operations.md"), "### Metrics").partition("\nBefore, each value")[0]
     assert set(re.findall(r"`(ftlayer_\w+)`", table)) == names
