@@ -95,10 +95,10 @@ def _judgement_parts(judged: Judgement) -> Iterator[Part]:
 
 
 def _table_of_vertices(views: tuple[VertexView, ...]) -> Table:
-    numbers = ("pending", "waiting", "dead", "store")
+    numbers = ("pending", "waiting", "in delivery", "dead", "store")
     table = new_table("vertex", "state", *numbers, numbers=numbers)
     for view in views:
-        counts = ("pending", "waiting", "dead_letters")
+        counts = ("pending", "waiting", "in_delivery", "dead_letters")
         known = view.has_records and view.as_of_ms
         figures = [f"{int(view.stats.get(name, 0)):,}" if known else "" for name in counts]
         table.add_row(
@@ -163,7 +163,7 @@ def job_parts(
         "driver": f"process {job.pid} on {job.host}" if job.pid else "",
         "restarts": f"{job.restarts:,}" + (f", the last one: {job.last_failure}" if job.last_failure else ""),
         "limited": found.text if found else "",
-        "now": job.line,
+        "now" if state_of(view, announced) == job.state else "said last": job.line,
         "checkpoint": job.checkpoint_location,
         **job.links,
     }

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from ftlayer.monitor.names import JobKey
     from ftlayer.monitor.views import VertexView
 
+_COUNTS = (
+    ("pending", "pending"),
+    ("waiting", "waiting"),
+    ("in_delivery", "in delivery"),
+    ("dead_letters", "dead"),
+)
 HELP = "up, down: choose a job; enter: all of it; esc: back; q: quit"
 
 
@@ -107,9 +113,7 @@ def _as_lines(views: tuple[VertexView, ...]) -> Iterator[str]:
     names, at = JobNames(views), time_text(system_now().wall_ms)
     for view in views:
         counts = ", ".join(
-            f"{int(view.stats[name]):,} {word}"
-            for name, word in (("pending", "pending"), ("waiting", "waiting"), ("dead_letters", "dead"))
-            if name in view.stats
+            f"{int(view.stats[name]):,} {word}" for name, word in _COUNTS if name in view.stats
         )
         yield printable(f"{at}  vertex {view.vertex}: {view.state}{f', {counts}' if counts else ''}")
     for view, announced in jobs_of(views):

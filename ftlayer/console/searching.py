@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,8 @@ BUDGET_MS = 200
 PAGE = 50
 MOST = MAX_SELECTED
 """So many records are on a page by itself, and at most."""
+
+_ID = re.compile(r"[0-9a-fA-F]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,13 +160,10 @@ def _not_searched(watch: Watch) -> tuple[str, ...]:
 def _root(text: str) -> int:
     if not text:
         return 0
-    try:
-        root = int(text, 16)
-    except ValueError:
-        root = 0
-    if not 0 < root < 1 << 64:
+    # No other form: a decimal number of as many digits would be another id.
+    if not _ID.fullmatch(text) or not int(text, 16):
         raise ConfigError(f"root: expected 16 hexadecimal digits, got {text!r}")
-    return root
+    return int(text, 16)
 
 
 def _parse_cursor(text: str, selections: int) -> tuple[int, bytes]:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from ftlayer.clock import Now
 from ftlayer.console.watch import Watch
-from ftlayer.errors import ConfigError, FTLayerError
+from ftlayer.errors import ConfigError, FTLayerError, VertexUnavailableError
 from ftlayer.monitor.grouped import LetterGroup, whole_groups
 from ftlayer.monitor.plans import Carrying, Change, Counting, Letters, PlanScope
 from ftlayer.monitor.search import Selection, first_pages
@@ -140,7 +140,13 @@ class Works:
         counting = Counting(scopes, where, names, now_ms)
         while (step := counting.next_call()) is not None:
             vertex, call = step
-            page = self._watch.client(vertex).call(call)
+            try:
+                page = self._watch.client(vertex).call(call)
+            except VertexUnavailableError as error:
+                raise VertexUnavailableError(
+                    f"nothing is counted, since {vertex} gives no answer: wait until it does, or choose letters of one "
+                    f"vertex that does ({error})"
+                ) from error
             assert isinstance(page, RecordPage)
             counting.take(page)
             work.count = counting.found

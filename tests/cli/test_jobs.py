@@ -365,7 +365,7 @@ def test_top_is_a_line_a_job_without_a_terminal(vertex: EmbeddedVertex, store: P
     assert code == 0
     lines = [line.split("  ", 1)[1] for line in output.splitlines()]
     assert lines.count("orders: running, 1,234 records/s, ok") == 2
-    assert lines.count("vertex ft: up, 0 pending, 0 waiting, 0 dead") == 2
+    assert lines.count("vertex ft: up, 0 pending, 0 waiting, 0 in delivery, 0 dead") == 2
     looks = ftlayer("top", "--json", "--count", 2, "--interval", "100ms", "--vertex", store)[1].splitlines()
     assert [json.loads(look)["vertices"][0]["vertex"] for look in looks] == ["ft", "ft"]
 

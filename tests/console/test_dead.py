@@ -107,7 +107,17 @@ def test_a_search(visitor: Any, query: str, count: int) -> None:
 
 @pytest.mark.usefixtures("letters")
 @pytest.mark.parametrize(
-    "query", ["state=odd", "where=(", "root=xyz", "after=9.00", "after=x", "group=x", "vertex=elsewhere"]
+    "query",
+    [
+        "state=odd",
+        "where=(",
+        "root=xyz",
+        "root=12345",
+        "after=9.00",
+        "after=x",
+        "group=x",
+        "vertex=elsewhere",
+    ],
 )
 def test_a_search_that_makes_no_sense(visitor: Any, query: str) -> None:
     """It says what is wrong."""

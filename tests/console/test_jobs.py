@@ -91,6 +91,7 @@ def test_what_is_gone_is_shown_as_it_was(
     assert "No batch has come through yet" not in text
     assert "shop" in visitor.get("/").text
     assert "gives no answer" in visitor.get("/dead").text
+    assert visitor.get("/audit").text.count("gives no answer") == 1
     assert visitor.get("/jobs/shop:nothing").status_code == 503
     found = visitor.get("/records")
     assert found.status_code == 200

@@ -197,3 +197,15 @@ def test_any_watermark_is_shown(made: Any) -> None:
     for mark, shown in ((0, "1970-01-01T00:00:00.000Z"), (-(1 << 63), f"{-(1 << 63)} ms")):
         job = made.job(subtasks=(SubtaskDetails("parse", 0, watermark_ms=mark),)).job
         assert facts.operator_facts(job)[0]["watermark"] == shown
+
+
+def test_what_a_job_said_last_is_called_so_when_it_is_not_heard(made: Any) -> None:
+    job = made.job(line="running · 5 in", rates={"records_in": 7.0})
+
+    def told(**view: Any) -> tuple[str, str, float | None]:
+        (shown,) = facts.overview_facts([made.view(jobs=(job,), **view)], JobNames(()))["jobs"]
+        return shown["state"], shown["line"], shown["in_per_second"]
+
+    assert told() == ("running", "running · 5 in", 7.0)
+    assert told(is_up=False, is_killed=True) == ("killed", "said last: running · 5 in", None)
+    assert told(is_up=False, is_gone=True) == ("gone", "said last: running · 5 in", None)

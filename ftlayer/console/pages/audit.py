@@ -61,7 +61,7 @@ def audit_of(watch: Watch, *, vertex: str = "", after: str = "", limit: int = EN
         except UnsupportedError:
             continue  # a driver's own board changes no records
         except VertexUnavailableError as error:
-            troubles.append(f"{view.vertex} gives no answer: {error}")
+            troubles.append(f"{view.vertex} gives no answer: {error if view.is_up else view.failure}")
             continue
         assert isinstance(page, AuditPage)
         entries += [{"vertex": view.vertex} | audit_facts(entry) for entry in page.entries]

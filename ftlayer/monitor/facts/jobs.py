@@ -47,12 +47,20 @@ def job_summary_facts(
         "uptime_seconds": seconds(max((job.ended_ms or job.at_ms) - job.since_ms, 0)),
         "host": job.host,
         "pid": job.pid,
-        "line": masked_failure(job.line) if mask else job.line,
+        "line": _line(view, announced, mask=mask),
         "in_per_second": pace_of(view, announced),
         "restarts": job.restarts,
         "last_failure": masked_failure(job.last_failure) if mask else job.last_failure,
         **judgement_facts(job_health(view, announced), mask=mask),
     }
+
+
+def _line(view: VertexView, announced: AnnouncedJob, *, mask: bool) -> str:
+    """Return what a job says of itself in a line; of one that is not heard any more, that it said so last."""
+    job = announced.job
+    line = masked_failure(job.line) if mask else job.line
+    is_heard = job.final or state_of(view, announced) == job.state
+    return line if is_heard or not line else f"said last: {line}"
 
 
 def job_facts(
