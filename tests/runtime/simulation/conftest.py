@@ -400,10 +400,16 @@ class Simulation:
 
 @pytest.fixture(scope="module")
 def markers_everywhere() -> Iterator[None]:
-    """Let sources send a latency marker behind every batch."""
+    """Let sources send a latency marker behind every batch, in a module all of whose tests want that."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(latency, "EVERY_MS", 0)
         yield
+
+
+@pytest.fixture
+def markers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sources send a latency marker behind every batch, in one test."""
+    monkeypatch.setattr(latency, "EVERY_MS", 0)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ ACTS = ("kill", "kill-all", "freeze", "driver", "savepoint", "stop")
 CAMPAIGN = int(os.environ.get("FTLAYER_SEEDS", "3000"))
 
 
-@pytest.mark.usefixtures("markers_everywhere")
+@pytest.mark.usefixtures("markers")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_fails(runs: Any, name: str, mode: str) -> None:
@@ -28,7 +28,7 @@ def test_nothing_fails(runs: Any, name: str, mode: str) -> None:
     assert all(sum(details.counts) > 1 for details in markers)
 
 
-@pytest.mark.usefixtures("markers_everywhere")
+@pytest.mark.usefixtures("markers")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["union", "forward"])
 def test_everything_fails_once(runs: Any, name: str, mode: str) -> None:

@@ -154,7 +154,7 @@ def loops(runs: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return runs
 
 
-@pytest.mark.usefixtures("markers_everywhere")
+@pytest.mark.usefixtures("markers")
 @pytest.mark.parametrize("name", ["loop", "beside"])
 @pytest.mark.parametrize("parallelism", [1, 3])
 @pytest.mark.parametrize("mode", MODES)
