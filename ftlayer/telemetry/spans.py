@@ -6,15 +6,17 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ftlayer.telemetry.news import CollectorNews, pushing
 from ftlayer.telemetry.sdk import is_usable, resource_of
 from ftlayer.telemetry.settings import OtlpTarget, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 LAST_SPANS_S = 1.0
 """How long the end of a process waits for its last spans to go out."""
@@ -53,11 +55,10 @@ class SpanExport:
 
     def __init__(self, endpoint: str, service: str, version: str) -> None:
         """``endpoint`` is the full URL for traces; headers, certificates and so on are the variables'."""
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         self._make = _maker(service, version)
-        self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint))
+        self._processor = BatchSpanProcessor(_exporter(endpoint))
 
     def send(self, span: EndedSpan) -> None:
         """Send a span; waits for nothing."""
@@ -94,6 +95,23 @@ def _close_own(pid: int, spans: SpanExport) -> None:
     # A forked process has not its threads.
     if pid == os.getpid():
         spans.close()
+
+
+def _exporter(endpoint: str) -> SpanExporter:
+    """Return the SDK's exporter, with our words in the log in place of its own."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import SpanExportResult
+
+    class Exporter(OTLPSpanExporter):
+        news = CollectorNews("traces", endpoint)
+
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            with pushing():
+                result = super().export(spans)
+            self.news.note(is_taken=result is SpanExportResult.SUCCESS)
+            return result
+
+    return Exporter(endpoint)
 
 
 def _maker(service: str, version: str) -> Callable[[EndedSpan], ReadableSpan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -42,6 +43,20 @@ def test_a_collector_gets_spans_as_they_were(collector: Any) -> None:
         "ftlayer.operator": "parse",
     }
     assert collector.resource()["service.name"] == "ftlayer-slot"
+
+
+def test_the_sdk_says_nothing_of_what_we_push_and_all_of_what_others_do(
+    collector: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    collector.status = 400
+    export = open_spans(Tracing(1.0, f"{collector.url}/v1/traces"), "ftlayer-slot", "1.2")
+    assert export is not None
+    export.send(_span())
+    export.close()
+    assert [record.name for record in caplog.records] == ["ftlayer.telemetry.news"]
+    assert "traces are not taken at" in caplog.text
+    logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter").error("of another one")
+    assert "of another one" in caplog.text
 
 
 def test_a_collector_that_is_down_keeps_nothing_waiting() -> None:

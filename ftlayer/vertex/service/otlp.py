@@ -11,6 +11,7 @@ from types import TracebackType
 
 from ftlayer import __version__
 from ftlayer.errors import FTLayerError
+from ftlayer.telemetry.news import CollectorNews, pushing
 from ftlayer.telemetry.sdk import is_usable, resource_of
 from ftlayer.telemetry.settings import interval_s, target_of
 from ftlayer.vertex.metrics.catalogue import OTLP_EXPORTS
@@ -98,25 +99,18 @@ class OtlpMetrics:
 
         def push(families: Families) -> bool:
             data = metrics_data(families, resource, __version__, starts, time.time_ns())
-            return exporter.export(data) is MetricExportResult.SUCCESS
+            with pushing():
+                return exporter.export(data) is MetricExportResult.SUCCESS
 
         self._push, self._close = push, exporter.shutdown
 
     def _run(self) -> None:
-        was_taken = True
+        news = CollectorNews("metrics", self._shown)
         while True:
             is_last = self._stop.wait(self._interval_s)
             is_taken = self._push_once()
             self._counts["done" if is_taken else "failed"] += 1
-            if was_taken and not is_taken:
-                logger.warning(
-                    "metrics are not taken at %s; they are pushed again every %g s, and nothing waits for them",
-                    self._shown,
-                    self._interval_s,
-                )
-            elif is_taken and not was_taken:
-                logger.info("metrics are taken at %s again", self._shown)
-            was_taken = is_taken
+            news.note(is_taken=is_taken)
             if is_last:
                 return
 

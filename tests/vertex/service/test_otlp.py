@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +140,23 @@ def test_a_collector_that_refuses_is_said_once_counted_and_told_all_later(
     assert sum("are taken" in line for line in said) == 1
 
 
-def test_a_collector_that_is_down_keeps_nothing_waiting(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collector_that_is_down_keeps_nothing_waiting_and_is_one_line_of_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The end does not wait for tries that are under way."""
-    with OtlpMetrics(_families, "http://127.0.0.1:9", "ftlayer-vertex", interval_s=60) as pushed:
-        assert dict(pushed.counted().values())[catalogue.RECORDS["completed"]]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    with OtlpMetrics(_families, "http://127.0.0.1:9", "ftlayer-vertex", interval_s=0.01) as pushed:
+
+        def failed() -> float:
+            counts = dict(pushed.counted().values())[catalogue.OTLP_EXPORTS]
+            return {labels["outcome"]: value for labels, value in counts}["failed"]
+
+        deadline = time.monotonic() + 120
+        while failed() < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "metrics are not taken at http://127.0.0.1:9" in caplog.text
 
 
 def test_what_cannot_be_gathered_is_a_push_that_failed(collector: Any) -> None:
