@@ -90,6 +90,7 @@ def topology(name: str = "orders") -> calls.JobDetails:
             calls.SubtaskDetails("parse", 0, 10, 9, 1_234.5, 1_000.0, 0.97, 0.0, NOW_MS - 5_000),
         ),
         rates={"records_in": 1_234.5},
+        histograms={"end_to_end|lines|out": calls.HistogramDetails((0.1, 0.2), (0, 10, 0), 1.5)},
         incidents=(calls.Incident(NOW_MS - HOUR_MS // 2, "restart", "slot 1 was lost", 1),),
         checkpoint_totals=calls.CheckpointTotals(3, 0, 3, 0, 0, 0, -1, 0),
     )
@@ -140,6 +141,8 @@ def test_a_job_is_shown_in_full(vertex: EmbeddedVertex, store: Path) -> None:
         "parse (job.py:3) for 1 s",
         "checkpoints: 3 completed, 0 failed, 0 under way",
         "restart  slot 1: slot 1 was lost",
+        "99 % within",
+        "150 ms",
     ):
         assert said in output, said
     code, output, _ = ftlayer("jobs", "clean-orders", "--vertex", store)
@@ -155,6 +158,9 @@ def test_json_has_the_same(vertex: EmbeddedVertex, store: Path) -> None:
     job = json.loads(ftlayer("jobs", "orders", "--json", "--vertex", store)[1])
     assert job["bottleneck"]["operator"] == "parse"
     assert [operator["uid"] for operator in job["operators"]] == ["lines", "parse"]
+    (latency,) = job["latencies"]
+    assert (latency["source"], latency["sink"], latency["count"]) == ("lines", "out", 10)
+    assert latency["p50_seconds"] == pytest.approx(0.15)
 
 
 def test_a_job_that_is_not_there_is_said_with_those_that_are(vertex: EmbeddedVertex, store: Path) -> None:

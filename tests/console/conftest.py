@@ -33,6 +33,7 @@ from ftlayer.vertex.calls import (
     Envelope,
     Fail,
     Failure,
+    HistogramDetails,
     Incident,
     JobDetails,
     JobKind,
@@ -178,6 +179,7 @@ def topology(clock: Callable[[], Now], name: str = "orders", **changes: Any) -> 
             SubtaskDetails("parse", 1, 400, 400, 31_200.0, 31_200.0, 0.97, 0.0, now_ms - 4_000),
         ),
         edges=(EdgeDetails("lines", "parse", 1, 4_300_000, 9_000),),
+        histograms={"end_to_end|lines|out": HistogramDetails((0.1, 0.2), (0, 10, 0), 1.5)},
         rates={"records_in": 61_200.0},
         incidents=(Incident(now_ms - 60_000, "restart", "exit code -9", 1),),
         checkpoint_totals=CheckpointTotals(

@@ -45,6 +45,9 @@ def test_a_topology(visitor: Any, vertex: Any, topology: Any) -> None:
     assert "app.parse_line" in text
     assert "exit code -9" in text
     assert "4.10 MiB" in text
+    assert "From source to sink" in text
+    assert "<td>out</td>" in text
+    assert "150 ms" in text
     assert "/ask/" not in text, "a reader is offered nothing"
     assert ">Stack" not in text
 
