@@ -12,6 +12,7 @@ import functools
 import re
 
 from ftlayer.clock import Now
+from ftlayer.errors import StoreDamagedError
 from ftlayer.store import dead_index, failed
 from ftlayer.store.dead_index import GroupRecord, IndexState
 from ftlayer.store.failed import FailedRecord, FailedTable
@@ -75,6 +76,8 @@ class DeadIndex:
         self._is_stored = False
         self._groups: dict[int, dict[tuple[str, str], GroupRecord]] = {}
         self._dirty: dict[tuple[int, int], GroupRecord] = {}
+        # Groups whose example was taken away.
+        self._without_example: set[tuple[int, int]] = set()
         self._built_ms = 0
         self._new = dead_index.NewLetters()
 
@@ -115,6 +118,8 @@ class DeadIndex:
             dead_index.delete_letter(txn, stream, _OTHER, key, record)
         group.count -= 1
         self._dirty[stream, group.number] = group
+        if record.history[-1].reason == group.example:
+            self._without_example.add((stream, group.number))
 
     def write(self, txn: WriteTransaction) -> None:
         """Store what the groups have become."""
@@ -128,11 +133,14 @@ class DeadIndex:
                 first = next(dead_index.letters_of_group(txn, stream, number))
                 last = next(dead_index.letters_of_group(txn, stream, number, reverse=True))
                 group.first_ms, group.last_ms = failed.time_of(first), failed.time_of(last)
+                if (stream, number) in self._without_example:
+                    group.example = _reason_of(txn, first)
                 dead_index.put_group(txn, group)
             else:
                 del self._of(stream)[group.operator, group.kind]
                 dead_index.delete_group(txn, stream, number)
         self._dirty.clear()
+        self._without_example.clear()
 
     def _covers(self, key: bytes) -> bool:
         if self._state.rules != RULES:
@@ -208,6 +216,13 @@ class DeadIndex:
             1.0 if self.is_built else indexed / max(dead, 1),
             max(len(groups) - MAX_SHOWN, 0),
         )
+
+
+def _reason_of(txn: ReadTransaction, key: bytes) -> str:
+    record = failed.get(txn, FailedTable.DEAD, key)
+    if record is None:
+        raise StoreDamagedError(f"the index of dead letters names {key.hex()}, and there is no such letter")
+    return record.history[-1].reason
 
 
 def _group_name(record: FailedRecord) -> tuple[str, str]:

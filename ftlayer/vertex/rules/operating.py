@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -110,17 +111,26 @@ class DeadLetters:
         return Changed(len(taken))
 
     def _shown(self, txn: ReadTransaction, taken: Sequence[tuple[Stream, FailedRecord]]) -> str:
-        """Return the streams of letters by the names that people gave, and of a few letters their origins."""
-        by_stream: dict[int, list[str]] = {}
-        for stream, record in taken:
-            by_stream.setdefault(stream.number, []).append(f"{record.origin:016x}")
+        """Return whose letters they were, by the names that people gave; of a few letters their origins.
+
+        Of many, the operators and how many failed in each. No reasons: they quote records, which a purge removes.
+        """
         origins: dict[str, list[str]] = {}
-        for number, each in by_stream.items():
-            names = names_of(self._state, txn, self._state.numbers[number])
-            origins.setdefault(f"{names.title}/{names.source}", []).extend(each)
+        operators: dict[str, Counter[str]] = {}
+        names: dict[int, str] = {}
+        for stream, record in taken:
+            if stream.number not in names:
+                found = names_of(self._state, txn, self._state.numbers[stream.number])
+                names[stream.number] = f"{found.title}/{found.source}"
+            name = names[stream.number]
+            origins.setdefault(name, []).append(f"{record.origin:016x}")
+            operators.setdefault(name, Counter())[record.history[-1].operator or "?"] += 1
         if len(taken) <= SHOWN_ORIGINS:
             return "; ".join(f"{name}: {', '.join(each)}" for name, each in sorted(origins.items()))
-        return "; ".join(sorted(origins))
+        return "; ".join(
+            f"{name}: {', '.join(f'{count} of {uid}' for uid, count in sorted(each.items()))}"
+            for name, each in sorted(operators.items())
+        )
 
     def put_cursor(self, txn: WriteTransaction, call: PutCursor) -> Cursor:
         """Note how far a reader of dead letters has come."""

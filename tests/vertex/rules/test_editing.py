@@ -228,3 +228,16 @@ def test_a_query_gets_an_edited_record_with_its_next_batch(vertex: Any, kit: Any
     (listed,) = vertex.list("delivery")
     assert (listed.edited_by, listed.title) == ("anna", "q")
     assert log(vertex)[-1][:4] == ("anna", "edit", f"q/ingest/clicks: {letter.origin:016x}", 1)
+
+
+def test_many_letters_are_named_by_their_operators_in_the_log(vertex: Any) -> None:
+    vertex.open(max_attempts=1)
+    roots = list(range(1, 31))
+    vertex.persist(roots)
+    failures = tuple(
+        calls.Failure(root, f"secret {root}", "parse" if root <= 20 else "map-1") for root in roots
+    )
+    vertex.call(calls.Fail(failures, vertex.layer.incarnation))
+    vertex.call(calls.Purge(tuple(keys(vertex)), "anna"))
+    ((who, what, which, count, _),) = log(vertex)
+    assert (who, what, which, count) == ("anna", "purge", "s/s: 10 of map-1, 20 of parse", 30)

@@ -249,3 +249,25 @@ def test_groups_are_of_a_stream_or_an_owner_and_the_largest_come_first(vertex: A
     ]
     assert [group.count for group in vertex.call(calls.DeadGroups("shop/lines")).groups] == [3]
     assert vertex.call(calls.DeadGroups("nothing")).groups == ()
+
+
+def test_the_example_of_a_group_is_of_a_letter_that_is_there(vertex: Any) -> None:
+    vertex.open(max_attempts=1)
+    vertex.persist([1, 2, 3])
+    failures = tuple(calls.Failure(root, f"no row {root}", "parse") for root in (1, 2, 3))
+    vertex.call(calls.Fail(failures, vertex.layer.incarnation))
+    first, second, third = (letter.key for letter in vertex.list("dead"))
+
+    def example() -> str:
+        (group,) = vertex.call(calls.DeadGroups()).groups
+        text: str = group.example
+        return text
+
+    assert example() == "no row 1"
+    vertex.call(calls.Purge((second,)))
+    assert example() == "no row 1"
+    vertex.call(calls.Purge((first,)))
+    assert example() == "no row 3"
+    # One that dies in the transaction in which the last of them goes begins a group of its own.
+    vertex.call(calls.Requeue((third,)))
+    assert vertex.call(calls.DeadGroups()).groups == ()
