@@ -192,10 +192,11 @@ def _in_smoke(item: pytest.Item) -> bool:
 
 LONGEST = (
     "spark/faults/test_killed_processes.py",
-    # Without Spark: it runs while the first process makes the archive of Spark's classes.
+    # Without Spark: they run while the first process makes the archive of Spark's classes.
     "runtime/slot/processes/test_two_slots.py",
+    "runtime/simulation/barriers/",
     "spark/faults/test_cluster.py",
-    "demo/test_demo.py",
+    "demo/",
     "runtime/spark/test_cluster_topologies.py",
     "runtime/spark/test_barrier_mode.py",
     "runtime/spark/test_over_connect.py",
