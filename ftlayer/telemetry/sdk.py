@@ -24,6 +24,9 @@ def is_usable(target: OtlpTarget, what: str) -> bool:
     Raises `ConfigError` where it is missing and an option asks for it. A variable may be meant for all programs of a
     machine, and stops none: the log says what is missing.
     """
+    if target.problem:
+        logger.warning("%s are not sent. %s", what, target.problem)
+        return False
     if _is_there(_EXPORTER) and _is_there("opentelemetry.sdk"):
         return True
     missing = f"{what} for {target.shown} need OpenTelemetry's SDK, which is not installed: pip install 'ftlayer[otel]'"

@@ -24,11 +24,13 @@ class OtlpTarget:
         endpoint: its full URL; None: the SDK's exporter finds it in the environment.
         shown: what people call it.
         is_asked_for: by an option, and not by a variable that may be meant for other programs.
+        problem: why nothing can be sent there, "" where nothing is known.
     """
 
     endpoint: str | None
     shown: str
     is_asked_for: bool
+    problem: str = ""
 
 
 def check_endpoint(endpoint: str | None, option: str) -> None:
@@ -49,7 +51,7 @@ def target_of(signal: str, endpoint: str | None, environ: Mapping[str, str]) -> 
     ``endpoint`` is a collector's base URL, or None. The variables are those of OpenTelemetry's specification:
     ``OTEL_SDK_DISABLED``, ``OTEL_METRICS_EXPORTER``, ``OTEL_EXPORTER_OTLP_ENDPOINT``,
     ``OTEL_EXPORTER_OTLP_METRICS_ENDPOINT`` and so on.
-    Raises `ConfigError` for another protocol than OTLP over HTTP, where it would be used.
+    Another protocol than OTLP over HTTP, which they may name for other programs, is a ``problem``.
     """
     name = signal.upper()
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -61,8 +63,7 @@ def target_of(signal: str, endpoint: str | None, environ: Mapping[str, str]) -> 
     exporters = [each.strip() for each in environ.get(f"OTEL_{name}_EXPORTER", "").split(",") if each.strip()]
     if "otlp" not in exporters and (exporters or found is None):
         return None
-    _check_protocol(name, environ)
-    return OtlpTarget(None, found or "http://localhost:4318", False)
+    return OtlpTarget(None, found or "http://localhost:4318", False, _problem(name, environ))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +73,12 @@ class Tracing:
     Attributes:
         ratio: the share of records, above 0 and at most 1.
         endpoint: the full URL for traces.
+        problem: as `OtlpTarget.problem`.
     """
 
     ratio: float
     endpoint: str
+    problem: str = ""
 
 
 def tracing_of(environ: Mapping[str, str]) -> Tracing | None:
@@ -83,7 +86,7 @@ def tracing_of(environ: Mapping[str, str]) -> Tracing | None:
 
     On by ``OTEL_TRACES_SAMPLER`` ``traceidratio`` or ``parentbased_traceidratio`` alone, with the share in
     ``OTEL_TRACES_SAMPLER_ARG``, where there is an endpoint: without them OpenTelemetry would trace everything.
-    Raises `ConfigError` for a share that is none, and as `target_of`.
+    Raises `ConfigError` for a share that is none.
     """
     sampler = environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
     target = target_of("traces", None, environ) if sampler in _RATIO_SAMPLERS else None
@@ -99,7 +102,8 @@ def tracing_of(environ: Mapping[str, str]) -> Tracing | None:
             f"OTEL_TRACES_SAMPLER_ARG: expected the share of records to trace, 0 to 1, got {text!r}"
         )
     own = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
-    return Tracing(ratio, own or f"{target.shown.rstrip('/')}/v1/traces") if ratio else None
+    endpoint = own or f"{target.shown.rstrip('/')}/v1/traces"
+    return Tracing(ratio, endpoint, target.problem) if ratio else None
 
 
 def interval_s(environ: Mapping[str, str]) -> float:
@@ -116,14 +120,15 @@ def interval_s(environ: Mapping[str, str]) -> float:
     return milliseconds / 1_000
 
 
-def _check_protocol(name: str, environ: Mapping[str, str]) -> None:
+def _problem(name: str, environ: Mapping[str, str]) -> str:
     for variable in (f"OTEL_EXPORTER_OTLP_{name}_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"):
         protocol = environ.get(variable, "").strip()
         if protocol == _PROTOCOL:
-            return
+            return ""
         if protocol:
-            raise ConfigError(
+            return (
                 f"{variable}: ftlayer speaks {_PROTOCOL}, and it says {protocol!r}; set "
                 f"OTEL_EXPORTER_OTLP_{name}_PROTOCOL={_PROTOCOL} with an endpoint for it (a collector's port is 4318), "
                 f"or OTEL_{name}_EXPORTER=none"
             )
+    return ""

@@ -73,7 +73,7 @@ class SpanExport:
 
 def open_spans(tracing: Tracing, service: str, version: str) -> SpanExport | None:
     """Return what sends the spans of this process; None where the SDK is missing, which the log says."""
-    if not is_usable(OtlpTarget(tracing.endpoint, tracing.endpoint, False), "traces"):
+    if not is_usable(OtlpTarget(tracing.endpoint, tracing.endpoint, False, tracing.problem), "traces"):
         return None
     logger.info("traces of %g of all records go to %s", tracing.ratio, tracing.endpoint)
     return SpanExport(tracing.endpoint, service, version)

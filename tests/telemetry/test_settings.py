@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from ftlayer.errors import ConfigError
+from ftlayer.telemetry.sdk import is_usable
 from ftlayer.telemetry.settings import OtlpTarget, Tracing, check_endpoint, interval_s, target_of, tracing_of
+from ftlayer.telemetry.spans import open_spans
 
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OWN = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
@@ -51,12 +53,25 @@ def test_each_signal_has_variables_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"])
-def test_another_protocol_is_refused_where_it_would_be_used(variable: str) -> None:
+def test_another_protocol_stops_no_program_and_is_said_where_it_would_be_used(
+    variable: str, caplog: pytest.LogCaptureFixture
+) -> None:
     environ = {BASE: "http://c:4317", variable: "grpc"}
-    with pytest.raises(ConfigError, match=f"{variable}: ftlayer speaks http/protobuf, and it says 'grpc'"):
-        target_of("metrics", None, environ)
+    target = target_of("metrics", None, environ)
+    assert target is not None
+    assert not is_usable(target, "metrics")
+    assert (
+        f"metrics are not sent. {variable}: ftlayer speaks http/protobuf, and it says 'grpc'" in caplog.text
+    )
     assert target_of("metrics", None, {variable: "grpc"}) is None
     assert target_of("metrics", None, environ | {"OTEL_METRICS_EXPORTER": "none"}) is None
+
+
+def test_traces_are_not_sent_by_another_protocol_either(caplog: pytest.LogCaptureFixture) -> None:
+    tracing = tracing_of({BASE: "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", **RATIO})
+    assert tracing is not None
+    assert open_spans(tracing, "ftlayer-slot", "1.2") is None
+    assert "traces are not sent. OTEL_EXPORTER_OTLP_PROTOCOL" in caplog.text
 
 
 @pytest.mark.parametrize("endpoint", ["", "localhost:4318", "ftp://c", "http://", 7])
