@@ -22,11 +22,15 @@ class ChosenGroup:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Letters that somebody chose: groups, or (vertex, key) of single ones, or what a filter leaves."""
+    """Letters that somebody chose: groups, or (vertex, key) of single ones, or what a filter leaves.
+
+    A filter that leaves all of them has to be meant so: ``everything``.
+    """
 
     groups: tuple[ChosenGroup, ...] = ()
     keys: tuple[tuple[str, bytes], ...] = ()
     filter: RecordFilter | None = None
+    everything: bool = False
 
     def selections(self, console: Console) -> list[Selection]:
         """Return where they are, no letter twice. Raises `ConfigError`, also where nothing was chosen."""
@@ -40,6 +44,10 @@ class Choice:
                     "root: a filter that changes letters has none; choose the letters that it finds"
                 )
             wanted = replace(self.filter, state=DEAD)
+            if wanted == RecordFilter() and not self.everything:
+                raise ConfigError(
+                    'filter: nothing was chosen; for all dead letters there are, say "all": true'
+                )
             return list(selections_of(console.watch, wanted, console.clock().wall_ms))
         selections = [
             Selection(group.vertex, stream_id=group.stream, group=group.number)

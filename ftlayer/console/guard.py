@@ -85,7 +85,7 @@ class Guard:
         caller = self._caller(scope, headers, bearer)
         scope.setdefault("state", {})["caller"] = caller
         if caller is None and path != LOGIN and not path.startswith(STATIC):
-            await _log_in_first(scope, send)
+            await _log_in_first(scope, send, bearer)
             return
         await self._app(scope, _bounded(receive), send)
 
@@ -113,7 +113,7 @@ class Guard:
         if bearer is not None:
             user = self._users.of_token(bearer)
             if user is None:
-                self._throttle.failed(peer_of(scope))
+                self._throttle.failed(peer_of(scope), bearer)
                 return None
             return Caller(user, None)
         key = session_key(headers, self._cookie)
@@ -189,12 +189,13 @@ def _bounded(receive: Receive) -> Receive:
     return bounded
 
 
-async def _log_in_first(scope: Scope, send: Send) -> None:
+async def _log_in_first(scope: Scope, send: Send, bearer: str | None) -> None:
     path: str = scope["path"]
-    if path.startswith(API) or path in (EVENTS, METRICS):
-        await _answer(
-            path, send, 401, "UNAUTHORIZED", "log in, or send a token: 'Authorization: Bearer TOKEN'"
-        )
+    if bearer is not None or path.startswith(API) or path in (EVENTS, METRICS):
+        text = "no token was sent; log in, or send one: 'Authorization: Bearer TOKEN'"
+        if bearer is not None:
+            text = "no user has this token; send one of the login file, or the one in the console's link"
+        await _answer(path, send, 401, "UNAUTHORIZED", text)
         return
     query = scope["query_string"].decode("latin-1")
     wanted = quote(f"{path}?{query}" if query else path, safe="")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import secrets
 from collections import deque
@@ -182,35 +183,40 @@ def _lives(session: LoginSession, now_ms: int) -> bool:
 
 
 class Throttle:
-    """How often a peer may give a wrong token: `MAX_FAILURES` in a minute."""
+    """How many different wrong tokens a peer may give: `MAX_FAILURES` in a minute.
+
+    One that is given again and again, by a scraper whose token is outdated, guesses nothing and locks nobody out.
+    """
 
     def __init__(self, clock: Callable[[], Now]) -> None:
         """Begin without failures."""
         self._clock = clock
-        self._failures: dict[str, deque[int]] = {}
+        self._failures: dict[str, deque[tuple[int, bytes]]] = {}
 
     def wait_ms(self, peer: str) -> int:
         """Return how long ``peer`` has to wait before its next attempt, 0 for not at all."""
         failures = self._of(peer)
         if failures is None or len(failures) < MAX_FAILURES:
             return 0
-        return failures[0] + FAILURES_WITHIN_MS - self._clock().mono_ms
+        return failures[0][0] + FAILURES_WITHIN_MS - self._clock().mono_ms
 
-    def failed(self, peer: str) -> None:
+    def failed(self, peer: str, token: str) -> None:
         """Note a wrong token; the peer heard of longest ago gives way where there are too many."""
         failures = self._of(peer)
+        digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
         if failures is None:
             if len(self._failures) >= MAX_PEERS:
                 del self._failures[next(iter(self._failures))]
             failures = self._failures[peer] = deque(maxlen=MAX_FAILURES)
-        failures.append(self._clock().mono_ms)
+        if digest not in (known for _, known in failures):
+            failures.append((self._clock().mono_ms, digest))
 
-    def _of(self, peer: str) -> deque[int] | None:
+    def _of(self, peer: str) -> deque[tuple[int, bytes]] | None:
         failures = self._failures.get(peer)
         if failures is None:
             return None
         now = self._clock().mono_ms
-        while failures and failures[0] <= now - FAILURES_WITHIN_MS:
+        while failures and failures[0][0] <= now - FAILURES_WITHIN_MS:
             failures.popleft()
         if not failures:
             del self._failures[peer]

@@ -8,15 +8,15 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 
 from ftlayer.clock import Now
 from ftlayer.console.watch import Watch
-from ftlayer.errors import ConfigError, FTLayerError, VertexUnavailableError
+from ftlayer.errors import ConfigError, FTLayerError
 from ftlayer.monitor.grouped import LetterGroup, whole_groups
 from ftlayer.monitor.plans import Carrying, Change, Counting, Letters, PlanScope
 from ftlayer.monitor.search import Selection, first_pages
-from ftlayer.monitor.where import Where
 from ftlayer.vertex.calls import Changed, RecordPage
 
 KEPT_MS = 600_000
@@ -131,35 +131,40 @@ class Works:
 
     def _count(self, work: Work, selections: Sequence[Selection], now_ms: int) -> None:
         names = self._watch.names()
-        scopes = [
-            PlanScope(selection.vertex, call)
-            for selection in selections
-            for call in first_pages(selection, names, now_ms)
-        ]
-        where = selections[0].where if selections else Where()
-        counting = Counting(scopes, where, names, now_ms)
-        while (step := counting.next_call()) is not None:
-            vertex, call = step
-            try:
+        found: dict[tuple[str, bytes], None] = {}  # selections may overlap
+        groups: list[LetterGroup] = []
+        examined = 0
+        for selection in selections:
+            calls = first_pages(selection, names, now_ms)
+            scopes = [PlanScope(selection.vertex, call) for call in calls]
+            counting = Counting(scopes, selection.where, names, now_ms)
+            while (step := counting.next_call()) is not None:
+                vertex, call = step
                 page = self._watch.client(vertex).call(call)
-            except VertexUnavailableError as error:
-                raise VertexUnavailableError(
-                    f"nothing is counted, since {vertex} gives no answer: wait until it does, or choose letters of one "
-                    f"vertex that does ({error})"
-                ) from error
-            assert isinstance(page, RecordPage)
-            counting.take(page)
-            work.count = counting.found
-            if work.count > MAX_LETTERS:
-                raise ConfigError(f"these are more than {MAX_LETTERS:,} letters; choose some of them")
-        work.letters = counting.letters
-        known = {view.vertex: view.groups for view in self._watch.views()}
-        work.groups = tuple(
-            group
-            for selection in selections
-            for group in whole_groups(selection, names, now_ms, known[selection.vertex]) or ()
-        )
+                assert isinstance(page, RecordPage)
+                counting.take(page)
+                work.count = len(found) + counting.found
+                if work.count > MAX_LETTERS:
+                    raise ConfigError(f"these are more than {MAX_LETTERS:,} letters; choose some of them")
+            before = len(found)
+            found |= dict.fromkeys(counting.letters.keys)
+            examined += counting.letters.examined
+            groups += self._groups_of(selection, counting, len(found) - before, now_ms)
+        work.count = len(found)
+        work.letters = Letters(tuple(found), examined, now_ms)
+        work.groups = tuple(groups)
         work.state = WorkState.COUNTED
+
+    def _groups_of(
+        self, selection: Selection, counting: Counting, count: int, now_ms: int
+    ) -> Sequence[LetterGroup]:
+        """Return what was counted by group; nothing where the groups are of another moment than the count."""
+        groups = counting.groups
+        if groups is None:
+            known = {view.vertex: view.groups for view in self._watch.views()}
+            whole = whole_groups(selection, self._watch.names(), now_ms, known[selection.vertex]) or []
+            groups = [replace(whole[0], count=count)] if len(whole) == 1 else whole
+        return groups if sum(group.count for group in groups) == count else ()
 
     def _carry_out(self, work: Work, by: str) -> None:
         carrying = Carrying(Change(work.action), work.letters, by)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from ftlayer.monitor.grouped import LetterGroup, LetterGroups
 from ftlayer.monitor.names import JobNames
 from ftlayer.monitor.where import Where
 from ftlayer.vertex.calls import MAX_KEYS, MAX_SELECTED, Changed, Purge, RecordPage, Requeue, SelectRecords
@@ -52,6 +53,7 @@ class Counting:
         self._names = names
         self._now_ms = now_ms
         self._sees_records = not where.pushed(now_ms).is_all
+        self._groups = LetterGroups()
         self._found: dict[tuple[str, bytes], None] = {}  # scopes may overlap
         self._after = b""
         self._examined = 0
@@ -83,16 +85,23 @@ class Counting:
         vertex = self._scopes[0].vertex
         keys: Sequence[bytes] = page.keys
         if self._sees_records:
-            keys = [
-                info.key
-                for info in page.records
-                if self._where.matches(vertex, info, self._names, self._now_ms)
+            meant = [
+                info for info in page.records if self._where.matches(vertex, info, self._names, self._now_ms)
             ]
+            for info in meant:
+                if (vertex, info.key) not in self._found:
+                    self._groups.add(vertex, info)
+            keys = [info.key for info in meant]
         self._found |= dict.fromkeys((vertex, key) for key in keys)
         self._examined += page.examined
         self._after = page.more
         if not page.more:
             self._scopes.pop(0)
+
+    @property
+    def groups(self) -> list[LetterGroup] | None:
+        """Return what was found by group; None where the filter needs no look at each letter."""
+        return self._groups.groups() if self._sees_records else None
 
     @property
     def letters(self) -> Letters:

@@ -142,6 +142,30 @@ def test_a_plan(shop: Any, vertex: Any) -> None:
     assert vertex.call(Stats()).values["dead_letters"] == 0
 
 
+@pytest.mark.parametrize("chosen", [{"filter": {}}, {"filter": {"where": ""}}, {}])
+def test_all_letters_have_to_be_meant(shop: Any, chosen: dict[str, Any]) -> None:
+    """A script whose filter comes out empty purges nothing; "all" says that it is meant."""
+    body = {"action": "purge"} | chosen
+    answer = shop.api("operator", "POST", "/dead/plans", json=body)
+    assert (answer.status_code, "nothing was chosen" in answer.json()["message"]) == (400, True)
+    plan = _settled(shop, shop.api("operator", "POST", "/dead/plans", json=body | {"all": True}).json())
+    assert plan["count"] == 3
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"all": True}, {"filter": {"where": "record.id >= 1"}}, {"filter": {"operator": "parse"}}]
+)
+def test_groups_of_a_plan_are_of_what_was_counted(shop: Any, vertex: Any, wanted: dict[str, Any]) -> None:
+    """Not of an earlier look: what is confirmed is one number, or one number without groups."""
+    vertex.kill(STREAM, [{"id": n} for n in range(7, 9)], "parse", "ValueError: later")
+    body = {"action": "purge"} | wanted
+    plan = _settled(shop, shop.api("operator", "POST", "/dead/plans", json=body).json())
+    groups = [group["count"] for group in plan["groups"]]
+    assert sum(groups) in (plan["count"], 0)
+    if "where" in str(wanted):
+        assert groups
+
+
 def _settled(shop: Any, plan: dict[str, Any]) -> dict[str, Any]:
     for _ in range(1_000):
         if plan["state"] not in ("counting", "changing"):

@@ -124,6 +124,9 @@ def test_a_search_that_makes_no_sense(visitor: Any, query: str) -> None:
     answer = visitor.log_in("reader").get(f"/records?{query}")
     assert answer.status_code == 400
     assert "That did not work" in answer.text
+    name, _, value = query.partition("=")
+    if name in ("where", "root"):
+        assert f'name="{name}" value="{value}"' in answer.text, "the form has what was written"
 
 
 def test_pages_together_are_all(visitor: Any, vertex: Any, console: Any) -> None:
@@ -304,7 +307,6 @@ def test_a_plan_is_its_makers(visitor: Any, clock: Any) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"action": "requeue"},
         {"action": "explode", "group": "shop:0:orders/lines"},
         {"action": "purge", "group": "shop:x:y"},
         {"action": "purge", "group": "nothing"},
@@ -316,6 +318,21 @@ def test_a_plan_is_its_makers(visitor: Any, clock: Any) -> None:
 def test_a_choice_that_makes_no_sense(visitor: Any, vertex: Any, fields: dict[str, str]) -> None:
     """It is refused, and nothing is changed."""
     assert visitor.log_in("operator").post("/dead/plans", fields).status_code == 400
+    assert dead(vertex) == 5
+
+
+@pytest.mark.usefixtures("letters")
+@pytest.mark.parametrize("came_from", ["/dead?operator=parse", "/records?state=dead", ""])
+def test_nothing_that_is_checked_leads_back(visitor: Any, vertex: Any, came_from: str) -> None:
+    """To the page with the boxes, which says so."""
+    visitor.log_in("operator")
+    origin = visitor.origin
+    headers = {"origin": origin, "referer": f"{origin}{came_from}"} if came_from else {"origin": origin}
+    fields = {"csrf": visitor.csrf, "action": "purge"}
+    answer = visitor.client.post("/dead/plans", data=fields, headers=headers)
+    assert answer.status_code == 303
+    assert answer.headers["location"].rstrip("?") == (came_from or "/dead")
+    assert "Nothing is selected" in visitor.get(answer.headers["location"]).text
     assert dead(vertex) == 5
 
 

@@ -51,16 +51,17 @@ def test_logging_in_and_out(visitor: Any) -> None:
 
 def test_a_wrong_token_does_not_get_in_and_is_not_tried_often(visitor: Any, clock: Any) -> None:
     """Five wrong tokens a minute; then the right one has to wait too."""
-    for _ in range(3):
+    for number in range(3):
         assert (
             visitor.client.post(
-                "/login", data={"token": "no"}, headers={"origin": visitor.origin}
+                "/login", data={"token": f"no {number}"}, headers={"origin": visitor.origin}
             ).status_code
             == 403
         )
-    for _ in range(2):
-        answer = visitor.get("/api/v1/openapi.json", headers={"authorization": "Bearer no"})
+    for number in range(2):
+        answer = visitor.get("/api/v1/openapi.json", headers={"authorization": f"Bearer {number}"})
         assert answer.status_code == 401
+        assert answer.json()["message"] == "no user has this token"
     answer = visitor.client.post(
         "/login", data={"token": visitor.tokens["operator"]}, headers={"origin": visitor.origin}
     )
@@ -243,13 +244,21 @@ def test_a_certificate_names_the_hosts(login_file: Path, tmp_path: Path, clock: 
 def test_the_throttle_forgets_peers(clock: Any) -> None:
     """Failures are counted for a minute, by peer."""
     throttle = Throttle(clock)
-    for _ in range(5):
-        throttle.failed("one")
+    for number in range(5):
+        throttle.failed("one", f"guess {number}")
         clock.move(1_000)
     assert throttle.wait_ms("one") == 55_000
     assert throttle.wait_ms("other") == 0
     clock.move(55_000)
     assert throttle.wait_ms("one") == 0
+
+
+def test_one_outdated_token_locks_nobody_out(visitor: Any) -> None:
+    """A scraper that has not heard of the new one guesses nothing."""
+    for _ in range(20):
+        assert visitor.get("/metrics", headers={"authorization": "Bearer outdated"}).status_code == 401
+    bearer = {"authorization": f"Bearer {visitor.tokens['reader']}"}
+    assert visitor.get("/metrics", headers=bearer).status_code == 200
 
 
 def test_a_session_that_was_ended_is_none(clock: Any) -> None:

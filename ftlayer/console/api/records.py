@@ -52,7 +52,10 @@ class GroupBody(BaseModel):
 
 
 class PlanBody(BaseModel):
-    """What is to be done (``requeue``, ``purge``, ``export``) to which letters: groups, ``vertex:key``, or a filter."""
+    """What is to be done (``requeue``, ``purge``, ``export``) to which letters: groups, ``vertex:key``, or a filter.
+
+    A filter without any condition is refused unless ``all`` says that it is meant.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,6 +63,7 @@ class PlanBody(BaseModel):
     groups: Annotated[list[GroupBody], Field(max_length=MAX_CHOSEN)] = []
     keys: Annotated[list[str], Field(max_length=MAX_CHOSEN)] = []
     filter: FilterBody | None = None
+    all: bool = False
 
 
 @router.get("/records")
@@ -159,7 +163,9 @@ def make_plan(request: Request, body: PlanBody, caller: ApiOperator) -> Facts:
     console = console_of(request)
     chosen = tuple(ChosenGroup(group.vertex, group.group, group.stream) for group in body.groups)
     wanted = None if body.filter is None else RecordFilter(**body.filter.model_dump())
-    choice = Choice(chosen, choice_of((), tuple(body.keys)).keys, wanted)
+    if body.all and wanted is None:
+        wanted = RecordFilter()
+    choice = Choice(chosen, choice_of((), tuple(body.keys)).keys, wanted, body.all)
     return plan_facts(console, begin_work(console, caller.user.name, body.action, choice))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
@@ -16,9 +16,10 @@ from ftlayer.console.forms import Operator, PostedForm
 from ftlayer.console.groups import dead_groups
 from ftlayer.console.guard import Caller
 from ftlayer.console.live import Context, LivePage, Visit
+from ftlayer.console.pages.entry import own_path
 from ftlayer.console.pages.records import check_masking, filter_of
 from ftlayer.console.places import with_query
-from ftlayer.console.rendering import console_of, go_to
+from ftlayer.console.rendering import console_of, go_to, say
 from ftlayer.console.state import Console
 from ftlayer.console.works import Wanted, Work, WorkState
 from ftlayer.errors import ConfigError
@@ -93,7 +94,13 @@ def make_plan(request: Request, caller: Operator, form: PostedForm) -> Response:
     console = console_of(request)
     choice = choice_of(form.texts("group"), form.texts("key"))
     if form.text("filter"):
-        choice = replace(choice, filter=filter_of(dict(parse_qsl(form.text("filter")))))
+        # The button says that it is for all that was found.
+        found = filter_of(dict(parse_qsl(form.text("filter"))))
+        choice = replace(choice, filter=found, everything=True)
+    if choice == Choice():
+        say(request, "Nothing is selected: check the boxes of what is meant first.", "warn")
+        came_from = urlsplit(request.headers.get("referer", ""))
+        return go_to(own_path(f"{came_from.path}?{came_from.query}" if came_from.path else "/dead"))
     work = begin_work(console, caller.user.name, form.text("action"), choice)
     return go_to(f"/dead/plans/{work.id}")
 

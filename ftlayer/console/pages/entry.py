@@ -30,9 +30,10 @@ async def log_in(request: Request) -> Response:
     if wait_ms:
         text = too_many(wait_ms)
         return page(request, "login.html", token="", next=wanted, failure=text, status=429)
-    user = console.users.of_token(form.text("token").strip())
+    token = form.text("token").strip()
+    user = console.users.of_token(token)
     if user is None:
-        console.throttle.failed(peer)
+        console.throttle.failed(peer, token)
         text = "No user has this token."
         return page(request, "login.html", token="", next=wanted, failure=text, status=403)
     answer = go_to(wanted)

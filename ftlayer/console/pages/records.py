@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from ftlayer.console.forms import AnyCaller
 from ftlayer.console.places import with_query
 from ftlayer.console.rendering import console_of, page
-from ftlayer.console.searching import STATES, RecordFilter, record_of, search
+from ftlayer.console.searching import STATES, RecordFilter, SearchResult, record_of, search
 from ftlayer.console.state import Console
 from ftlayer.errors import ConfigError, UnsupportedError
 from ftlayer.monitor.facts import Facts, explained_facts, job_summary_facts, record_facts
@@ -29,12 +29,16 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/records")
 def records_page(request: Request, caller: AnyCaller, after: str = "") -> Response:
-    """Show records."""
+    """Show records; of a search that makes no sense the form with what was written, and why."""
     console = console_of(request)
     watch, mask = console.watch, console.options.mask_payloads
-    wanted = filter_of(request.query_params)
-    check_masking(console, wanted)
-    found = search(watch, wanted, after=after, clock=console.clock)
+    wanted, status = RecordFilter(), 200
+    try:
+        wanted = filter_of(request.query_params)
+        check_masking(console, wanted)
+        found = search(watch, wanted, after=after, clock=console.clock)
+    except ConfigError as error:
+        found, status = SearchResult((), "", 0, (f"That did not work: {error}",)), 400
     names = watch.names()
     records = [
         {**(facts := record_facts(vertex, info, names, mask=mask)), "shown": _shown(facts["record"])}
@@ -52,6 +56,7 @@ def records_page(request: Request, caller: AnyCaller, after: str = "") -> Respon
         request,
         "records.html",
         here="/records",
+        status=status,
         filter=wanted,
         states=STATES,
         jobs=jobs,
