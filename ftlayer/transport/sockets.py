@@ -29,6 +29,9 @@ _PREFIX = "ftlayer-sockets-"
 _LONGEST_NAME = "n" * 24
 # A directory that was just made is not locked yet.
 _YOUNG_S = 60.0
+KEPT_S = 7 * 24 * 3_600.0
+"""So long what a killed process has left is spared if it links to something that is there."""
+
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 logger = logging.getLogger(__name__)
@@ -92,7 +95,7 @@ class SocketDirectory:
 def socket_directories() -> tuple[Path, ...]:
     """Return those that processes of this user have made and that no other user can enter, by name.
 
-    What a killed process has left is among them until the next one removes it.
+    What a killed process has left is among them until another one removes it.
     """
     parents = dict.fromkeys(Path(parent).resolve() for parent in (tempfile.gettempdir(), FALLBACK))
     return tuple(
@@ -150,21 +153,33 @@ def _remove(path: str, lock: int, pid: int) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what processes of this user have left that were killed."""
+    """Remove what processes of this user have left that were killed.
+
+    One that links to a file which is there, as to what lets tools in to a store, is spared for `KEPT_S`: by it tools
+    tell who was killed.
+    """
     for path in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), _unused(path):
-            shutil.rmtree(path)
+        with contextlib.suppress(OSError), _unused(path) as age_s:
+            if age_s > KEPT_S or not any(each.is_symlink() and each.exists() for each in path.iterdir()):
+                shutil.rmtree(path)
+
+
+def remove_left(path: Path) -> None:
+    """Remove a directory that a killed process has left; one that is in use, or was just made, stays."""
+    with contextlib.suppress(OSError), _unused(path):
+        shutil.rmtree(path)
 
 
 @contextlib.contextmanager
-def _unused(path: Path) -> Iterator[None]:
-    """Lock a directory; OSError where it is in use, or not one to be removed."""
+def _unused(path: Path) -> Iterator[float]:
+    """Lock a directory, and give its age in seconds; OSError where it is in use, or not one to be removed."""
     lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         status = os.fstat(lock)
-        if status.st_uid != os.geteuid() or status.st_mtime > time.time() - _YOUNG_S:
+        age_s = time.time() - status.st_mtime
+        if status.st_uid != os.geteuid() or age_s < _YOUNG_S:
             raise PermissionError(errno.EPERM, "not left behind")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        yield age_s
     finally:
         os.close(lock)

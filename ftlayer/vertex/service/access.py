@@ -12,6 +12,7 @@ from ftlayer.config import check_token
 from ftlayer.errors import ConfigError, StorePathError
 from ftlayer.secret_files import read_own_secret
 from ftlayer.transport.address import parse_address
+from ftlayer.transport.sockets import remove_left, socket_directories
 
 ACCESS_FILE = "vertex.access"
 """Its name in the directory of an embedded vertex's store."""
@@ -76,7 +77,14 @@ def is_process(pid: int) -> bool:
 
 
 def link_access(directory: Path, path: Path) -> None:
-    """Let tools find the access file ``path`` in a `SocketDirectory`. Raises `StorePathError`."""
+    """Let tools find the access file ``path`` in a `SocketDirectory`, and no more in that of a killed driver.
+
+    Raises `StorePathError`.
+    """
+    for other in socket_directories():
+        link = other / FOUND_ACCESS_FILE
+        if other != directory and link.is_symlink() and link.resolve() == path.resolve():
+            remove_left(other)
     try:
         (directory / FOUND_ACCESS_FILE).symlink_to(path)
     except OSError as error:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from ftlayer.transport import sockets as sockets_module
 from ftlayer.transport.address import parse_address
 from ftlayer.transport.sockets import SocketDirectory, check_socket_free
 from ftlayer.vertex.client.client import VertexClient
+from ftlayer.vertex.service.access import ACCESS_FILE, FOUND_ACCESS_FILE, link_access
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 from ftlayer.vertex.service.serve import serve
 
@@ -203,3 +205,34 @@ def test_serve_takes_a_socket_and_no_second_one_takes_it_away(tmp_path: Path, ma
             assert client.health().incarnation == 1
         process.terminate()
         assert process.wait(600) == 0
+
+
+def left_directory(parent: Path, name: str, link: Path, age_s: float) -> Path:
+    """Make what a killed driver of a store has left."""
+    left = parent / f"ftlayer-sockets-{name}"
+    left.mkdir(mode=0o700)
+    (left / FOUND_ACCESS_FILE).symlink_to(link)
+    then = time.time() - age_s
+    os.utime(left, (then, then))
+    return left
+
+
+def test_who_was_killed_is_known_until_the_store_has_another_driver(own_tmp: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "one" / ACCESS_FILE, tmp_path / "two" / ACCESS_FILE
+    for each in (file, other):
+        each.parent.mkdir()
+        each.touch()
+    left = left_directory(own_tmp, "left", file, 3_600)
+    beside = left_directory(own_tmp, "beside", other, 3_600)
+    old = left_directory(own_tmp, "old", file, 30 * 24 * 3_600)
+    gone = left_directory(own_tmp, "gone", tmp_path / "gone" / ACCESS_FILE, 3_600)
+    made = SocketDirectory.make()
+    assert made
+    assert left.exists()
+    assert beside.exists()
+    assert not old.exists(), "a week is enough"
+    assert not gone.exists(), "its driver has ended in order"
+    link_access(Path(made.path), file)
+    assert not left.exists(), "the store has another driver"
+    assert beside.exists()
+    made.remove()
