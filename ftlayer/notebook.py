@@ -24,9 +24,14 @@ def in_notebook() -> bool:
 def tell(text: str) -> None:
     """Show a note on standard error where a person looks on, a terminal or a notebook; elsewhere log it."""
     if sys.stderr.isatty() or in_notebook():
-        print(printable(text), file=sys.stderr, flush=True)
+        tell_anyway(text)
     else:
         logger.info("%s", text)
+
+
+def tell_anyway(text: str) -> None:
+    """Show on standard error what was asked for, as the link of a console: a file of it is read by somebody later."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 class NotebookLine:

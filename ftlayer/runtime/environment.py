@@ -21,7 +21,7 @@ from ftlayer.errors import ConfigError, JobStartError
 from ftlayer.functions.retry_rules import Errors
 from ftlayer.jobs.kept_reports import kept_reports
 from ftlayer.jobs.local_board import local_announcer, push_otlp, tell_prometheus
-from ftlayer.notebook import tell
+from ftlayer.notebook import tell_anyway
 from ftlayer.restart import RestartStrategy, check_strategy, default_restart
 from ftlayer.runtime.acker_mode.driver.driver_mode import AckerDriver
 from ftlayer.runtime.acker_mode.driver.job_vertex import JobVertexCalls, vertex_keepers
@@ -306,7 +306,7 @@ class StreamEnvironment:
             layer.console(options)
         elif self._console is None:
             self._console = ConsoleProcess(options)
-            tell(f"ftlayer: the console is at {self._console.link}")
+            tell_anyway(f"ftlayer: the console is at {self._console.link}")
 
     def _start(self, graph: JobGraph, stop_at_latest: bool, restore_from: str | None) -> Job:
         check_task_slots(self._spark, graph.slots, graph.name)

@@ -26,7 +26,7 @@ from ftlayer.dead_letters.letter import DeadLetter
 from ftlayer.errors import ConfigError, LayerClosedError, UnsupportedError
 from ftlayer.functions.retry_rules import RetryRules
 from ftlayer.jobs.announcer import JobAnnouncer
-from ftlayer.notebook import tell
+from ftlayer.notebook import tell, tell_anyway
 from ftlayer.spark.sessions import is_connect
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.calls.common import LONGEST_MS, check_pauses
@@ -260,7 +260,7 @@ class FTLayerEngine:
             else:
                 sources = (source_of_client(client),)
             self._console = ConsoleProcess(options, sources)
-            tell(f"ftlayer: the console is at {self._console.link}")
+            tell_anyway(f"ftlayer: the console is at {self._console.link}")
         return self._console
 
     # ------------------------------------------------------------ its end

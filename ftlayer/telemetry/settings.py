@@ -22,15 +22,26 @@ class OtlpTarget:
 
     Attributes:
         endpoint: its full URL; None: the SDK's exporter finds it in the environment.
-        shown: what people call it.
+        base: the collector's URL, as it was given.
         is_asked_for: by an option, and not by a variable that may be meant for other programs.
         problem: why nothing can be sent there, "" where nothing is known.
     """
 
     endpoint: str | None
-    shown: str
+    base: str
     is_asked_for: bool
     problem: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What people are told of it: without a user's name and password."""
+        return without_password(self.base)
+
+
+def without_password(url: str) -> str:
+    """Return a URL without the user's name and password."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def check_endpoint(endpoint: str | None, option: str) -> None:
@@ -41,7 +52,7 @@ def check_endpoint(endpoint: str | None, option: str) -> None:
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
             f"{option}: expected the URL of a collector that takes OTLP over HTTP, like 'http://localhost:4318', "
-            f"got {endpoint!r}"
+            f"got {without_password(endpoint) if isinstance(endpoint, str) else endpoint!r}"
         )
 
 
@@ -102,7 +113,7 @@ def tracing_of(environ: Mapping[str, str]) -> Tracing | None:
             f"OTEL_TRACES_SAMPLER_ARG: expected the share of records to trace, 0 to 1, got {text!r}"
         )
     own = environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
-    endpoint = own or f"{target.shown.rstrip('/')}/v1/traces"
+    endpoint = own or f"{target.base.rstrip('/')}/v1/traces"
     return Tracing(ratio, endpoint, target.problem) if ratio else None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
@@ -148,14 +147,13 @@ def numbers() -> Iterator[int]:
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("others")
-def test_a_topology_is_shown(spark: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """One without a vertex too, by the board that its driver serves."""
+def test_a_topology_is_shown(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """One without a vertex too, by the board that its driver serves. Its link is in a file of standard error too."""
     env = StreamEnvironment(spark, name="alone", parallelism=1, checkpointing=CheckpointConfig())
     env.source(partitions(numbers), "number bigint", uid="numbers").sink(print, uid="out")
-    with caplog.at_level(logging.INFO, "ftlayer.notebook"):
-        job = env.execute_async(console=0)
+    job = env.execute_async(console=0)
     try:
-        (link,) = re.findall(r"the console is at (\S+)", caplog.text)
+        (link,) = re.findall(r"the console is at (\S+)", capsys.readouterr().err)
         deadline = time.monotonic() + PATIENCE_S
         while not (jobs := shown(link, "jobs")):
             assert time.monotonic() < deadline

@@ -120,3 +120,15 @@ def test_what_is_traced(environ: dict[str, str], tracing: Tracing | None) -> Non
 def test_a_share_that_is_none(share: str) -> None:
     with pytest.raises(ConfigError, match="OTEL_TRACES_SAMPLER_ARG: expected the share of records"):
         tracing_of({BASE: "http://c", **RATIO, "OTEL_TRACES_SAMPLER_ARG": share})
+
+
+def test_a_password_is_not_told() -> None:
+    target = target_of("metrics", "https://ada:secret@collector:4318/otlp", {})
+    assert target is not None
+    assert (target.endpoint, target.shown) == (
+        "https://ada:secret@collector:4318/otlp/v1/metrics",
+        "https://collector:4318/otlp",
+    )
+    with pytest.raises(ConfigError) as caught:
+        check_endpoint("ftp://ada:secret@collector", "otlp_endpoint")
+    assert "secret" not in str(caught.value)

@@ -151,8 +151,9 @@ class JobStatus:
             parts.append(f"slot {busiest.slot} busy in {where} for {busiest.busy_ms / 1_000:.0f} s")
         if self.state is JobState.ENDED and not self.counters.get(IN) and not self.counters.get(DONE):
             parts.append(
-                "nothing was read: its sources are empty, or an earlier run of this name has read them to their end "
-                "(another name or another directory begins anew; in barrier mode restore_from=None does)"
+                "no new record was read: its sources have none, an earlier run of this name has read them to their end "
+                "(another name or another directory begins anew; in barrier mode restore_from=None does), or it was "
+                "drained before it had come to where that run had been"
             )
         return " · ".join(parts)
 
