@@ -73,6 +73,23 @@ def test_checkpoints(visitor: Any, vertex: Any, topology: Any) -> None:
     assert "220 ms" in text
 
 
+def test_a_job_without_a_history_is_restored_from_what_it_retained(
+    visitor: Any, vertex: Any, console: Any, topology: Any
+) -> None:
+    """As one that is gone, at whose page nobody looked while it was there; what keeps no records has no way to them."""
+    job = topology()
+    totals = dataclasses.replace(job.checkpoint_totals, retained=("/cp/orders/chk-17", "/cp/orders/chk-18"))
+    vertex.announce(dataclasses.replace(job, mode="barrier", checkpoints=(), checkpoint_totals=totals))
+    console.watch.refresh()
+    vertex.is_gone = True
+    console.watch.refresh()
+    text = visitor.log_in("reader").get("/jobs/shop:orders/checkpoints").text
+    assert "env.execute(restore_from=&#39;/cp/orders/chk-18&#39;)" in text
+    assert "It is not kept" in text
+    assert "/records?" not in text
+    vertex.is_gone = False
+
+
 def test_what_is_gone_is_shown_as_it_was(
     visitor: Any, vertex: Any, console: Any, topology: Any, query: Any
 ) -> None:

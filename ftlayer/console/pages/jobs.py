@@ -73,6 +73,9 @@ def _checkpoint_page(visit: Visit) -> Context:
     ]
     chart = charts.stack(bars, "How long the last checkpoints took") if bars else ""
     located = [item["location"] for item in items if item["location"] and item["state"] == "completed"]
+    if not located and checkpoints is not None:
+        # Of a job that is gone the history may not be known: what it retained is, the oldest first.
+        located = [location for location in checkpoints["retained"][::-1] if location]
     restore = f"env.execute(restore_from={located[0]!r})" if located else ""
     return context | {
         "checkpoints": checkpoints,
