@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from typing import TypeVar
 
 from ftlayer.clock import Now
@@ -114,15 +115,13 @@ class Watch:
         return any(view.is_up for view in self._gatherer.views() if view.vertex == vertex)
 
     def _last_of(self, vertex: str, owner: str) -> AnnouncedJob:
-        """Return what was seen of a job last: all of it, or what lists of jobs have."""
-        if (vertex, owner) in self._last:
-            return self._last[vertex, owner]
-        for view in self._gatherer.views():
-            if view.vertex == vertex:
-                for job in view.jobs:
-                    if job.job.owner == owner:
-                        return job
-        raise VertexUnavailableError(f"{vertex} gives no answer, and nothing was known of {owner}")
+        """Return what was seen of a job last: what lists have, and of one that was looked at its parts."""
+        last = self._last.get((vertex, owner))
+        views = (view for view in self._gatherer.views() if view.vertex == vertex)
+        listed = next((job for view in views for job in view.jobs if job.job.owner == owner), last)
+        if listed is None:
+            raise VertexUnavailableError(f"{vertex} gives no answer, and nothing was known of {owner}")
+        return listed if last is None else _with_parts(listed, last)
 
     def hour(self, vertex: str, owner: str = "") -> Hour:
         """Return the last hour of a job, or with ``owner`` "" of a vertex. Raises as `job`."""
@@ -161,3 +160,21 @@ class Watch:
         except FTLayerError as error:
             # What a vertex does not answer is in its view; this is a fault of the console's own.
             logger.warning("the vertices could not be asked: %s", error)
+
+
+def _with_parts(listed: AnnouncedJob, looked_at: AnnouncedJob) -> AnnouncedJob:
+    """Return the later one of a job's last two words, with what lists leave out and does not pass with the moment."""
+    newer, older = listed.job, looked_at.job
+    if newer.run != older.run:
+        return listed
+    if newer.at_ms <= older.at_ms:
+        return looked_at
+    job = replace(
+        newer,
+        plan=older.plan,
+        slots=older.slots,
+        batches=older.batches,
+        checkpoints=older.checkpoints,
+        histograms=older.histograms,
+    )
+    return replace(listed, job=job, incidents=looked_at.incidents, orders=looked_at.orders)

@@ -90,6 +90,24 @@ def test_a_job_without_a_history_is_restored_from_what_it_retained(
     vertex.is_gone = False
 
 
+def test_a_gone_job_is_shown_with_its_last_word(
+    visitor: Any, vertex: Any, console: Any, topology: Any
+) -> None:
+    """And not with what it said when somebody looked at its page."""
+    job = topology()
+    vertex.announce(job)
+    visitor.log_in("reader").get("/jobs/shop:orders")
+    vertex.announce(dataclasses.replace(job, at_ms=job.at_ms + 400_000, line="42,120 in"))
+    console.watch.refresh()
+    vertex.is_gone = True
+    console.watch.refresh()
+    text = visitor.get("/jobs/shop:orders").text
+    assert "42,120 in" in text
+    assert job.line not in text
+    assert "worker-2" in text
+    vertex.is_gone = False
+
+
 def test_what_is_gone_is_shown_as_it_was(
     visitor: Any, vertex: Any, console: Any, topology: Any, query: Any
 ) -> None:
