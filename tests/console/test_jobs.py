@@ -96,7 +96,7 @@ def test_a_gone_job_is_shown_with_its_last_word(
     """And not with what it said when somebody looked at its page."""
     job = topology()
     vertex.announce(job)
-    visitor.log_in("reader").get("/jobs/shop:orders")
+    assert 'value="stack"' in visitor.log_in("operator").get("/jobs/shop:orders").text
     vertex.announce(dataclasses.replace(job, at_ms=job.at_ms + 400_000, line="42,120 in"))
     console.watch.refresh()
     vertex.is_gone = True
@@ -105,6 +105,7 @@ def test_a_gone_job_is_shown_with_its_last_word(
     assert "42,120 in" in text
     assert job.line not in text
     assert "worker-2" in text
+    assert 'value="stack"' not in text
     vertex.is_gone = False
 
 
