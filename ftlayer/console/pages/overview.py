@@ -41,9 +41,8 @@ def _totals(overview: Facts) -> Facts | None:
         return None
     oldest = [vertex["oldest_seconds"] for vertex in kept if vertex["oldest_seconds"] is not None]
     return {
-        "in_per_second": sum(
-            job["in_per_second"] or 0.0 for job in overview["jobs"] if job["state"] == "running"
-        ),
+        # Of jobs that recover or drain too; what is not heard has no rate.
+        "in_per_second": sum(job["in_per_second"] or 0.0 for job in overview["jobs"] if not job["final"]),
         **{
             name: sum(vertex[name] for vertex in kept)
             for name in ("pending", "waiting", "in_delivery", "dead")
