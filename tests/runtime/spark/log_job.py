@@ -249,8 +249,10 @@ class Ledger:
         # What was killed uses up no attempt.
         assert {len(letter.history) for letter in self.letters()} == {MAX_ATTEMPTS}
         assert {letter.operator for letter in self.letters()} == {"parse"}
-        places = {attempt.place for letter in self.letters() for attempt in letter.history}
-        assert all(re.fullmatch(r"slot \d on .+, pid \d+", place) for place in places), places
+        attempts = [attempt for letter in self.letters() for attempt in letter.history]
+        nowhere = [it.reason for it in attempts if not re.fullmatch(r"slot \d on .+, pid \d+", it.place)]
+        # What timed out did so nowhere.
+        assert all(reason.startswith("timed out") for reason in nowhere), nowhere
         if exact:
             assert sink == rows
             by_word = Counter(word for _, _, _, word in rows.elements())
