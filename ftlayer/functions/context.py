@@ -23,6 +23,7 @@ from ftlayer.functions.handles import (
 from ftlayer.functions.keyed import Key, KeyedState, OperatorStates, Timers
 from ftlayer.functions.ttl import StateTtl, table_name
 from ftlayer.functions.ttl_handles import ExpiringList, ExpiringMap, ExpiringValue
+from ftlayer.functions.undo.value_handle import value_handle
 
 MIN_MS, MAX_MS = -(2**63), 2**63 - 1
 
@@ -115,7 +116,9 @@ class Context:
         if handle is None or handle.default is not default or handle.ttl is not ttl:
             table = self._keyed().values(self._table(name, ttl))
             handle = self._values[name] = (
-                ValueHandle(self, table, default) if ttl is None else ExpiringValue(self, table, default, ttl)
+                value_handle(self, table, default)
+                if ttl is None
+                else ExpiringValue(self, table, default, ttl)
             )
         return handle
 

@@ -6,7 +6,7 @@ column, or a tuple of several.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping
 from typing import Any, Protocol
 
 Key = Hashable
@@ -14,6 +14,9 @@ Key = Hashable
 
 class ListTable(Protocol):
     """A list for each key. A key without values has no entry."""
+
+    def size(self, key: Key) -> int:
+        """Return how many values there are."""
 
     def get(self, key: Key) -> list[Any]:
         """Return a list of the values, the caller's own."""
@@ -63,17 +66,17 @@ class Timers(Protocol):
     Times are milliseconds since 1970.
     """
 
-    def add_event(self, key: Key, time_ms: int) -> None:
-        """Set a timer of event time."""
+    def add_event(self, key: Key, time_ms: int) -> bool:
+        """Set a timer of event time; whether there was none."""
 
-    def add_processing(self, key: Key, time_ms: int) -> None:
-        """Set a timer of processing time."""
+    def add_processing(self, key: Key, time_ms: int) -> bool:
+        """Set a timer of processing time; whether there was none."""
 
-    def delete_event(self, key: Key, time_ms: int) -> None:
-        """Remove a timer of event time, if there is one."""
+    def delete_event(self, key: Key, time_ms: int) -> bool:
+        """Remove a timer of event time, if there is one; whether there was."""
 
-    def delete_processing(self, key: Key, time_ms: int) -> None:
-        """Remove a timer of processing time, if there is one."""
+    def delete_processing(self, key: Key, time_ms: int) -> bool:
+        """Remove a timer of processing time, if there is one; whether there was."""
 
     def due_event(self, watermark_ms: int) -> tuple[int, list[Key]] | None:
         """Take out the earliest event timers up to the watermark: their time, and keys in the order of setting."""
@@ -109,6 +112,9 @@ class OperatorStates(Protocol):
 
     def broadcast(self, name: str) -> dict[Any, Any]:
         """Return a mapping that every subtask has to fill alike."""
+
+    def log_changes(self, logged: Callable[[Any], Any]) -> None:
+        """Give out ``logged(state)`` in the place of each list and mapping; called before the first is asked for."""
 
 
 class Backend(Protocol):

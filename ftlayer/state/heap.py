@@ -23,6 +23,10 @@ class HeapList:
     def __len__(self) -> int:
         return len(self._lists)
 
+    def size(self, key: Key) -> int:
+        """Return how many values there are."""
+        return len(self._lists.get(key, ()))
+
     def get(self, key: Key) -> list[Any]:
         """Return a list of the values, the caller's own."""
         return list(self._lists.get(key, ()))

@@ -20,6 +20,7 @@ class SubtaskOperatorStates:
     def __init__(self, uid: str) -> None:
         self._uid = uid
         self._states: dict[str, tuple[Redistribution, Any]] = {}
+        self._logged: Callable[[Any], Any] | None = None
         self.declarations = StateDeclarations()
 
     def list(self, name: str, *, union: bool = False) -> list[Any]:
@@ -33,6 +34,11 @@ class SubtaskOperatorStates:
         self.declarations.ask(name)
         found: dict[Any, Any] = self._state(name, Redistribution.BROADCAST, dict)
         return found
+
+    def log_changes(self, logged: Callable[[Any], Any]) -> None:
+        """Give out ``logged(state)`` in the place of each; called before the first is asked for, behind `restore`."""
+        self._logged = logged
+        self._states = {name: (kind, logged(state)) for name, (kind, state) in self._states.items()}
 
     def opened(self) -> None:
         """All functions are open; IncompatibleCheckpointError if a declared state is gone."""
@@ -61,7 +67,7 @@ class SubtaskOperatorStates:
         return bool(self._states[name][1])
 
     def _state(self, name: str, wanted: Redistribution, make: Callable[[], Any]) -> Any:
-        kind, state = self._states.setdefault(name, (wanted, make()))
+        kind, state = self._states.setdefault(name, (wanted, self._new(make)))
         if kind is wanted:
             return state
         if self.declarations.is_restored(name):
@@ -72,6 +78,9 @@ class SubtaskOperatorStates:
         raise ConfigError(
             f"{self._uid!r} uses the operator state {name!r} as {kind} and as {wanted}; give each its own name"
         )
+
+    def _new(self, make: Callable[[], Any]) -> Any:
+        return make() if self._logged is None else self._logged(make())
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Fill in what a checkpoint holds of this operator."""
@@ -87,7 +96,8 @@ class SubtaskOperatorStates:
     def snapshot(self, serializer: Serializer) -> Iterator[OperatorState]:
         """Write every state out as it is now; `StateSerializationError`. Meant for small states: it is not lazy."""
         for name, (kind, state) in self._states.items():
-            values = state.items() if kind is Redistribution.BROADCAST else state
+            # Past a log of changes: it has no use for what a snapshot reads.
+            values = dict.items(state) if kind is Redistribution.BROADCAST else list.__iter__(state)
             yield OperatorState(
                 self._uid,
                 name,

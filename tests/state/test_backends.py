@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,8 @@ from ftlayer.checkpoint.options import CheckpointConfig
 from ftlayer.checkpoint.snapshots import OperatorState, SubtaskRestore
 from ftlayer.errors import SnapshotCancelledError
 from ftlayer.functions.chains.prepared import NAN
+from ftlayer.functions.undo.backend import UndoBackend
+from ftlayer.functions.undo.log import UndoLog
 from ftlayer.partitioning.key_groups import groups_of
 from ftlayer.state import backend
 from ftlayer.state.contract import BackendSnapshot, BackendSpec, CheckpointedBackend, Frozen
@@ -74,6 +77,9 @@ WORK = [
     ),
     call("operator_state", value=values),
 ]
+# A timer that was deleted, and is set again, fires behind the others of its time: not as if nothing had been.
+TAKEN_BACK = [work for work in WORK if "add=booleans()" not in repr(work)]
+UNDONE = call("undone", steps=st.lists(st.one_of(*TAKEN_BACK), min_size=1, max_size=8))
 picks = st.integers(0, 7)
 SNAPSHOTS = [
     call("freeze", savepoint=st.sampled_from([False, False, False, True])),
@@ -91,7 +97,7 @@ SNAPSHOTS = [
     call("tend", times=st.integers(1, 12)),
     call("everything_is_there"),
 ]
-STEPS = st.lists(st.one_of(*WORK, *WORK, *SNAPSHOTS), min_size=100, max_size=150)
+STEPS = st.lists(st.one_of(*WORK, *WORK, UNDONE, UNDONE, *SNAPSHOTS), min_size=100, max_size=150)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -154,6 +160,14 @@ def contents(found: CheckpointedBackend, uid: str, kind: str) -> dict[str, str]:
     table: Any = state.lists("l") if kind == "list" else state.maps("m")
     keys = list(state.restored("l" if kind == "list" else "m", kind))
     return shown({key: table.get(key) if kind == "list" else dict(table.items(key)) for key in keys})
+
+
+class KeptUndoBackend(UndoBackend):
+    """Operators are asked for once, and kept by what asks."""
+
+    def __init__(self, backend: CheckpointedBackend, log: UndoLog) -> None:
+        super().__init__(backend, log)
+        self.state = functools.cache(self.state)  # type: ignore[method-assign]
 
 
 class Run:
@@ -309,6 +323,15 @@ class Run:
         states.broadcast("rules")[repr(value)] = value
         self.model.items.append(copy.deepcopy(value))
         self.model.rules[repr(value)] = copy.deepcopy(value)
+
+    def undone(self, steps: list[tuple[str, dict[str, Any]]]) -> None:
+        """Change things through an undo log, and take all of it back."""
+        found, model, log = self.backend, copy.deepcopy(self.model), UndoLog()
+        self.backend = cast(CheckpointedBackend, KeptUndoBackend(found, log))
+        for step, arguments in steps:
+            getattr(self, step)(**copy.deepcopy(arguments))
+        log.undo()
+        self.backend, self.model = found, model
 
     def tend(self, times: int) -> None:
         for _ in range(times):

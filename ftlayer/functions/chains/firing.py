@@ -90,7 +90,9 @@ class Firing:
         times: I64 = np.array(calls, dtype=np.int64)
         parents: I64 = np.array(places, dtype=np.int64)
         outcome = run_segments(self.tail, rows, parents, times if timed else None)
-        own = take_side_outputs(self._step, VALUES, np.arange(len(times), dtype=np.int64), outcome.failures)
+        own = take_side_outputs(
+            self._step, VALUES, np.arange(len(times), dtype=np.int64), outcome.failures.append
+        )
         for failure in outcome.failures:
             raise _failed(failure)
         return SegmentOutcome(outcome.batch, outcome.parents, [], [*own, *outcome.side]), times

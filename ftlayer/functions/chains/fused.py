@@ -43,18 +43,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from ftlayer.checks import check_ran
+from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.prepared import NAN, PreparedStep, Processing, Reducing, unhashable
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import Form
 from ftlayer.functions.steps import Filter, FlatMap
+from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo.tables import ABSENT, UndoValues
+from ftlayer.functions.values import ATOMS
 
 Fused = Callable[
-    [Sequence[Any], list[Any], list[int], Callable[[int, int, Exception], None], Sequence[int] | None], None
+    [Sequence[Any], list[Any], list[int], Callable[[int, int, Exception, int], None], Sequence[int] | None],
+    None,
 ]
 """``loop(records, out, counts, fail, times)``: appends the results to ``out`` and how many each record has to
-``counts``; a record whose functions raise has none, and ``fail(place, step, error)`` is called for it. A record's
-place is the length of ``counts`` when its turn comes. ``times``, by place, is for `Context.timestamp`."""
+``counts``; a record whose functions raise has none, and ``fail(place, step, error, mark)`` is called for it. A record's
+place is the length of ``counts`` when its turn comes, its mark what the length of the undo log was (0 without one).
+``times``, by place, is for `Context.timestamp`."""
 
 MAX_FUSED = 14
 """Functions in one loop: Python compiles at most 20 nested blocks; a flat_map is one, and a reduce takes two more."""
@@ -65,34 +73,46 @@ def is_one_to_one(steps: Sequence[PreparedStep]) -> bool:
     return not any(isinstance(step, Filter | FlatMap | Processing) for step in steps)
 
 
-def fuse(steps: Sequence[PreparedStep], form: Form, *, checked: bool = False) -> Fused:
+def fuse(
+    steps: Sequence[PreparedStep], form: Form, *, checked: bool = False, log: UndoLog | None = None
+) -> Fused:
     """Return the loop over ``steps``. `MemoryError`, and what is no `Exception`, goes through it.
 
-    With ``checked``, an `Exception` in the place of a record fails it as if the first function had raised it.
+    With ``checked``, an `Exception` in the place of a record fails it as if the first function had raised it. With
+    ``log`` the changes of a record that fails can be taken back before the next one's turn, by ``fail``; a
+    `StateSerializationError` goes through then.
     """
     body = _Body(steps)
     single = is_one_to_one(steps)
+    mark = "0" if log is None else "mark" if body.logs_early else "len(entries)"
     lines = [
         "def loop(records, out, counts, fail, times):",
         "    for r0 in records:",
         *([] if single else ["        before = len(out)"]),
         *(["        place = len(counts)"] if body.needs_place else []),
+        *(["        mark = len(entries)"] if mark == "mark" else []),
         "        at = 0",
         "        try:",
         *(["            if isinstance(r0, Exception):", "                raise r0"] if checked else []),
         *body.lines,
-        "        except MemoryError:",
+        f"        except {'MemoryError' if log is None else '(MemoryError, StateSerializationError)'}:",
         "            raise",
         "        except Exception as error:",
         *([] if single else ["            del out[before:]"]),
-        "            fail(len(counts), at, error)",
+        # A generator is closed now: what it does on its way out belongs to this record.
+        *(["            x = None"] if log is not None else []),
+        f"            fail(len(counts), at, error, {mark})",
         *(["            counts.append(0)", "            continue"] if single else []),
         f"        counts.append({'1' if single else 'len(out) - before'})",
     ]
     names = {
         **body.names,
+        "ABSENT": ABSENT,
+        "ATOMS": ATOMS,
         "NAN": NAN,
+        "StateSerializationError": StateSerializationError,
         "has_run": _has_run,
+        "entries": None if log is None else log.entries,
         "results": form.results,
         "results_of": results_of,
         "unhashable": unhashable,
@@ -114,10 +134,12 @@ class _Body:
     def __init__(self, steps: Sequence[PreparedStep]) -> None:
         self.names: dict[str, Any] = {}
         self.needs_place = False
+        self.logs_early = any(isinstance(step, Processing) for step in steps)
         self._before: list[str] = []
         self._after: list[str] = []
         self._indent = " " * 12
         self._record = "r0"
+        self._steps = steps
         for number, step in enumerate(steps):
             self.names[f"f{number}"] = step.function
             if number:
@@ -154,20 +176,42 @@ class _Body:
         self._after.append(f"{self._indent}at = {number}")
 
     def _reduce(self, number: int, step: Reducing, result: str) -> None:
-        self.names |= {f"t{number}": step.table, f"u{number}": step.uid, f"n{number}": step.create}
+        undo = step.table if isinstance(step.table, UndoValues) else None
+        self.names |= {f"u{number}": step.uid, f"n{number}": step.create}
+        self.names[f"t{number}"] = step.table if undo is None else undo.table
         old, added = f"old{number}", f"{result} = f{number}(old{number}, {self._record})"
         begun = step.create is not None
+        before, after = ([], []) if undo is None else self._logged(number, step, undo)
         self._add(
             f"k{number} = {step.key.source(self._record)}",
             "try:",
             f"    {old} = t{number}[k{number}]",
             "except KeyError:",
+            *([] if undo is None else [f"    was{number} = ABSENT"]),
             f"    {old} = n{number}()" if begun else f"    {result} = {self._record}",
             "except TypeError:",
             f"    raise unhashable(u{number}, k{number}) from None",
-            *([added] if begun else ["else:", f"    {added}"]),
+            *([] if begun and not before else ["else:", *before]),
+            f"{'' if begun else '    '}{added}",
         )
         self._after.append(f"{self._indent}t{number}[k{number}] = {result}")
+        # The code is put together from the end.
+        self._after += [self._indent + line for line in reversed(after)]
+
+    def _logged(self, number: int, step: Reducing, undo: UndoValues) -> tuple[list[str], list[str]]:
+        """Return what keeps an aggregate that a function is given, and what logs that there will be another one."""
+        was = f"was{number}"
+        keep = f"    {was} = old{number}"
+        # Behind what is nested, something may fail after the change.
+        is_last = not any(isinstance(earlier, FlatMap | Processing) for earlier in self._steps[:number])
+        if step.create is None and is_last and not any(map(pa.types.is_nested, step.schema.types)):
+            # What such an aggregate consists of cannot be changed in place, or does not fit the schema.
+            self.names[f"keys{number}"], self.names[f"olds{number}"] = undo.columns
+            return [keep], [f"keys{number}(k{number})", f"olds{number}({was})"]
+        self.logs_early = True
+        self.names |= {f"read{number}": undo.read, f"back{number}": undo.restore, "change": undo.log.add}
+        read = [f"    if type({was}) not in ATOMS:", f"        read{number}(k{number}, {was})"]
+        return [keep, *read], [f"change((back{number}, k{number}, {was}))"]
 
     def _process(self, number: int, step: Processing) -> None:
         self.needs_place = True

@@ -25,6 +25,7 @@ from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.retry_rules import NO_RULES
 from ftlayer.functions.steps import Filter
+from ftlayer.functions.undo.log import UndoLog
 
 CHUNK_ROWS = 1_000
 """Records turned into Python objects at a time: few enough to stay in the processor's cache
@@ -38,19 +39,26 @@ class RecordSegment:
     """Per-record functions, depth first: each record through all of them before the next one."""
 
     def __init__(
-        self, steps: Sequence[PreparedStep], schema: pa.Schema, form: Form, made_by: str = ""
+        self,
+        steps: Sequence[PreparedStep],
+        schema: pa.Schema,
+        form: Form,
+        made_by: str = "",
+        log: UndoLog | None = None,
     ) -> None:
         """``schema`` is what the last of ``steps`` emits; without any, the records are only converted to it.
 
         ``made_by`` answers for records that do not fit the schema, if ``steps`` make no new ones; needed without any.
+        ``log`` is where the state of ``steps`` notes changes: what a record that fails has changed is taken back.
         """
+        self._log = log
         self._done = 0
         self._counts: list[int] = []
         self._parents: I64 | None = None  # of the batch that is being run
         self._steps = steps
         self._schema = schema
         self._form = form
-        self._loop = fuse(steps, form)
+        self._loop = fuse(steps, form, log=log)
         self._single = is_one_to_one(steps)
         self._processing = [step for step in steps if isinstance(step, Processing)]
         makers = [step for step in steps if not isinstance(step, Filter)]
@@ -76,13 +84,16 @@ class RecordSegment:
 
     @cached_property
     def _checked_loop(self) -> Fused:
-        return fuse(self._steps, self._form, checked=True)
+        return fuse(self._steps, self._form, checked=True, log=self._log)
 
     def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Run rows, or records that are Python objects already, through the functions.
 
-        ``parents`` is what each row comes from, and ``times``, by that number, its event time (ms).
+        ``parents`` is what each row comes from, and ``times``, by that number, its event time (ms). With a log, raises
+        `LateFailure` for a row whose changes cannot be told from those of others.
         """
+        if self._log is not None:
+            self._log.begin_segment()
         run = _SegmentRun(self, parents, times)
         self._parents = parents
         try:
@@ -96,6 +107,7 @@ class _SegmentRun:
 
     def __init__(self, segment: RecordSegment, parents: I64, times: I64 | None) -> None:
         self._segment = segment
+        self._log = segment._log
         self._parents = parents
         self._times = self._times_by_place(times)
         self._uids = [step.uid for step in segment._steps]
@@ -120,7 +132,7 @@ class _SegmentRun:
         side = [
             output
             for step in self._segment._processing
-            for output in take_side_outputs(step, self._segment._form, self._parents, self._failures)
+            for output in take_side_outputs(step, self._segment._form, self._parents, self._refuse)
         ]
         if len(self._pieces) == 1:
             batch, parents = self._pieces[0]
@@ -145,9 +157,17 @@ class _SegmentRun:
         by_place: list[int] = times[self._parents].tolist()
         return by_place
 
-    def _fail(self, place: int, step: int, error: Exception) -> None:
+    def _fail(self, place: int, step: int, error: Exception, mark: int) -> None:
         row = int(self._parents[place])
+        if self._log is not None:
+            self._log.fail(mark, row)
         self._failures.append(failure_of(row, self._uids[step], error, self._rules[step]))
+
+    def _refuse(self, failure: RowFailure) -> None:
+        """A result does not fit its schema."""
+        if self._log is not None:
+            self._log.late(failure.row)
+        self._failures.append(failure)
 
     def _convert(self) -> None:
         """Convert the results since the last time."""
@@ -160,7 +180,7 @@ class _SegmentRun:
                 f"what {uid!r} returned does not fit its schema ({schema_text(schema)}): {text_of(error)}; "
                 f"{form.expected(schema)}"
             )
-            self._failures.append(failure_of(int(parents[place]), uid, said, rules))
+            self._refuse(failure_of(int(parents[place]), uid, said, rules))
 
         batch, counts = convert(self._out, self._counts[self._converted :], schema, form, misfit)
         if not self._segment._single or len(parents) != batch.num_rows:

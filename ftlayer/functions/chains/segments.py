@@ -18,6 +18,7 @@ from ftlayer.functions.conversion import Form
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows, without_rows
 from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
+from ftlayer.functions.undo.log import UndoLog
 
 Segment = RecordSegment | BatchSegment | AsyncSegment
 
@@ -33,11 +34,13 @@ def segments_of(
     form: Form,
     made_by: str = "",
     paces: Mapping[str, RateLimiter] = NO_PACES,
+    log: UndoLog | None = None,
 ) -> list[Segment]:
     """Group neighbouring per-record functions, so that records become Python objects once for all of them.
 
     ``made_by`` is the uid of the operator whose records, not checked yet, go into the first. ``paces`` are those by
-    which the functions of these uids are called; without one, the caller sees to a step's ``rate_limit``.
+    which the functions of these uids are called; without one, the caller sees to a step's ``rate_limit``. ``log`` is
+    where the state of steps notes changes.
     """
     segments: list[Segment] = []
     for is_batch, group in groupby(steps, key=lambda step: isinstance(step, BatchStep)):
@@ -48,7 +51,7 @@ def segments_of(
             per_record = [_paced(step, paces) for step in neighbours if not isinstance(step, BatchStep)]
             for start in range(0, len(per_record), MAX_FUSED):
                 fused = per_record[start : start + MAX_FUSED]
-                segments.append(RecordSegment(fused, fused[-1].schema, form, made_by))
+                segments.append(RecordSegment(fused, fused[-1].schema, form, made_by, log))
     return segments
 
 
@@ -64,12 +67,17 @@ def _paced(step: PreparedStep, paces: Mapping[str, RateLimiter]) -> PreparedStep
 
 
 def run_segments(
-    segments: Sequence[Segment], rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None
+    segments: Sequence[Segment],
+    rows: pa.RecordBatch | list[Any],
+    parents: I64,
+    times: I64 | None = None,
+    log: UndoLog | None = None,
 ) -> SegmentOutcome:
     """Run rows (Python objects, if a `RecordSegment` is the first) through all segments.
 
     What came of an input row that failed in one of them goes no further, but what came out already is still there:
-    `SegmentOutcome.failures` names the row.
+    `SegmentOutcome.failures` names the row. With ``log`` such a row has changed no state. Raises `LateFailure` where it
+    has, and others behind it have seen that.
     """
     failures: list[RowFailure] = []
     side: list[SideOutput] = []
@@ -77,6 +85,8 @@ def run_segments(
         if failures:
             rows, parents = without_rows(rows, parents, failed_rows(failures))
         outcome = segment.run(rows, parents, times)
+        if log is not None and outcome.failures and not isinstance(segment, RecordSegment):
+            log.late(min(failure.row for failure in outcome.failures))
         rows, parents = outcome.batch, outcome.parents
         failures += outcome.failures
         side += outcome.side

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,15 @@ from ftlayer.functions.outcome import I64, SideOutput
 
 
 def take_side_outputs(
-    step: Processing, form: Form, parents: I64, failures: list[RowFailure]
+    step: Processing, form: Form, parents: I64, refuse: Callable[[RowFailure], None]
 ) -> list[SideOutput]:
-    """Convert what has been put out since the last time; what does not fit its schema is added to ``failures``.
+    """Convert what has been put out since the last time; ``refuse`` takes what does not fit its schema.
 
     ``parents`` gives the input row of each place.
     """
     schemas = dict(step.side)
     return [
-        _converted(step, tag, schemas[tag], form, records, parents[places], failures)
+        _converted(step, tag, schemas[tag], form, records, parents[places], refuse)
         for tag, (records, places) in step.context._take_side().items()
     ]
 
@@ -35,13 +36,13 @@ def _converted(
     form: Form,
     records: list[Any],
     parents: I64,
-    failures: list[RowFailure],
+    refuse: Callable[[RowFailure], None],
 ) -> SideOutput:
     def misfit(place: int, error: Exception) -> None:
         said = TypeError(
             f"what {step.uid!r} put out to {tag!r} does not fit its schema ({schema_text(schema)}): {text_of(error)}"
         )
-        failures.append(failure_of(int(parents[place]), step.uid, said, step.rules))
+        refuse(failure_of(int(parents[place]), step.uid, said, step.rules))
 
     batch, kept = convert(records, [1] * len(records), schema, form, misfit)
     return SideOutput(tag, batch, np.repeat(parents, kept))

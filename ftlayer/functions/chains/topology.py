@@ -28,6 +28,8 @@ from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Backend
 from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows
 from ftlayer.functions.process import uses_timers
+from ftlayer.functions.undo.backend import UndoBackend
+from ftlayer.functions.undo.log import LateFailure, UndoLog
 
 MAIN = ""
 """The tag of the main output."""
@@ -80,20 +82,28 @@ class TopologyChain:
     """
 
     def __init__(
-        self, operators: Sequence[ChainOperator], inputs: Sequence[pa.Schema], backend: Backend
+        self,
+        operators: Sequence[ChainOperator],
+        inputs: Sequence[pa.Schema],
+        backend: Backend,
+        log: UndoLog | None = None,
     ) -> None:
         """Prepare ``operators``; ``inputs`` are the schemas of what the first one takes (two for a `CoProcess`).
+
+        With ``log``, what a row that fails has changed is taken back. The caller keeps the log: it is emptied when the
+        results have gone their way.
 
         Raises InvalidTopologyError if they cannot be run as a chain: a `CoProcess` that is not the first, two
         side outputs of one name, keys that a schema lacks.
         """
-        prepared = prepare(operators, inputs, backend)
+        self._log = log
+        prepared = prepare(operators, inputs, backend if log is None else UndoBackend(backend, log))
         self._processes = prepared.processes
         path = prepared.paths[0]
         # Where the first function gives times, what is behind it runs on its own.
         head = 1 if any(gives_times(process.function) for process in prepared.processes) else None
-        self._paths = [segments_of(path[:head], VALUES) for path in prepared.paths]
-        self._behind = None if head is None else segments_of(path[head:], VALUES)
+        self._paths = [segments_of(path[:head], VALUES, log=log) for path in prepared.paths]
+        self._behind = None if head is None else segments_of(path[head:], VALUES, log=log)
         self._firings = {
             process: Firing(process, process.timers, path[process.position + 1 :])
             for process in prepared.processes
@@ -171,16 +181,20 @@ class TopologyChain:
             watermark_ms: the watermark now. Timers that are set, and lie behind it, wait for `fire_event_timers`.
             now_wall_ms: the wall clock, ms since 1970.
             input: 0, or 1 for the second input of a `CoProcess`.
+
+        With a log, raises `LateFailure` if all that the batch has changed has to be taken back, to run it in pieces.
         """
         for process in self._processes:
             process.step.context.watermark = watermark_ms
             process.step.context.now_ms = now_wall_ms
-        outcome = run_segments(self._paths[input], batch, np.arange(batch.num_rows, dtype=np.int64), times)
-        outputs, failures = self._outputs(outcome), outcome.failures
-        if self._behind is not None:
-            with running(UNTRACKED, lambda: None):
-                failures = [*failures, *self._run_behind(self._behind, outputs)]
-        self._leave()
+        try:
+            outputs, failures = self._run(self._paths[input], batch, times)
+        except LateFailure:
+            for process in self._processes:
+                process.step.context._take_side()
+            raise
+        finally:
+            self._leave()
         if not failures:
             return TopologyResult(outputs, [])
         failed = failed_rows(failures)
@@ -191,6 +205,17 @@ class TopologyChain:
         kept = {tag: output for tag, output in outputs.items() if tag == MAIN or output.batch.num_rows}
         return TopologyResult(kept, [first[row] for row in sorted(first)])
 
+    def _run(
+        self, path: Sequence[Segment], batch: pa.RecordBatch, times: I64 | None
+    ) -> tuple[dict[str, OutputRows], list[RowFailure]]:
+        rows = np.arange(batch.num_rows, dtype=np.int64)
+        outcome = run_segments(path, batch, rows, times, self._log)
+        outputs = self._outputs(outcome)
+        if self._behind is None:
+            return outputs, outcome.failures
+        with running(UNTRACKED, lambda: None):
+            return outputs, [*outcome.failures, *self._run_behind(self._behind, outputs)]
+
     def _outputs(self, outcome: SegmentOutcome) -> dict[str, OutputRows]:
         outputs = {MAIN: OutputRows(outcome.batch, outcome.parents)}
         return outputs | {side.tag: OutputRows(side.batch, side.parents) for side in outcome.side}
@@ -199,7 +224,12 @@ class TopologyChain:
         """Run what a function gave that gives times too; its rows stand in for the batch's meanwhile."""
         batch, times = taken_off(outputs[MAIN].batch)
         rows = outputs[MAIN].parents
-        outcome = run_segments(segments, batch, np.arange(batch.num_rows, dtype=np.int64), times)
+        try:
+            outcome = run_segments(
+                segments, batch, np.arange(batch.num_rows, dtype=np.int64), times, self._log
+            )
+        except LateFailure as late:
+            raise LateFailure(int(rows[late.row])) from None
         for tag, output in self._outputs(outcome).items():
             outputs[tag] = OutputRows(output.batch, rows[output.parents], times[output.parents])
         return [replace(failure, row=int(rows[failure.row])) for failure in outcome.failures]

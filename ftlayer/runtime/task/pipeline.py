@@ -19,6 +19,7 @@ from ftlayer.functions.chains.topology import MAIN, TimerOutput, TopologyChain
 from ftlayer.functions.current import UNTRACKED, Known, running
 from ftlayer.functions.failures import RowFailure
 from ftlayer.functions.keyed import Backend
+from ftlayer.functions.undo.log import LateFailure, UndoLog
 from ftlayer.records.ids import I64Array
 from ftlayer.runtime.protocol.elements import MIN_TIME_MS
 from ftlayer.runtime.task.event_time import WatermarkGenerator, times_of
@@ -78,8 +79,13 @@ class OperatorChain:
         operators: Sequence[ChainOperator | AssignWatermarks],
         inputs: Sequence[pa.Schema],
         backend: Backend,
+        log: UndoLog | None = None,
     ) -> None:
-        """``inputs`` are the schemas of what the first operator takes. Raises what `TopologyChain` raises."""
+        """``inputs`` are the schemas of what the first operator takes; ``log`` as in `TopologyChain`.
+
+        Raises what `TopologyChain` raises.
+        """
+        self._log = log
         cuts = [place for place, operator in enumerate(operators) if isinstance(operator, AssignWatermarks)]
         self.stages: list[ChainStage] = []
         self._running: tuple[TopologyChain, I64Array] | None = None
@@ -89,7 +95,7 @@ class OperatorChain:
             if generator is None and start == end and cuts:
                 continue  # the chain begins with an AssignWatermarks
             functions = [op for op in operators[start:end] if not isinstance(op, AssignWatermarks)]
-            self.stages.append(ChainStage(generator, TopologyChain(functions, inputs, backend)))
+            self.stages.append(ChainStage(generator, TopologyChain(functions, inputs, backend, log)))
             if start < end:
                 inputs = [operators[end - 1].schema]
 
@@ -130,7 +136,10 @@ class OperatorChain:
         now: Now,
         known: Known = UNTRACKED,
     ) -> Passed:
-        """Run a batch of one input. ``fresh``: it holds more than replays; ``known``: what functions may ask of it."""
+        """Run a batch of one input. ``fresh``: it holds more than replays; ``known``: what functions may ask of it.
+
+        With a log, raises `LateFailure` for a row of the batch: see `TopologyChain.run`.
+        """
         parents: I64Array = np.arange(payload.num_rows, dtype=np.int64)
         try:
             return self._run(0, Rows(payload, parents, times), fresh, input, now, known)
@@ -169,7 +178,7 @@ class OperatorChain:
     ) -> None:
         rows = passed.outputs[MAIN]
         if stage.generator is not None:
-            rows = _timed(stage.generator, rows, passed.failures)
+            rows = self._timed(stage.generator, rows, passed.failures)
             if rows.times is not None:
                 stage.generator.observe(rows.times, fresh, now.mono_ms)
         with ExitStack() as stack:
@@ -177,7 +186,12 @@ class OperatorChain:
             self._running = None if known is None else (stage.chain, rows.parents)
             if known is not None:
                 stack.enter_context(running(known, lambda: stage.chain.row, rows.parents))
-            result = stage.chain.run(rows.payload, rows.times, stage.watermark_ms, now.wall_ms, input=input)
+            try:
+                result = stage.chain.run(
+                    rows.payload, rows.times, stage.watermark_ms, now.wall_ms, input=input
+                )
+            except LateFailure as late:
+                raise LateFailure(int(rows.parents[late.row])) from None
         for tag, output in result.outputs.items():
             times = output.times
             if times is None and rows.times is not None:
@@ -187,15 +201,16 @@ class OperatorChain:
             replace(failure, row=int(rows.parents[failure.row])) for failure in result.failures
         )
 
-
-def _timed(generator: WatermarkGenerator, rows: Rows, failures: list[RowFailure]) -> Rows:
-    """Give rows the times of their column; where it is null, the row they come from fails."""
-    operator = generator.operator
-    times, nulls = times_of(rows.payload.column(operator.column))
-    timed = Rows(rows.payload, rows.parents, times)
-    if nulls is None:
-        return timed
-    failed = np.unique(rows.parents[nulls])
-    reason = f"column {operator.column!r} is null, and it is where the record's time is taken from"
-    failures.extend(RowFailure(row, operator.uid, reason, "") for row in failed.tolist())
-    return timed.keep(~np.isin(rows.parents, failed))
+    def _timed(self, generator: WatermarkGenerator, rows: Rows, failures: list[RowFailure]) -> Rows:
+        """Give rows the times of their column; where it is null, the row they come from fails."""
+        operator = generator.operator
+        times, nulls = times_of(rows.payload.column(operator.column))
+        timed = Rows(rows.payload, rows.parents, times)
+        if nulls is None:
+            return timed
+        failed = np.unique(rows.parents[nulls])
+        if self._log is not None:
+            self._log.late(int(failed[0]))
+        reason = f"column {operator.column!r} is null, and it is where the record's time is taken from"
+        failures.extend(RowFailure(row, operator.uid, reason, "") for row in failed.tolist())
+        return timed.keep(~np.isin(rows.parents, failed))

@@ -31,8 +31,8 @@ import numpy as np
 import pyarrow as pa
 
 from ftlayer.errors import IncompatibleCheckpointError
+from ftlayer.functions.values import ATOMS
 from ftlayer.records.ipc import as_stream
-from ftlayer.state.tables.values import ATOMS
 
 NAME = "msgpack"
 VERSION = 1

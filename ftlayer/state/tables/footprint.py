@@ -13,7 +13,7 @@ from sys import getsizeof
 from types import FunctionType, ModuleType
 from typing import Any
 
-from ftlayer.state.tables.values import ATOMS
+from ftlayer.functions.values import ATOMS
 
 ENTRY = 100
 """Bytes of an entry in a dict beside its key and value: a dict is between a third and two thirds full."""

@@ -123,6 +123,11 @@ class LayeredList:
     def __len__(self) -> int:
         return len(self._table)
 
+    def size(self, key: Key) -> int:
+        """Return how many values there are."""
+        found = self._table.read(key)
+        return 0 if found is NOTHING else len(found)
+
     def get(self, key: Key) -> list[Any]:
         """Return a list of the values, the caller's own."""
         found = self._table.read(key)

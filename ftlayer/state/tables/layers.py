@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from ftlayer.errors import StateSerializationError
 from ftlayer.functions.keyed import Key
+from ftlayer.functions.values import ATOMS, is_immutable, private_copy
 from ftlayer.state.tables.footprint import ENTRY, footprint
-from ftlayer.state.tables.values import ATOMS, is_immutable, private_copy
 
 
 class _Absent:

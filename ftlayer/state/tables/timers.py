@@ -21,21 +21,21 @@ class TimerService:
         self._event = _Queue()
         self._processing = _Queue()
 
-    def add_event(self, key: Key, time_ms: int) -> None:
-        """Set a timer of event time."""
-        self._event.add(key, time_ms)
+    def add_event(self, key: Key, time_ms: int) -> bool:
+        """Set a timer of event time; whether there was none."""
+        return self._event.add(key, time_ms)
 
-    def add_processing(self, key: Key, time_ms: int) -> None:
-        """Set a timer of processing time."""
-        self._processing.add(key, time_ms)
+    def add_processing(self, key: Key, time_ms: int) -> bool:
+        """Set a timer of processing time; whether there was none."""
+        return self._processing.add(key, time_ms)
 
-    def delete_event(self, key: Key, time_ms: int) -> None:
-        """Remove a timer of event time, if there is one."""
-        self._event.delete(key, time_ms)
+    def delete_event(self, key: Key, time_ms: int) -> bool:
+        """Remove a timer of event time, if there is one; whether there was."""
+        return self._event.delete(key, time_ms)
 
-    def delete_processing(self, key: Key, time_ms: int) -> None:
-        """Remove a timer of processing time, if there is one."""
-        self._processing.delete(key, time_ms)
+    def delete_processing(self, key: Key, time_ms: int) -> bool:
+        """Remove a timer of processing time, if there is one; whether there was."""
+        return self._processing.delete(key, time_ms)
 
     def due_event(self, watermark_ms: int) -> tuple[int, list[Key]] | None:
         """Take out the earliest event timers up to the watermark: their time, and keys in the order of setting."""
@@ -104,21 +104,22 @@ class _Queue:
             bucket = self._buckets[time_ms] = bucket.copy()
         return bucket
 
-    def add(self, key: Key, time_ms: int) -> None:
+    def add(self, key: Key, time_ms: int) -> bool:
         bucket = self._buckets.get(time_ms)
         if bucket is None:
             self._buckets[time_ms] = {key: None}
             heappush(self._times, time_ms)
         elif key in bucket:
-            return
+            return False
         else:
             self._private(time_ms, bucket)[key] = None
         self.count += 1
+        return True
 
-    def delete(self, key: Key, time_ms: int) -> None:
+    def delete(self, key: Key, time_ms: int) -> bool:
         bucket = self._buckets.get(time_ms)
         if bucket is None or key not in bucket:
-            return
+            return False
         bucket = self._private(time_ms, bucket)
         del bucket[key]
         self.count -= 1
@@ -128,6 +129,7 @@ class _Queue:
             if len(self._times) > 2 * len(self._buckets) + SPARE_TIMES:
                 self._times = list(self._buckets)
                 heapify(self._times)
+        return True
 
     def next_ms(self) -> int | None:
         while self._times and self._times[0] not in self._buckets:

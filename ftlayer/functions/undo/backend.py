@@ -1,0 +1,63 @@
+"""A state backend whose users' changes can be taken back."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ftlayer.functions.keyed import Backend, KeyedState, OperatorStates
+from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.undo.operator_state import logged
+from ftlayer.functions.undo.tables import UndoLists, UndoMaps, UndoValues
+from ftlayer.functions.undo.timers import UndoTimers
+
+
+class UndoBackend:
+    """`ftlayer.functions.keyed.Backend`: what functions change through it goes into ``log``."""
+
+    def __init__(self, backend: Backend, log: UndoLog) -> None:
+        self._backend = backend
+        self._log = log
+
+    def state(self, uid: str) -> UndoState:
+        """See `Backend.state`."""
+        return UndoState(self._backend.state(uid), self._log)
+
+    def timers(self, uid: str) -> UndoTimers:
+        """See `Backend.timers`."""
+        return UndoTimers(self._backend.timers(uid), self._log)
+
+    def operators(self, uid: str) -> OperatorStates:
+        """See `Backend.operators`."""
+        states = self._backend.operators(uid)
+        states.log_changes(partial(logged, log=self._log))
+        return states
+
+
+class UndoState:
+    """The keyed state of one operator: `ftlayer.functions.keyed.KeyedState`."""
+
+    def __init__(self, state: KeyedState, log: UndoLog) -> None:
+        self._state = state
+        self._log = log
+        # One object a table: the log tells places by them.
+        self._values: dict[str, UndoValues] = {}
+        self._lists: dict[str, UndoLists] = {}
+        self._maps: dict[str, UndoMaps] = {}
+
+    def values(self, name: str) -> UndoValues:
+        """See `KeyedState.values`."""
+        if name not in self._values:
+            self._values[name] = UndoValues(self._state.values(name), self._log)
+        return self._values[name]
+
+    def lists(self, name: str) -> UndoLists:
+        """See `KeyedState.lists`."""
+        if name not in self._lists:
+            self._lists[name] = UndoLists(self._state.lists(name), self._log)
+        return self._lists[name]
+
+    def maps(self, name: str) -> UndoMaps:
+        """See `KeyedState.maps`."""
+        if name not in self._maps:
+            self._maps[name] = UndoMaps(self._state.maps(name), self._log)
+        return self._maps[name]

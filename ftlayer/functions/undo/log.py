@@ -1,0 +1,147 @@
+"""The undo log of a chain: what takes back the changes that its functions have made to state, the latest first.
+
+It lives until the results of the functions have gone their way, since a record may fail late: where its result becomes
+an Arrow column, behind a function a batch at a time, where a partitioner is asked. The chain then begins again
+(`ftlayer.functions.undo.pieces`).
+
+Anchors: undo logs of databases (Mohan et al., ARIES, ACM TODS 17(1), 1992), here of logical operations, in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from ftlayer.errors import StateSerializationError
+from ftlayer.functions.values import is_immutable, private_copy
+
+Restore = Callable[[Any, Any], object]
+"""``restore(key, old)`` makes what ``key`` names what it was before one change."""
+
+
+class LateFailure(Exception):  # noqa: N818 - no error: it turns the chain round
+    """A record failed, and its changes are mixed with those of records behind it: all are taken back.
+
+    Attributes:
+        row: the input row.
+    """
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+class UndoLog:
+    """Changes of state, in their order. One serves all functions of one chain, in one thread.
+
+    Attributes:
+        entries: restore, key and old value of each change, one behind the other: so many tuples would keep Python's
+            garbage collector busy. Its length is a mark for `fail`.
+        add: takes ``(restore, key, old)``, before the change or right behind it.
+        alone: the log is of one record, so that a late failure turns nothing round.
+    """
+
+    __slots__ = ("_columns", "_copied", "_is_mixed", "add", "alone", "entries")
+
+    def __init__(self) -> None:
+        """Begin with no changes."""
+        self.entries: list[Any] = []
+        self.add: Callable[[tuple[Restore, Any, Any]], None] = self.entries.extend
+        self.alone = False
+        # Where something lies that can be changed in place, and was copied: the place of the copy in the log.
+        self._copied: dict[Hashable, int] = {}
+        # Changes of tables that have columns of their own: how to restore, keys, old values.
+        self._columns: list[tuple[Restore, list[Any], list[Any]]] = []
+        self._is_mixed = False
+
+    def columns(self, restore: Restore) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+        """Return what takes the keys, and what takes the old values, of one table's changes.
+
+        For a table that is changed when nothing can fail any more in the loop, so that `fail` has nothing to take back;
+        it costs a third of `add`.
+        """
+        keys: list[Any] = []
+        olds: list[Any] = []
+        self._columns.append((restore, keys, olds))
+        return keys.append, olds.append
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether anything is to be taken back."""
+        return bool(self.entries) or any(keys for _, keys, _ in self._columns)
+
+    def begin_segment(self) -> None:
+        """The functions that share a loop begin: what is in the log now, others have changed."""
+        self._is_mixed = self.has_changes
+
+    def read(self, restore: Restore, key: Any, value: Any, where: Hashable) -> None:
+        """A function reads ``value``, and may change it in place: the first time in a batch a copy is kept.
+
+        ``where`` names the place of the value, ``restore(key, copy)`` puts the copy there. Raises
+        `StateSerializationError` for what cannot be copied.
+        """
+        if is_immutable(value):
+            return
+        copied = self._copied.get(where)
+        if copied is not None:
+            self.add((_read_again, copied, None))
+            return
+        try:
+            copy = private_copy(value)
+        except Exception as error:
+            raise StateSerializationError(
+                f"the state of the key {key!r:.100} holds a {type(value).__name__} that cannot be copied "
+                f"({type(error).__name__}: {error}), so what a failing record does to it could not be taken back; "
+                "keep values that can be copied"
+            ) from error
+        self._copied[where] = len(self.entries)
+        self.add((restore, key, copy))
+
+    def fail(self, mark: int, row: int) -> None:
+        """The functions of one loop have failed for ``row``: take its changes back, all behind ``mark``.
+
+        Raises `LateFailure` if it changed something elsewhere too: in an earlier loop, or in place, in what another
+        record of the batch had read before.
+        """
+        kinds, copies = self.entries[mark::3], self.entries[mark + 1 :: 3]
+        mixed = self._is_mixed or any(
+            kind is _read_again and copied < mark for kind, copied in zip(kinds, copies, strict=True)
+        )
+        self._undo(mark)
+        if mixed and not self.alone:
+            raise LateFailure(row)
+
+    def late(self, row: int) -> None:
+        """A result of ``row`` is refused behind all loops. Raises `LateFailure` if any record has changed something."""
+        if self.has_changes and not self.alone:
+            raise LateFailure(row)
+
+    def undo(self) -> None:
+        """Take everything back."""
+        self._undo(0)
+        for restore, keys, olds in self._columns:
+            while keys:
+                restore(keys.pop(), olds.pop())
+        self._is_mixed = False
+
+    def forget(self) -> None:
+        """All that was changed stays."""
+        self.entries.clear()
+        self._copied.clear()
+        for _, keys, olds in self._columns:
+            keys.clear()
+            olds.clear()
+        self._is_mixed = False
+
+    def _undo(self, mark: int) -> None:
+        entries = self.entries
+        while len(entries) > mark:
+            old, key, restore = entries.pop(), entries.pop(), entries.pop()
+            restore(key, old)
+        copied = self._copied
+        while copied and next(reversed(copied.values())) >= mark:
+            copied.popitem()
+
+
+def _read_again(copied: int, _: object) -> None:
+    """Stand in the log for one more read of what lies copied at that place in it: nothing to restore."""

@@ -1,0 +1,204 @@
+"""Tables of keyed state whose changes go into an undo log.
+
+Values that a function may change in place (`acc.append(x)`) are copied when they are first read in a batch, at a cost
+that grows with their size; numbers, strings and tuples of them are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from functools import cached_property
+from typing import Any
+
+from ftlayer.functions.keyed import Key, ListTable, MapTable
+from ftlayer.functions.undo.log import UndoLog
+from ftlayer.functions.values import ATOMS, is_immutable
+
+
+class _Absent:
+    __slots__ = ()
+
+
+ABSENT: Any = _Absent()
+"""In the log, for a key or an item that was not there."""
+
+
+class UndoValues(MutableMapping[Key, Any]):
+    """A table of single values.
+
+    Attributes:
+        table: it without the log.
+        log: where changes go.
+    """
+
+    def __init__(self, table: MutableMapping[Key, Any], log: UndoLog) -> None:
+        self.table = table
+        self.log = log
+        self._add = log.add
+        self._get = table.get
+
+    @cached_property
+    def columns(self) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+        """See `UndoLog.columns`."""
+        return self.log.columns(self.restore)
+
+    def get(self, key: Key, default: Any = None) -> Any:
+        """See `MutableMapping.get`."""
+        value = self._get(key, ABSENT)
+        if type(value) not in ATOMS:
+            if value is ABSENT:
+                return default
+            self.read(key, value)
+        return value
+
+    def __getitem__(self, key: Key) -> Any:
+        value = self.get(key, ABSENT)
+        if value is ABSENT:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: Key, value: Any) -> None:
+        self._add((self.restore, key, self._get(key, ABSENT)))
+        self.table[key] = value
+
+    def __delitem__(self, key: Key) -> None:
+        # `LayeredTable` has no use for `del`.
+        self.pop(key)
+
+    def pop(self, key: Key, default: Any = ABSENT) -> Any:
+        """See `MutableMapping.pop`."""
+        value = self._get(key, ABSENT)
+        if value is ABSENT:
+            if default is ABSENT:
+                raise KeyError(key)
+            return default
+        self.read(key, value)
+        self._add((self.restore, key, value))
+        self.table.pop(key)
+        return value
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.table)
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def read(self, key: Key, value: Any) -> None:
+        """A key's value is read, and may be changed in place."""
+        self.log.read(self.restore, key, value, (id(self), key))
+
+    def restore(self, key: Key, old: Any) -> None:
+        """Make a key's value what it was."""
+        if old is ABSENT:
+            self.table.pop(key, None)
+        else:
+            self.table[key] = old
+
+
+class UndoLists:
+    """A table of lists: `ftlayer.functions.keyed.ListTable`."""
+
+    def __init__(self, table: ListTable, log: UndoLog) -> None:
+        self._table = table
+        self._log = log
+
+    def size(self, key: Key) -> int:
+        """See `ListTable.size`."""
+        return self._table.size(key)
+
+    def get(self, key: Key) -> list[Any]:
+        """See `ListTable.get`."""
+        found = self._table.get(key)
+        # The list is the caller's own; what is in it is not.
+        if not (ATOMS.issuperset(map(type, found)) or all(map(is_immutable, found))):
+            self._log.read(self._replace, key, found, (id(self), key))
+        return found
+
+    def extend(self, key: Key, values: Iterable[Any]) -> None:
+        """See `ListTable.extend`."""
+        size = self._table.size(key)
+        self._table.extend(key, values)
+        self._log.add((self._cut, key, size))
+
+    def clear(self, key: Key) -> None:
+        """See `ListTable.clear`."""
+        self._log.add((self._replace, key, self._table.get(key)))
+        self._table.clear(key)
+
+    def _cut(self, key: Key, size: int) -> None:
+        self._replace(key, self._table.get(key)[:size])
+
+    def _replace(self, key: Key, items: list[Any]) -> None:
+        self._table.clear(key)
+        self._table.extend(key, items)
+
+
+class UndoMaps:
+    """A table of mappings: `ftlayer.functions.keyed.MapTable`."""
+
+    def __init__(self, table: MapTable, log: UndoLog) -> None:
+        self._table = table
+        self._log = log
+
+    def items(self, key: Key) -> Mapping[Any, Any]:
+        """See `MapTable.items`."""
+        found = self._table.items(key)
+        return _Items(self, key, found) if found else found
+
+    def put(self, key: Key, field: Any, value: Any) -> None:
+        """See `MapTable.put`."""
+        self._log.add((self._restore, (key, field), self._table.items(key).get(field, ABSENT)))
+        self._table.put(key, field, value)
+
+    def remove(self, key: Key, field: Any) -> None:
+        """See `MapTable.remove`."""
+        old = self._table.items(key)[field]
+        self._table.remove(key, field)
+        self._log.add((self._restore, (key, field), old))
+
+    def clear(self, key: Key) -> None:
+        """See `MapTable.clear`."""
+        self._log.add((self._replace, key, dict(self._table.items(key))))
+        self._table.clear(key)
+
+    def read(self, key: Key, field: Any, value: Any) -> None:
+        """The value of an item is read."""
+        self._log.read(self._restore, (key, field), value, (id(self), key, field))
+
+    def _restore(self, where: tuple[Key, Any], old: Any) -> None:
+        key, field = where
+        if old is not ABSENT:
+            self._table.put(key, field, old)
+        elif field in self._table.items(key):
+            self._table.remove(key, field)
+
+    def _replace(self, key: Key, items: Mapping[Any, Any]) -> None:
+        self._table.clear(key)
+        for field, value in items.items():
+            self._table.put(key, field, value)
+
+
+class _Items(Mapping[Any, Any]):
+    """The items of one key, each of which is copied when it is read, if it can be changed."""
+
+    __slots__ = ("_found", "_key", "_maps")
+
+    def __init__(self, maps: UndoMaps, key: Key, found: Mapping[Any, Any]) -> None:
+        self._maps = maps
+        self._key = key
+        self._found = found
+
+    def __getitem__(self, field: Any) -> Any:
+        value = self._found[field]
+        if type(value) not in ATOMS:
+            self._maps.read(self._key, field, value)
+        return value
+
+    def __contains__(self, field: object) -> bool:
+        return field in self._found
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
