@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ftlayer.checkpoint.letters import DeadLetter
 from ftlayer.checkpoint.pieces import Piece
 
 # ---------------------------------------------------------------- state
@@ -143,6 +144,8 @@ class SubtaskSnapshot:
         operators: list, union list and broadcast state.
         positions: of a source, by partition: `ftlayer.runtime.connectors.positions`.
         committables: everything that the subtask's sink has not been told to be committed.
+        letters: the records that it has given up and was not told to be complete.
+        readmitted: names of letters that came back, wait for another attempt, and were not told to be complete.
         channels: records in flight.
         times: what it took.
         written_bytes: new bytes in the storage; ``state_bytes`` are all that it refers to.
@@ -154,6 +157,8 @@ class SubtaskSnapshot:
     operators: tuple[OperatorState, ...] = ()
     positions: dict[str, bytes] = field(default_factory=dict)
     committables: tuple[Committable, ...] = ()
+    letters: tuple[DeadLetter, ...] = ()
+    readmitted: tuple[bytes, ...] = ()
     channels: tuple[ChannelState, ...] = ()
     times: SnapshotTimes = field(default_factory=SnapshotTimes)
     written_bytes: int = 0
@@ -209,6 +214,7 @@ class Checkpoint:
         operators: of the graph.
         subtasks: one for each.
         edges: of the graph, by their numbers.
+        readmitted: names of letters that earlier checkpoints hold again, and the vertex has yet to be told of.
         sources: by source uid, what the driver's planner has to know of its open ranges (sealed).
         unaligned: whether records in flight are in it.
         location: URL of the directory it lies in; "" in the driver's memory. Not written: it is where it is.
@@ -226,6 +232,7 @@ class Checkpoint:
     sources: dict[str, bytes] = field(default_factory=dict)
     unaligned: bool = False
     edges: tuple[EdgeInfo, ...] = ()
+    readmitted: tuple[bytes, ...] = ()
     location: str = ""
 
 

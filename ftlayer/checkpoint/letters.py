@@ -1,0 +1,69 @@
+"""Dead letters of barrier mode: records that a chain gives up, as they travel in checkpoints.
+
+They are plain values (`ftlayer.transport.codec.plain_codec` packs them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+LETTER_BYTES = 16
+"""Random bytes that name a letter."""
+
+
+class LetterKind(StrEnum):
+    """What failed: a record on its way into a chain, a timer, a row that a two-phase sink has refused."""
+
+    RECORD = "record"
+    TIMER = "timer"
+    ROW = "row"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """A failed attempt, the ``number``-th one: of many, those in the middle are not kept.
+
+    ``place`` says in words which process it was. ``traceback`` is "" where it is not kept.
+    """
+
+    number: int
+    at_ms: int
+    reason: str
+    operator: str
+    place: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record, a timer or a sink's row that the chain with the uid ``chain`` has given up.
+
+    Attributes:
+        letter: its name, `LETTER_BYTES` random bytes: equal ones are one letter.
+        checkpoint: the first one that holds it; 0 while none does.
+        chain: uid of the operator at the chain's head.
+        subtask: of the chain.
+        input: of the chain, from 0, that the record came by.
+        kind: see `LetterKind`.
+        operator: uid of the one that refused it.
+        key: its key in the chain, as `ftlayer.state.snapshots.serializer` packs it; b"" without one.
+        payload: an IPC stream of Arrow with one row; b"" for a timer.
+        event_time_ms: of the record, or the timer's time; None without one.
+        attempts: the failed ones, the oldest first.
+        first_failed_ms, died_ms: wall clock.
+    """
+
+    letter: bytes
+    checkpoint: int
+    chain: str
+    subtask: int
+    input: int
+    kind: LetterKind
+    operator: str
+    key: bytes
+    payload: bytes
+    event_time_ms: int | None
+    attempts: tuple[FailedAttempt, ...]
+    first_failed_ms: int
+    died_ms: int
