@@ -146,6 +146,7 @@ class SubtaskSnapshot:
         committables: everything that the subtask's sink has not been told to be committed.
         letters: the records that it has given up and was not told to be complete.
         readmitted: names of letters that came back, wait for another attempt, and were not told to be complete.
+        condemned: digests of records that end processes, which it has given up unseen and was not told to be complete.
         channels: records in flight.
         times: what it took.
         written_bytes: new bytes in the storage; ``state_bytes`` are all that it refers to.
@@ -159,6 +160,7 @@ class SubtaskSnapshot:
     committables: tuple[Committable, ...] = ()
     letters: tuple[DeadLetter, ...] = ()
     readmitted: tuple[bytes, ...] = ()
+    condemned: tuple[bytes, ...] = ()
     channels: tuple[ChannelState, ...] = ()
     times: SnapshotTimes = field(default_factory=SnapshotTimes)
     written_bytes: int = 0

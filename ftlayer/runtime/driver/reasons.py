@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ftlayer.errors import FTLayerError, JobStartError, SlotLostError
 from ftlayer.runtime.driver.events import TaskCounts
 from ftlayer.runtime.driver.slot_record import SlotRecord
+from ftlayer.runtime.protocol.deaths import Conviction, Death
 from ftlayer.runtime.protocol.messages import SlotFailed
 from ftlayer.vertex.calls import Failure
 
@@ -109,6 +110,17 @@ def conviction(root: int, slot: SlotRecord) -> Failure:
         slot.loss,
         fatal=True,
         place=f"slot {slot.number}",
+    )
+
+
+def convicted_by_deaths(death: Death) -> Conviction:
+    """Return what becomes of a record over which two processes have ended themselves, this one last."""
+    return Conviction(
+        death.chain,
+        death.digest,
+        f"the process of a slot ended while it ran this record and no other, twice: {death.cause}",
+        death.stack,
+        f"slot {death.slot}",
     )
 
 

@@ -1,0 +1,81 @@
+"""Which rows of a chain with a failure policy are noted before they run, and which are kept from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from ftlayer.runtime.barrier_mode.task.row_digests import row_digests
+from ftlayer.runtime.protocol.deaths import Conviction
+
+CHECKPOINTS_ARMED = 2
+"""Rows are noted until so many checkpoints are complete: all that was on its way at the loss has passed by then."""
+
+
+class RecordNotes(Protocol):
+    """Where a process notes the one record that it has in hand, so that the note outlives it."""
+
+    def about_to(self, chain: str, digest: bytes) -> None:
+        """This one is next."""
+
+    def over(self) -> None:
+        """None is."""
+
+
+class ChainSuspects:
+    """`ftlayer.runtime.task.suspects.Suspects` of one subtask; one instance's."""
+
+    def __init__(
+        self, chain: str, *, armed: bool, convictions: Iterable[Conviction], notes: RecordNotes
+    ) -> None:
+        """``armed``: rows are noted. ``convictions`` may be of other chains too."""
+        self._chain = chain
+        self._notes = notes
+        self._checkpoints_left = CHECKPOINTS_ARMED if armed else 0
+        self._convictions = {each.digest: each for each in convictions if each.chain == chain}
+        self._held_since: dict[bytes, int] = {}  # the first checkpoint whose snapshot has it, 0 before that
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """See `Suspects`."""
+        return self._checkpoints_left > 0
+
+    @property
+    def condemned(self) -> tuple[bytes, ...]:
+        """See `Suspects`."""
+        return tuple(self._held_since)
+
+    def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
+        """See `Suspects`."""
+        if not self._convictions:
+            return ()
+        digests = row_digests(payload, input)
+        found = [
+            (row, self._convictions[each]) for row, each in enumerate(digests) if each in self._convictions
+        ]
+        for _, conviction in found:
+            self._held_since.setdefault(conviction.digest, 0)
+        return found
+
+    def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
+        """See `Suspects`."""
+        self._notes.about_to(self._chain, row_digests(payload.slice(row, 1), input)[0])
+
+    def over(self) -> None:
+        """See `Suspects`."""
+        self._notes.over()
+
+    # ------------------------------------------------------------ checkpoints
+
+    def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
+        """Return what this checkpoint holds as dead of the convicted: `condemned`."""
+        self._held_since = {digest: since or checkpoint for digest, since in self._held_since.items()}
+        return self.condemned
+
+    def completed(self, checkpoint: int) -> None:
+        """See `Suspects`: who is dead in it need not be kept from the chain any more, nor who is like it."""
+        for digest in [digest for digest, since in self._held_since.items() if 0 < since <= checkpoint]:
+            del self._held_since[digest], self._convictions[digest]
+        self._checkpoints_left = max(self._checkpoints_left - 1, 0)

@@ -1,0 +1,60 @@
+"""Which rows of a chain end, or may end, the process that works on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from ftlayer.runtime.protocol.deaths import Conviction
+
+
+class Suspects(Protocol):
+    """One subtask's. Rows are of the chain's input with the number ``input``, as they came."""
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether rows go through the chain and its outlet one by one, each between `about_to` and `over`."""
+
+    @property
+    def condemned(self) -> tuple[bytes, ...]:
+        """The digests of rows that `convicted` has named, and that no complete checkpoint is known to hold as dead."""
+
+    def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
+        """Return the rows that must not come to user code again, ascending: the caller makes them dead letters.
+
+        Asked again for the same rows, it says the same.
+        """
+
+    def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
+        """This row is next to go to user code."""
+
+    def over(self) -> None:
+        """It has passed, or failed."""
+
+    def completed(self, checkpoint: int) -> None:
+        """A checkpoint is complete."""
+
+
+class _NoSuspects:
+    """`Suspects` of a chain without a failure policy, and of a job in which nothing is suspected."""
+
+    one_at_a_time = False
+    condemned = ()
+
+    def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
+        """No row."""
+        return ()
+
+    def about_to(self, payload: pa.RecordBatch, row: int = 0, input: int = 0) -> None:
+        """Nothing is noted."""
+
+    def over(self) -> None:
+        """Nothing was."""
+
+    def completed(self, checkpoint: int) -> None:
+        """It means nothing."""
+
+
+NO_SUSPECTS: Suspects = _NoSuspects()
