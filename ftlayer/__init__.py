@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checkpoint.options import CheckpointConfig, CheckpointingMode, Retention
 from ftlayer.config import FTStatus, TopologyOptions
@@ -42,6 +43,7 @@ __all__ = [
     "FTLayerError",
     "FTStatus",
     "FailException",
+    "FailurePolicy",
     "FailureRate",
     "FixedDelay",
     "Job",

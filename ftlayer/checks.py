@@ -253,7 +253,7 @@ def _innermost(function: object) -> object:
 
 _ELSEWHERE = {
     "max_failing": ": it is one of FTLayer.embedded and FTLayer.connect, of sources, and of operators whose functions "
-    "may fail; in barrier mode there is none, since a record that fails ends its slot"
+    "may fail; in barrier mode it is one of FailurePolicy, and of operators that have one"
 }
 """Options that are looked for where they are not, and where they are."""
 

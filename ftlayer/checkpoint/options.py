@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
+from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.checkpoint.migration import StateMigration
 from ftlayer.checks import (
     MOST_BYTES,
@@ -14,6 +15,7 @@ from ftlayer.checks import (
     check_bool,
     check_bytes,
     check_choice,
+    check_instance,
     check_int,
     check_number,
     check_path,
@@ -96,6 +98,8 @@ class CheckpointConfig:
         debloating: keep less in flight on a channel than ``TopologyOptions.channel_bytes`` where it is slow.
         debloat_target: time in which what is in flight is to be worked off.
         state_directory: where the LMDB backend keeps its files, on the slot's machine; None: a temporary one.
+        failures: what becomes of records that fail; None: the first one fails the job. Operators may say otherwise by
+            ``on_failure``. One whose input is broadcast fails the job all the same.
     """
 
     interval: Duration | None = "10s"
@@ -130,6 +134,7 @@ class CheckpointConfig:
     debloating: bool = False
     debloat_target: Duration = "1s"
     state_directory: str | None = None
+    failures: FailurePolicy | None = None
 
     def __post_init__(self) -> None:
         self._check_durations()
@@ -157,6 +162,8 @@ class CheckpointConfig:
             object.__setattr__(self, "retention", member(self.retention, "retention", Retention))
         check_choice(self.backend, "backend", ("heap", "lmdb"))
         check_bytes(self.key, "key", least=MIN_KEY_BYTES)
+        if self.failures is not None:
+            check_instance(self.failures, "failures", FailurePolicy)
         self._check_names()
         self._check_combinations()
 

@@ -55,9 +55,12 @@ class FTHandler:
 
 
 class NonFTHandler:
-    """Fault tolerance is off: nothing is persisted, nothing has RecordIds, a failure fails the task."""
+    """Records are not tracked: nothing is persisted, nothing has RecordIds, a failure fails the task.
 
-    def __init__(self) -> None:
+    ``remedy`` is said with the failure.
+    """
+
+    def __init__(self, remedy: str = "") -> None:
         self.persister: Persister = NonFTPersister()
         self.anchor: AnchorHandler = NonFTAnchorHandler()
-        self.xor: XorHandler = NonFTXorHandler()
+        self.xor: XorHandler = NonFTXorHandler(remedy)

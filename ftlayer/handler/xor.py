@@ -111,7 +111,10 @@ class FTXorHandler:
 
 
 class NonFTXorHandler:
-    """`XorHandler` with fault tolerance off."""
+    """`XorHandler` where records are not tracked."""
+
+    def __init__(self, remedy: str = "") -> None:
+        self._remedy = remedy
 
     def settle(self, anchors: RecordIds | None, owed: U64Array, records: I64Array | None = None) -> None:
         """Do nothing."""
@@ -120,7 +123,7 @@ class NonFTXorHandler:
         """Raise the first failure as a `JobError`, or as the error that no restart mends."""
         for failure in failures:
             error = lasting_in_text(failure.traceback) or JobError(
-                f"{failure.operator!r} failed: {failure.reason}\n{failure.traceback}"
+                f"{failure.operator!r} failed: {failure.reason}{self._remedy}\n{failure.traceback}"
             )
             error.operator = failure.operator
             raise error

@@ -200,7 +200,11 @@ class StreamEnvironment:
         graph = self._builder.build()
         if self._checkpointing is not None:
             check_forced(graph, self._checkpointing)
-            return job_graph(graph, max_parallelism=self._checkpointing.max_parallelism)
+            return job_graph(
+                graph,
+                max_parallelism=self._checkpointing.max_parallelism,
+                failures=self._checkpointing.failures,
+            )
         assert self._layer is not None
         layer, retries = self._layer, self._layer.retries
         return job_graph(graph, layer.status, layer.stream_options, rules=retries.rules, limit=retries.limit)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ftlayer.backoff import BACKOFF
 from ftlayer.checks import (
     Duration,
     check_bool,
@@ -26,7 +27,7 @@ from ftlayer.functions.retry_rules import NO_RULES, Errors, RetryRules, rules_of
 from ftlayer.monitor.sources import user_name
 from ftlayer.spark.deliveries.ingest import IngestStream, stream_of_ingest
 from ftlayer.spark.frames import list_records, record_frame
-from ftlayer.spark.layer import BACKOFF, FTLayerEngine, check_streams, stream_options_of
+from ftlayer.spark.layer import FTLayerEngine, check_streams, stream_options_of
 from ftlayer.spark.plan.checks import check_columns, check_key, check_session, check_source
 from ftlayer.spark.plan.stream_plan import SourceSpec, StreamPlan
 from ftlayer.spark.tracked import TrackedStream

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ftlayer.backoff import check_pauses, pauses_of
 from ftlayer.checks import (
     Duration,
     check_bool,
@@ -17,7 +18,6 @@ from ftlayer.checks import (
     check_texts,
     duration_ms,
     member,
-    shown,
 )
 from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus, VertexOptions
@@ -29,7 +29,7 @@ from ftlayer.jobs.announcer import JobAnnouncer
 from ftlayer.notebook import tell, tell_anyway
 from ftlayer.spark.sessions import is_connect
 from ftlayer.vertex.calls import StreamOptions
-from ftlayer.vertex.calls.common import LONGEST_MS, check_pauses
+from ftlayer.vertex.calls.common import LONGEST_MS
 from ftlayer.vertex.client.client import VertexClient
 from ftlayer.vertex.service.embedded import EmbeddedVertex
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from ftlayer.console.child import ConsoleProcess
     from ftlayer.console.options import ConsoleOptions
 
-BACKOFF = ("1s", "2s", "4s", "8s", "16s", "32s", "1m")
 CLOSED = "the layer is closed: use it, and what it gave out, before FTLayer.close, or make another one"
 
 
@@ -75,15 +74,10 @@ def stream_options_of(
 
     ``buckets``: in how many the vertex counts a timeout.
     """
-    pauses = [backoff] if isinstance(backoff, (str, int)) else backoff
-    if not isinstance(pauses, list | tuple) or not pauses:
-        raise ConfigError(
-            f"backoff: expected a duration like '5s', or a list of one or more, got {shown(backoff)}"
-        )
     options = StreamOptions(
         duration_ms(timeout, "timeout", least=buckets - 1),
         max_attempts,
-        tuple(duration_ms(pause, f"backoff[{place}]") for place, pause in enumerate(pauses)),
+        pauses_of(backoff),
         jitter,
         max_pending,
     )

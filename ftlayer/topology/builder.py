@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ftlayer.backoff import check_pauses
 from ftlayer.checks import check_instance
 from ftlayer.config import FTStatus
 from ftlayer.errors import ConfigError
@@ -19,7 +20,6 @@ from ftlayer.topology.graph import StreamGraph
 from ftlayer.topology.operators import Source
 from ftlayer.topology.streams.data_stream import DataStream
 from ftlayer.vertex.calls import StreamOptions
-from ftlayer.vertex.calls.common import check_pauses
 
 
 class GraphBuilder:

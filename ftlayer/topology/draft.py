@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.failure_policy import OnFailure, check_on_failure
 from ftlayer.checks import member, shown
 from ftlayer.config import FTStatus
 from ftlayer.dead_letters.schema import LETTER_SCHEMA
@@ -100,6 +101,7 @@ class GraphDraft:
         uid: str | None,
         parallelism: int | None,
         retry: StreamOptions | None = None,
+        on_failure: OnFailure | None = None,
     ) -> Leg:
         """Add the operator that ``make`` returns for a uid, behind ``inputs``; return its output."""
         operator = make("operator")
@@ -109,9 +111,11 @@ class GraphDraft:
         check_operator(operator)
         if parallelism is not None:
             check_parallelism(parallelism, repr(operator.uid))
+        if on_failure is not None:
+            check_on_failure(on_failure, f"{operator.uid!r}: on_failure")
         self._kinds[kind] = number
         place = len(self._nodes)
-        self._nodes.append(_Node(operator, parallelism, retry))
+        self._nodes.append(_Node(operator, parallelism, retry, on_failure))
         self._edges.extend((leg, place, which) for which, legs in enumerate(inputs) for leg in legs)
         return Leg(place)
 
@@ -147,6 +151,12 @@ class GraphDraft:
         check_parallelism(parallelism, repr(node.operator.uid))
         node.parallelism = parallelism
 
+    def set_on_failure(self, place: int, on_failure: OnFailure) -> None:
+        """Say what becomes of records that fail in an operator; `ConfigError` for what does not."""
+        node = self._nodes[place]
+        check_on_failure(on_failure, f"{node.operator.uid!r}: on_failure")
+        node.on_failure = on_failure
+
     def close_iteration(self, head: int, feedback: tuple[Leg, ...]) -> None:
         """Feed outputs back to the head of an iteration. Raises as `IterativeStream.close_with`."""
         graph = self.graph()
@@ -171,7 +181,7 @@ class GraphDraft:
     def graph(self) -> StreamGraph:
         """Return the graph as it is now."""
         nodes = [
-            StreamNode(node.operator, node.parallelism or self.parallelism, node.retry)
+            StreamNode(node.operator, node.parallelism or self.parallelism, node.retry, node.on_failure)
             for node in self._nodes
         ]
         edges = [
@@ -223,3 +233,4 @@ class _Node:
     operator: Operator
     parallelism: int | None
     retry: StreamOptions | None
+    on_failure: OnFailure | None

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.partitioning.partitioners import Forward, Partitioner, Rebalance
 from ftlayer.topology.facts import MAIN, outputs_of
 from ftlayer.topology.names import display_name
@@ -19,12 +20,14 @@ from ftlayer.vertex.calls import StreamOptions
 class StreamNode:
     """An operator and the number of its subtasks.
 
-    ``retry`` has the retry options of a source's records; None for those of the topology.
+    ``retry`` has the retry options of a source's records; None for those of the topology. ``on_failure``: what
+    becomes of records that fail in it in barrier mode; None: as the topology's checkpointing says.
     """
 
     operator: Operator
     parallelism: int
     retry: StreamOptions | None = None
+    on_failure: OnFailure | None = None
 
     @property
     def uid(self) -> str:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.partitioning.partitioners import Forward, Partitioner
 from ftlayer.partitioning.replay import ReplayPartitioner
 from ftlayer.topology.operators import Operator, Replay, Source
@@ -15,11 +16,15 @@ from ftlayer.vertex.calls import StreamOptions
 
 @dataclass(frozen=True)
 class JobVertex:
-    """A chain: operators that hand records to each other within one subtask. ``uid`` is the first one's."""
+    """A chain: operators that hand records to each other within one subtask. ``uid`` is the first one's.
+
+    ``failures``: what becomes of records that fail in it, in barrier mode; None: the first one fails the job.
+    """
 
     uid: str
     operators: tuple[Operator, ...]
     parallelism: int
+    failures: FailurePolicy | None = None
 
 
 @dataclass(frozen=True)

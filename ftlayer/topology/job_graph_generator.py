@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ftlayer.checkpoint.failure_policy import FailurePolicy
 from ftlayer.circuit import Limit
 from ftlayer.config import FTStatus
-from ftlayer.errors import InvalidTopologyError, UnsupportedError
+from ftlayer.errors import InvalidTopologyError
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 from ftlayer.partitioning.partitioners import Forward
 from ftlayer.topology.barrier_builder import BarrierBuilder
@@ -17,13 +18,13 @@ from ftlayer.topology.facts import (
     has_timers,
     inputs_of,
     rate_limit_of,
-    rules_of_operator,
     side_outputs_of,
 )
+from ftlayer.topology.failing import NO_POLICIES, Policies, check_no_policies, check_rules, policies_of
 from ftlayer.topology.ft_builder import FTLayerBuilder, NopFTLayerBuilder, OpFTLayerBuilder
 from ftlayer.topology.graph import StreamEdge, StreamGraph, StreamNode
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
-from ftlayer.topology.operators import IterationHead, IterationTail, Operator, Source
+from ftlayer.topology.operators import IterationHead, IterationTail, Operator, Sink, Source
 from ftlayer.vertex.calls import StreamOptions
 
 
@@ -35,30 +36,39 @@ def job_graph(
     rules: RetryRules = NO_RULES,
     limit: Limit | None = None,
     max_parallelism: int = 0,
+    failures: FailurePolicy | None = None,
 ) -> JobGraph:
     """Translate a graph. ``retry`` are the options of sources that have none of their own.
 
     ``rules`` are the topology's, on which failures are worth a retry, and ``limit`` how many open its circuit breaker.
-    ``max_parallelism`` above 0 is the number of key groups in barrier mode. Raises what `check_graph`, `with_rules` and
+    ``max_parallelism`` above 0 is the number of key groups in barrier mode, and ``failures`` what becomes there of
+    records that fail. Raises what `check_graph`, `with_rules`, `policies_of`, `check_rules`, `check_no_policies` and
     the ``wire`` of the builders raise.
     """
     if max_parallelism:
-        check_no_rules(graph)
-        return generate(graph, BarrierBuilder(max_parallelism))
+        policies = policies_of(graph, failures)
+        check_rules(graph, policies)
+        rules_by_uid = {uid: policy.rules for uid, policy in policies.items() if policy is not None}
+        return generate(with_rules(graph, rules_by_uid), BarrierBuilder(max_parallelism), policies)
+    check_no_policies(graph)
     if status is FTStatus.OFF:
         return generate(graph, NopFTLayerBuilder())
-    return generate(with_rules(graph, rules), OpFTLayerBuilder(retry or StreamOptions(), limit))
+    return generate(
+        with_rules(graph, {node.uid: rules for node in graph.nodes}),
+        OpFTLayerBuilder(retry or StreamOptions(), limit),
+    )
 
 
-def generate(graph: StreamGraph, ft_builder: FTLayerBuilder) -> JobGraph:
+def generate(graph: StreamGraph, ft_builder: FTLayerBuilder, policies: Policies = NO_POLICIES) -> JobGraph:
     """Check the graph, chain what can be chained, and have ``ft_builder`` wire the vertex in."""
     check_graph(graph, tracked=ft_builder.tracked)
-    chain_of = _chains(graph, tracked=ft_builder.tracked)
+    chain_of = _chains(graph, policies, tracked=ft_builder.tracked)
     members: dict[str, list[Operator]] = {}
     for node in graph.in_order:
         members.setdefault(chain_of[node.uid], []).append(node.operator)
     vertices = tuple(
-        JobVertex(uid, tuple(operators), graph.node(uid).parallelism) for uid, operators in members.items()
+        JobVertex(uid, tuple(operators), graph.node(uid).parallelism, policies.get(uid))
+        for uid, operators in members.items()
     )
     between = [edge for edge in graph.edges if chain_of[edge.source] != chain_of[edge.target]]
     edges = tuple(_job_edge(graph, edge, number, chain_of) for number, edge in enumerate(between))
@@ -79,16 +89,16 @@ def _job_edge(graph: StreamGraph, edge: StreamEdge, number: int, chain_of: Mappi
     )
 
 
-def _chains(graph: StreamGraph, *, tracked: bool) -> dict[str, str]:
+def _chains(graph: StreamGraph, policies: Policies, *, tracked: bool) -> dict[str, str]:
     """Return for each operator the uid of its chain, which is that of the chain's first."""
     chain_of: dict[str, str] = {}
     for node in graph.in_order:
-        before = _chained_to(graph, node.uid, tracked=tracked)
+        before = _chained_to(graph, node.uid, policies, tracked=tracked)
         chain_of[node.uid] = node.uid if before is None else chain_of[before]
     return chain_of
 
 
-def _chained_to(graph: StreamGraph, uid: str, *, tracked: bool) -> str | None:
+def _chained_to(graph: StreamGraph, uid: str, policies: Policies, *, tracked: bool) -> str | None:
     """Return the uid of the operator that this one gets its records from within its subtask, None if from channels."""
     edges = graph.edges_into(uid)
     if len(edges) != 1 or inputs_of(graph.node(uid).operator) != 1:
@@ -108,43 +118,35 @@ def _chained_to(graph: StreamGraph, uid: str, *, tracked: bool) -> str | None:
         or isinstance(before, Source)
         # Roots are persisted on their way from one chain to the next.
         or (tracked and has_timers(before))
+        # A chain takes a record whole or not at all, and has one policy for those that it does not take.
+        or policies.get(uid) != policies.get(edge.source)
+        # A sink takes rows in batches of its own, of which some may fail when those before it are done.
+        or (policies.get(uid) is not None and isinstance(graph.node(uid).operator, Sink))
     ):
         return None
     return edge.source
 
 
-def with_rules(graph: StreamGraph, of_topology: RetryRules) -> StreamGraph:
+def with_rules(graph: StreamGraph, wider: Mapping[str, RetryRules]) -> StreamGraph:
     """Return the graph whose operators have all the rules that apply to them, the narrowest first.
+
+    ``wider`` has by uid what applies behind an operator's own and its sources' rules. Those that it does not name stay.
 
     Raises `InvalidTopologyError` for an operator whose sources say different things, and that says nothing itself.
     """
-    nodes = tuple(_with_rules(graph, node, of_topology) for node in graph.nodes)
+    nodes = tuple(
+        _with_rules(graph, node, wider[node.uid]) if node.uid in wider else node for node in graph.nodes
+    )
     return replace(graph, nodes=nodes)
 
 
-def check_no_rules(graph: StreamGraph) -> None:
-    """Raise `UnsupportedError` where an operator has rules of retries: with checkpoints no record is retried."""
-    for node in graph.nodes:
-        rules = rules_of_operator(node.operator)
-        if rules.limit is not None:
-            raise UnsupportedError(
-                f"{node.uid!r}: max_failing is about single records that fail, and with checkpointing=… a record that "
-                "fails ends its slot; leave it out, or run the topology with layer=…"
-            )
-        if rules.levels:
-            raise UnsupportedError(
-                f"{node.uid!r}: retry_on and dead_on say what becomes of single records that fail, and with "
-                "checkpointing=… a record that fails ends its slot; leave them out, or run the topology with layer=…"
-            )
-
-
-def _with_rules(graph: StreamGraph, node: StreamNode, of_topology: RetryRules) -> StreamNode:
+def _with_rules(graph: StreamGraph, node: StreamNode, wider: RetryRules) -> StreamNode:
     operator = node.operator
     if isinstance(operator, IterationHead | IterationTail):
         return node
     own = operator.rules
     if isinstance(operator, Source):
-        return replace(node, operator=replace(operator, rules=own.within(of_topology)))
+        return replace(node, operator=replace(operator, rules=own.within(wider)))
     sources = [
         (other.uid, other.operator.rules)
         for other in graph.nodes
@@ -157,4 +159,4 @@ def _with_rules(graph: StreamGraph, node: StreamNode, of_topology: RetryRules) -
                 f"{node.uid!r} has records of {sources[0][0]!r} and of {uid!r}, whose retry_on or dead_on differ: give "
                 "both sources the same, or the operator a retry_on of its own"
             )
-    return replace(node, operator=replace(operator, rules=own.within(found).within(of_topology)))
+    return replace(node, operator=replace(operator, rules=own.within(found).within(wider)))

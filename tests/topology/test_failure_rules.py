@@ -141,7 +141,7 @@ def test_sources_that_differ_are_named_unless_the_operator_decides(env: GraphBui
 
 def test_with_checkpoints_rules_are_refused(off: GraphBuilder) -> None:
     off.source([], "n int").map(one, uid="parse", dead_on=KeyError).sink(print)
-    with pytest.raises(UnsupportedError, match=r"'parse': retry_on and dead_on"):
+    with pytest.raises(UnsupportedError, match=r"'parse': retry_on and dead_on are about single records"):
         job_graph(off.build(), max_parallelism=8)
 
 

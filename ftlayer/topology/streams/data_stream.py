@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 import pyarrow as pa
 
+from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.checks import (
     check_bool,
     check_choice,
@@ -83,7 +84,8 @@ class DataStream:
 
         ``retry_on`` and ``dead_on``, here and below, say which errors of this operator are worth another attempt, as
         those of `FTLayer.embedded` do for all operators, and ``max_failing`` how many records may fail in it before the
-        sources that feed it pause. Acker mode only.
+        sources that feed it pause. In barrier mode they go with a `FailurePolicy`,
+        and it is the operator's chain that pauses.
 
         ``rate_limit``, here and below, is how many records a second each subtask takes, replays among them; None: as
         many as come. Those of an earlier second that were not used are lost, save for a tenth of a second's.
@@ -324,6 +326,17 @@ class DataStream:
         self._graph.set_parallelism(self._own_leg("set_parallelism").node, parallelism)
         return self
 
+    def on_failure(self, policy: OnFailure) -> Self:
+        """Say what becomes of records that fail in the operator right before; a sink has it as an option.
+
+        Barrier mode only. ``"fail"``: the first one fails the job, whatever `CheckpointConfig` says of the others.
+        Operators of different policies are chains of their own. Raises `ConfigError`; `StreamEnvironment.execute`
+        raises `UnsupportedError` without checkpoints, and `InvalidTopologyError` for a policy of an operator whose
+        input is broadcast: its subtasks would no longer have the same state.
+        """
+        self._graph.set_on_failure(self._own_leg("on_failure").node, policy)
+        return self
+
     @known_options
     def dead_letters(self, *, uid: str | None = None) -> DataStream:
         """Begin a stream of the dead letters of the sources that this stream derives from, whichever operator failed.
@@ -357,6 +370,7 @@ class DataStream:
             uid: stable name.
             parallelism: subtasks that write.
             retry_on, dead_on, max_failing: as in `map`.
+            on_failure: as `on_failure`.
 
         Raises:
             ConfigError: what cannot be a sink.
@@ -399,7 +413,13 @@ class DataStream:
         self, make: Callable[[str], Operator], options: OperatorOptions, others: Sequence[DataStream] = ()
     ) -> Leg:
         inputs = [self._legs, *(other._legs for other in others)]
-        return self._graph.add(make, inputs, uid=options.get("uid"), parallelism=options.get("parallelism"))
+        return self._graph.add(
+            make,
+            inputs,
+            uid=options.get("uid"),
+            parallelism=options.get("parallelism"),
+            on_failure=options.get("on_failure"),
+        )
 
     def _output(self, schema: Schema | None, what: str) -> pa.Schema:
         return self.schema if schema is None else self._graph.schema(schema, what)

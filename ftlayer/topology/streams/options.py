@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from ftlayer.checkpoint.failure_policy import OnFailure
 from ftlayer.checks import rate_per_second
 from ftlayer.functions.retry_rules import FailureOptions, RetryRules, rules_of
 
 
 class OperatorOptions(TypedDict, total=False):
-    """Of every operator. ``uid``: its stable name; ``parallelism``: its number of subtasks."""
+    """Of every operator. ``uid``: its stable name; ``parallelism``: its number of subtasks.
+
+    ``on_failure``: what becomes of records that fail in it; see `DataStream.on_failure`.
+    """
 
     uid: str | None
     parallelism: int | None
+    on_failure: OnFailure | None
 
 
 class FunctionOptions(OperatorOptions, FailureOptions, total=False):
-    """Of an operator that calls a function of the user's. Those about failures are for acker mode only."""
+    """Of an operator that calls a function of the user's. In barrier mode those about failures need a policy."""
 
 
 class RatedOptions(FunctionOptions, total=False):

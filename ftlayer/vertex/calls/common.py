@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ftlayer.backoff import BACKOFF_MS
 from ftlayer.checks import check_instance, check_int, check_number, known_options, shown
 from ftlayer.circuit import Limit
 from ftlayer.errors import ConfigError
@@ -63,7 +64,7 @@ class StreamOptions:
 
     timeout_ms: int = 30_000
     max_attempts: int | None = 5
-    backoff_ms: tuple[int, ...] = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 60_000)
+    backoff_ms: tuple[int, ...] = BACKOFF_MS
     jitter: float = 0.1
     max_pending: int = 1_000_000
     circuits: tuple[StreamCircuit, ...] = ()
@@ -83,20 +84,6 @@ class StreamOptions:
         check_instance(self.circuits, "circuits", tuple)
         for circuit in self.circuits:
             check_instance(circuit, "circuits", StreamCircuit)
-
-
-def check_pauses(options: StreamOptions, where: str) -> None:
-    """Raise `ConfigError` naming ``where`` for more pauses than there are attempts to come behind them.
-
-    The default list is for any number of attempts.
-    """
-    if options.max_attempts is None or options.backoff_ms == StreamOptions().backoff_ms:
-        return
-    if len(options.backoff_ms) > max(options.max_attempts - 1, 1):
-        raise ConfigError(
-            f"{where}: backoff has {len(options.backoff_ms)} pauses, and with max_attempts={options.max_attempts} "
-            f"there are {options.max_attempts - 1} further attempts: leave out the last pauses, or raise max_attempts"
-        )
 
 
 @dataclass(frozen=True, slots=True)

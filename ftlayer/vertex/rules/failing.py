@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ftlayer.backoff import next_attempt
 from ftlayer.clock import Now
 from ftlayer.store import failed
 from ftlayer.store.failed import FailedRecord, FailedTable
@@ -12,7 +13,7 @@ from ftlayer.store.payloads import SingleRows
 from ftlayer.store.rows import U64, History, RowInfo
 from ftlayer.store.streams import put_asked_pause_ms
 from ftlayer.vertex.rules.live import by_segment
-from ftlayer.vertex.rules.retry import Cause, held, next_attempt, shortened, stored_attempt
+from ftlayer.vertex.rules.retry import Cause, held, shortened, stored_attempt
 from ftlayer.vertex.rules.state import ShardState
 from ftlayer.vertex.rules.streams import Stream
 

@@ -1,4 +1,4 @@
-"""When a failed record is tried again, and what is kept of its failure."""
+"""Why an attempt ended, and what is kept of it. `ftlayer.backoff` says when the record is tried again."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ MAX_TRACEBACKS = 4  # of them have their traceback; the first and the newest aga
 
 NOT_KEPT = f"[not kept: the first attempt and the last {MAX_TRACEBACKS - 1} have their tracebacks]"
 
-_MASK = (1 << 64) - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -35,14 +33,6 @@ class Cause:
     after_ms: int | None = None
     uses_attempt: bool = True
     place: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """The next attempt: its number, and the wall time (ms) before which it does not begin."""
-
-    attempt: int
-    not_before_ms: int
 
 
 def cause_of(failure: Failure | StoredFailure) -> Cause:
@@ -61,25 +51,6 @@ def cause_of(failure: Failure | StoredFailure) -> Cause:
 def held(cause: Cause) -> Cause:
     """Return the cause as it counts while a circuit breaker holds records: it is the breaker that makes the pause."""
     return replace(cause, uses_attempt=False, after_ms=cause.after_ms or 0)
-
-
-def next_attempt(
-    options: StreamOptions, origin: int, attempt: int, cause: Cause, *, wall_ms: int
-) -> Retry | None:
-    """Return what follows when ``attempt`` failed at ``wall_ms``; None when the record is dead.
-
-    The pause is the same whenever it is computed for one record and attempt: its random share is a hash of
-    both. A pause that the failure itself asks for is kept as it is.
-    """
-    most = options.max_attempts
-    if cause.fatal or (cause.uses_attempt and most is not None and attempt >= most):
-        return None
-    following = attempt + cause.uses_attempt
-    if cause.after_ms is not None:
-        return Retry(following, wall_ms + cause.after_ms)
-    pause = options.backoff_ms[min(attempt, len(options.backoff_ms)) - 1] if options.backoff_ms else 0
-    drawn = _hash64(origin, attempt) / 2**64
-    return Retry(following, wall_ms + round(pause * (1 - options.jitter * drawn)))
 
 
 def shortened(history: History) -> History:
@@ -133,11 +104,3 @@ def check_timeout(options: StreamOptions, buckets: int) -> None:
             f"options.timeout_ms: expected at least {buckets - 1} ms of a vertex with timeout_buckets={buckets}, got "
             f"{options.timeout_ms}"
         )
-
-
-def _hash64(origin: int, attempt: int) -> int:
-    """Mix two numbers to 64 bits with SplitMix64's finalizer (Steele, Lea, Flood, 2014)."""
-    value = (origin + attempt * 0x9E3779B97F4A7C15) & _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
-    return value ^ (value >> 31)

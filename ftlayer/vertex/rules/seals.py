@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ftlayer.backoff import next_attempt
 from ftlayer.clock import Now
 from ftlayer.errors import ProtocolError, StoreDamagedError
 from ftlayer.records.failure_columns import from_columns, to_columns
@@ -28,7 +29,6 @@ from ftlayer.vertex.rules.retry import (
     MAX_TRACEBACK,
     cause_of,
     cut,
-    next_attempt,
 )
 from ftlayer.vertex.rules.state import ShardState
 

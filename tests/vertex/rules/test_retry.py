@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ftlayer.backoff import next_attempt
 from ftlayer.vertex.calls import StreamOptions
 from ftlayer.vertex.rules import retry
-from ftlayer.vertex.rules.retry import Cause, cut, next_attempt, shortened, stored_attempt
+from ftlayer.vertex.rules.retry import Cause, cut, shortened, stored_attempt
 
 ids = st.integers(1, 2**64 - 1)
 RAISED = Cause("it raised")

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ftlayer.backoff import check_pauses
 from ftlayer.errors import ConfigError
 from ftlayer.store import batches as stored_batches
 from ftlayer.vertex import calls
 from ftlayer.vertex.calls import BatchState, Failure, StreamOptions
-from ftlayer.vertex.calls.common import check_pauses
 
 FILES, CLICKS = "q/files", "ingest/clicks"
 DAY = 86_400_000

@@ -33,6 +33,13 @@ OpenBackend = Callable[[str, int, Mapping[str, pa.Schema]], CheckpointedBackend]
 """
 
 
+REMEDY = (
+    " (with CheckpointConfig(failures=FailurePolicy(…)), or on_failure(FailurePolicy(…)) of this operator, a record "
+    "that fails is tried again, and then a dead letter; all others go on)"
+)
+"""Behind the reason for which a record fails the job."""
+
+
 class BarrierTaskMode:
     """`ftlayer.runtime.task.mode.TaskMode` of barrier mode.
 
@@ -71,7 +78,7 @@ class BarrierTaskMode:
 
     def handler(self, uid: str) -> Handler:
         """See `TaskMode.handler`: no record is followed."""
-        return NonFTHandler()
+        return NonFTHandler(REMEDY)
 
     def source(self, graph: JobGraph, uid: str, subtask: int, handler: Handler) -> Task:
         """See `TaskMode.source`."""
