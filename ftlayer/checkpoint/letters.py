@@ -67,3 +67,15 @@ class DeadLetter:
     attempts: tuple[FailedAttempt, ...]
     first_failed_ms: int
     died_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LetterBatch:
+    """The letters that one checkpoint was the first to hold, on their way to a file: ``name`` is the file's.
+
+    ``lasting``: they are of a savepoint, which may be restored at any time.
+    """
+
+    name: str
+    letters: tuple[DeadLetter, ...]
+    lasting: bool = False

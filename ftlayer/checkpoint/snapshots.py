@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ftlayer.checkpoint.letters import DeadLetter
+from ftlayer.checkpoint.letters import DeadLetter, LetterBatch
 from ftlayer.checkpoint.pieces import Piece
 
 # ---------------------------------------------------------------- state
@@ -217,6 +217,7 @@ class Checkpoint:
         subtasks: one for each.
         edges: of the graph, by their numbers.
         readmitted: names of letters that earlier checkpoints hold again, and the vertex has yet to be told of.
+        letters: those of earlier checkpoints that no file holds yet.
         sources: by source uid, what the driver's planner has to know of its open ranges (sealed).
         unaligned: whether records in flight are in it.
         location: URL of the directory it lies in; "" in the driver's memory. Not written: it is where it is.
@@ -235,6 +236,7 @@ class Checkpoint:
     unaligned: bool = False
     edges: tuple[EdgeInfo, ...] = ()
     readmitted: tuple[bytes, ...] = ()
+    letters: tuple[LetterBatch, ...] = ()
     location: str = ""
 
 
