@@ -74,6 +74,9 @@ class Files(Protocol):
     def publish(self, path: str, data: bytes) -> None:
         """Write a small file, of which readers see all or nothing, and make it last."""
 
+    def publish_new(self, path: str, data: bytes) -> bool:
+        """As `publish`, unless the file is there; returns whether it was not."""
+
     def put_new(self, path: str, data: bytes) -> bool:
         """Write a small secret file unless it is there; returns whether it was not. For its owner's eyes alone."""
 

@@ -8,6 +8,8 @@
 <directory>/<job>/<run>/chk-<n>/_metadata
 <directory>/<job>/<run>/chk-<n>/<slot>-<epoch>-<instance>-<unique>
 <directory>/<job>/<run>/shared/<slot>-<epoch>-<instance>-<first>.<last>.<unique>
+<directory>/dead-letters/<job>/<run>-<n>.arrow
+<directory>/dead-letters/<job>/<run>-<n>.<unique>.purged
 <savepoint directory>/savepoint-<run>-<unique>/_metadata, _key, <slot>-<epoch>-<instance>-<unique>
 ```
 
@@ -32,6 +34,7 @@ RESULT = "_result"
 LAST_REPORT = "_last"
 OWNERS = "_owners"
 SHARED = "shared"
+DEAD_LETTERS = "dead-letters"
 NEVER = 1 << 62
 """Behind every checkpoint's number."""
 RUN_CHARS = 6
@@ -96,6 +99,11 @@ def job_directory(directory: str, job: str) -> str:
 def run_directory(directory: str, job: str, run: str) -> str:
     """Return where the checkpoints of one run lie: what paths in them are relative to."""
     return join(job_directory(directory, job), part(run))
+
+
+def letters_directory(directory: str, job: str) -> str:
+    """Return where the dead letters of all runs of a job lie."""
+    return join(normal(directory), DEAD_LETTERS, part(job))
 
 
 def checkpoint_name(checkpoint: int) -> str:

@@ -115,13 +115,20 @@ class LocalFiles:
                 raise
             sync_directory(target.parent)
 
+    def publish_new(self, path: str, data: bytes) -> bool:
+        """See `Files.publish_new`."""
+        return self._put_new(path, data, 0o666)
+
     def put_new(self, path: str, data: bytes) -> bool:
         """See `Files.put_new`; mode 0600."""
+        return self._put_new(path, data, 0o600)
+
+    def _put_new(self, path: str, data: bytes, mode: int) -> bool:
         target = self._root / path
         with storage_errors(self.url, path, "written"):
             if target.exists():
                 return False
-            temporary = self._write_new(target, data, mode=0o600)
+            temporary = self._write_new(target, data, mode)
             try:
                 is_new = _link(temporary, target)
             finally:

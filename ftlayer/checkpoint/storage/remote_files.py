@@ -106,6 +106,10 @@ class RemoteFiles:
 
     def put_new(self, path: str, data: bytes) -> bool:
         """See `Files.put_new`; two that do it in the same moment may both be told that it was new."""
+        return self.publish_new(path, data)
+
+    def publish_new(self, path: str, data: bytes) -> bool:
+        """See `Files.publish_new`; two at once as for `put_new`."""
         if self.size(path) is not None:
             return False
         self.publish(path, data)

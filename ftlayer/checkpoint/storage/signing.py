@@ -25,7 +25,7 @@ class Hasher(Protocol):
 
 
 class Signer:
-    """Checksums by one key. Pieces and metadata have different ones, so that neither passes for the other."""
+    """Checksums by one key. Pieces, metadata and dead letters have different ones, so that none passes for another."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key if len(key) <= _MOST_KEY_BYTES else hashlib.blake2b(key).digest()
@@ -43,6 +43,13 @@ class Signer:
     def metadata(self, data: bytes) -> bytes:
         """Return the checksum of a metadata file."""
         hasher = hashlib.blake2b(data, key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer metadata")
+        return hasher.digest()
+
+    def letters(self, name: str, data: bytes) -> bytes:
+        """Return the checksum of a file with dead letters, which goes by its name."""
+        hasher = hashlib.blake2b(key=self._key, digest_size=DIGEST_BYTES, person=b"ftlayer letters")
+        hasher.update(len(name.encode()).to_bytes(4, "big") + name.encode())
+        hasher.update(data)
         return hasher.digest()
 
 

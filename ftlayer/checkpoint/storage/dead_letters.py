@@ -1,0 +1,211 @@
+"""The files of dead letters, one for each checkpoint that was the first to hold some: where they are without a vertex.
+
+```
+<directory>/dead-letters/<job>/<run>-<n>.arrow              letters; emptied, not removed, once they are elsewhere
+<directory>/dead-letters/<job>/<run>-<n>.<unique>.purged    names of letters that people have deleted
+```
+
+An emptied file says that the letters of its checkpoint were dealt with, so it is never written again. Purged letters
+are named in files of their own: who purges never writes a letters' file again that the driver may have emptied
+meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Protocol
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from ftlayer.checkpoint.letters import LETTER_BYTES, DeadLetter, LetterBatch
+from ftlayer.checkpoint.storage.file_systems import open_files
+from ftlayer.checkpoint.storage.keys import key_of
+from ftlayer.checkpoint.storage.layout import (
+    DEAD_LETTERS,
+    join,
+    last_name,
+    letters_directory,
+    new_unique,
+    normal,
+    part,
+)
+from ftlayer.checkpoint.storage.letter_table import (
+    HEAD_BYTES,
+    LettersHead,
+    decode_letters,
+    encode_letters,
+    letters_of,
+    parts_of,
+    read_head,
+)
+from ftlayer.checkpoint.storage.signing import DIGEST_BYTES, Signer, is_same
+from ftlayer.errors import CheckpointDamagedError
+
+_LETTERS, _PURGED = ".arrow", ".purged"
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFile:
+    """A file that is there: how many letters were written and not taken out (purged ones count)."""
+
+    name: str
+    letters: int
+    lasting: bool
+
+
+class LetterFiles(Protocol):
+    """The files of one job, by the names of their batches. Errors are `CheckpointStorageError`."""
+
+    def found(self) -> list[LetterFile]:
+        """Return all there are."""
+
+    def write(self, batch: LetterBatch) -> bool:
+        """Write a file unless it is there, emptied or not; returns whether it was not."""
+
+    def read(self, name: str) -> list[list[DeadLetter]]:
+        """Return the parts of a file without what is purged: always as many, empty ones too.
+
+        Raises `CheckpointDamagedError`.
+        """
+
+    def empty(self, name: str) -> None:
+        """Take the letters out of a file."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file; a missing one is fine."""
+
+
+class StoredLetters:
+    """`LetterFiles` below ``<directory>/dead-letters/<job>``."""
+
+    def __init__(self, directory: str, job: str, key: bytes) -> None:
+        self._files = open_files(letters_directory(directory, job))
+        self._signer = Signer(key)
+        self.job = job
+
+    def found(self) -> list[LetterFile]:
+        """See `LetterFiles.found`; a file that makes no sense is raised as `CheckpointDamagedError`."""
+        found = []
+        for entry in self._files.walk():
+            if entry.path.endswith(_LETTERS) and not entry.path.startswith("."):
+                location = self._at(entry.path)
+                head = read_head(self._files.read(entry.path, 0, HEAD_BYTES), location)
+                found.append(LetterFile(_name(entry.path, _LETTERS), head.letters, head.lasting))
+        return sorted(found, key=lambda file: file.name)
+
+    def write(self, batch: LetterBatch) -> bool:
+        """See `LetterFiles.write`."""
+        return self._files.publish_new(_path(batch.name), encode_letters(batch, self._signer))
+
+    def read(self, name: str) -> list[list[DeadLetter]]:
+        """See `LetterFiles.read`."""
+        purged = self._purged(name)
+        _, parts = self._decoded(name)
+        return [[letter for letter in letters_of(each) if letter.letter not in purged] for each in parts]
+
+    def empty(self, name: str) -> None:
+        """See `LetterFiles.empty`."""
+        head, _ = self._decoded(name)
+        self._files.publish(_path(name), encode_letters(LetterBatch(name, (), head.lasting), self._signer))
+        for path in self._purged_paths(name):
+            self._files.delete(path)
+
+    def remove(self, name: str) -> None:
+        """See `LetterFiles.remove`."""
+        self._files.delete(_path(name))
+        for path in self._purged_paths(name):
+            self._files.delete(path)
+
+    def purge(self, letters: Collection[bytes]) -> int:
+        """Delete letters by their names; returns how many of them were there. A file without others is emptied."""
+        count = 0
+        for file in self.found():
+            if file.letters:
+                count += self._purge_of(file.name, letters)
+        return count
+
+    def _purge_of(self, name: str, letters: Collection[bytes]) -> int:
+        there = [letter.letter for each in self.read(name) for letter in each]
+        gone = [letter for letter in there if letter in letters]
+        if gone and len(gone) == len(there):
+            self.empty(name)
+        elif gone:
+            data = b"".join(gone)
+            path = f"{part(name)}.{new_unique()}{_PURGED}"
+            self._files.publish(path, data + self._signer.letters(name, data))
+        return len(gone)
+
+    def _decoded(self, name: str) -> tuple[LettersHead, list[pa.RecordBatch]]:
+        path = _path(name)
+        return decode_letters(self._files.read(path), name, self._at(path), self._signer)
+
+    def _purged(self, name: str) -> set[bytes]:
+        found: set[bytes] = set()
+        for path in self._purged_paths(name):
+            data = self._files.read(path)
+            body, mac = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
+            if not is_same(mac, self._signer.letters(name, body)):
+                raise CheckpointDamagedError(
+                    f"{self._at(path)}: it was cut off or changed after it was written, or is signed with another "
+                    "key (see CheckpointConfig.key): which letters are purged is not known; remove the file to have "
+                    "them again"
+                )
+            found.update(body[at : at + LETTER_BYTES] for at in range(0, len(body), LETTER_BYTES))
+        return found
+
+    def _purged_paths(self, name: str) -> list[str]:
+        prefix = f"{part(name)}."
+        paths = [entry.path for entry in self._files.walk()]
+        return [path for path in paths if path.startswith(prefix) and path.endswith(_PURGED)]
+
+    def _at(self, path: str) -> str:
+        return join(self._files.url, path)
+
+
+@dataclass
+class LettersInMemory:
+    """`LetterFiles` of a job without a directory: gone with its driver, as its checkpoints are."""
+
+    _batches: dict[str, LetterBatch] = field(default_factory=dict)
+
+    def found(self) -> list[LetterFile]:
+        """See `LetterFiles.found`."""
+        return [LetterFile(each.name, len(each.letters), each.lasting) for each in self._batches.values()]
+
+    def write(self, batch: LetterBatch) -> bool:
+        """See `LetterFiles.write`."""
+        return self._batches.setdefault(batch.name, batch) is batch
+
+    def read(self, name: str) -> list[list[DeadLetter]]:
+        """See `LetterFiles.read`."""
+        return list(parts_of(self._batches[name].letters))
+
+    def empty(self, name: str) -> None:
+        """See `LetterFiles.empty`."""
+        self._batches[name] = LetterBatch(name, (), self._batches[name].lasting)
+
+    def remove(self, name: str) -> None:
+        """See `LetterFiles.remove`."""
+        self._batches.pop(name, None)
+
+
+def stored_letters(url: str, key: bytes | None = None) -> list[StoredLetters]:
+    """Return the letters of all jobs of a directory of checkpoints.
+
+    ``key`` is `CheckpointConfig.key` of the jobs; None: the one that is kept with their checkpoints. Raises
+    `CheckpointStorageError` if there is none.
+    """
+    directory = normal(url)
+    files = open_files(join(directory, DEAD_LETTERS))
+    jobs = sorted({entry.path.partition("/")[0] for entry in files.walk() if "/" in entry.path})
+    return [StoredLetters(directory, unquote(job), key_of(join(directory, job), key)) for job in jobs]
+
+
+def _path(name: str) -> str:
+    return part(name) + _LETTERS
+
+
+def _name(path: str, ending: str) -> str:
+    return unquote(last_name(path).removesuffix(ending))
