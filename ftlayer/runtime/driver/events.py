@@ -192,6 +192,16 @@ class RestoreFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointComplete:
+    """A checkpoint is complete that the job may go back to.
+
+    ``condemned``: the records that it holds as dead since they end processes, by chain and digest.
+    """
+
+    condemned: frozenset[tuple[str, bytes]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class EndTasksRequested:
     """The last checkpoint is committed. ``drain``: let the streams end; otherwise tasks end where they are."""
 
@@ -214,6 +224,7 @@ Event = (
     | RestartRequested
     | RestoreReady
     | RestoreFailed
+    | CheckpointComplete
     | EndTasksRequested
 )
 

@@ -17,6 +17,7 @@ from ftlayer.runtime.driver.events import (
     Broke,
     Broken,
     CancelRequested,
+    CheckpointComplete,
     Condemned,
     CountTasks,
     DrainRequested,
@@ -184,6 +185,7 @@ class JobCore(Generic[Own]):
                 | RestartRequested()
                 | RestoreReady()
                 | RestoreFailed()
+                | CheckpointComplete()
                 | EndTasksRequested()
             ):
                 return self._told(event, now_ms)
@@ -232,7 +234,7 @@ class JobCore(Generic[Own]):
             case SlotFailed(lasting=True) if self._mode.never_ran:
                 return self._fail(never_works(slot.number, message), now_ms)
             case SlotFailed():
-                return self._lose(slot, reason_of(message), now_ms, message.operator)
+                return self._lose(slot, reason_of(message), now_ms, message.operator, silent=False)
             case TasksStarted():
                 slot.started = slot.deployed
             case SourceFailed():
@@ -268,7 +270,7 @@ class JobCore(Generic[Own]):
                 return instructions
         slot.connect(hello, now_ms)
         slot.submit_at_ms = slot.lost_ms = None
-        return instructions
+        return [*instructions, *self._heard(slot, hello, now_ms)]
 
     def _spark_job_ended(
         self, slot: SlotRecord, event: SparkJobEnded, now_ms: int
@@ -296,7 +298,7 @@ class JobCore(Generic[Own]):
         return instructions
 
     def _lose(
-        self, slot: SlotRecord, reason: str, now_ms: int, operator: str = ""
+        self, slot: SlotRecord, reason: str, now_ms: int, operator: str = "", *, silent: bool = True
     ) -> Sequence[JobInstruction | Own]:
         was_deployed, alone = slot.deployed, self._crew.all_deployed
         busy = "" if slot.heartbeat is None else slot.heartbeat.busy
@@ -309,7 +311,7 @@ class JobCore(Generic[Own]):
             self._mode.lost_before()
             return []
         slot.loss, slot.loss_in = slot.failure, operator or busy
-        slot.was_lost = True
+        slot.was_lost, slot.silent = True, silent
         return self._carried_out(self._mode.lost(slot, now_ms, alone=alone), now_ms)
 
     def _note(self, failure: str, now_ms: int, slot: int = -1) -> None:

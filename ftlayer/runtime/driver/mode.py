@@ -101,7 +101,7 @@ class JobMode(Protocol[Own_co]):
         """Take an event that `JobCore` does not know; `Tick` too."""
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> Sequence[ModeInstruction[Own_co]]:
-        """The connected instance of a slot says something that is no failure."""
+        """The connected instance of a slot says something that is no failure; its Hello comes first."""
 
     def lost(self, slot: SlotRecord, now_ms: int, *, alone: bool) -> Sequence[ModeInstruction[Own_co]]:
         """An instance is lost that ran; ``alone``: all others were deployed."""

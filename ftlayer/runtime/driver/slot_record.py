@@ -30,6 +30,7 @@ class SlotRecord:
         failed_starts: Spark jobs that failed before there was one.
         revived: had ended, and starts again because another was lost: no failure of its own.
         excused: was lost to a record, as far as is known: no failure of its own either.
+        silent: the last one that was lost did not say why: its process may have ended.
         was_lost: an instance was lost that ran, and nothing was started in its place yet.
         restarts: instances that were started in place of such ones.
         failure: why the last one was lost, or why its Spark job failed before there was one.
@@ -57,6 +58,7 @@ class SlotRecord:
     failed_starts: int = 0
     revived: bool = False
     excused: bool = False
+    silent: bool = False
     was_lost: bool = False
     restarts: int = 0
     failure: str = ""

@@ -12,19 +12,24 @@ from dataclasses import dataclass, field
 from ftlayer.checkpoint.barrier import Barrier
 from ftlayer.checkpoint.snapshots import Restore, SubtaskSnapshot
 from ftlayer.histogram import Exemplar
+from ftlayer.runtime.protocol.deaths import Conviction, Death
 
 # ---------------------------------------------------------------- from a slot
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A process is ready to run ``slot``; other slots reach its channels at ``address`` (``grpc://…``)."""
+    """A process is ready to run ``slot``; other slots reach its channels at ``address`` (``grpc://…``).
+
+    ``deaths``: how earlier processes of the job on its host have ended themselves, as far as nobody has said so yet.
+    """
 
     slot: int
     instance: str
     address: str
     host: str
     pid: int
+    deaths: tuple[Death, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +242,7 @@ class Deploy:
     """Start the tasks; ``peers`` are all slots, this one included. ``run`` names this run of the job.
 
     ``paused``: as after `PauseIntake`. ``restore``: in barrier mode, what the tasks begin with; None: with nothing.
+    ``armed``: note which record is in hand, since one may have ended a process. ``convictions``: records that have.
     """
 
     epoch: int
@@ -244,6 +250,8 @@ class Deploy:
     peers: tuple[Peer, ...]
     paused: bool = False
     restore: Restore | None = None
+    armed: bool = False
+    convictions: tuple[Conviction, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ftlayer.records.ids import U64Array
+from ftlayer.runtime.protocol.deaths import Death
 from ftlayer.runtime.protocol.messages import Deploy, FromSlot
 from ftlayer.runtime.protocol.order import SlotOrder
 from ftlayer.runtime.slot.events import Event
@@ -66,6 +67,9 @@ class SlotModeShell(Protocol):
 
     def touch(self, roots: list[U64Array]) -> None:
         """Start the time of roots again; any thread."""
+
+    def deaths(self) -> tuple[Death, ...]:
+        """Return how earlier processes of the job on this host have ended themselves; before `open`, once."""
 
     def damaged(self, error: BaseException) -> int:
         """Return the checkpoint that has turned out to be damaged with an error; 0 for none."""

@@ -10,6 +10,7 @@ from ftlayer.clock import Now
 from ftlayer.histogram import Exemplar
 from ftlayer.records.ids import U64Array
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.protocol.deaths import Death
 from ftlayer.runtime.protocol.elements import Barrier, Element
 from ftlayer.runtime.protocol.messages import Deploy
 from ftlayer.runtime.slot.events import RowsRead
@@ -161,6 +162,10 @@ class UntrackedSlotShell:
 
     def touch(self, roots: list[U64Array]) -> None:
         """See `SlotModeShell.touch`: no record has roots."""
+
+    def deaths(self) -> tuple[Death, ...]:
+        """See `SlotModeShell.deaths`: nothing is kept of them."""
+        return ()
 
     def damaged(self, error: BaseException) -> int:
         """See `SlotModeShell.damaged`: there are no checkpoints."""

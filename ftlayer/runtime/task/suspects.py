@@ -17,10 +17,6 @@ class Suspects(Protocol):
     def one_at_a_time(self) -> bool:
         """Whether rows go through the chain and its outlet one by one, each between `about_to` and `over`."""
 
-    @property
-    def condemned(self) -> tuple[bytes, ...]:
-        """The digests of rows that `convicted` has named, and that no complete checkpoint is known to hold as dead."""
-
     def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
         """Return the rows that must not come to user code again, ascending: the caller makes them dead letters.
 
@@ -33,6 +29,12 @@ class Suspects(Protocol):
     def over(self) -> None:
         """It has passed, or failed."""
 
+    def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
+        """Return the digests of rows that `convicted` has named: this checkpoint is going to hold them as dead.
+
+        Those that are left out are in a checkpoint that is known to be complete.
+        """
+
     def completed(self, checkpoint: int) -> None:
         """A checkpoint is complete."""
 
@@ -41,7 +43,6 @@ class _NoSuspects:
     """`Suspects` of a chain without a failure policy, and of a job in which nothing is suspected."""
 
     one_at_a_time = False
-    condemned = ()
 
     def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
         """No row."""
@@ -52,6 +53,10 @@ class _NoSuspects:
 
     def over(self) -> None:
         """Nothing was."""
+
+    def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
+        """Nobody was named."""
+        return ()
 
     def completed(self, checkpoint: int) -> None:
         """It means nothing."""

@@ -16,6 +16,7 @@ from ftlayer.runtime.task.actions import Action, DataEnded, Send, TaskEnded, Wak
 from ftlayer.runtime.task.build import build_task
 from ftlayer.runtime.task.events import ElementCame, TaskStart, TimeCame
 from ftlayer.runtime.task.iteration import HeadTask, LoopGate, Quiet
+from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.runtime.task.untracked import UntrackedTaskMode
 from ftlayer.topology.builder import GraphBuilder
 from ftlayer.topology.job_graph import Channel, JobGraph
@@ -44,7 +45,9 @@ class Rig:
     def __init__(self, checkpoints: bool) -> None:
         self.graph = graph_of(checkpoints=checkpoints)
         self.mono = 0
-        mode: Any = BarrierTaskMode({}, None, None) if checkpoints else UntrackedTaskMode(None)  # type: ignore[arg-type]
+        mode: Any = (
+            BarrierTaskMode({}, None, None, lambda _: NO_SUSPECTS) if checkpoints else UntrackedTaskMode(None)
+        )  # type: ignore[arg-type]
         task = build_task(self.graph, "head", 0, mode)
         assert isinstance(task, HeadTask)
         self.checkpoints: Any = mode.checkpointed["head", 0] if checkpoints else None

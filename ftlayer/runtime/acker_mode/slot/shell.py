@@ -17,6 +17,7 @@ from ftlayer.runtime.acker_mode.slot.tracing import AckerTracer
 from ftlayer.runtime.acker_mode.slot.vertex_port import OpenedStream, VertexPort
 from ftlayer.runtime.acker_mode.task.mode import AckerTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.protocol.deaths import Death
 from ftlayer.runtime.protocol.messages import Deploy
 from ftlayer.runtime.slot.instructions import ModeInstruction
 from ftlayer.runtime.slot.mode import SlotParts, misplaced
@@ -111,6 +112,10 @@ class AckerSlotShell:
         """See `SlotModeShell.touch`."""
         if self._port is not None and roots:
             self._port.touch(roots)
+
+    def deaths(self) -> tuple[Death, ...]:
+        """See `SlotModeShell.deaths`: nothing is kept of them."""
+        return ()
 
     def damaged(self, error: BaseException) -> int:
         """See `SlotModeShell.damaged`: there are no checkpoints."""

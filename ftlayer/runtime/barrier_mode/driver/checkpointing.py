@@ -55,6 +55,7 @@ from ftlayer.runtime.barrier_mode.driver.restore_points import RestorePoints
 from ftlayer.runtime.driver.driver_mode import JobContext
 from ftlayer.runtime.driver.events import (
     Broken,
+    CheckpointComplete,
     EndTasksRequested,
     JobState,
     PrepareRestore,
@@ -286,6 +287,7 @@ class JobCheckpoints:
                 for known in self._rules.completed:
                     if known.checkpoint == number:
                         self._parts.readers.completed(known)
+                        self._happened(CheckpointComplete(_condemned(known)))
             case NotifyAborted(checkpoint, reason):
                 logger.info("checkpoint %d is given up: %s", checkpoint, reason)
                 self._tell_all(
@@ -359,6 +361,10 @@ class _Requests:
         """Say of all that there is no checkpoint."""
         for number in list(self._waiting):
             self.answer(Answer(number, error=CheckpointError(reason)))
+
+
+def _condemned(checkpoint: Checkpoint) -> frozenset[tuple[str, bytes]]:
+    return frozenset((part.uid, digest) for part in checkpoint.subtasks for digest in part.condemned)
 
 
 def _end_of(state: JobState, interrupted: bool) -> JobEnd:

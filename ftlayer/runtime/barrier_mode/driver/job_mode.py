@@ -8,7 +8,8 @@ A job starts, and starts again, region by region (`regions_of`):
 
 So a survivor is not told to forget what it has written before it is certain which checkpoint stands. A further loss
 before the deployment changes nothing but that one more instance is waited for: no checkpoint completes meanwhile.
-When checkpoints are taken, and what becomes of them, is `ftlayer.checkpoint.coordinator`'s.
+When checkpoints are taken, and what becomes of them, is `ftlayer.checkpoint.coordinator`'s; which records end the
+process that works on them, `KillerSearch`'s.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from typing import TypeAlias
 from ftlayer.checkpoint.snapshots import Restore
 from ftlayer.errors import FTLayerError, SlotLostError
 from ftlayer.restart import FixedDelay, RestartStrategy
+from ftlayer.runtime.barrier_mode.driver.killer_search import KillerSearch
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AllRunning,
     BarrierInstruction,
+    CheckpointComplete,
     EndTasksRequested,
     Event,
     JobInstruction,
@@ -36,12 +39,14 @@ from ftlayer.runtime.driver.events import (
     RestoreReady,
     SlotDown,
 )
+from ftlayer.runtime.driver.job_status import IsolationStatus
 from ftlayer.runtime.driver.mode import FailureNoted, ModeInstruction, StopJob, failed
 from ftlayer.runtime.driver.slot_record import SlotRecord
 from ftlayer.runtime.protocol.messages import (
     Deploy,
     EndTasks,
     FromSlot,
+    Hello,
     ResetTasks,
 )
 from ftlayer.topology.job_graph import JobGraph
@@ -77,7 +82,6 @@ class BarrierJob:
     """`JobMode` of a job with checkpoints."""
 
     slot_restart = _AT_ONCE
-    isolation = None
 
     def __init__(
         self, crew: Crew, *, regions: Sequence[frozenset[int]], run: str, restart: RestartStrategy
@@ -94,6 +98,7 @@ class BarrierJob:
         self._asked = 0
         self._restore_fails = False
         self._restarts = 0
+        self._search = KillerSearch()
 
     @property
     def restarts(self) -> int:
@@ -125,6 +130,11 @@ class BarrierJob:
         """See `JobMode`."""
         return JobState.RECOVERING if self._restore_fails and not self._begun else None
 
+    @property
+    def isolation(self) -> IsolationStatus | None:
+        """See `JobMode`: it goes on while the job runs, record by record."""
+        return self._search.status
+
     def begin(self) -> _Instructions:
         """See `JobMode`."""
         return [self._prepare(region) for region in self._regions]
@@ -138,6 +148,8 @@ class BarrierJob:
                 return self._restore_known(event, now_ms)
             case RestoreFailed():
                 return self._restore_failed(event, now_ms)
+            case CheckpointComplete(condemned):
+                self._search.completed(condemned)
             case EndTasksRequested(drain=True):
                 self.is_ending = True
                 return [*self._crew.tell_running(EndTasks())]
@@ -147,6 +159,8 @@ class BarrierJob:
 
     def heard(self, slot: SlotRecord, message: FromSlot, now_ms: int) -> _Instructions:
         """See `JobMode`."""
+        if isinstance(message, Hello):
+            self._search.died(message.deaths)
         return []
 
     def explained(self, error: FTLayerError) -> FTLayerError:
@@ -159,6 +173,7 @@ class BarrierJob:
 
     def validate(self) -> None:
         """See `JobMode`."""
+        self._search.validate()
         numbers = sorted(number for region in self._regions for number in region.slots)
         assert numbers == [slot.number for slot in self._crew.slots], f"regions have the slots {numbers}"
         for region in self._regions:
@@ -178,14 +193,18 @@ class BarrierJob:
         if self.is_ending:
             # The last checkpoint is committed: what remained was to say so.
             return [StopJob(Over(JobState.ENDED), "everything is done")]
-        return self._fail_regions([self._region(slot.number)], slot.failure, now_ms)
+        region = self._region(slot.number)
+        excused = slot.silent and region.deployed and self._search.lost()
+        return self._fail_regions([region], slot.failure, now_ms, excused=excused)
 
-    def _fail_regions(self, regions: Sequence[Region], reason: str, now_ms: int) -> _Instructions:
-        """Take those that run back to a checkpoint; to the restart strategy that is one failure."""
+    def _fail_regions(
+        self, regions: Sequence[Region], reason: str, now_ms: int, *, excused: bool = False
+    ) -> _Instructions:
+        """Take those that run back to a checkpoint; to the restart strategy that is one failure, or none."""
         running = [region for region in regions if region.deployed]
         if not running:
             return []
-        pause = self._restart.on_failure(now_ms)
+        pause = 0 if excused else self._restart.on_failure(now_ms)
         if pause is None:
             return [failed(SlotLostError(f"the restart strategy has given up. Last failure: {reason}"))]
         self._restarts += 1
@@ -256,9 +275,18 @@ class BarrierJob:
         self._begun = self._begun or self.is_complete
         peers = tuple(slot.peer for slot in members)
         epoch, instance = max(self.epoch, 1), f"{self._run}/{self.epoch}"
+        armed, convictions = self._search.active, self._search.convictions
+        self._search.deployed()
         instructions: list[ModeInstruction[BarrierInstruction]] = []
         for slot in members:
-            deploy = Deploy(epoch, instance, peers, restore=restores.get(slot.number))
+            deploy = Deploy(
+                epoch,
+                instance,
+                peers,
+                restore=restores.get(slot.number),
+                armed=armed,
+                convictions=convictions,
+            )
             instructions += self._crew.deploy(slot, deploy, now_ms)
         return [*instructions, RegionDeployed(tuple(sorted(region.slots)), region.restored)]
 

@@ -28,9 +28,11 @@ from ftlayer.runtime.barrier_mode.slot.instructions import (
 )
 from ftlayer.runtime.barrier_mode.slot.rules import BarrierSlot
 from ftlayer.runtime.barrier_mode.slot.snapshotting import SnapshotRunner, stopwatch_ms
+from ftlayer.runtime.barrier_mode.slot.suspecting import Suspecting
 from ftlayer.runtime.barrier_mode.task.contract import Checkpointed
 from ftlayer.runtime.barrier_mode.task.mode import BarrierTaskMode
 from ftlayer.runtime.connectors.sinks import open_sink
+from ftlayer.runtime.protocol.deaths import Death
 from ftlayer.runtime.protocol.messages import Deploy
 from ftlayer.runtime.protocol.order import CheckpointPlan
 from ftlayer.runtime.slot.instructions import ModeInstruction
@@ -78,6 +80,7 @@ class BarrierSlotShell:
         self._slot = slot
         self._opened: _Opened | None = None
         self._restored: Restore | None = None  # what it begins with
+        self._suspecting = Suspecting(slot, plan.config.state_directory)
 
     def open(self, deploy: Deploy) -> BarrierTaskMode:
         """See `SlotModeShell.open`."""
@@ -93,7 +96,10 @@ class BarrierSlotShell:
             key=plan.key,
         )
         sinks = partial(open_sink, run=self._slot.run_of(deploy), checkpoint_key=plan.key)
-        tasks = BarrierTaskMode(_by_subtask(deploy.restore), partial(self._open_state, storage), sinks)
+        self._suspecting.begin(deploy)
+        tasks = BarrierTaskMode(
+            _by_subtask(deploy.restore), partial(self._open_state, storage), sinks, self._suspecting.of
+        )
         self._opened = _Opened(storage, tasks.checkpointed)
         return tasks
 
@@ -141,6 +147,10 @@ class BarrierSlotShell:
     def touch(self, roots: list[U64Array]) -> None:
         """See `SlotModeShell.touch`: no record has roots."""
 
+    def deaths(self) -> tuple[Death, ...]:
+        """See `SlotModeShell.deaths`."""
+        return self._suspecting.deaths()
+
     def damaged(self, error: BaseException) -> int:
         """See `SlotModeShell.damaged`."""
         if self._restored is None or not isinstance(error, CheckpointDamagedError):
@@ -149,6 +159,7 @@ class BarrierSlotShell:
 
     def end(self, *, over: bool, stands: int) -> None:
         """See `SlotModeShell.end`: give up what is being written, and what no checkpoint can hold."""
+        self._suspecting.end()
         if self._opened is None or self.snapshots is None:
             return
         self.snapshots.close(over=over)

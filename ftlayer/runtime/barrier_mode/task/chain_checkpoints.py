@@ -14,6 +14,7 @@ from ftlayer.runtime.barrier_mode.task.contract import CommittingSinkBody
 from ftlayer.runtime.task.actions import Action
 from ftlayer.runtime.task.chain_task import ChainTask
 from ftlayer.runtime.task.iteration import HeadTask
+from ftlayer.runtime.task.suspects import Suspects
 from ftlayer.state.contract import BackendSnapshot, Frozen
 
 Precommitted = Callable[[], tuple[Committable, ...]]
@@ -23,12 +24,17 @@ class ChainCheckpoints:
     """`ftlayer.runtime.barrier_mode.task.contract.Checkpointed` of a chain: its state, and its sink if that commits."""
 
     def __init__(
-        self, chain: ChainTask | HeadTask, companion: BarrierCompanion, sink: CommittingSinkBody | None
+        self,
+        chain: ChainTask | HeadTask,
+        companion: BarrierCompanion,
+        sink: CommittingSinkBody | None,
+        suspects: Suspects,
     ) -> None:
-        """``companion`` is the chain's, ``sink`` the one at its end."""
+        """``companion`` and ``suspects`` are the chain's, ``sink`` the one at its end."""
         self._chain = chain
         self._companion = companion
         self._sink = sink
+        self._suspects = suspects
         self._savepoints: set[int] = set()
         self._given_up: set[int] = set()
 
@@ -43,12 +49,14 @@ class ChainCheckpoints:
         backend = self._companion.backend
         frozen = None if backend is None else backend.freeze(barrier, now.wall_ms)
         precommitted = None if self._sink is None else self._sink.precommit(barrier.checkpoint)
+        condemned = self._suspects.snapshot(barrier.checkpoint)
         return actions, ChainSnapshot(
-            self._chain.uid, self._chain.subtask, barrier.checkpoint, frozen, precommitted
+            self._chain.uid, self._chain.subtask, barrier.checkpoint, frozen, precommitted, condemned
         )
 
     def completed(self, checkpoint: int) -> None:
         """See `Checkpointed.completed`; also behind the task's end."""
+        self._suspects.completed(checkpoint)
         backend = self._companion.backend
         if backend is not None and not backend.closed:
             backend.backend.completed(checkpoint)
@@ -92,6 +100,7 @@ class ChainSnapshot:
         checkpoint: int,
         frozen: Frozen | None,
         precommitted: Precommitted | None,
+        condemned: tuple[bytes, ...] = (),
     ) -> None:
         """``frozen`` None: no state. ``precommitted`` None: no sink that commits."""
         self._uid = uid
@@ -99,6 +108,7 @@ class ChainSnapshot:
         self._checkpoint = checkpoint
         self._frozen = frozen
         self._precommitted = precommitted
+        self._condemned = condemned
 
     def write(self, writer: PieceWriter, cancelled: Callable[[], bool]) -> SubtaskSnapshot:
         """See `PendingSnapshot.write`. The state comes first: what a sink has written is seen by others."""
@@ -118,6 +128,7 @@ class ChainSnapshot:
             keyed=state.keyed,
             operators=state.operators,
             committables=committables,
+            condemned=self._condemned,
         )
 
     def release(self) -> None:

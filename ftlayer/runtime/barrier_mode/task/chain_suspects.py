@@ -42,11 +42,6 @@ class ChainSuspects:
         """See `Suspects`."""
         return self._checkpoints_left > 0
 
-    @property
-    def condemned(self) -> tuple[bytes, ...]:
-        """See `Suspects`."""
-        return tuple(self._held_since)
-
     def convicted(self, payload: pa.RecordBatch, input: int = 0) -> Sequence[tuple[int, Conviction]]:
         """See `Suspects`."""
         if not self._convictions:
@@ -70,9 +65,9 @@ class ChainSuspects:
     # ------------------------------------------------------------ checkpoints
 
     def snapshot(self, checkpoint: int) -> tuple[bytes, ...]:
-        """Return what this checkpoint holds as dead of the convicted: `condemned`."""
+        """See `Suspects`."""
         self._held_since = {digest: since or checkpoint for digest, since in self._held_since.items()}
-        return self.condemned
+        return tuple(self._held_since)
 
     def completed(self, checkpoint: int) -> None:
         """See `Suspects`: who is dead in it need not be kept from the chain any more, nor who is like it."""

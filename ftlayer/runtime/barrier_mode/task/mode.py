@@ -21,6 +21,7 @@ from ftlayer.runtime.task.contract import ReplayTask, Task, TaskKey
 from ftlayer.runtime.task.key_schemas import key_schemas
 from ftlayer.runtime.task.mode import OpenSink
 from ftlayer.runtime.task.outlet import ChannelOutlet, SinkOutlet
+from ftlayer.runtime.task.suspects import Suspects
 from ftlayer.state.contract import CheckpointedBackend
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import JobGraph
@@ -48,7 +49,11 @@ class BarrierTaskMode:
     """
 
     def __init__(
-        self, restored: Mapping[TaskKey, SubtaskRestore], open_backend: OpenBackend, open_sink: OpenSink
+        self,
+        restored: Mapping[TaskKey, SubtaskRestore],
+        open_backend: OpenBackend,
+        open_sink: OpenSink,
+        suspects: Callable[[str], Suspects],
     ) -> None:
         """Begin without tasks.
 
@@ -57,10 +62,12 @@ class BarrierTaskMode:
                 ``open_backend``.
             open_backend: called for each chain with an operator that can keep state; raises `CheckpointError`.
             open_sink: makes a `CommittingSinkBody` for a `WriterSink`.
+            suspects: makes those of a chain with this uid, for one subtask.
         """
         self._restored = restored
         self._open_backend = open_backend
         self._open_sink = open_sink
+        self._suspects = suspects
         self.checkpointed: dict[TaskKey, Checkpointed] = {}
 
     def check(self, operators: tuple[Operator, ...]) -> None:
@@ -109,7 +116,8 @@ class BarrierTaskMode:
         task = plan.task(HeapBackend() if backend is None else backend.backend, outlet, companion)
         commits = plan.sink is not None and isinstance(plan.sink.connector, WriterSink)
         sink = cast(CommittingSinkBody, body) if commits else None
-        self.checkpointed[plan.uid, plan.subtask] = ChainCheckpoints(task, companion, sink)
+        suspects = self._suspects(plan.uid)
+        self.checkpointed[plan.uid, plan.subtask] = ChainCheckpoints(task, companion, sink, suspects)
         return task
 
     def _backend(self, plan: ChainPlan) -> SharedBackend | None:

@@ -29,6 +29,7 @@ from ftlayer.runtime.protocol.sealed import unseal
 from ftlayer.runtime.slot.main import ANY_CHECKPOINT
 from ftlayer.runtime.task.actions import Send
 from ftlayer.runtime.task.build import build_task
+from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.topology.job_graph import JobEdge, JobGraph, JobVertex
 from ftlayer.topology.operators import ReaderSource, Sink, Source, WriterSink
 
@@ -107,7 +108,7 @@ class World:
             return open_sink(own, number, parallelism, "run", KEY)
 
         restored = {} if restore is None else {(uid, subtask): restore}
-        mode = BarrierTaskMode(restored, no_state, open_sinks)
+        mode = BarrierTaskMode(restored, no_state, open_sinks, lambda _: NO_SUSPECTS)
         return build_task(self.graph, uid, subtask, mode), mode.checkpointed[uid, subtask]
 
     # ------------------------------------------------------------ recovery

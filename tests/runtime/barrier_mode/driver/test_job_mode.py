@@ -14,12 +14,14 @@ from ftlayer.config import TopologyOptions
 from ftlayer.errors import CheckpointError, SlotLostError
 from ftlayer.restart import ExponentialDelay, FixedDelay, NoRestart, RestartStrategy
 from ftlayer.runtime.barrier_mode.driver.job_mode import BarrierJob
+from ftlayer.runtime.barrier_mode.driver.killer_search import MOST_EXCUSED
 from ftlayer.runtime.driver.crew import Crew
 from ftlayer.runtime.driver.events import (
     AllRunning,
     Broke,
     CancelRequested,
     CancelSlot,
+    CheckpointComplete,
     DrainRequested,
     EndTasksRequested,
     Event,
@@ -38,6 +40,7 @@ from ftlayer.runtime.driver.events import (
     Tick,
 )
 from ftlayer.runtime.driver.job_core import JobCore
+from ftlayer.runtime.protocol.deaths import Death
 from ftlayer.runtime.protocol.messages import (
     Cancel,
     Deploy,
@@ -55,8 +58,8 @@ from ftlayer.runtime.protocol.messages import (
 OPTIONS = TopologyOptions(heartbeat_ms=100, heartbeat_timeout_ms=1_000, start_timeout_ms=5_000)
 
 
-def hello(slot: int, instance: str) -> Said:
-    return Said(slot, instance, Hello(slot, instance, f"grpc://127.0.0.1:{slot}", "host", 1))
+def hello(slot: int, instance: str, *deaths: Death) -> Said:
+    return Said(slot, instance, Hello(slot, instance, f"grpc://127.0.0.1:{slot}", "host", 1, deaths))
 
 
 class Played:
@@ -311,6 +314,84 @@ def test_a_slot_that_is_silent_is_lost() -> None:
         job.on(Said(0, "0a", Heartbeat(0, 1, False)), Tick(), after_ms=300)
     assert job.asked() or job.core.state is JobState.RECOVERING
     assert "slot 1" in job.core.last_failure
+
+
+# ---------------------------------------------------------------- records that end processes
+
+
+def death(instance: str, digest: bytes = b"") -> Death:
+    return Death(instance, 0, "Aborted", "explode" if digest else "", digest)
+
+
+class Killed(Played):
+    """A job of one region with two slots; the process of slot 0 ends again and again."""
+
+    def __init__(self, attempts: int) -> None:
+        super().__init__({0, 1}, restart=FixedDelay(attempts=attempts, delay="10ms"))
+        self.running()
+        self.lives = 1
+
+    @property
+    def instance(self) -> str:
+        return f"0{'abcdefghijklmnop'[self.lives - 1]}"
+
+    def end_process(self, *deaths: Death) -> list[Deploy]:
+        """Let slot 0 end, and its successor, or the survivor, say how; return what is deployed."""
+        self.on(Broke(0, self.instance, "gone"), SparkJobEnded(0, self.lives, None))
+        if self.core.is_stopping:
+            return []
+        (asked,) = self.asked()
+        self.lives += 1
+        mine, others = self.instance, self.instance.replace("0", "1")
+        self.on(ready(asked, 1))
+        self.on(hello(0, mine), hello(1, others, *deaths), after_ms=20)
+        deployed = [deploy for _, deploy in self.sent(Deploy)]
+        self.on(Said(0, mine, TasksStarted()), Said(1, others, TasksStarted()))
+        assert self.core.state is JobState.RUNNING
+        return deployed  # type: ignore[return-value]
+
+
+def test_all_slots_are_armed_behind_a_death_and_told_who_is_convicted() -> None:
+    job = Killed(attempts=1)
+    first = job.end_process(death("0a"))
+    assert [(deploy.armed, deploy.convictions) for deploy in first] == [(True, ())] * 2
+    second = job.end_process(death("0b", b"1"))
+    assert [(deploy.armed, deploy.convictions) for deploy in second] == [(True, ())] * 2
+    assert job.core.isolation is not None
+    assert job.core.isolation.suspects == 1
+    third = job.end_process(death("0c", b"1"))
+    assert [deploy.armed for deploy in third] == [True] * 2
+    assert [[each.digest for each in deploy.convictions] for deploy in third] == [[b"1"]] * 2
+    job.on(CheckpointComplete(frozenset({("explode", b"1")})), CheckpointComplete())
+    assert job.core.isolation is None
+    # Three restarts, of which the strategy has judged the first alone.
+    assert job.core.restarts == 3
+    assert job.end_process() == []
+    assert isinstance(job.core.error, SlotLostError)
+
+
+def test_a_loss_that_leaves_nothing_in_writing_arms_nobody() -> None:
+    job = Killed(attempts=2)
+    for _ in range(2):
+        deployed = job.end_process()
+        assert [(deploy.armed, deploy.convictions) for deploy in deployed] == [(False, ())] * 2
+    assert job.core.isolation is None
+
+
+def test_a_slot_that_says_why_it_ends_is_not_excused_by_a_search() -> None:
+    job = Killed(attempts=1)
+    job.end_process(death("0a"))
+    job.on(Said(0, job.instance, SlotFailed("a disk is full")))
+    assert isinstance(job.core.error, SlotLostError)
+
+
+def test_a_search_excuses_so_many_losses_and_no_more() -> None:
+    job = Killed(attempts=2)
+    job.end_process(death("0a"))
+    for number in range(MOST_EXCUSED + 1):
+        assert job.end_process(death(str(number), bytes([number])))
+    assert job.end_process() == []
+    assert isinstance(job.core.error, SlotLostError)
 
 
 # ---------------------------------------------------------------- any order of events

@@ -45,6 +45,7 @@ from ftlayer.runtime.task.events import (
     TaskStart,
     TimeCame,
 )
+from ftlayer.runtime.task.suspects import NO_SUSPECTS
 from ftlayer.state.contract import BackendSnapshot
 from ftlayer.state.heap import HeapBackend
 from ftlayer.topology.job_graph import Channel, JobEdge, JobGraph, JobVertex
@@ -212,7 +213,7 @@ def build(
         return backend
 
     restored = {} if restore is None else {(uid, subtask): restore}
-    mode = BarrierTaskMode(restored, open_backend, lambda *_: sink)
+    mode = BarrierTaskMode(restored, open_backend, lambda *_: sink, lambda _: NO_SUSPECTS)
     task = build_task(graph, uid, subtask, mode)
     assert len(opened) == (backend is not None)
     return task, mode.checkpointed[uid, subtask]
