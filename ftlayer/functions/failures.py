@@ -11,6 +11,12 @@ from ftlayer.failures import FailException
 from ftlayer.functions.conversion import text_of
 from ftlayer.functions.retry_rules import NO_RULES, RetryRules
 
+FAILS_RECORD: tuple[type[BaseException], ...] = (Exception,)
+"""What a user's function raises to fail its record …"""
+
+FAILS_RECORD_UNDONE: tuple[type[BaseException], ...] = (Exception, SystemExit)
+"""… and where what the record has changed is taken back: a `SystemExit` is a failure like others then."""
+
 MAX_REASON = 512
 MAX_TRACEBACK = 4_096
 

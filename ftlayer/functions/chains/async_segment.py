@@ -14,7 +14,7 @@ import pyarrow as pa
 from ftlayer.functions.chains.pacing import RateLimiter
 from ftlayer.functions.conversion import Form, records_in_form, schema_text, text_of
 from ftlayer.functions.current import for_calls
-from ftlayer.functions.failures import RowFailure, failure_of
+from ftlayer.functions.failures import FAILS_RECORD, RowFailure, failure_of
 from ftlayer.functions.fitting import convert
 from ftlayer.functions.outcome import I64, SegmentOutcome
 from ftlayer.functions.steps import MapAsync
@@ -34,9 +34,16 @@ class AsyncSegment:
     and connection pools may live in it.
     """
 
-    def __init__(self, step: MapAsync, form: Form, pace: RateLimiter | None = None) -> None:
-        """``pace`` says when a call may be made; None: at once."""
+    def __init__(
+        self,
+        step: MapAsync,
+        form: Form,
+        pace: RateLimiter | None = None,
+        fails: tuple[type[BaseException], ...] = FAILS_RECORD,
+    ) -> None:
+        """``pace`` says when a call may be made; None: at once. ``fails``: what may be raised to fail a record."""
         self._step = step
+        self._fails = (*fails, asyncio.CancelledError)
         self._pace = pace
         self._form = form
         self._progress = 0
@@ -49,10 +56,10 @@ class AsyncSegment:
     def run(self, rows: pa.RecordBatch | list[Any], parents: I64, times: I64 | None = None) -> SegmentOutcome:
         """Call the function for each row; ``parents`` is what each comes from. Times make no difference.
 
-        `MemoryError`, and what is no `Exception` (`SystemExit`), is raised when the calls under way have ended.
+        `MemoryError`, and what fails no record (`SystemExit`, mostly), is raised when the calls under way have ended.
         """
         records = rows if isinstance(rows, list) else records_in_form(rows, self._form)
-        calls = _Calls(self._step, records, parents, self._count, self._pace)
+        calls = _Calls(self._step, records, parents, self._count, self._pace, self._fails)
         asyncio.run_coroutine_threadsafe(calls.make(), _loop()).result()
         if calls.fatal is not None:
             raise calls.fatal
@@ -94,6 +101,7 @@ class _Calls:
         parents: I64,
         count: Callable[[], None],
         pace: RateLimiter | None,
+        fails: tuple[type[BaseException], ...],
     ) -> None:
         self.results: list[Any] = [_NONE] * len(records)
         self.failures: list[RowFailure] = []
@@ -103,6 +111,7 @@ class _Calls:
         self._parents: list[int] = parents.tolist()
         self._count = count
         self._pace = pace
+        self._fails = fails
         self._waiting = asyncio.Lock()
         self._begin = for_calls()
         self._left = iter(range(len(records)))
@@ -120,11 +129,13 @@ class _Calls:
             self._begin(row)
             try:
                 self.results[place] = await self._call(self._records[place])
-            except (MemoryError, KeyboardInterrupt, SystemExit) as error:
-                # Raised in a task, SystemExit would end the loop's thread, and the batch would wait for it.
+            except (MemoryError, KeyboardInterrupt) as error:
                 self.fatal = error
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it raises fails its record
+            except self._fails as error:
                 self.failures.append(failure_of(row, self._step.uid, error, self._step.rules))
+            except SystemExit as error:
+                # Raised in a task, it would end the loop's thread, and the batch would wait for it.
+                self.fatal = error
             self._count()
 
     async def _wait(self) -> None:

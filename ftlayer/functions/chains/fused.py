@@ -50,13 +50,20 @@ from ftlayer.errors import StateSerializationError
 from ftlayer.functions.chains.prepared import NAN, PreparedStep, Processing, Reducing, unhashable
 from ftlayer.functions.context import results_of
 from ftlayer.functions.conversion import Form
+from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE
 from ftlayer.functions.steps import Filter, FlatMap
 from ftlayer.functions.undo.log import UndoLog
 from ftlayer.functions.undo.tables import ABSENT, UndoValues
 from ftlayer.functions.values import ATOMS
 
 Fused = Callable[
-    [Sequence[Any], list[Any], list[int], Callable[[int, int, Exception, int], None], Sequence[int] | None],
+    [
+        Sequence[Any],
+        list[Any],
+        list[int],
+        Callable[[int, int, BaseException, int], None],
+        Sequence[int] | None,
+    ],
     None,
 ]
 """``loop(records, out, counts, fail, times)``: appends the results to ``out`` and how many each record has to
@@ -76,11 +83,11 @@ def is_one_to_one(steps: Sequence[PreparedStep]) -> bool:
 def fuse(
     steps: Sequence[PreparedStep], form: Form, *, checked: bool = False, log: UndoLog | None = None
 ) -> Fused:
-    """Return the loop over ``steps``. `MemoryError`, and what is no `Exception`, goes through it.
+    """Return the loop over ``steps``. `MemoryError`, and what is not of `FAILS_RECORD`, goes through it.
 
     With ``checked``, an `Exception` in the place of a record fails it as if the first function had raised it. With
-    ``log`` the changes of a record that fails can be taken back before the next one's turn, by ``fail``; a
-    `StateSerializationError` goes through then.
+    ``log`` the changes of a record that fails can be taken back before the next one's turn, by ``fail``; what is of
+    `FAILS_RECORD_UNDONE` fails it then, and a `StateSerializationError` goes through.
     """
     body = _Body(steps)
     single = is_one_to_one(steps)
@@ -97,7 +104,7 @@ def fuse(
         *body.lines,
         f"        except {'MemoryError' if log is None else '(MemoryError, StateSerializationError)'}:",
         "            raise",
-        "        except Exception as error:",
+        "        except FAILS as error:",
         *([] if single else ["            del out[before:]"]),
         # A generator is closed now: what it does on its way out belongs to this record.
         *(["            x = None"] if log is not None else []),
@@ -108,6 +115,7 @@ def fuse(
     names = {
         **body.names,
         "ABSENT": ABSENT,
+        "FAILS": FAILS_RECORD if log is None else FAILS_RECORD_UNDONE,
         "ATOMS": ATOMS,
         "NAN": NAN,
         "StateSerializationError": StateSerializationError,

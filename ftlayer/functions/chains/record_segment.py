@@ -157,7 +157,7 @@ class _SegmentRun:
         by_place: list[int] = times[self._parents].tolist()
         return by_place
 
-    def _fail(self, place: int, step: int, error: Exception, mark: int) -> None:
+    def _fail(self, place: int, step: int, error: BaseException, mark: int) -> None:
         row = int(self._parents[place])
         if self._log is not None:
             self._log.fail(mark, row)

@@ -15,7 +15,7 @@ from ftlayer.functions.chains.pacing import RateLimiter, paced
 from ftlayer.functions.chains.prepared import PreparedStep
 from ftlayer.functions.chains.record_segment import RecordSegment
 from ftlayer.functions.conversion import Form
-from ftlayer.functions.failures import RowFailure
+from ftlayer.functions.failures import FAILS_RECORD, FAILS_RECORD_UNDONE, RowFailure
 from ftlayer.functions.outcome import I64, SegmentOutcome, SideOutput, failed_rows, without_rows
 from ftlayer.functions.steps import MapAsync, MapBatches, RecordStep
 from ftlayer.functions.undo.log import UndoLog
@@ -46,7 +46,10 @@ def segments_of(
     for is_batch, group in groupby(steps, key=lambda step: isinstance(step, BatchStep)):
         neighbours = list(group)
         if is_batch:
-            segments.extend(_alone(step, form, paces) for step in neighbours if isinstance(step, BatchStep))
+            fails = FAILS_RECORD if log is None else FAILS_RECORD_UNDONE
+            segments.extend(
+                _alone(step, form, paces, fails) for step in neighbours if isinstance(step, BatchStep)
+            )
         else:
             per_record = [_paced(step, paces) for step in neighbours if not isinstance(step, BatchStep)]
             for start in range(0, len(per_record), MAX_FUSED):
@@ -55,10 +58,12 @@ def segments_of(
     return segments
 
 
-def _alone(step: BatchStep, form: Form, paces: Mapping[str, RateLimiter]) -> Segment:
+def _alone(
+    step: BatchStep, form: Form, paces: Mapping[str, RateLimiter], fails: tuple[type[BaseException], ...]
+) -> Segment:
     if isinstance(step, MapBatches):
-        return BatchSegment(step)
-    return AsyncSegment(step, form, paces.get(step.uid))
+        return BatchSegment(step, fails)
+    return AsyncSegment(step, form, paces.get(step.uid), fails)
 
 
 def _paced(step: PreparedStep, paces: Mapping[str, RateLimiter]) -> PreparedStep:

@@ -78,7 +78,8 @@ class TopologyChain:
     All or nothing for each input row: if a function raises for it, or for what came of it, it has no outputs.
     State is not taken back with one exception: a reduce keeps its aggregate if a function right behind it (none
     of a batch at a time between, no flat_map before it) raises. What a process function has set, and the timers,
-    stay. `MemoryError`, and what is no `Exception`, goes up: no record is to blame.
+    stay. `MemoryError`, and what is no `Exception`, goes up: no record is to blame. With a log a `SystemExit` fails
+    its record like an `Exception`.
     """
 
     def __init__(
